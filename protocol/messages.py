@@ -1,0 +1,433 @@
+"""Every message between processes. One tagged struct each; MessagePack on the wire; nothing is ever unpickled.
+
+Who talks to whom (cluster 2)::
+
+    elasticctl --DEALER--> ROUTER controller ROUTER <--DEALER-- agent ROUTER <--DEALER-- worker
+                                                                worker ROUTER <--DEALER-- worker   (leader, followers)
+
+Messages that concern a job carry the job and, where it matters, the generation; stale ones are dropped by the receiver.
+Requests of a client carry an id and are answered exactly once; a repeated id gets the first answer again (Elan V-D).
+Everything else is idempotent: orders are numbered by generation, statuses by a sequence, and both sides repeat what the
+other one seems not to have.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .model import (
+    JobId,
+    JobPhase,
+    JobSpec,
+    Resize,
+    Roster,
+    Server,
+    ServerId,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+)
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# ---------------------------------------------------------------------------------------------- controller -> agent -> worker
+
+
+class Order(Message):
+    """Train as `roster` (worker-runtime 4). A greater generation supersedes all lesser ones that are not committed."""
+
+    job: JobId
+    roster: Roster
+    leader_address: str  # control socket of the leader; "" until it is known: the order is then repeated
+    broken: tuple[int, ...] = ()  # generations that have lost a member: whoever is in one abandons its communicator
+
+    @property
+    def generation(self) -> int:
+        return self.roster.generation
+
+
+class StartWorker(Message):
+    """Start a worker process, unless this worker id has been started before."""
+
+    job: JobId
+    worker: WorkerId
+    gpu: int  # index on the agent's server
+    spec: JobSpec
+    generation: int  # of the order that first named it
+
+
+class StopWorker(Message):
+    """Stop a worker process: SIGTERM, SIGKILL after `grace_s`. Unknown workers are ignored."""
+
+    job: JobId
+    worker: WorkerId
+    grace_s: float
+
+
+class ForgetWorkers(Message):
+    """The controller has recorded these workers' ends: the agent may drop its own records of them."""
+
+    workers: tuple[WorkerId, ...]
+
+
+class ReadLog(Message):
+    """Send a piece of a worker's log."""
+
+    request: str
+    job: JobId
+    worker: WorkerId
+    offset: int
+    limit: int
+
+
+class Acknowledged(Message):
+    """Answer to a heartbeat or a hello. `sent` counts the messages sent to this agent in this session, this one not
+    included: an agent that has received fewer says hello again, and gets everything anew."""
+
+    incarnation: str  # of the controller
+    sent: int
+
+
+# ---------------------------------------------------------------------------------------------- agent -> controller
+
+
+class WorkerExit(Message):
+    """A worker's process has ended. Repeated until forgotten."""
+
+    job: JobId
+    worker: WorkerId
+    exit_code: int | None  # None: unknown; negative: killed by that signal
+    reason: str  # for people: "killed by SIGKILL", "exit code 1: ValueError: ..."
+    phase: WorkerPhase | None = None  # the last it reported
+
+
+class AgentHello(Message):
+    """First message of a session, with everything that the agent knows."""
+
+    server: Server
+    incarnation: str  # new for each start of the agent
+    workers: tuple[WorkerStatus, ...]  # as last reported
+    starting: tuple[WorkerId, ...]  # processes that run but have not reported yet
+    exited: tuple[WorkerExit, ...]  # not yet forgotten
+
+
+class AgentHeartbeat(Message):
+    """Renews the server's lease."""
+
+    server: ServerId
+
+
+class WorkerReport(Message):
+    """A worker's status has changed, or its heartbeat came."""
+
+    status: WorkerStatus
+
+
+class LogPiece(Message):
+    """Answer to ReadLog. `data` are whole lines, see agent/shim.py for their form; `end`: nothing more will come."""
+
+    request: str
+    data: bytes
+    next_offset: int
+    end: bool
+    error: str = ""
+
+
+# ---------------------------------------------------------------------------------------------- worker -> agent
+
+
+class Status(Message):
+    """A worker's status; also its heartbeat."""
+
+    status: WorkerStatus
+
+
+class StatusReceived(Message):
+    """The agent's answer to a status, so that the worker knows that it is there."""
+
+    sequence: int
+
+
+# ---------------------------------------------------------------------------------------------- among the workers of a job
+
+
+class Ready(Message):
+    """Follower -> leader: I act under order `generation`, and this is how far I am."""
+
+    job: JobId
+    generation: int
+    worker: WorkerId
+    base: int  # the generation that I am training in; 0: in none (newcomer, or my communicator is broken)
+    applied: int | None
+
+
+class Prepare(Message):
+    """Leader -> follower: build communicator (`generation`, `attempt`). `holders` have the state of step `applied`."""
+
+    job: JobId
+    generation: int
+    attempt: int
+    base: int  # the generation that the switch starts from; 0: from none, all commit by message
+    holders: tuple[WorkerId, ...]
+
+
+class Prepared(Message):
+    """Follower -> leader: my communicator (`generation`, `attempt`) stands, or `error` says why not."""
+
+    job: JobId
+    generation: int
+    attempt: int
+    worker: WorkerId
+    error: str = ""
+
+
+class Commit(Message):
+    """Leader -> those who are not in the collective that carried the decision: switch now."""
+
+    job: JobId
+    generation: int
+    attempt: int
+
+
+class StoreSet(Message):
+    """Rendezvous: set `key`."""
+
+    scope: str
+    key: str
+    value: bytes
+
+
+class StoreGet(Message):
+    """Rendezvous: answer with the value of `key` as soon as it is there."""
+
+    scope: str
+    key: str
+
+
+class StoreAdd(Message):
+    """Rendezvous: add to the counter `key`, answer with its new value in decimal digits."""
+
+    scope: str
+    key: str
+    amount: int
+
+
+class StoreValue(Message):
+    """Answer of the rendezvous. `cancelled`: the scope has been given up."""
+
+    key: str
+    value: bytes
+    cancelled: bool = False
+
+
+# ---------------------------------------------------------------------------------------------- elasticctl -> controller
+
+
+class Submit(Message):
+    spec: JobSpec
+
+
+class GetJobs(Message):
+    """All jobs (`final_too`) or those that are not over."""
+
+    final_too: bool = False
+
+
+class GetJob(Message):
+    job: str  # id, or a name that exactly one unfinished job (else exactly one job) has
+
+
+class Scale(Message):
+    """Fix a job's share; None gives it back to the policy."""
+
+    job: str
+    share: int | None
+
+
+class Cancel(Message):
+    job: str
+
+
+class GetServers(Message):
+    pass
+
+
+class GetEvents(Message):
+    """Events after `after` (a number, 0 from the start), of one job or of all, at most `limit`, oldest first."""
+
+    after: int = 0
+    job: str | None = None
+    limit: int = 1000
+
+
+class GetLog(Message):
+    """A piece of the log of one worker."""
+
+    job: str
+    worker: WorkerId
+    offset: int = 0
+    limit: int = 1 << 18
+
+
+class Ping(Message):
+    pass
+
+
+Request = Submit | GetJobs | GetJob | Scale | Cancel | GetServers | GetEvents | GetLog | Ping
+
+
+class Envelope(Message):
+    """A client's request with its id (random, 128 bits in hex): a repeated id gets the first answer again."""
+
+    id: str
+    request: Request
+
+
+# ---------------------------------------------------------------------------------------------- controller -> elasticctl
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as `status JOB` shows it."""
+
+    worker: WorkerId
+    server: ServerId
+    gpu: int
+    phase: str  # a WorkerPhase value, or "ordered", "ended"
+    pid: int | None
+    exit_code: int | None = None
+    reason: str = ""
+
+
+class ShareChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One point of a job's share over time."""
+
+    time_s: float  # seconds since the epoch (Unix time)
+    share: int
+    generation: int
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as it is shown. Times are Unix times in seconds."""
+
+    job: JobId
+    spec: JobSpec
+    phase: JobPhase
+    reason: str  # why it is pending, failed, or what it waits for
+    submitted_s: float
+    started_s: float | None
+    finished_s: float | None
+    share_gpus: int  # that train now (committed)
+    wanted_gpus: int  # by the newest order
+    manual_share: int | None
+    generation: int  # committed
+    ordered_generation: int
+    step: int | None  # last applied
+    total_steps: int | None
+    epoch: int
+    samples_per_s: float
+    median_step_s: float
+    metrics: dict[str, float]
+    workers: tuple[WorkerView, ...]
+    past_workers: tuple[WorkerView, ...]
+    shares: tuple[ShareChange, ...]
+    resizes: tuple[Resize, ...]
+    restarts: int
+    exit_code: int | None
+
+
+class ServerView(msgspec.Struct, frozen=True, kw_only=True):
+    server: Server
+    alive: bool
+    last_heard_s: float
+    used: dict[int, JobId]  # GPU index -> job
+
+
+class EventView(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened, and why."""
+
+    number: int
+    time_s: float
+    kind: str  # "submitted", "started", "resized", "lost", ...
+    job: JobId | None
+    text: str
+
+
+class Submitted(Message):
+    job: JobId
+
+
+class Jobs(Message):
+    jobs: tuple[JobView, ...]
+    time_s: float
+    policy: str
+
+
+class JobFound(Message):
+    job: JobView
+    time_s: float
+
+
+class Scaled(Message):
+    """`generation` is the order that carries the new share out; it may be committed already."""
+
+    job: JobId
+    generation: int
+    share: int
+
+
+class Cancelled(Message):
+    job: JobId
+
+
+class Servers(Message):
+    servers: tuple[ServerView, ...]
+    time_s: float
+
+
+class Events(Message):
+    events: tuple[EventView, ...]
+
+
+class Log(Message):
+    data: bytes
+    next_offset: int
+    end: bool
+
+
+class Pong(Message):
+    version: str
+    protocol: int
+    cluster: str
+    policy: str
+    servers: int
+    pid: int
+
+
+class Refused(Message):
+    """No, and why. `bad_input`: the request itself is wrong (exit code 2), else the cluster says no (exit code 1)."""
+
+    reason: str
+    bad_input: bool = False
+
+
+Answer = Submitted | Jobs | JobFound | Scaled | Cancelled | Servers | Events | Log | Pong | Refused
+
+
+class Reply(Message):
+    id: str
+    answer: Answer
+
+
+# ---------------------------------------------------------------------------------------------- the links, by direction
+
+ToAgentFromController = Order | StartWorker | StopWorker | ForgetWorkers | ReadLog | Acknowledged
+ToControllerFromAgent = AgentHello | AgentHeartbeat | WorkerReport | WorkerExit | LogPiece
+ToWorkerFromAgent = Order | StatusReceived
+ToAgentFromWorker = Status
+ToLeader = Ready | Prepared | StoreSet | StoreGet | StoreAdd
+ToFollower = Prepare | Commit | StoreValue

@@ -1,0 +1,180 @@
+"""The values that everyone agrees on: jobs, servers, GPUs, shares, rosters. All frozen.
+
+Units stand last in names (``_s`` seconds, ``_bytes``). Steps are counted from 0; ``applied`` is the number of the last
+optimizer update that a worker has applied (``-1``: it holds the initial state; ``None``: it holds no state at all).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NewType
+
+import msgspec
+
+JobId = NewType("JobId", str)  # "digits-3": the job's name and a number that the cluster never uses again
+ServerId = NewType("ServerId", str)  # a server's name, unique in the cluster
+WorkerId = NewType("WorkerId", str)  # "digits-3.5": job and a number that the job never uses again
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Base of all values. Unknown fields are ignored on decoding, so that versions can be mixed during an upgrade."""
+
+
+class GpuKind(enum.Enum):
+    """What a slot of a server is."""
+
+    CUDA = "cuda"
+    CPU = "cpu"  # a CPU slot, offered where a server has no GPU
+
+
+class Gpu(Value):
+    """One place where a worker can run."""
+
+    index: int  # on its server, from 0; NVML's index for a CUDA GPU
+    kind: GpuKind
+    name: str  # "NVIDIA A100-SXM4-40GB", "CPU slot"
+    uuid: str = ""
+    memory_bytes: int = 0
+
+
+class GpuAddress(Value, order=True):
+    """Which GPU of the cluster."""
+
+    server: ServerId
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.server}:{self.index}"
+
+
+class Server(Value):
+    """What an agent reports of its server."""
+
+    server: ServerId
+    address: str  # where its workers listen for each other: an IP address
+    gpus: tuple[Gpu, ...]
+    cpu_cores: int = 0
+    memory_bytes: int = 0
+    version: str = ""
+
+
+class GpuRange(Value):
+    """How many GPUs a job can use."""
+
+    min: int
+    max: int
+
+
+class CheckpointSpec(Value):
+    """When checkpoints are written and how many are kept."""
+
+    every_s: float = 600.0
+    keep: int = 2
+
+
+class Determinism(enum.Enum):
+    """How far the result is independent of where and on how many GPUs the job runs (EasyScale 3.3, D0 to D2)."""
+
+    NONE = "none"
+    STATIC = "static"
+    ELASTIC = "elastic"
+    HETEROGENEOUS = "heterogeneous"
+
+
+class JobSpec(Value):
+    """What a user asks for. Validated where it enters the system (``elasticctl`` and again the controller)."""
+
+    name: str
+    command: tuple[str, ...]  # argv; no shell
+    gpus: GpuRange
+    virtual_workers: int  # N: what the result depends on
+    workdir: str
+    env: dict[str, str] = {}
+    max_steps: int | None = None
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    determinism: Determinism = Determinism.ELASTIC
+    priority: int = 0  # greater goes first where a policy looks at it
+    user: str = ""
+
+
+class JobPhase(enum.Enum):
+    """Where a job is in its life. FINISHED, FAILED and CANCELLED are final."""
+
+    PENDING = "pending"  # has no workers
+    STARTING = "starting"  # has workers ordered, none has trained yet
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        return self in (JobPhase.FINISHED, JobPhase.FAILED, JobPhase.CANCELLED)
+
+
+class Member(Value):
+    """A worker's place in a roster."""
+
+    worker: WorkerId
+    gpu: GpuAddress
+
+
+class Roster(Value):
+    """The workers of one generation, in rank order. ``leader`` is one of them."""
+
+    generation: int
+    members: tuple[Member, ...]
+    leader: WorkerId
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        return tuple(member.worker for member in self.members)
+
+    def rank(self, worker: WorkerId) -> int:
+        """Rank of `worker`. Raises ValueError if it is not in the roster."""
+        return self.workers.index(worker)
+
+
+class WorkerPhase(enum.Enum):
+    """Where a worker is in its life, as it reports itself."""
+
+    STARTING = "starting"  # imports, model, data
+    READY = "ready"  # prepared, waits for its first generation
+    TRAINING = "training"
+    BROKEN = "broken"  # its communicator failed; it keeps its state and waits for the next order
+    LEFT = "left"  # no longer in the roster: ends by itself
+    FINISHED = "finished"  # the training loop is over; the script's last lines run
+
+
+class Resize(Value):
+    """What one switch of generations cost, as its leader measured it (worker-runtime 4)."""
+
+    generation: int
+    step: int  # the last step under the old generation
+    workers_before: int
+    workers_after: int
+    longest_gap_s: float  # longest time between two applied steps, around the switch
+    median_step_s: float  # median time between two applied steps before it
+    recovery: bool = False  # the switch followed a loss
+
+
+class WorkerStatus(Value):
+    """All that a worker tells about itself. Sent when something changes and at every heartbeat: the newest one is the truth."""
+
+    job: JobId
+    worker: WorkerId
+    pid: int
+    address: str  # of its control socket, for followers: "tcp://127.0.0.1:43117"
+    phase: WorkerPhase
+    generation: int  # committed; 0 before the first
+    order: int  # newest order seen; 0 before the first
+    floor: int  # it will never propose a generation below this one that is not committed yet
+    applied: int | None
+    sequence: int  # grows with every status of this worker
+    epoch: int = 0
+    total_steps: int | None = None
+    samples_per_s: float = 0.0
+    median_step_s: float = 0.0
+    metrics: dict[str, float] = {}
+    resizes: tuple[Resize, ...] = ()  # the last few
+    note: str = ""  # why it is broken, for people

@@ -1,0 +1,130 @@
+"""The driver loop around a machine: sockets and file descriptors in, `handle` in the middle, effects out.
+
+A plain `zmq.Poller` with `next_deadline` instead of timer callbacks: twice the round trips per second of asyncio, and one
+place where time passes. All callbacks run in the thread that runs the loop; `wake` and `stop` may be called from others and
+from signal handlers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Protocol, TypeVar
+
+import zmq
+
+from .clock import Clock
+
+log = logging.getLogger(__name__)
+
+MAX_WAIT_S = 1.0  # so that a lost wake-up costs a second, never a hang
+MAX_MESSAGES_PER_TURN = 256  # one busy peer must not starve the others or the timers
+
+E = TypeVar("E", contravariant=True)
+A = TypeVar("A", covariant=True)
+
+
+class Machine(Protocol[E, A]):
+    """A pure state machine. `handle` is its only door; `next_deadline` says when it wants to be woken (Unix time, s)."""
+
+    def handle(self, now: float, event: E) -> list[A]: ...
+
+    def next_deadline(self) -> float | None: ...
+
+
+class Loop:
+    """Polls sockets and descriptors, calls their handlers, then `on_turn`, until `stop`."""
+
+    def __init__(self, clock: Clock, on_turn: Callable[[], None], next_deadline: Callable[[], float | None]) -> None:
+        """`on_turn` runs after each round of handlers; `next_deadline` tells when to wake without input (Unix time, s)."""
+        self._clock = clock
+        self._on_turn = on_turn
+        self._next_deadline = next_deadline
+        self._poller = zmq.Poller()
+        self._sockets: dict[zmq.Socket[bytes], Callable[[list[bytes]], None]] = {}
+        self._descriptors: dict[int, Callable[[], None]] = {}
+        self._stopping = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.add_descriptor(self._wake_read, self._drain)
+
+    def add_socket(self, socket: zmq.Socket[bytes], handler: Callable[[list[bytes]], None]) -> None:
+        """Call `handler(frames)` for each message of `socket`."""
+        self._sockets[socket] = handler
+        self._poller.register(socket, zmq.POLLIN)
+
+    def remove_socket(self, socket: zmq.Socket[bytes]) -> None:
+        del self._sockets[socket]
+        self._poller.unregister(socket)
+
+    def add_descriptor(self, descriptor: int, handler: Callable[[], None]) -> None:
+        """Call `handler()` whenever `descriptor` is readable (a pidfd: its process has ended)."""
+        self._descriptors[descriptor] = handler
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def remove_descriptor(self, descriptor: int) -> None:
+        if self._descriptors.pop(descriptor, None) is not None:
+            self._poller.unregister(descriptor)
+
+    def wake(self) -> None:
+        """Make the loop turn once more, from any thread."""
+        try:
+            os.write(self._wake_write, b"w")
+        except BlockingIOError:
+            pass  # it is full of wake-ups already
+
+    def stop(self) -> None:
+        """Make `run` return after the current turn."""
+        self._stopping = True
+        self.wake()
+
+    def stop_on_signals(self) -> None:
+        """SIGTERM and SIGINT end the loop."""
+
+        def handler(number: int, frame: FrameType | None) -> None:
+            log.info("received %s, stopping", signal.Signals(number).name)
+            self.stop()
+
+        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGINT, handler)
+
+    def run(self) -> None:
+        """Turn until `stop`. Errors of handlers end it: only the edge of the process catches them."""
+        while not self._stopping:
+            self.turn()
+
+    def turn(self) -> None:
+        """One round: wait, handle what came, `on_turn`."""
+        for ready, _ in self._poller.poll(self._wait_ms()):
+            if isinstance(ready, int):
+                if (on_readable := self._descriptors.get(ready)) is not None:
+                    on_readable()
+            elif (on_message := self._sockets.get(ready)) is not None:
+                self._receive(ready, on_message)
+        self._on_turn()
+
+    def _wait_ms(self) -> int:
+        deadline = self._next_deadline()
+        wait_s = MAX_WAIT_S if deadline is None else min(MAX_WAIT_S, max(0.0, deadline - self._clock.now()))
+        return int(wait_s * 1000 + 0.999)
+
+    def _receive(self, socket: zmq.Socket[bytes], handler: Callable[[list[bytes]], None]) -> None:
+        for _ in range(MAX_MESSAGES_PER_TURN):
+            try:
+                frames = socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            handler(frames)
+
+    def _drain(self) -> None:
+        try:
+            while os.read(self._wake_read, 4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        os.close(self._wake_read)
+        os.close(self._wake_write)

@@ -1,0 +1,29 @@
+"""elasticctl: elastic training on your own GPU servers.
+
+A training script needs one import::
+
+    import elasticd as elastic
+
+    run = elastic.join()
+
+torch is loaded when `join` is called, not before: the daemons and ``elasticctl`` import this package too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .worker.run import Run, join
+
+__all__ = ["Run", "__version__", "join"]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Run", "join"):
+        from .worker import run
+
+        return getattr(run, name)
+    raise AttributeError(f"module 'elasticd' has no attribute {name!r}")
