@@ -38,7 +38,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 # ---------------------------------------------------------------------------------------------- controller -> agent -> worker
 
 
-class Order(Message):
+class Order(Message, frozen=True, kw_only=True):
     """Train as `roster` (worker-runtime 4). A greater generation supersedes all lesser ones that are not committed."""
 
     job: JobId
@@ -51,7 +51,7 @@ class Order(Message):
         return self.roster.generation
 
 
-class StartWorker(Message):
+class StartWorker(Message, frozen=True, kw_only=True):
     """Start a worker process, unless this worker id has been started before."""
 
     job: JobId
@@ -61,7 +61,7 @@ class StartWorker(Message):
     generation: int  # of the order that first named it
 
 
-class StopWorker(Message):
+class StopWorker(Message, frozen=True, kw_only=True):
     """Stop a worker process: SIGTERM, SIGKILL after `grace_s`. Unknown workers are ignored."""
 
     job: JobId
@@ -69,13 +69,13 @@ class StopWorker(Message):
     grace_s: float
 
 
-class ForgetWorkers(Message):
+class ForgetWorkers(Message, frozen=True, kw_only=True):
     """The controller has recorded these workers' ends: the agent may drop its own records of them."""
 
     workers: tuple[WorkerId, ...]
 
 
-class ReadLog(Message):
+class ReadLog(Message, frozen=True, kw_only=True):
     """Send a piece of a worker's log."""
 
     request: str
@@ -85,7 +85,7 @@ class ReadLog(Message):
     limit: int
 
 
-class Acknowledged(Message):
+class Acknowledged(Message, frozen=True, kw_only=True):
     """Answer to a heartbeat or a hello. `sent` counts the messages sent to this agent in this session, this one not
     included: an agent that has received fewer says hello again, and gets everything anew."""
 
@@ -96,7 +96,7 @@ class Acknowledged(Message):
 # ---------------------------------------------------------------------------------------------- agent -> controller
 
 
-class WorkerExit(Message):
+class WorkerExit(Message, frozen=True, kw_only=True):
     """A worker's process has ended. Repeated until forgotten."""
 
     job: JobId
@@ -106,7 +106,7 @@ class WorkerExit(Message):
     phase: WorkerPhase | None = None  # the last it reported
 
 
-class AgentHello(Message):
+class AgentHello(Message, frozen=True, kw_only=True):
     """First message of a session, with everything that the agent knows."""
 
     server: Server
@@ -116,19 +116,19 @@ class AgentHello(Message):
     exited: tuple[WorkerExit, ...]  # not yet forgotten
 
 
-class AgentHeartbeat(Message):
+class AgentHeartbeat(Message, frozen=True, kw_only=True):
     """Renews the server's lease."""
 
     server: ServerId
 
 
-class WorkerReport(Message):
+class WorkerReport(Message, frozen=True, kw_only=True):
     """A worker's status has changed, or its heartbeat came."""
 
     status: WorkerStatus
 
 
-class LogPiece(Message):
+class LogPiece(Message, frozen=True, kw_only=True):
     """Answer to ReadLog. `data` are whole lines, see agent/shim.py for their form; `end`: nothing more will come."""
 
     request: str
@@ -141,13 +141,13 @@ class LogPiece(Message):
 # ---------------------------------------------------------------------------------------------- worker -> agent
 
 
-class Status(Message):
+class Status(Message, frozen=True, kw_only=True):
     """A worker's status; also its heartbeat."""
 
     status: WorkerStatus
 
 
-class StatusReceived(Message):
+class StatusReceived(Message, frozen=True, kw_only=True):
     """The agent's answer to a status, so that the worker knows that it is there."""
 
     sequence: int
@@ -156,7 +156,7 @@ class StatusReceived(Message):
 # ---------------------------------------------------------------------------------------------- among the workers of a job
 
 
-class Ready(Message):
+class Ready(Message, frozen=True, kw_only=True):
     """Follower -> leader: I act under order `generation`, and this is how far I am."""
 
     job: JobId
@@ -166,7 +166,7 @@ class Ready(Message):
     applied: int | None
 
 
-class Prepare(Message):
+class Prepare(Message, frozen=True, kw_only=True):
     """Leader -> follower: build communicator (`generation`, `attempt`). `holders` have the state of step `applied`."""
 
     job: JobId
@@ -176,7 +176,7 @@ class Prepare(Message):
     holders: tuple[WorkerId, ...]
 
 
-class Prepared(Message):
+class Prepared(Message, frozen=True, kw_only=True):
     """Follower -> leader: my communicator (`generation`, `attempt`) stands, or `error` says why not."""
 
     job: JobId
@@ -186,7 +186,7 @@ class Prepared(Message):
     error: str = ""
 
 
-class Commit(Message):
+class Commit(Message, frozen=True, kw_only=True):
     """Leader -> those who are not in the collective that carried the decision: switch now."""
 
     job: JobId
@@ -194,7 +194,7 @@ class Commit(Message):
     attempt: int
 
 
-class StoreSet(Message):
+class StoreSet(Message, frozen=True, kw_only=True):
     """Rendezvous: set `key`."""
 
     scope: str
@@ -202,14 +202,14 @@ class StoreSet(Message):
     value: bytes
 
 
-class StoreGet(Message):
+class StoreGet(Message, frozen=True, kw_only=True):
     """Rendezvous: answer with the value of `key` as soon as it is there."""
 
     scope: str
     key: str
 
 
-class StoreAdd(Message):
+class StoreAdd(Message, frozen=True, kw_only=True):
     """Rendezvous: add to the counter `key`, answer with its new value in decimal digits."""
 
     scope: str
@@ -217,7 +217,7 @@ class StoreAdd(Message):
     amount: int
 
 
-class StoreValue(Message):
+class StoreValue(Message, frozen=True, kw_only=True):
     """Answer of the rendezvous. `cancelled`: the scope has been given up."""
 
     key: str
@@ -228,36 +228,36 @@ class StoreValue(Message):
 # ---------------------------------------------------------------------------------------------- elasticctl -> controller
 
 
-class Submit(Message):
+class Submit(Message, frozen=True, kw_only=True):
     spec: JobSpec
 
 
-class GetJobs(Message):
+class GetJobs(Message, frozen=True, kw_only=True):
     """All jobs (`final_too`) or those that are not over."""
 
     final_too: bool = False
 
 
-class GetJob(Message):
+class GetJob(Message, frozen=True, kw_only=True):
     job: str  # id, or a name that exactly one unfinished job (else exactly one job) has
 
 
-class Scale(Message):
+class Scale(Message, frozen=True, kw_only=True):
     """Fix a job's share; None gives it back to the policy."""
 
     job: str
     share: int | None
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True, kw_only=True):
     job: str
 
 
-class GetServers(Message):
+class GetServers(Message, frozen=True, kw_only=True):
     pass
 
 
-class GetEvents(Message):
+class GetEvents(Message, frozen=True, kw_only=True):
     """Events after `after` (a number, 0 from the start), of one job or of all, at most `limit`, oldest first."""
 
     after: int = 0
@@ -265,7 +265,7 @@ class GetEvents(Message):
     limit: int = 1000
 
 
-class GetLog(Message):
+class GetLog(Message, frozen=True, kw_only=True):
     """A piece of the log of one worker."""
 
     job: str
@@ -274,14 +274,14 @@ class GetLog(Message):
     limit: int = 1 << 18
 
 
-class Ping(Message):
+class Ping(Message, frozen=True, kw_only=True):
     pass
 
 
 Request = Submit | GetJobs | GetJob | Scale | Cancel | GetServers | GetEvents | GetLog | Ping
 
 
-class Envelope(Message):
+class Envelope(Message, frozen=True, kw_only=True):
     """A client's request with its id (random, 128 bits in hex): a repeated id gets the first answer again."""
 
     id: str
@@ -357,22 +357,22 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Submitted(Message):
+class Submitted(Message, frozen=True, kw_only=True):
     job: JobId
 
 
-class Jobs(Message):
+class Jobs(Message, frozen=True, kw_only=True):
     jobs: tuple[JobView, ...]
     time_s: float
     policy: str
 
 
-class JobFound(Message):
+class JobFound(Message, frozen=True, kw_only=True):
     job: JobView
     time_s: float
 
 
-class Scaled(Message):
+class Scaled(Message, frozen=True, kw_only=True):
     """`generation` is the order that carries the new share out; it may be committed already."""
 
     job: JobId
@@ -380,26 +380,26 @@ class Scaled(Message):
     share: int
 
 
-class Cancelled(Message):
+class Cancelled(Message, frozen=True, kw_only=True):
     job: JobId
 
 
-class Servers(Message):
+class Servers(Message, frozen=True, kw_only=True):
     servers: tuple[ServerView, ...]
     time_s: float
 
 
-class Events(Message):
+class Events(Message, frozen=True, kw_only=True):
     events: tuple[EventView, ...]
 
 
-class Log(Message):
+class Log(Message, frozen=True, kw_only=True):
     data: bytes
     next_offset: int
     end: bool
 
 
-class Pong(Message):
+class Pong(Message, frozen=True, kw_only=True):
     version: str
     protocol: int
     cluster: str
@@ -408,7 +408,7 @@ class Pong(Message):
     pid: int
 
 
-class Refused(Message):
+class Refused(Message, frozen=True, kw_only=True):
     """No, and why. `bad_input`: the request itself is wrong (exit code 2), else the cluster says no (exit code 1)."""
 
     reason: str
@@ -418,7 +418,7 @@ class Refused(Message):
 Answer = Submitted | Jobs | JobFound | Scaled | Cancelled | Servers | Events | Log | Pong | Refused
 
 
-class Reply(Message):
+class Reply(Message, frozen=True, kw_only=True):
     id: str
     answer: Answer
 

@@ -27,7 +27,7 @@ class GpuKind(enum.Enum):
     CPU = "cpu"  # a CPU slot, offered where a server has no GPU
 
 
-class Gpu(Value):
+class Gpu(Value, frozen=True, kw_only=True):
     """One place where a worker can run."""
 
     index: int  # on its server, from 0; NVML's index for a CUDA GPU
@@ -37,7 +37,7 @@ class Gpu(Value):
     memory_bytes: int = 0
 
 
-class GpuAddress(Value, order=True):
+class GpuAddress(Value, frozen=True, kw_only=True, order=True):
     """Which GPU of the cluster."""
 
     server: ServerId
@@ -47,7 +47,7 @@ class GpuAddress(Value, order=True):
         return f"{self.server}:{self.index}"
 
 
-class Server(Value):
+class Server(Value, frozen=True, kw_only=True):
     """What an agent reports of its server."""
 
     server: ServerId
@@ -58,14 +58,14 @@ class Server(Value):
     version: str = ""
 
 
-class GpuRange(Value):
+class GpuRange(Value, frozen=True, kw_only=True):
     """How many GPUs a job can use."""
 
     min: int
     max: int
 
 
-class CheckpointSpec(Value):
+class CheckpointSpec(Value, frozen=True, kw_only=True):
     """When checkpoints are written and how many are kept."""
 
     every_s: float = 600.0
@@ -81,7 +81,7 @@ class Determinism(enum.Enum):
     HETEROGENEOUS = "heterogeneous"
 
 
-class JobSpec(Value):
+class JobSpec(Value, frozen=True, kw_only=True):
     """What a user asks for. Validated where it enters the system (``elasticctl`` and again the controller)."""
 
     name: str
@@ -112,14 +112,14 @@ class JobPhase(enum.Enum):
         return self in (JobPhase.FINISHED, JobPhase.FAILED, JobPhase.CANCELLED)
 
 
-class Member(Value):
+class Member(Value, frozen=True, kw_only=True):
     """A worker's place in a roster."""
 
     worker: WorkerId
     gpu: GpuAddress
 
 
-class Roster(Value):
+class Roster(Value, frozen=True, kw_only=True):
     """The workers of one generation, in rank order. ``leader`` is one of them."""
 
     generation: int
@@ -146,7 +146,7 @@ class WorkerPhase(enum.Enum):
     FINISHED = "finished"  # the training loop is over; the script's last lines run
 
 
-class Resize(Value):
+class Resize(Value, frozen=True, kw_only=True):
     """What one switch of generations cost, as its leader measured it (worker-runtime 4)."""
 
     generation: int
@@ -158,7 +158,7 @@ class Resize(Value):
     recovery: bool = False  # the switch followed a loss
 
 
-class WorkerStatus(Value):
+class WorkerStatus(Value, frozen=True, kw_only=True):
     """All that a worker tells about itself. Sent when something changes and at every heartbeat: the newest one is the truth."""
 
     job: JobId
