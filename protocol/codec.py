@@ -22,7 +22,7 @@ class Codec(Generic[M]):
 
     def __init__(self, incoming: type[M] | object) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(incoming)  # type: ignore[arg-type]
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(incoming)
 
     def encode(self, message: msgspec.Struct) -> bytes:
         """Bytes of `message`. Raises PeerError if they would be too many for any receiver."""

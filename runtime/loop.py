@@ -24,7 +24,7 @@ MAX_WAIT_S = 1.0  # so that a lost wake-up costs a second, never a hang
 MAX_MESSAGES_PER_TURN = 256  # one busy peer must not starve the others or the timers
 
 E = TypeVar("E", contravariant=True)
-A = TypeVar("A", covariant=True)
+A = TypeVar("A")
 
 
 class Machine(Protocol[E, A]):

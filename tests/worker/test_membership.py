@@ -1,0 +1,159 @@
+"""The membership machine: worked stories, and a stateful search over orders, crashes and delays."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from elasticd.protocol.errors import InvalidTransition
+from elasticd.protocol.model import WorkerId, WorkerPhase
+from elasticd.worker import machine as m
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+_spec = importlib.util.spec_from_file_location("membership_world", Path(__file__).with_name("membership_world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+World, JOB = _module.World, _module.JOB
+
+
+def worker(number: int) -> WorkerId:
+    return WorkerId(f"{JOB}.{number}")
+
+
+def started(size: int, seed: int = 0) -> World:
+    world = World()
+    world.order([worker(i) for i in range(size)], worker(0))
+    world.settle(random.Random(seed))
+    return world
+
+
+def test_a_new_job_begins_with_its_leader_as_the_only_holder() -> None:
+    world = started(3)
+    first = [line for line in world.story if "enters 1" in line]
+    assert len(first) == 3
+    assert all(f"holders ('{worker(0)}',)" in line for line in first)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_growing_and_shrinking_keep_the_first_worker_stepping(seed: int) -> None:
+    world = started(1, seed)
+    world.order([worker(0), worker(1), worker(2)], worker(0))
+    world.settle(random.Random(seed))
+    world.order([worker(0)], worker(0))
+    world.settle(random.Random(seed + 1))
+    world.run(200, random.Random(seed))
+    assert world.nodes[worker(1)].thread == world.nodes[worker(2)].thread == "gone"
+    assert world.nodes[worker(1)].machine.phase is WorkerPhase.LEFT
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_leader_can_leave_and_another_one_takes_over(seed: int) -> None:
+    world = started(3, seed)
+    world.order([worker(1), worker(2)], worker(1))
+    world.settle(random.Random(seed))
+    world.run(100, random.Random(seed))
+    assert world.nodes[worker(0)].thread == "gone"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_burst_of_orders_ends_in_the_last_one(seed: int) -> None:
+    rng = random.Random(seed)
+    world = started(2, seed)
+    for size in (3, 1, 4, 2, 3):
+        world.order([worker(i) for i in range(size)], worker(0))
+        world.run(rng.randrange(12), rng)
+        if any(not node.usable for node in world.nodes.values()):
+            break  # somebody left in time: a controller starts new workers from here on
+    world.order([name for name, node in world.nodes.items() if node.usable], worker(0))
+    world.settle(rng)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_survivors_go_on_from_their_own_state_when_any_member_dies(seed: int) -> None:
+    rng = random.Random(seed)
+    world = started(3, seed)
+    world.run(rng.randrange(40), rng)
+    before = max(n.state for n in world.nodes.values() if n.state is not None)
+    world.crash(worker(rng.randrange(3)))
+    world.settle(rng)
+    assert min(n.state for n in world.nodes.values() if n.alive) >= before, "a survivor went back"
+
+
+def test_an_event_that_only_a_bug_can_send_changes_nothing() -> None:
+    machine = m.Membership(JOB, worker(0))
+    machine.handle(0.0, m.Arrived())
+    with pytest.raises(InvalidTransition):
+        machine.handle(0.0, m.Arrived())
+    with pytest.raises(InvalidTransition):
+        machine.handle(0.0, m.CollectiveFailed("no collective yet"))
+    assert machine.phase is WorkerPhase.READY
+
+
+def test_stale_orders_and_messages_are_dropped() -> None:
+    world = started(2)
+    node = world.nodes[worker(1)]
+    generation = node.machine.generation
+    world.order([worker(0)], worker(0))
+    old = world.rosters[generation]
+    from elasticd.protocol.messages import Order
+
+    world.run(50, random.Random(1))
+    for target in world.nodes.values():
+        if target.thread != "gone":
+            assert world.drive(target, m.OrderReceived(Order(job=JOB, roster=old, leader_address=worker(0)))) == []
+
+
+class Churn(RuleBasedStateMachine):
+    """Orders, crashes and delays in any mixture; in the end the newest order is always reached."""
+
+    @initialize(size=st.integers(1, 4), seed=st.integers(0, 2**16))
+    def begin(self, size: int, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.world = World()
+        self.world.order([worker(i) for i in range(size)], worker(0))
+
+    @rule(steps=st.integers(1, 60))
+    def let_run(self, steps: int) -> None:
+        self.world.run(steps, self.rng)
+
+    @rule(grow=st.integers(0, 3), keep=st.integers(1, 4), change_leader=st.booleans())
+    def resize(self, grow: int, keep: int, change_leader: bool) -> None:
+        world = self.world
+        usable = [w for w in world.rosters[world.newest].workers if world.nodes[w].usable]
+        holders = [w for w in usable if world.nodes[w].machine.applied is not None]
+        kept = (holders + [w for w in usable if w not in holders])[:keep]
+        if not kept or (not holders and world.committed()):
+            return
+        leaders = [w for w in kept if w in holders] or kept
+        leader = leaders[-1] if change_leader else leaders[0]
+        new = [worker(len(world.nodes) + i) for i in range(grow)]
+        world.order([*kept, *new], leader)
+
+    @precondition(lambda self: sum(n.alive for n in self.world.nodes.values()) > 1)
+    @rule(which=st.integers(0, 10))
+    def crash(self, which: int) -> None:
+        alive = [n.name for n in self.world.nodes.values() if n.usable]
+        if alive:
+            self.world.crash(alive[which % len(alive)])
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.settle(self.rng)
+
+
+Churn.TestCase.settings = settings(
+    max_examples=100,
+    stateful_step_count=15,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.reuse, Phase.generate),  # a failure prints its story; shrinking a schedule takes minutes and says less
+)
+TestChurn = Churn.TestCase

@@ -1,0 +1,500 @@
+"""The control plane of one worker: the shell around `machine.Membership` (CoDDL 4.3's sMPI stack, over ZeroMQ).
+
+One thread owns all sockets: a DEALER to the agent, a ROUTER for followers and for the rendezvous of new communicators, a
+DEALER to the present leader. The training thread calls the methods of `ClusterControl` between and within steps; they drive
+the same machine under one lock and cost microseconds, since whatever has to be sent is left to the control thread. Communicators are built in threads of
+their own, beside the one in use.
+
+Outside a cluster `SoloControl` stands in its place: one worker, one generation, nobody to talk to.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from ..protocol.codec import Codec
+from ..protocol.errors import PeerError
+from ..protocol.messages import (
+    Commit,
+    Message,
+    Order,
+    Prepare,
+    Prepared,
+    Ready,
+    Status,
+    StatusReceived,
+    ToFollower,
+    ToLeader,
+    ToWorkerFromAgent,
+)
+from ..protocol.model import GpuAddress, GpuKind, Member, Resize, Roster, ServerId, WorkerId, WorkerPhase, WorkerStatus
+from ..runtime import transport
+from ..runtime.clock import Clock
+from ..runtime.loop import Loop
+from .communicator import Communicator, Rendezvous, RendezvousStore
+from .environment import ClusterEnvironment
+from .machine import (
+    Abandon,
+    Action,
+    Arrived,
+    BoundaryReached,
+    BuildGroup,
+    CollectiveFailed,
+    DropGroups,
+    Event,
+    GroupBuilt,
+    GroupFailed,
+    Leave,
+    LoopEnded,
+    Membership,
+    OrderReceived,
+    PeerSaid,
+    Proceed,
+    Propose,
+    Report,
+    SendFollower,
+    SendLeader,
+    Stall,
+    StepApplied,
+    StepStarted,
+    Switch,
+    TimePassed,
+    WordRead,
+)
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_S = 0.5
+BUILD_TIMEOUT_S = 15.0  # for the rendezvous; operations of a communicator wait as long as it is not abandoned
+
+
+class LeftJob(SystemExit):
+    """This worker is no longer needed: the script ends here, with exit code 0, and nothing is lost."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+@dataclass(frozen=True)
+class Switching:
+    """What the training thread needs to go on in another generation."""
+
+    communicator: Communicator
+    roster: Roster
+    rank: int
+    holders: tuple[bool, ...]  # by rank: has the state
+    recovery: bool
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the training thread tells of itself for status reports."""
+
+    epoch: int = 0
+    total_steps: int | None = None
+    samples_per_s: float = 0.0
+    median_step_s: float = 0.0
+
+
+class Control(Protocol):
+    """What the training thread asks of the control plane."""
+
+    def arrive(self) -> Switching:
+        """All is prepared. Waits for the first generation."""
+
+    def step_started(self, last: bool) -> int:
+        """A step begins. Returns what to contribute to its control word."""
+
+    def word_read(self, generation: int) -> None:
+        """The step's control word has come back."""
+
+    def step_applied(self, step: int, progress: Progress) -> None:
+        """The optimizer has applied `step`."""
+
+    def boundary(self) -> Switching | Stall | None:
+        """Between two steps. None: go on. Raises LeftJob."""
+
+    def failed(self, reason: str) -> Switching:
+        """The communicator failed. Waits for the next generation."""
+
+    def report(self, metrics: dict[str, float]) -> None:
+        """Metrics for people."""
+
+    def finished(self) -> None:
+        """The loop is over."""
+
+
+class SoloControl:
+    """One worker outside a cluster."""
+
+    def __init__(self) -> None:
+        member = Member(worker=WorkerId("solo.0"), gpu=GpuAddress(server=ServerId("localhost"), index=0))
+        self._roster = Roster(generation=1, members=(member,), leader=member.worker)
+
+    def arrive(self) -> Switching:
+        return Switching(Communicator.alone(), self._roster, 0, (True,), recovery=True)
+
+    def step_started(self, last: bool) -> int:
+        return 0
+
+    def word_read(self, generation: int) -> None:
+        pass
+
+    def step_applied(self, step: int, progress: Progress) -> None:
+        pass
+
+    def boundary(self) -> Switching | Stall | None:
+        return None
+
+    def failed(self, reason: str) -> Switching:
+        raise RuntimeError(f"a communicator of one worker cannot fail: {reason}")
+
+    def report(self, metrics: dict[str, float]) -> None:
+        pass
+
+    def finished(self) -> None:
+        pass
+
+
+@dataclass
+class _Building:
+    """A communicator being built, or built and not yet in use."""
+
+    attempt: int
+    store: RendezvousStore | None
+    communicator: Communicator | None = None
+
+
+def scope_of(generation: int, attempt: int) -> str:
+    """The rendezvous scope of one attempt at one generation's communicator."""
+    return f"{generation}/{attempt}"
+
+
+class ClusterControl:
+    """The control plane of a worker in a cluster. `start` begins it; the other methods are for the training thread."""
+
+    def __init__(self, environment: ClusterEnvironment, resizes: Callable[[], tuple[Resize, ...]]) -> None:
+        """`resizes` gives the measured switches (`progress.StepTimes.resizes`)."""
+        self._env = environment
+        self._resizes = resizes
+        self._clock = Clock()
+        self._machine = Membership(environment.job, environment.worker)
+        self._lock = threading.RLock()
+        self._turned = threading.Condition(self._lock)
+        self._switching: Switching | None = None  # for a training thread that stands still
+        self._current: tuple[int, Communicator] | None = None
+        self._groups: dict[int, _Building] = {}
+        self._progress = Progress()
+        self._metrics: dict[str, float] = {}
+        self._status_sequence = 0
+        self._status_due = True
+        self._heartbeat_at = 0.0
+        self._outbox: deque[tuple[str, str, bytes]] = deque()  # ("leader" | "follower", address or worker, data)
+        self._crash: BaseException | None = None
+
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._rendezvous = Rendezvous()
+        self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
+        self._from_agent: Codec[ToWorkerFromAgent] = Codec(ToWorkerFromAgent)
+        self._to_leader: Codec[ToLeader] = Codec(ToLeader)
+        self._to_follower: Codec[ToFollower] = Codec(ToFollower)
+        identity = environment.worker.encode()
+        self._agent = transport.dealer(self._context, environment.agent_address, identity)
+        self._router = transport.router(self._context)
+        self._address = transport.bind(self._router, f"tcp://{environment.address}:*")
+        self._leader: tuple[str, zmq.Socket[bytes]] | None = None
+        self._loop.add_socket(self._agent, self._on_agent)
+        self._loop.add_socket(self._router, self._on_fellow)
+        self._thread = threading.Thread(target=self._run, name="elasticd-control", daemon=True)
+
+    def start(self) -> None:
+        """Begin to talk to the agent."""
+        self._thread.start()
+
+    # -- for the training thread
+
+    def arrive(self) -> Switching:
+        with self._lock:
+            self._dispatch(Arrived())
+            return self._wait_for_switch()
+
+    def step_started(self, last: bool) -> int:
+        with self._lock:
+            (propose,) = self._dispatch(StepStarted(last))
+            assert isinstance(propose, Propose)
+            return propose.generation
+
+    def word_read(self, generation: int) -> None:
+        with self._lock:
+            self._dispatch(WordRead(generation))
+
+    def step_applied(self, step: int, progress: Progress) -> None:
+        with self._lock:
+            self._progress = progress
+            self._dispatch(StepApplied(step))
+
+    def boundary(self) -> Switching | Stall | None:
+        with self._lock:
+            actions = self._dispatch(BoundaryReached())
+            if any(isinstance(action, Leave) for action in actions):
+                self._wait_until_reported()
+                raise LeftJob
+            if any(isinstance(action, Stall) for action in actions):
+                return Stall()
+            return self._take_switch()
+
+    def failed(self, reason: str) -> Switching:
+        with self._lock:
+            self._dispatch(CollectiveFailed(reason))
+            return self._wait_for_switch()
+
+    def report(self, metrics: dict[str, float]) -> None:
+        with self._lock:
+            self._metrics = {**self._metrics, **metrics}
+            self._status_due = True
+            self._loop.wake()
+
+    def finished(self) -> None:
+        with self._lock:
+            if self._machine.phase is not WorkerPhase.FINISHED:
+                self._dispatch(LoopEnded())
+                self._wait_until_reported()
+
+    def _take_switch(self) -> Switching | None:
+        switching, self._switching = self._switching, None
+        return switching
+
+    def _wait_for_switch(self) -> Switching:
+        while (switching := self._take_switch()) is None:
+            self._turned.wait(1.0)
+            self._raise_crash()
+        return switching
+
+    def _wait_until_reported(self) -> None:
+        """Give the control thread a moment to pass the last status on; a lost one shows as an exit without it."""
+        self._turned.wait_for(lambda: not self._status_due, timeout=1.0)
+
+    def _raise_crash(self) -> None:
+        if self._crash is not None:
+            raise RuntimeError("the control thread has ended") from self._crash
+
+    # -- the machine
+
+    def _dispatch(self, event: Event) -> list[Action]:
+        """Drive the machine (under the lock) and carry its actions out. Returns them."""
+        self._raise_crash()
+        actions = self._machine.handle(self._clock.now(), event)
+        for action in actions:
+            self._act(action)
+        return actions
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case SendLeader(address, message):
+                self._post("leader", address, self._to_leader.encode(message))
+            case SendFollower(worker, message):
+                self._post("follower", worker, self._to_follower.encode(message))
+            case BuildGroup(roster, attempt, leader_address):
+                self._build(roster, attempt, leader_address)
+            case DropGroups(generations):
+                for generation in generations:
+                    self._drop(generation)
+            case Abandon(generation):
+                if self._current is not None and self._current[0] == generation:
+                    self._current[1].abort()
+            case Switch(roster, attempt, holders, recovery):
+                self._switch(roster, attempt, holders, recovery)
+            case Report():
+                self._status_due = True
+                self._loop.wake()
+            case Propose() | Proceed() | Stall() | Leave():
+                pass  # answers to the training thread, which called
+
+    def _post(self, kind: str, target: str, data: bytes) -> None:
+        self._outbox.append((kind, target, data))
+        self._loop.wake()
+
+    def _switch(self, roster: Roster, attempt: int, holders: tuple[WorkerId, ...], recovery: bool) -> None:
+        building = self._groups.pop(roster.generation)
+        assert building.attempt == attempt
+        assert building.communicator is not None
+        if self._current is not None:
+            self._current[1].retire()
+        self._current = (roster.generation, building.communicator)
+        self._switching = Switching(
+            communicator=building.communicator,
+            roster=roster,
+            rank=roster.rank(self._env.worker),
+            holders=tuple(worker in holders for worker in roster.workers),
+            recovery=recovery,
+        )
+        self._turned.notify_all()
+
+    # -- building communicators beside the one in use
+
+    def _build(self, roster: Roster, attempt: int, leader_address: str) -> None:
+        generation = roster.generation
+        self._drop(generation)
+        address = self._address if roster.leader == self._env.worker else leader_address
+        store = None
+        if len(roster.members) > 1:
+            identity = f"{self._env.worker}/{scope_of(generation, attempt)}".encode()
+            store = RendezvousStore(
+                self._context, address, identity, scope_of(generation, attempt), timeout_s=BUILD_TIMEOUT_S
+            )
+        self._groups[generation] = _Building(attempt, store)
+        name = f"elasticd-build-{generation}"
+        threading.Thread(
+            target=self._build_in_background, args=(roster, attempt, store), name=name, daemon=True
+        ).start()
+
+    def _build_in_background(self, roster: Roster, attempt: int, store: RendezvousStore | None) -> None:
+        generation = roster.generation
+        try:
+            if store is None:
+                communicator = Communicator.alone()
+            else:
+                communicator = Communicator.build(
+                    self.backend, store, roster.rank(self._env.worker), len(roster.members), self._env.address, 1800.0
+                )
+        except Exception as error:  # whatever stops a rendezvous: the leader is told, and tries again or gives up
+            with self._lock:
+                self._dispatch(GroupFailed(generation, attempt, f"{type(error).__name__}: {error}"))
+            return
+        with self._lock:
+            building = self._groups.get(generation)
+            if building is None or building.attempt != attempt:
+                communicator.retire()
+                return
+            building.communicator = communicator
+            self._dispatch(GroupBuilt(generation, attempt))
+
+    @property
+    def backend(self) -> str:
+        """The library that carries the data: NCCL between GPUs, Gloo between CPUs."""
+        return "nccl" if self._env.gpu_kind is GpuKind.CUDA else "gloo"
+
+    def _drop(self, generation: int) -> None:
+        building = self._groups.pop(generation, None)
+        if building is None:
+            return
+        if building.communicator is not None:
+            building.communicator.retire()
+        elif building.store is not None:
+            building.store.cancel()
+
+    # -- the control thread
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException as error:  # the edge of the thread: the training thread must hear of it, not wait for ever
+            log.exception("the control thread has ended")
+            with self._lock:
+                self._crash = error
+                if self._current is not None:
+                    self._current[1].abort()
+                self._turned.notify_all()
+
+    def _next_deadline(self) -> float | None:
+        with self._lock:
+            deadline = self._machine.next_deadline()
+            return self._heartbeat_at if deadline is None else min(deadline, self._heartbeat_at)
+
+    def _on_turn(self) -> None:
+        with self._lock:
+            now = self._clock.now()
+            deadline = self._machine.next_deadline()
+            if deadline is not None and now >= deadline:
+                self._dispatch(TimePassed())
+            self._flush()
+            if self._status_due or now >= self._heartbeat_at:
+                self._heartbeat_at = now + HEARTBEAT_INTERVAL_S
+                transport.send(self._agent, self._status())
+                self._status_due = False
+                self._turned.notify_all()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            kind, target, data = self._outbox.popleft()
+            if kind == "follower":
+                transport.send(self._router, target.encode(), data)
+            else:
+                transport.send(self._leader_socket(target), data)
+
+    def _leader_socket(self, address: str) -> zmq.Socket[bytes]:
+        if self._leader is not None and self._leader[0] == address:
+            return self._leader[1]
+        if self._leader is not None:
+            self._loop.remove_socket(self._leader[1])
+            self._leader[1].close()
+        socket = transport.dealer(self._context, address, self._env.worker.encode())
+        self._loop.add_socket(socket, self._on_leader)
+        self._leader = (address, socket)
+        return socket
+
+    def _status(self) -> bytes:
+        machine, progress = self._machine, self._progress
+        self._status_sequence += 1
+        status = WorkerStatus(
+            job=self._env.job,
+            worker=self._env.worker,
+            pid=os.getpid(),
+            address=self._address,
+            phase=machine.phase,
+            generation=machine.generation,
+            order=machine.order_generation,
+            floor=machine.floor,
+            applied=machine.applied,
+            sequence=self._status_sequence,
+            epoch=progress.epoch,
+            total_steps=progress.total_steps,
+            samples_per_s=progress.samples_per_s,
+            median_step_s=progress.median_step_s,
+            metrics=self._metrics,
+            resizes=self._resizes(),
+            note=machine.note,
+        )
+        return msgspec.msgpack.encode(Status(status=status))
+
+    def _on_agent(self, frames: list[bytes]) -> None:
+        message = self._decode(self._from_agent, frames[-1], "the agent")
+        if isinstance(message, Order):
+            with self._lock:
+                self._dispatch(OrderReceived(message))
+        else:
+            assert message is None or isinstance(message, StatusReceived)
+
+    def _on_leader(self, frames: list[bytes]) -> None:
+        message = self._decode(self._to_follower, frames[-1], "the leader")
+        if isinstance(message, Prepare | Commit):
+            with self._lock:
+                self._dispatch(PeerSaid(message))
+
+    def _on_fellow(self, frames: list[bytes]) -> None:
+        peer, data = frames[0], frames[-1]
+        message = self._decode(self._to_leader, data, peer.decode(errors="replace"))
+        if message is None:
+            return
+        if isinstance(message, Ready | Prepared):
+            with self._lock:
+                self._dispatch(PeerSaid(message))
+            return
+        for target, answer in self._rendezvous.handle(peer, message):
+            transport.send(self._router, target, self._to_follower.encode(answer))
+
+    def _decode(self, codec: Codec[Message], data: bytes, peer: str) -> Message | None:
+        try:
+            return codec.decode(data)
+        except PeerError as error:
+            log.warning("dropped a message of %s: %s", peer, error)
+            return None

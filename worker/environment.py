@@ -1,0 +1,61 @@
+"""What the agent tells a worker through its environment; read once, when the training script joins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..protocol.errors import OperatorError, UserError
+from ..protocol.model import Determinism, GpuKind, JobId, WorkerId
+
+
+@dataclass(frozen=True)
+class ClusterEnvironment:
+    """A worker's place in a cluster, as `agent.processes` sets it."""
+
+    job: JobId
+    worker: WorkerId
+    agent_address: str
+    address: str  # IP address that fellow workers reach this one at
+    gpu_kind: GpuKind
+    virtual_workers: int
+    determinism: Determinism
+    checkpoint_directory: str
+    checkpoint_every_s: float
+    checkpoint_keep: int
+    max_steps: int | None
+
+
+def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
+    """The worker's place, or None outside a cluster. Raises OperatorError if the agent's variables are incomplete."""
+    if "ELASTICD_WORKER" not in environ:
+        return None
+    try:
+        max_steps = environ.get("ELASTICD_MAX_STEPS")
+        return ClusterEnvironment(
+            job=JobId(environ["ELASTICD_JOB"]),
+            worker=WorkerId(environ["ELASTICD_WORKER"]),
+            agent_address=environ["ELASTICD_AGENT"],
+            address=environ["ELASTICD_ADDRESS"],
+            gpu_kind=GpuKind(environ["ELASTICD_GPU_KIND"]),
+            virtual_workers=int(environ["ELASTICD_VIRTUAL_WORKERS"]),
+            determinism=Determinism(environ["ELASTICD_DETERMINISM"]),
+            checkpoint_directory=environ["ELASTICD_CHECKPOINT_DIRECTORY"],
+            checkpoint_every_s=float(environ["ELASTICD_CHECKPOINT_EVERY_S"]),
+            checkpoint_keep=int(environ["ELASTICD_CHECKPOINT_KEEP"]),
+            max_steps=int(max_steps) if max_steps else None,
+        )
+    except (KeyError, ValueError) as error:
+        raise OperatorError(f"this worker was started with an incomplete environment: {error!r}") from None
+
+
+def read_virtual_workers(environ: Mapping[str, str], given: int | None) -> int:
+    """N outside a cluster: ELASTIC_VIRTUAL_WORKERS, else what the script gave, else 1. Raises UserError."""
+    text = environ.get("ELASTIC_VIRTUAL_WORKERS")
+    if text is not None:
+        if not text.isdecimal() or int(text) < 1:
+            raise UserError(f"ELASTIC_VIRTUAL_WORKERS is {text!r}; it must be a whole number of at least 1")
+        return int(text)
+    if given is not None and given < 1:
+        raise UserError(f"virtual_workers is {given}; it must be at least 1")
+    return given or 1

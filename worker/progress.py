@@ -1,0 +1,77 @@
+"""How fast a worker steps, and what each switch of generations cost it (design: worker-runtime 7)."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from ..protocol.model import Resize
+
+STEPS_KEPT = 128
+STEPS_BEFORE = 2  # the gap is looked for from this many steps before a switch
+STEPS_AFTER = 2  # to this many after it
+RESIZES_KEPT = 32
+
+
+@dataclass(frozen=True)
+class _Pending:
+    generation: int
+    step: int
+    workers_before: int
+    workers_after: int
+    recovery: bool
+    median_step_s: float
+
+
+class StepTimes:
+    """When each step was applied (monotonic seconds), and the gaps around switches."""
+
+    def __init__(self) -> None:
+        self._applied: deque[tuple[int, float]] = deque(maxlen=STEPS_KEPT)
+        self._pending: list[_Pending] = []
+        self._resizes: deque[Resize] = deque(maxlen=RESIZES_KEPT)
+
+    @property
+    def resizes(self) -> tuple[Resize, ...]:
+        return tuple(self._resizes)
+
+    def median_step_s(self, last: int = 32) -> float:
+        """Median time between two applied steps over the last ones, 0 if there are none."""
+        times = [at for _, at in list(self._applied)[-last - 1 :]]
+        gaps = [b - a for a, b in pairwise(times)]
+        return median(gaps) if gaps else 0.0
+
+    def switched(self, generation: int, before: int, after: int, recovery: bool) -> None:
+        """A switch after the last applied step. Measured only where this worker had been training before."""
+        if self._applied:
+            step = self._applied[-1][0]
+            self._pending.append(_Pending(generation, step, before, after, recovery, self.median_step_s()))
+
+    def applied(self, step: int, at: float) -> bool:
+        """`step` was applied at `at`. True if a switch has been measured thereby."""
+        self._applied.append((step, at))
+        done = [p for p in self._pending if step >= p.step + STEPS_AFTER]
+        self._pending = [p for p in self._pending if step < p.step + STEPS_AFTER]
+        for pending in done:
+            self._resizes.append(self._measure(pending))
+        return bool(done)
+
+    def restarted(self) -> None:
+        """The state was replaced: gaps across this point say nothing."""
+        self._applied.clear()
+        self._pending.clear()
+
+    def _measure(self, pending: _Pending) -> Resize:
+        window = [at for step, at in self._applied if step >= pending.step - STEPS_BEFORE]
+        gaps = [b - a for a, b in pairwise(window)]
+        return Resize(
+            generation=pending.generation,
+            step=pending.step,
+            workers_before=pending.workers_before,
+            workers_after=pending.workers_after,
+            longest_gap_s=max(gaps, default=0.0),
+            median_step_s=pending.median_step_s,
+            recovery=pending.recovery,
+        )

@@ -1,0 +1,275 @@
+"""What a training script sees (design: worker-runtime 8)::
+
+    import elasticd as elastic
+
+    run = elastic.join()
+    model, optimizer, batches = run.prepare(model, optimizer, dataset, batch_size=32)
+    for epoch in run.epochs(10):
+        for x, y in batches:
+            loss = loss_fn(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run.save(model, "digits.pt")
+
+The script is written for one GPU. The job has N *virtual workers*; a global step trains one micro-batch for each of them and
+applies one update, however many processes share the work. The loop body therefore runs once for each virtual worker that
+this process hosts, and `optimizer.step()` acts when the last of them is done. Outside a cluster one process hosts
+all N, with the same result, bit for bit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..protocol.errors import UserError
+from ..protocol.model import Determinism, GpuKind
+from .checkpoint import CheckpointWriter
+from .control import ClusterControl, Control, SoloControl
+from .data import SerialSampler
+from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
+from .progress import StepTimes
+from .state import TrainingState
+from .trainer import Recipe, Trainer
+
+log = logging.getLogger(__name__)
+
+
+def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1) -> Run:
+    """Take this process's place in its job; outside a cluster, as the only worker.
+
+    virtual_workers: N outside a cluster, where ELASTIC_VIRTUAL_WORKERS does not say (default 1). In a cluster the job says it,
+    and a different number here raises UserError: the result depends on it.
+    seed: everything random that the runtime seeds is derived from it, the step and the virtual worker.
+    threads: torch's threads for one operation on a CPU. The bits of a result depend on it.
+    """
+    times = StepTimes()
+    environment = read_cluster(os.environ)
+    torch.set_num_threads(threads)
+    if environment is None:
+        return Run(SoloControl(), None, times, read_virtual_workers(os.environ, virtual_workers), seed)
+    if virtual_workers is not None and virtual_workers != environment.virtual_workers:
+        raise UserError(
+            f"the job has {environment.virtual_workers} virtual workers, the script asks for {virtual_workers}: "
+            "say it in one place, or the same in both"
+        )
+    control = ClusterControl(environment, lambda: times.resizes)
+    control.start()
+    return Run(control, environment, times, environment.virtual_workers, seed)
+
+
+class ElasticOptimizer:
+    """The script's optimizer, acting once per global step. Everything else is the wrapped optimizer's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, trainer: Trainer) -> None:
+        self._optimizer = optimizer
+        self._trainer = trainer
+
+    def step(self) -> None:
+        """This micro-batch's gradient is complete; after the last one of a global step the update is applied."""
+        self._trainer.micro_batch_done()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: each micro-batch starts from a gradient of zeros anyway."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+class Batches:
+    """The micro-batches of this worker; one pass is the rest of the present epoch."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._trainer.batches()
+
+
+class Run:
+    """This process's part in a job. Made by `join`."""
+
+    def __init__(
+        self,
+        control: Control,
+        environment: ClusterEnvironment | None,
+        times: StepTimes,
+        virtual_workers: int,
+        seed: int,
+    ) -> None:
+        self._control = control
+        self._env = environment
+        self._times = times
+        self._seed = seed
+        self._virtual_workers = virtual_workers
+        self._registered: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
+        self._trainer: Trainer | None = None
+        self._epochs = 0
+        self._finished = False
+        cuda = torch.cuda.is_available() if environment is None else environment.gpu_kind is GpuKind.CUDA
+        self._device = torch.device("cuda", 0) if cuda else torch.device("cpu")
+        _import_ahead()
+
+    # -- where we are
+
+    @property
+    def virtual_workers(self) -> int:
+        """N: how many micro-batches a global step has. The result depends on it, and on nothing of the cluster."""
+        return self._virtual_workers
+
+    @property
+    def device(self) -> torch.device:
+        """Where this worker computes. Batches arrive there, and `prepare` moves the model there."""
+        return self._device
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this worker speaks for the job: for what is to be done once, such as an evaluation."""
+        return self._trainer.is_leader if self._trainer else False
+
+    @property
+    def world_size(self) -> int:
+        """How many workers train now."""
+        return self._trainer.world_size if self._trainer else 1
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank among them."""
+        return self._trainer.rank if self._trainer else 0
+
+    @property
+    def steps_done(self) -> int:
+        """Global steps applied since the beginning of the job."""
+        return self._trainer.steps_done if self._trainer else 0
+
+    # -- the loop
+
+    def register(self, name: str, get: Callable[[], Any], set: Callable[[Any], None]) -> None:
+        """Let the script's own values travel with the job: `get()` returns plain values (numbers, text, lists, mappings),
+        `set(values)` takes them over on a joiner and after a restart (Elan V-A, RegisterState). Call it before `epochs`."""
+        if self._trainer is not None:
+            raise UserError(f"register({name!r}) was called after prepare(): call it before")
+        self._registered[name] = (get, set)
+
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset: Any,
+        batch_size: int,
+        *,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        max_grad_norm: float | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        shuffle: bool = True,
+    ) -> tuple[torch.nn.Module, ElasticOptimizer, Batches]:
+        """Make a model, its optimizer and a map-style dataset elastic.
+
+        batch_size: samples of one virtual worker's micro-batch; the global batch is N times that. The loss must be a mean over it.
+        scheduler: stepped by the runtime once after every global step (register one that is stepped per epoch instead).
+        max_grad_norm: clips the global gradient to this norm before the update.
+        Raises UserError where the arguments cannot work.
+        """
+        if self._trainer is not None:
+            raise UserError("prepare() was called twice: a run trains one model with one optimizer")
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be at least 1")
+        size = len(dataset[0]) if isinstance(dataset, tuple | list) else len(dataset)
+        if size < 1:
+            raise UserError("the dataset is empty")
+        model.to(self._device)
+        state = TrainingState(model, optimizer, scheduler, self._registered)
+        sampler = SerialSampler(size, self._virtual_workers, batch_size, self._seed, shuffle)
+        env = self._env
+        determinism = env.determinism if env else Determinism.ELASTIC
+        if determinism is not Determinism.NONE:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        recipe = Recipe(
+            virtual_workers=self._virtual_workers,
+            seed=self._seed,
+            device=self._device,
+            canonical=determinism in (Determinism.ELASTIC, Determinism.HETEROGENEOUS),
+            max_grad_norm=max_grad_norm,
+            max_steps=env.max_steps if env else None,
+            checkpoint_every_s=env.checkpoint_every_s if env else 0.0,
+        )
+        writer = CheckpointWriter(Path(env.checkpoint_directory), env.checkpoint_keep) if env else None
+        self._trainer = Trainer(recipe, self._control, self._times, state, sampler, dataset, collate, writer)
+        return model, ElasticOptimizer(optimizer, self._trainer), Batches(self._trainer)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left, up to `count`. A joiner begins in the one that the job is in; a leaver ends inside.
+
+        Leaving the loop early (`break`) ends the training of the whole job: decide it from what is the same on all workers.
+        """
+        trainer = self._require_trainer()
+        if count < 1:
+            raise UserError(f"epochs({count}): at least one epoch is needed")
+        self._epochs = count
+        atexit.register(self._at_exit)
+        epoch = trainer.arrive(count)
+        while epoch < count:
+            trainer.epoch_begins(epoch)
+            yield epoch
+            epoch += 1
+            if trainer.finished:
+                break
+        self.finish()
+
+    def finish(self) -> None:
+        """The training is over on this worker. `epochs` calls it at its end, `save` before it writes."""
+        if not self._finished and self._trainer is not None:
+            self._finished = True
+            self._trainer.finish(self._epochs)
+
+    def _at_exit(self) -> None:
+        """A script that left the loop by `break` and came to its end has finished; one that failed has not."""
+        if getattr(sys, "last_value", None) is None:
+            self.finish()
+
+    def _require_trainer(self) -> Trainer:
+        if self._trainer is None:
+            raise UserError("call run.prepare(model, optimizer, dataset, batch_size=...) before run.epochs()")
+        return self._trainer
+
+    # -- what is done once
+
+    def report(self, **metrics: float) -> None:
+        """Show these numbers in `elasticctl status`. Only the leader's count."""
+        if self.is_leader:
+            self._control.report({name: float(value) for name, value in metrics.items()})
+
+    def log(self, text: str) -> None:
+        """Print a line, on the leader only."""
+        if self.is_leader:
+            print(text, flush=True)
+
+    def save(self, what: torch.nn.Module | Any, path: str | Path) -> None:
+        """Write a model's `state_dict` (or any value that `torch.save` takes) to `path`, once, by the leader, atomically."""
+        self.finish()
+        if not self.is_leader:
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        torch.save(what.state_dict() if isinstance(what, torch.nn.Module) else what, temporary)
+        os.replace(temporary, target)
+
+
+def _import_ahead() -> None:
+    """Import what the first optimizer step would import (torch._dynamo, over a second): better now than in a joiner's first
+    step, for which everybody waits."""
+    began = time.monotonic()
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    torch.optim.SGD([parameter], lr=0.0).step()
+    log.debug("imported ahead in %.1f s", time.monotonic() - began)

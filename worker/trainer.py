@@ -1,0 +1,512 @@
+"""The training thread's side of elasticity: steps over virtual workers, and what happens between them.
+
+One *step* (design: worker-runtime 1-4): each worker runs its contiguous range of the job's N virtual workers in turn, keeps their
+gradients as nodes of one balanced tree, and all workers complete the tree together; everyone applies the same update. Beside the
+gradients travels a control word, in which the leader commits a new generation.
+
+*Between* steps (`boundary`) the generation may change. Holders of the state go straight on and send it to the joiners
+while they compute; a joiner takes part in that first step without hosting a virtual worker, receives the state, applies the same
+reduced gradient, and is then equal bit for bit. The user's own registered values follow at the next boundary, after the user's
+code for the step has run everywhere.
+
+A step whose collectives fail is not applied here; the same step, or the next one if another survivor has applied it, is
+run again in the next generation.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..protocol.errors import UserError
+from .checkpoint import CheckpointWriter, latest, load
+from .communicator import Communicator, CommunicatorBroken
+from .control import Control, Progress, Switching
+from .data import SerialSampler, fetch, move_to
+from .machine import Stall
+from .progress import StepTimes
+from .reduction import CanonicalReducer, PlainReducer, Reducer, TreeAccumulator
+from .replication import (
+    Pending,
+    Transfer,
+    plan_transfers,
+    receive_trailer,
+    send_trailer,
+    start_receiving,
+    start_sending,
+)
+from .state import TrainingState
+from .virtual import assign, derive_seed, seed_everything
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What does not change while a job runs."""
+
+    virtual_workers: int
+    seed: int
+    device: torch.device
+    canonical: bool  # reduce in the canonical order (determinism elastic and heterogeneous)
+    max_grad_norm: float | None
+    max_steps: int | None
+    checkpoint_every_s: float
+
+
+class GradientBuffer:
+    """One flat gradient, and its views in the shapes of the parameters."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        first = parameters[0]
+        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+        self.views: list[torch.Tensor] = []
+        offset = 0
+        for parameter in parameters:
+            self.views.append(self.flat[offset : offset + parameter.numel()].view_as(parameter))
+            offset += parameter.numel()
+
+
+class Trainer:
+    """Runs the steps of one job on this worker. Driven by `run.Run`; single-threaded."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        control: Control,
+        times: StepTimes,
+        state: TrainingState,
+        sampler: SerialSampler,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any] | None,
+        writer: CheckpointWriter | None,
+    ) -> None:
+        self._recipe = recipe
+        self._control = control
+        self._times = times
+        self._state = state
+        self._sampler = sampler
+        self._dataset = dataset
+        self._collate = collate
+        self._writer = writer
+        self._parameters = trainable(state.model)
+        self._buffers = list(state.model.buffers())
+        self._checkpoint_at = time.monotonic() + recipe.checkpoint_every_s
+
+        # where the loop is
+        self.epoch = 0  # of the script's loop
+        self.total_steps = 0
+        self._next_step = 0
+        self._has_state = False
+        self._position = 0  # epoch in which a joiner's or a resumed script begins
+        self._deferred: tuple[int, dict[str, Any]] | None = None  # registered values that belong to a later epoch
+        self._failure: str | None = None  # why the communicator in use is of no use any more
+
+        # the generation in use
+        self._switching: Switching | None = None
+        self._communicator = Communicator.alone()
+        self._reducer: Reducer = PlainReducer(self._communicator)
+        self._ranges: tuple[range, ...] = ()
+        self._transfers: tuple[
+            Transfer, ...
+        ] = ()  # not empty: the generation's first step is still to come, or in progress
+        self._first_step_applied = False
+        self._sending: Pending | None = None
+
+        # the step in progress
+        self._step = -1
+        self._accumulator = TreeAccumulator(recipe.virtual_workers)
+        self._hosted: list[int] = []
+        self._current: int | None = None  # virtual worker whose batch the script has
+        self._gradient: GradientBuffer | None = None
+        self._word_work: dist.Work | None = None
+        self._start_buffers: list[torch.Tensor] = []
+        self._new_buffers: list[torch.Tensor] = []
+        self._new_memory()
+
+    def _new_memory(self) -> None:
+        """Fresh buffers: an operation that was abandoned still owns the old ones."""
+        self._pool: dict[int, GradientBuffer] = {}  # all that exist, by address
+        self._free: list[GradientBuffer] = []
+        self._sum = GradientBuffer(self._parameters)
+        self._word = torch.zeros(1, dtype=torch.int64)
+
+    # -- what a script may ask
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this worker speaks for the job now."""
+        switching = self._switching
+        return switching is not None and switching.roster.members[switching.rank].worker == switching.roster.leader
+
+    @property
+    def rank(self) -> int:
+        return self._switching.rank if self._switching else 0
+
+    @property
+    def world_size(self) -> int:
+        return len(self._switching.roster.members) if self._switching else 1
+
+    @property
+    def steps_done(self) -> int:
+        """Applied global steps since the job's beginning."""
+        return self._next_step
+
+    @property
+    def finished(self) -> bool:
+        return self._next_step >= self.total_steps
+
+    # -- the loop
+
+    def arrive(self, epochs: int) -> int:
+        """Everything is prepared: wait for a generation and for the state. Returns the epoch to begin with."""
+        self.total_steps = epochs * self._sampler.steps_per_epoch
+        if self._recipe.max_steps is not None:
+            self.total_steps = min(self.total_steps, self._recipe.max_steps)
+        self._enter(self._control.arrive())
+        self.boundary()
+        return self._position
+
+    def epoch_begins(self, epoch: int) -> None:
+        """The script's loop has come to `epoch`: values that others registered there hold now."""
+        self.epoch = epoch
+        if self._deferred is not None and self._deferred[0] <= epoch:
+            self._state.set_registered(self._deferred[1])
+            self._deferred = None
+
+    def batches(self) -> Iterator[Any]:
+        """The micro-batches of this worker for the rest of the present epoch."""
+        while True:
+            self.boundary()
+            if self.finished or self._epoch_of(self._next_step) != self.epoch:
+                return
+            try:
+                yield from self._run_step()
+            except CommunicatorBroken as error:
+                self._failure = str(error)
+
+    def finish(self, epochs: int) -> None:
+        """The loop is over. The leader leaves a checkpoint of the end, so that whatever follows can be done again."""
+        if self._sending is not None:
+            try:
+                self._sending.wait()
+            except CommunicatorBroken:
+                log.info("a joiner has gone before it had the state; the job is over anyway")
+        if self._writer is not None and self.is_leader and self.finished:
+            self.epoch = epochs
+            self._checkpoint(self._writer)
+            self._writer.wait()
+        self._control.finished()
+
+    # -- between steps
+
+    def boundary(self) -> None:
+        """Follow whatever has been decided, until the next step can run (or none is left)."""
+        while True:
+            try:
+                if self._failure is None:
+                    self._finish_transfers()
+                    outcome = self._control.boundary()
+                    if outcome is None:
+                        self._checkpoint_if_due()
+                        return
+                    if isinstance(outcome, Stall):
+                        self._failure = "abandoned"
+                if self._failure is not None:
+                    outcome = self._recover(self._failure)
+                assert isinstance(outcome, Switching)
+                self._enter(outcome)
+            except CommunicatorBroken as error:
+                self._failure = str(error)
+
+    def _recover(self, reason: str) -> Switching:
+        """Give the step in progress up and wait for a generation without the lost member."""
+        self._failure = None
+        self._sending = None
+        self._current = None
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self._step == self._next_step and self._buffers:
+            self._set_buffers(self._start_buffers)
+        self._new_memory()
+        return self._control.failed(reason)
+
+    def _enter(self, switching: Switching) -> None:
+        """Go on in another generation; a joiner takes part in one step in which it only receives."""
+        before = self.world_size if self._switching else 0
+        self._switching = switching
+        self._communicator = switching.communicator
+        self._first_step_applied = False
+        self._sending = None
+        holders = [rank for rank, holds in enumerate(switching.holders) if holds]
+        joiners = [rank for rank, holds in enumerate(switching.holders) if not holds]
+        gpus = [member.gpu for member in switching.roster.members]
+        self._transfers = plan_transfers(gpus, holders, joiners) if joiners else ()
+        self._host(switching.holders)
+        if switching.holders[switching.rank]:
+            if not self._has_state:
+                self._begin_or_resume()
+            self._times.switched(switching.roster.generation, before, self.world_size, switching.recovery)
+            if self.finished:
+                self._send_state()
+        else:
+            self._times.restarted()
+            self._join()
+
+    def _host(self, hosts: Sequence[bool]) -> None:
+        """Divide the virtual workers among the members that host."""
+        self._ranges = assign(self._recipe.virtual_workers, hosts)
+        flat = self._sum.flat
+        if self._recipe.canonical:
+            self._reducer = CanonicalReducer(
+                self._communicator,
+                self._ranges,
+                self._recipe.virtual_workers,
+                flat.numel(),
+                flat.dtype,
+                flat.device,
+            )
+        else:
+            self._reducer = PlainReducer(self._communicator)
+
+    def _begin_or_resume(self) -> None:
+        """The first holder of a job's state: the last checkpoint, or the script's own initial values."""
+        path = latest(self._writer.directory) if self._writer is not None else None
+        if path is not None:
+            document = load(path)
+            self._take(document.header, document.tensors)
+        self._has_state = True
+        self._control.step_applied(self._next_step - 1, self._progress())
+
+    def _take(self, header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
+        """Make the state that was received or loaded this worker's own."""
+        with torch.no_grad():
+            for own, new in zip(self._state.adopt(header), tensors, strict=True):
+                own.copy_(new)
+        self._state.finish(header)
+        self._next_step = int(header["counters"]["applied"]) + 1
+        self._position = int(header["counters"]["epoch"])
+        self._has_state = True
+
+    def _send_state(self) -> None:
+        """Begin to send the state to this worker's joiners; it must not change until `_sending.wait()`."""
+        targets = [transfer.target_rank for transfer in self._transfers if transfer.source_rank == self.rank]
+        if targets:
+            header = self._state.header({"applied": self._next_step - 1, "epoch": self.epoch})
+            self._sending = start_sending(
+                self._communicator, targets, header, self._state.tensors(), mutable=self._buffers
+            )
+
+    def _join(self) -> None:
+        """Receive the state, and take part in the first step without hosting anything in it.
+
+        What this worker holds itself stays whole until all of the new state is here: if the sender is lost on the way, a
+        survivor that was one step behind still has its own.
+        """
+        source = next(t.source_rank for t in self._transfers if t.target_rank == self.rank)
+        incoming = start_receiving(self._communicator, source, self._recipe.device)
+
+        def take_state() -> None:
+            self._take(incoming.header, incoming.wait())
+
+        first_step = int(incoming.header["counters"]["applied"]) + 1
+        if first_step >= self.total_steps:
+            take_state()
+            self._control.step_applied(self._next_step - 1, self._progress())
+        else:
+            self._begin_step(first_step)
+            self._complete_step(take_state)
+
+    def _finish_transfers(self) -> None:
+        """After a generation's first step: hand over what the users' code has changed in it; then all members host."""
+        if not self._transfers or not self._first_step_applied:
+            return
+        transfers, self._transfers = self._transfers, ()
+        for transfer in transfers:
+            if transfer.source_rank == self.rank:
+                document = {"epoch": self.epoch, "registered": self._state.registered_values()}
+                send_trailer(self._communicator, transfer.target_rank, document)
+            elif transfer.target_rank == self.rank:
+                document = receive_trailer(self._communicator, transfer.source_rank)
+                self._position = int(document["epoch"])
+                # A script that has still to run the end of an epoch that others are past takes the values after it.
+                self._deferred = (self._position, document["registered"])
+                self.epoch_begins(self.epoch)
+        self._host([True] * self.world_size)
+
+    # -- one step
+
+    def _run_step(self) -> Iterator[Any]:
+        self._begin_step(self._next_step)
+        for virtual_worker in self._hosted:
+            if self._communicator.aborted:
+                raise CommunicatorBroken("abandoned")
+            yield self._begin_micro_batch(virtual_worker)
+            if self._current is not None:
+                raise UserError(
+                    "the loop asked for the next batch before optimizer.step(): call it once for every batch"
+                )
+        if not self._hosted:
+            self._complete_step()
+
+    def _begin_step(self, step: int) -> None:
+        self._step = step
+        if self._holds_state():
+            self._send_state()
+        self._hosted = [v for v in self._ranges[self.rank] if self._indices(step, v)]
+        self._accumulator = TreeAccumulator(self._recipe.virtual_workers, self._recycle)
+        self._start_buffers = [buffer.clone() for buffer in self._buffers]
+        self._word[0] = self._control.step_started(last=step + 1 >= self.total_steps)
+        self._word_work = self._communicator.all_reduce_max(self._word)
+
+    def _holds_state(self) -> bool:
+        return self._switching is not None and self._switching.holders[self.rank]
+
+    def _epoch_of(self, step: int) -> int:
+        return step // self._sampler.steps_per_epoch
+
+    def _indices(self, step: int, virtual_worker: int) -> list[int]:
+        return self._sampler.indices(self._epoch_of(step), step % self._sampler.steps_per_epoch, virtual_worker)
+
+    def _begin_micro_batch(self, virtual_worker: int) -> Any:
+        recipe, step = self._recipe, self._step
+        self._set_buffers(self._start_buffers)
+        self._current = virtual_worker
+        self._gradient = self._take_buffer()
+        for parameter, view in zip(self._parameters, self._gradient.views, strict=True):
+            parameter.grad = view
+        seed_everything(derive_seed(recipe.seed, "data", step, virtual_worker))
+        batch = fetch(self._dataset, self._indices(step, virtual_worker), self._collate)
+        seed_everything(derive_seed(recipe.seed, "model", step, virtual_worker))
+        return move_to(batch, recipe.device)
+
+    def _take_buffer(self) -> GradientBuffer:
+        """A gradient of zeros."""
+        if self._free:
+            buffer = self._free.pop()
+            buffer.flat.zero_()
+            return buffer
+        buffer = GradientBuffer(self._parameters)
+        self._pool[buffer.flat.data_ptr()] = buffer
+        return buffer
+
+    def _recycle(self, flat: torch.Tensor) -> None:
+        self._free.append(self._pool[flat.data_ptr()])
+
+    def _set_buffers(self, values: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for live, value in zip(self._buffers, values, strict=True):
+                live.copy_(value)
+
+    def micro_batch_done(self) -> None:
+        """The script has called `optimizer.step()`: this virtual worker's gradient is complete."""
+        virtual_worker, gradient = self._current, self._gradient
+        if virtual_worker is None or gradient is None:
+            raise UserError("optimizer.step() was called twice for one batch, or outside the loop over batches")
+        self._current = self._gradient = None
+        for parameter, view in zip(self._parameters, gradient.views, strict=True):
+            if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
+                view.copy_(parameter.grad)  # backward, or the script, has put another tensor there
+            parameter.grad = None
+        weight = self._sampler.weight(self._step % self._sampler.steps_per_epoch, virtual_worker)
+        if weight != 1.0:
+            gradient.flat.mul_(weight)
+        if virtual_worker == 0:
+            self._new_buffers = [buffer.clone() for buffer in self._buffers]
+        self._accumulator.push(virtual_worker, gradient.flat)
+        if virtual_worker == self._hosted[-1]:
+            try:
+                self._complete_step()
+            except CommunicatorBroken as error:
+                self._failure = str(error)
+
+    def _complete_step(self, before_update: Callable[[], None] = lambda: None) -> None:
+        """Reduce, read the control word, apply the update. Raises CommunicatorBroken, with nothing applied."""
+        mine = self._ranges[self.rank]
+        for virtual_worker in mine[len(self._hosted) :]:  # whose slice of a short last step is empty
+            self._accumulator.push(virtual_worker, self._take_buffer().flat)
+        nodes = self._accumulator.nodes()
+        self._reducer.reduce(nodes, self._sum.flat)
+        for *_, flat in nodes:
+            self._recycle(flat)
+        self._share_buffers()
+        assert self._word_work is not None
+        self._communicator.wait(self._word_work)
+        if self._sending is not None:
+            self._sending.wait()
+            self._sending = None
+        before_update()
+        self._control.word_read(int(self._word[0]))
+        self._apply()
+
+    def _apply(self) -> None:
+        self._sum.flat.div_(self._recipe.virtual_workers)
+        for parameter, view in zip(self._parameters, self._sum.views, strict=True):
+            parameter.grad = view
+        if self._recipe.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.max_grad_norm)
+        self._state.optimizer.step()
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self._state.scheduler is not None:
+            self._state.scheduler.step()
+        if self._buffers:
+            self._set_buffers(self._new_buffers)
+        self._first_step_applied = True
+        self._times.applied(self._step, time.monotonic())
+        self._next_step = self._step + 1
+        self._control.step_applied(self._step, self._progress())
+
+    def _share_buffers(self) -> None:
+        """Virtual worker 0's buffers become everyone's, as DistributedDataParallel's `broadcast_buffers` does."""
+        if not self._buffers:
+            return
+        root = next(rank for rank, hosted in enumerate(self._ranges) if 0 in hosted)
+        if self.rank != root:
+            self._new_buffers = [torch.empty_like(buffer) for buffer in self._buffers]
+        if self.world_size == 1:
+            return
+        packed = torch.cat([buffer.contiguous().reshape(-1).view(torch.uint8) for buffer in self._new_buffers])
+        self._communicator.wait(self._communicator.broadcast(packed, root))
+        offset = 0
+        for buffer in self._new_buffers:
+            size = buffer.numel() * buffer.element_size()
+            # clone: the slice of `packed` need not be aligned for the wider type
+            buffer.copy_(packed[offset : offset + size].clone().view(buffer.dtype).view(buffer.shape))
+            offset += size
+
+    # -- what is told and kept
+
+    def _progress(self) -> Progress:
+        step_s = self._times.median_step_s()
+        batch = self._sampler.virtual_workers * self._sampler.batch_size
+        return Progress(self.epoch, self.total_steps, batch / step_s if step_s else 0.0, step_s)
+
+    def _checkpoint_if_due(self) -> None:
+        if self._writer is None or not self.is_leader or time.monotonic() < self._checkpoint_at:
+            return
+        self._checkpoint_at = time.monotonic() + self._recipe.checkpoint_every_s
+        if self._next_step:
+            self._checkpoint(self._writer)
+
+    def _checkpoint(self, writer: CheckpointWriter) -> None:
+        header = self._state.header({"applied": self._next_step - 1, "epoch": self.epoch})
+        writer.save(self._next_step - 1, header, self._state.tensors())
+
+
+def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that are trained, each once. Raises UserError where they cannot share one flat gradient."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise UserError("the model has no parameters to train")
+    kinds = {(str(parameter.dtype), str(parameter.device)) for parameter in parameters}
+    if len(kinds) > 1:
+        found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds))
+        raise UserError(f"all trained parameters must have one type and be on one device; found {found}")
+    return parameters
