@@ -1,0 +1,40 @@
+# Two commands are all a newcomer needs: `make demo` and `make test`. Everything they need is set up on the way.
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+
+.PHONY: help setup demo test check bench-resize format clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+setup: $(STAMP)  ## make .venv with elasticctl in it (a second run takes no time)
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup
+	@scripts/setup "$(PYTHON)" "$(VENV)"
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## three jobs share a cluster of two servers on this machine: about two minutes
+	@$(BIN)/python -m examples.demo
+
+test: $(STAMP)  ## all tests
+	@$(BIN)/pytest $(ARGS)
+
+check: $(STAMP)  ## formatting, lint, import rules, types
+	@$(BIN)/ruff format --check --quiet . || { echo "run: make format"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/mypy
+
+bench-resize: $(STAMP)  ## the pauses of ten out- and ten in-scalings, and of a lost worker
+	@$(BIN)/python -m benchmarks.resize
+
+format: $(STAMP)  ## let ruff lay the code out
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:  ## remove the environment and what was built
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist src/*.egg-info
