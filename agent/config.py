@@ -1,0 +1,83 @@
+"""The agent's configuration file (`configs/agent.yaml` shows every option), and the directories that follow from it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from ..protocol.errors import OperatorError
+from ..runtime import config, transport
+
+ServerName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of one agent; the comments are in `configs/agent.yaml`."""
+
+    server: ServerName = msgspec.field(default_factory=socket.gethostname)
+    controller: str = "tcp://127.0.0.1:7701"
+    state_directory: str = "/var/lib/elasticctl/agent"
+    socket_directory: str | None = None
+    address: str = "127.0.0.1"
+    cpu_slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    checkpoint_directory: str | None = None
+    heartbeat_interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=60)] = 1.0
+    log_file: str | None = None
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    @property
+    def state(self) -> Path:
+        return Path(self.state_directory).expanduser().absolute()
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the jobs' checkpoints go; shared by all servers if jobs are to survive the loss of one."""
+        given = self.checkpoint_directory
+        return Path(given).expanduser().absolute() if given else self.state / "checkpoints"
+
+
+def load(path: Path) -> AgentConfig:
+    """The configuration in `path`. Raises OperatorError, naming file and field."""
+    loaded = config.load(path, AgentConfig)
+    try:
+        transport.check_address(loaded.controller, None)
+    except OperatorError as error:
+        raise OperatorError(f"{path}: controller: {error}") from None
+    return loaded
+
+
+def private_directory(path: Path) -> Path:
+    """`path`, made if it is missing, ours and closed to all others. Raises OperatorError if it can't be."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise OperatorError(f"{path}: cannot be made: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise OperatorError(f"{path}: must be a directory of user {os.getuid()} that nobody else can write to")
+    return path
+
+
+def socket_directory(options: AgentConfig, environment: Mapping[str, str]) -> Path:
+    """Where the workers' socket is. Made if missing.
+
+    Running workers know the socket by its path, so a restarted agent must choose the same whatever its environment is: the
+    choice is written down in the state directory.
+    """
+    if options.socket_directory:
+        return private_directory(Path(options.socket_directory).expanduser().absolute())
+    note = options.state / "socket_directory"
+    if note.exists():
+        return private_directory(Path(note.read_text(encoding="utf-8").strip()))
+    runtime = Path(environment.get("XDG_RUNTIME_DIR") or "/tmp")
+    chosen = transport.short_socket_directory(options.state, runtime if runtime.is_dir() else Path("/tmp"), os.getuid())
+    private_directory(chosen.parent)
+    private_directory(chosen)
+    note.write_text(f"{chosen}\n", encoding="utf-8")
+    return chosen

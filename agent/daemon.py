@@ -1,0 +1,185 @@
+"""The agent's shell: sockets, processes, files and time around `machine.AgentMachine` (cluster 1, 2).
+
+Two sockets: a DEALER to the controller, named as the server, and a ROUTER on which the workers of this server talk. Nothing is
+queued for a controller that is away (ZMQ_IMMEDIATE): the machine repeats what matters, and a controller that comes back
+is not flooded with what was true an hour ago.
+
+SIGTERM ends the agent alone. Its workers go on, and the next agent adopts them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import pwd
+import secrets
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import psutil
+import zmq
+
+from .. import __version__
+from ..protocol.codec import Codec
+from ..protocol.errors import OperatorError, PeerError
+from ..protocol.messages import AgentHello, ToAgentFromController, ToAgentFromWorker
+from ..protocol.model import Server, ServerId
+from ..runtime import readiness, transport
+from ..runtime.clock import Clock
+from ..runtime.loop import Loop
+from . import config, topology
+from .config import AgentConfig
+from .events import (
+    Action,
+    ControllerMessage,
+    Event,
+    ForgetWorker,
+    HelloNotSent,
+    ReadLogPiece,
+    SendController,
+    SendWorker,
+    SignalProcess,
+    StartProcess,
+    TimePassed,
+    WorkerStatusReceived,
+)
+from .logfiles import JobFiles, read_piece
+from .machine import AgentMachine
+from .processes import Processes, Surroundings
+
+log = logging.getLogger(__name__)
+
+
+def lock(state: Path) -> int:
+    """A descriptor that holds the state directory's lock. Raises OperatorError if another agent has it."""
+    descriptor = os.open(state / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise OperatorError(f"{state}: another agent runs with this state directory") from None
+    return descriptor
+
+
+class AgentDaemon:
+    """One agent. `run` returns after SIGTERM or SIGINT."""
+
+    def __init__(self, options: AgentConfig, environment: Mapping[str, str]) -> None:
+        """Raises OperatorError where the configuration does not fit the machine."""
+        state = config.private_directory(options.state)
+        self._lock = lock(state)
+        socket_path = config.socket_directory(options, environment) / "workers"
+        self._clock = Clock()
+        self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.setsockopt(zmq.IMMEDIATE, 1)  # for the sockets that follow
+        self._workers = transport.router(self._context)
+        agent_address = transport.bind(self._workers, f"ipc://{socket_path}")
+        self._controller = transport.dealer(self._context, options.controller, options.server.encode())
+        self._from_controller: Codec[ToAgentFromController] = Codec(ToAgentFromController)
+        self._from_worker: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
+        gpus = topology.discover(options.cpu_slots)
+        around = Surroundings(
+            agent_address=agent_address,
+            address=options.address,
+            checkpoints=options.checkpoints,
+            home=pwd.getpwuid(os.getuid()).pw_dir,
+            gpus=gpus,
+        )
+        server = Server(
+            server=ServerId(options.server),
+            address=options.address,
+            gpus=gpus,
+            cpu_cores=psutil.cpu_count() or 0,
+            memory_bytes=psutil.virtual_memory().total,
+            version=__version__,
+        )
+        self._files = JobFiles(state / "jobs")
+        self._processes = Processes(self._files, around, self._loop, self._dispatch)
+        self._machine = AgentMachine(server, secrets.token_hex(8), options.heartbeat_interval_s)
+        self._loop.add_socket(self._controller, self._on_controller)
+        self._loop.add_socket(self._workers, self._on_worker)
+
+    def run(self) -> None:
+        """Adopt what runs, then serve until a signal."""
+        self._loop.stop_on_signals()
+        try:
+            self._dispatch(self._processes.adopt())
+            readiness.notify("READY=1")
+            log.info("agent runs")
+            self._loop.run()
+        finally:
+            readiness.notify("STOPPING=1")
+            self.close()
+
+    def close(self) -> None:
+        """Let go of everything; the workers go on."""
+        self._processes.close()
+        self._controller.close()
+        self._workers.close()
+        self._context.term()
+        self._loop.close()
+        os.close(self._lock)
+
+    # -- facts in
+
+    def _on_controller(self, frames: list[bytes]) -> None:
+        try:
+            message = self._from_controller.decode(frames[-1])
+        except PeerError as error:
+            log.warning("dropped bytes from the controller: %s", error)
+            return
+        self._dispatch(ControllerMessage(message))
+
+    def _on_worker(self, frames: list[bytes]) -> None:
+        try:
+            status = self._from_worker.decode(frames[-1]).status
+            if status.worker.encode() != frames[0]:
+                raise PeerError(f"{frames[0]!r} speaks for worker {status.worker}")
+        except PeerError as error:
+            log.warning("dropped bytes from a worker: %s", error)
+            return
+        self._dispatch(WorkerStatusReceived(status))
+
+    def _on_turn(self) -> None:
+        deadline = self._machine.next_deadline()
+        if deadline is not None and self._clock.now() >= deadline:
+            self._dispatch(TimePassed())
+
+    def _next_deadline(self) -> float | None:
+        return self._machine.next_deadline()
+
+    # -- effects out
+
+    def _dispatch(self, event: Event) -> None:
+        """Hand `event` to the machine and carry out what it asks for, and what follows from that."""
+        events = deque([event])
+        while events:
+            for action in self._machine.handle(self._clock.now(), events.popleft()):
+                follows = self._perform(action)
+                if follows is not None:
+                    events.append(follows)
+
+    def _perform(self, action: Action) -> Event | None:
+        """Carry out `action`. Returns the fact that it has made known at once, if any."""
+        match action:
+            case SendController(message):
+                sent = self._send_controller(message)
+                return HelloNotSent() if isinstance(message, AgentHello) and not sent else None
+            case SendWorker(worker, message):
+                transport.send(self._workers, worker.encode(), self._from_worker.encode(message))
+            case StartProcess(start):
+                return self._processes.start(start)
+            case SignalProcess(worker, how):
+                self._processes.signal(worker, how)
+            case ForgetWorker(job, worker):
+                self._processes.forget(job, worker)
+            case ReadLogPiece(request, growing):
+                self._send_controller(read_piece(self._files, request, growing))
+        return None
+
+    def _send_controller(self, message: msgspec.Struct) -> bool:
+        return transport.send(self._controller, self._from_controller.encode(message))

@@ -1,0 +1,128 @@
+"""What the agent's machine hears (facts) and what it asks for (imperatives)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from ..protocol.messages import (
+    ReadLog,
+    StartWorker,
+    ToAgentFromController,
+    ToControllerFromAgent,
+    ToWorkerFromAgent,
+    WorkerExit,
+)
+from ..protocol.model import JobId, WorkerId, WorkerStatus
+
+# ------------------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Started:
+    """The agent has started and found these on its disk: processes of an earlier agent that run, and ends not yet forgotten."""
+
+    running: tuple[tuple[JobId, WorkerId], ...] = ()
+    exited: tuple[WorkerExit, ...] = ()
+
+
+@dataclass(frozen=True)
+class ControllerMessage:
+    """The controller has said something."""
+
+    message: ToAgentFromController
+
+
+@dataclass(frozen=True)
+class HelloNotSent:
+    """No connection stood when `SendController` with a hello was carried out."""
+
+
+@dataclass(frozen=True)
+class WorkerStatusReceived:
+    """A worker has told its status."""
+
+    status: WorkerStatus
+
+
+@dataclass(frozen=True)
+class ProcessFailed:
+    """A worker's process could not be started."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class ProcessExited:
+    """A worker's process has ended, and nothing of its process group is left."""
+
+    worker: WorkerId
+    exit_code: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class TimePassed:
+    """The deadline of `next_deadline` may have come."""
+
+
+Event = Started | ControllerMessage | HelloNotSent | WorkerStatusReceived | ProcessFailed | ProcessExited | TimePassed
+
+# ------------------------------------------------------------------------------------------------------------------ actions
+
+
+class StopSignal(enum.Enum):
+    """How to end a worker."""
+
+    TERMINATE = "terminate"  # SIGTERM to its process group
+    KILL = "kill"  # SIGKILL
+
+
+@dataclass(frozen=True)
+class SendController:
+    """Send to the controller, or drop it where no connection stands: everything is repeated until it has arrived."""
+
+    message: ToControllerFromAgent
+
+
+@dataclass(frozen=True)
+class SendWorker:
+    """Send to a local worker."""
+
+    worker: WorkerId
+    message: ToWorkerFromAgent
+
+
+@dataclass(frozen=True)
+class StartProcess:
+    """Write down that this worker is started here, then start it."""
+
+    start: StartWorker
+
+
+@dataclass(frozen=True)
+class SignalProcess:
+    """Signal a worker's process group."""
+
+    worker: WorkerId
+    signal: StopSignal
+
+
+@dataclass(frozen=True)
+class ForgetWorker:
+    """Remove the records of an ended worker; its log stays."""
+
+    job: JobId
+    worker: WorkerId
+
+
+@dataclass(frozen=True)
+class ReadLogPiece:
+    """Read a piece of a log and send it to the controller. `growing`: the worker still runs."""
+
+    request: ReadLog
+    growing: bool
+
+
+Action = SendController | SendWorker | StartProcess | SignalProcess | ForgetWorker | ReadLogPiece

@@ -1,0 +1,272 @@
+"""What an agent does, purely: controller's words, workers' words and processes' ends in, messages and signals out.
+
+Theory of operation
+-------------------
+The agent decides nothing about jobs. It starts and stops what it is told to, passes orders to the workers of their job, and
+tells the controller everything that changes. Both of its lines may lose messages, and it may itself be killed at any moment
+(cluster 1), so:
+
+* what the controller has missed is repeated: a worker's status with each of its heartbeats, a worker's end with each
+  heartbeat of the agent until the controller says that it is recorded;
+* what the agent has missed comes again after a hello (`session`);
+* a worker gets the newest order of its job when it first speaks, whenever its status names an older one, and now and then
+  as long as it has not committed it. Every local worker of the job gets it, also those that are no longer in the roster:
+  how else would they know;
+* a worker id is started once, whatever is repeated: known are the running, the ended, and the lately forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from ..protocol.errors import InvalidTransition
+from ..protocol.messages import (
+    Acknowledged,
+    AgentHeartbeat,
+    AgentHello,
+    ForgetWorkers,
+    Order,
+    ReadLog,
+    StartWorker,
+    StatusReceived,
+    StopWorker,
+    ToAgentFromController,
+    WorkerExit,
+    WorkerReport,
+)
+from ..protocol.model import JobId, Server, WorkerId, WorkerStatus
+from .events import (
+    Action,
+    ControllerMessage,
+    Event,
+    ForgetWorker,
+    HelloNotSent,
+    ProcessExited,
+    ProcessFailed,
+    ReadLogPiece,
+    SendController,
+    SendWorker,
+    SignalProcess,
+    Started,
+    StartProcess,
+    StopSignal,
+    TimePassed,
+    WorkerStatusReceived,
+)
+from .session import Session
+
+REPORT_INTERVAL_S = (
+    0.4  # a status that only tells of progress is passed on this often: a little more than workers' heartbeats
+)
+ORDER_REPEAT_S = 2.0
+MAX_ORDERS = 4096
+MAX_FORGOTTEN = 4096
+MAX_EXITS_PER_HEARTBEAT = 64
+
+
+@dataclass
+class _Process:
+    """A worker's process that runs."""
+
+    job: JobId
+    status: WorkerStatus | None = None
+    reported_at: float = 0.0
+    ordered_at: float = 0.0
+    kill_at: float | None = None
+
+
+class AgentMachine:
+    """The state machine of one agent."""
+
+    def __init__(self, server: Server, incarnation: str, heartbeat_interval_s: float) -> None:
+        self._server = server
+        self._incarnation = incarnation
+        self._session = Session(heartbeat_interval_s)
+        self._started = False
+        self._running: dict[WorkerId, _Process] = {}
+        self._exited: dict[WorkerId, WorkerExit] = {}
+        self._forgotten: dict[WorkerId, None] = {}  # newest last, bounded
+        self._orders: dict[JobId, Order] = {}  # newest of each job; bounded
+
+    def next_deadline(self) -> float | None:
+        """When `handle` wants a TimePassed (Unix time, s)."""
+        if not self._started:
+            return None
+        kills = (process.kill_at for process in self._running.values() if process.kill_at is not None)
+        return min(self._session.deadline(), min(kills, default=float("inf")))
+
+    def handle(self, now: float, event: Event) -> list[Action]:
+        """Take one fact. Raises InvalidTransition, with nothing changed, unless `Started` comes first and once."""
+        if isinstance(event, Started) == self._started:
+            raise InvalidTransition(
+                f"{type(event).__name__} to an agent that has {'' if self._started else 'not '}started"
+            )
+        match event:
+            case Started(running, exited):
+                self._started = True
+                self._running = {worker: _Process(job) for job, worker in running}
+                self._exited = {record.worker: record for record in exited}
+                return self._pass_time(now)
+            case ControllerMessage(message):
+                return self._on_controller(now, message)
+            case HelloNotSent():
+                self._session.hello_not_sent()
+                return []
+            case WorkerStatusReceived(status):
+                return self._on_status(now, status)
+            case ProcessFailed(worker, reason):
+                return self._end(worker, None, reason)
+            case ProcessExited(worker, exit_code, reason):
+                return self._end(worker, exit_code, reason)
+            case TimePassed():
+                return self._pass_time(now)
+
+    # -- the controller
+
+    def _on_controller(self, now: float, message: ToAgentFromController) -> list[Action]:
+        if isinstance(message, Acknowledged):
+            self._session.acknowledged(now, message)
+            return self._pass_time(now)
+        self._session.message_received()
+        match message:
+            case Order():
+                return self._on_order(now, message)
+            case StartWorker():
+                return self._on_start(message)
+            case StopWorker(worker=worker, grace_s=grace_s):
+                return self._on_stop(now, worker, grace_s)
+            case ForgetWorkers(workers=workers):
+                return [action for worker in workers for action in self._on_forget(worker)]
+            case ReadLog(worker=worker):
+                return [ReadLogPiece(message, growing=worker in self._running)]
+
+    def _on_order(self, now: float, order: Order) -> list[Action]:
+        kept = self._orders.get(order.job)
+        if kept is not None and not _newer(order, kept):
+            return []
+        self._orders.pop(order.job, None)
+        if len(self._orders) >= MAX_ORDERS:
+            del self._orders[next(iter(self._orders))]
+        self._orders[order.job] = order
+        return [
+            action
+            for worker, process in self._running.items()
+            if process.job == order.job and process.status is not None  # the others get it when they first speak
+            for action in self._pass_order(now, worker, process)
+        ]
+
+    def _on_start(self, start: StartWorker) -> list[Action]:
+        if start.worker in self._running or start.worker in self._exited or start.worker in self._forgotten:
+            return []
+        self._running[start.worker] = _Process(start.job)
+        return [StartProcess(start)]
+
+    def _on_stop(self, now: float, worker: WorkerId, grace_s: float) -> list[Action]:
+        process = self._running.get(worker)
+        if process is None:
+            return []
+        kill_at = now + max(0.0, grace_s)
+        asked_before = process.kill_at is not None
+        process.kill_at = kill_at if process.kill_at is None else min(process.kill_at, kill_at)
+        return [] if asked_before else [SignalProcess(worker, StopSignal.TERMINATE)]
+
+    def _on_forget(self, worker: WorkerId) -> list[Action]:
+        record = self._exited.pop(worker, None)
+        if record is None:
+            return []
+        if len(self._forgotten) >= MAX_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
+        self._forgotten[worker] = None
+        return [ForgetWorker(record.job, worker)]
+
+    # -- the workers
+
+    def _on_status(self, now: float, status: WorkerStatus) -> list[Action]:
+        process = self._running.get(status.worker)
+        if process is None or process.job != status.job:
+            return []
+        before = process.status
+        if before is not None and status.sequence < before.sequence:
+            return []
+        process.status = status
+        actions: list[Action] = [SendWorker(status.worker, StatusReceived(sequence=status.sequence))]
+        if before is None or _without_progress(status) != _without_progress(before):
+            process.reported_at = float("-inf")
+        if now - process.reported_at >= REPORT_INTERVAL_S:
+            process.reported_at = now
+            actions += self._tell(WorkerReport(status=status))
+        order = self._orders.get(status.job)
+        if order is not None:
+            missed = before is None or status.order < order.generation
+            uncommitted = status.generation < order.generation and now - process.ordered_at >= ORDER_REPEAT_S
+            if missed or uncommitted:
+                actions += self._pass_order(now, status.worker, process)
+        return actions
+
+    def _pass_order(self, now: float, worker: WorkerId, process: _Process) -> list[Action]:
+        process.ordered_at = now
+        return [SendWorker(worker, self._orders[process.job])]
+
+    def _end(self, worker: WorkerId, exit_code: int | None, reason: str) -> list[Action]:
+        process = self._running.pop(worker, None)
+        if process is None:
+            return []
+        phase = process.status.phase if process.status else None
+        record = WorkerExit(job=process.job, worker=worker, exit_code=exit_code, reason=reason, phase=phase)
+        self._exited[worker] = record
+        return self._tell(record)
+
+    # -- time
+
+    def _pass_time(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for worker, process in self._running.items():
+            if process.kill_at is not None and now >= process.kill_at:
+                process.kill_at = now + 1.0  # again, should the process be stuck in the kernel
+                actions.append(SignalProcess(worker, StopSignal.KILL))
+        match self._session.due(now):
+            case "hello":
+                actions.append(SendController(self._hello()))
+            case "heartbeat":
+                actions.append(SendController(AgentHeartbeat(server=self._server.server)))
+                repeated = list(self._exited.values())[:MAX_EXITS_PER_HEARTBEAT]
+                actions += [SendController(record) for record in repeated]
+        return actions
+
+    def _hello(self) -> AgentHello:
+        statuses = [process.status for process in self._running.values() if process.status is not None]
+        silent = [worker for worker, process in self._running.items() if process.status is None]
+        return AgentHello(
+            server=self._server,
+            incarnation=self._incarnation,
+            workers=tuple(statuses),
+            starting=tuple(silent),
+            exited=tuple(self._exited.values()),
+        )
+
+    def _tell(self, message: WorkerReport | WorkerExit) -> list[Action]:
+        """Tell the controller, unless it does not know this agent yet: then the hello tells it."""
+        return [SendController(message)] if self._session.incarnation else []
+
+
+def _newer(order: Order, kept: Order) -> bool:
+    """Whether `order` supersedes `kept`, an order of the same job: within a generation the line keeps the order of words."""
+    if order.generation != kept.generation:
+        return order.generation > kept.generation
+    return order != kept and (bool(order.leader_address) or not kept.leader_address)
+
+
+def _without_progress(status: WorkerStatus) -> WorkerStatus:
+    """`status` with everything blanked that changes while a worker merely goes on."""
+    return msgspec.structs.replace(
+        status,
+        sequence=0,
+        applied=None if status.applied is None else 0,
+        epoch=0,
+        samples_per_s=0.0,
+        median_step_s=0.0,
+        metrics={},
+        resizes=(),
+    )

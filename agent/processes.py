@@ -1,0 +1,282 @@
+"""Workers' processes: start them behind a shim, find them again after a restart, notice their end at once, signal them.
+
+A shim is watched through a pidfd, which becomes readable when the process ends, whether it is our child or was started by an
+earlier agent. What is written down is read back from the files that the shim keeps (see `shim`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ..protocol.errors import PeerError
+from ..protocol.messages import StartWorker, WorkerExit
+from ..protocol.model import Gpu, GpuKind, JobId, WorkerId
+from ..runtime.loop import Loop
+from . import shim
+from .events import ProcessExited, ProcessFailed, Started, StopSignal
+from .logfiles import JobFiles
+
+log = logging.getLogger(__name__)
+
+SHIM_GRACE_S = 60.0  # after which a shim kills by itself, should the agent that asked it to stop be gone
+SHIM_START_S = 3.0  # how long a shim may take to write its record, when an agent was killed just after starting it
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A worker's ``.json``. The agent writes it without pids before it starts the shim, the shim adds them."""
+
+    job: JobId
+    worker: WorkerId
+    gpu: int
+    argv: tuple[str, ...]
+    shim_pid: int | None = None
+    shim_start_ticks: int | None = None
+    pid: int | None = None
+    start_ticks: int | None = None
+    boot_id: str = ""
+
+    @property
+    def shim_runs(self) -> bool:
+        return self.boot_id == shim.boot_id() and _runs(self.shim_pid, self.shim_start_ticks)
+
+    @property
+    def worker_runs(self) -> bool:
+        return self.boot_id == shim.boot_id() and _runs(self.pid, self.start_ticks)
+
+
+class ExitRecord(msgspec.Struct, frozen=True):
+    """A worker's ``.exit``."""
+
+    exit_code: int | None
+    reason: str
+
+
+def _runs(pid: int | None, ticks: int | None) -> bool:
+    return pid is not None and ticks is not None and shim.start_ticks(pid) == ticks
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all workers of a server are told."""
+
+    agent_address: str  # of the workers' socket
+    address: str  # IP address of the server
+    checkpoints: Path
+    home: str
+    gpus: tuple[Gpu, ...]
+
+    def gpu(self, index: int) -> Gpu | None:
+        return next((gpu for gpu in self.gpus if gpu.index == index), None)
+
+
+def environment(start: StartWorker, gpu: Gpu, around: Surroundings) -> dict[str, str]:
+    """All variables of a worker. From scratch: nothing of the daemon's own environment is in it."""
+    spec = start.spec
+    visible = (gpu.uuid or str(gpu.index)) if gpu.kind is GpuKind.CUDA else ""
+    made = {
+        "PATH": DEFAULT_PATH,
+        "HOME": around.home,
+        "LANG": "C.UTF-8",
+        "TMPDIR": "/tmp",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **spec.env,
+        "ELASTICD_JOB": start.job,
+        "ELASTICD_WORKER": start.worker,
+        "ELASTICD_AGENT": around.agent_address,
+        "ELASTICD_ADDRESS": around.address,
+        "ELASTICD_GPU_KIND": gpu.kind.value,
+        "ELASTICD_VIRTUAL_WORKERS": str(spec.virtual_workers),
+        "ELASTICD_DETERMINISM": spec.determinism.value,
+        "ELASTICD_CHECKPOINT_DIRECTORY": str(around.checkpoints / start.job),
+        "ELASTICD_CHECKPOINT_EVERY_S": repr(spec.checkpoint.every_s),
+        "ELASTICD_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
+        "CUDA_VISIBLE_DEVICES": visible,
+    }
+    if spec.max_steps is not None:
+        made["ELASTICD_MAX_STEPS"] = str(spec.max_steps)
+    return made
+
+
+@dataclass
+class _Watched:
+    """A shim that runs."""
+
+    job: JobId
+    pid: int
+    descriptor: int  # pidfd
+    child: subprocess.Popen[bytes] | None  # to be reaped, if it is ours
+
+
+class Processes:
+    """The workers' processes of one server."""
+
+    def __init__(
+        self, files: JobFiles, around: Surroundings, loop: Loop, on_exit: Callable[[ProcessExited], None]
+    ) -> None:
+        self._files = files
+        self._around = around
+        self._loop = loop
+        self._on_exit = on_exit
+        self._watched: dict[WorkerId, _Watched] = {}
+
+    def start(self, start: StartWorker) -> ProcessFailed | None:
+        """Write a record, start a shim. Returns why that failed, or None."""
+        gpu = self._around.gpu(start.gpu)
+        if gpu is None:
+            return ProcessFailed(start.worker, f"this server has no GPU {start.gpu}")
+        try:
+            record_path = self._files.of(start.job, start.worker, "json")
+            directory = record_path.parent
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self._around.checkpoints / start.job).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._files.of(start.job, start.worker, "exit").unlink(missing_ok=True)
+            record = Record(start.job, start.worker, start.gpu, start.spec.command)
+            shim.write_whole(str(record_path), msgspec.to_builtins(record))
+            child = subprocess.Popen(
+                _command(directory, start),
+                env=environment(start, gpu, self._around),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                close_fds=True,
+            )
+        except (OSError, PeerError, ValueError) as error:  # ValueError: a zero byte in a variable or an argument
+            log.error("worker %s cannot be started: %s", start.worker, error)
+            return ProcessFailed(start.worker, f"cannot be started: {error}")
+        self._watch(start.job, start.worker, child.pid, os.pidfd_open(child.pid), child)
+        log.info("started worker=%s gpu=%d shim_pid=%d", start.worker, start.gpu, child.pid)
+        return None
+
+    def adopt(self) -> Started:
+        """Find the workers that earlier agents have started: those that run, and those that have ended and are not forgotten."""
+        running: list[tuple[JobId, WorkerId]] = []
+        exited: list[WorkerExit] = []
+        for path in sorted(self._files.root.glob("*/*.json")):
+            record = _settled_record(path)
+            if record is None:
+                continue
+            if self._rewatch(record):
+                running.append((record.job, record.worker))
+                log.info("adopted worker=%s shim_pid=%s pid=%s", record.worker, record.shim_pid, record.pid)
+            else:
+                end = self._read_exit(record.job, record.worker)
+                exited.append(
+                    WorkerExit(job=record.job, worker=record.worker, exit_code=end.exit_code, reason=end.reason)
+                )
+        return Started(tuple(running), tuple(exited))
+
+    def signal(self, worker: WorkerId, how: StopSignal) -> None:
+        """Signal a worker's process group; nothing if it has ended."""
+        watched = self._watched.get(worker)
+        if watched is None:
+            return
+        log.info("signal worker=%s how=%s", worker, how.value)
+        if how is StopSignal.TERMINATE:
+            _send(watched, signal.SIGTERM)  # the shim passes it on to the group, and keeps the log to the end
+            return
+        record = _read(self._files.of(watched.job, worker, "json"))
+        if record is not None and record.pid is not None and record.worker_runs:
+            shim.signal_group(record.pid, signal.SIGKILL)
+        else:
+            _send(watched, signal.SIGKILL)
+
+    def forget(self, job: JobId, worker: WorkerId) -> None:
+        """Remove the records of an ended worker. Its log stays."""
+        for suffix in (
+            "json",
+            "exit",
+        ):  # in this order: an end without a record is no worker, a record without an end is
+            self._files.of(job, worker, suffix).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of the processes. They go on."""
+        for watched in self._watched.values():
+            self._loop.remove_descriptor(watched.descriptor)
+            os.close(watched.descriptor)
+            if watched.child is not None:
+                watched.child.returncode = 0  # keeps subprocess from complaining of a child that runs on, as it should
+        self._watched.clear()
+
+    def _rewatch(self, record: Record) -> bool:
+        if record.shim_pid is None or not record.shim_runs:
+            return False
+        try:
+            descriptor = os.pidfd_open(record.shim_pid)
+        except ProcessLookupError:
+            return False
+        if not record.shim_runs:  # it ended before the descriptor was taken, which may be another process's
+            os.close(descriptor)
+            return False
+        self._watch(record.job, record.worker, record.shim_pid, descriptor, None)
+        return True
+
+    def _watch(
+        self, job: JobId, worker: WorkerId, pid: int, descriptor: int, child: subprocess.Popen[bytes] | None
+    ) -> None:
+        self._watched[worker] = _Watched(job, pid, descriptor, child)
+        self._loop.add_descriptor(descriptor, lambda: self._ended(worker))
+
+    def _ended(self, worker: WorkerId) -> None:
+        watched = self._watched.pop(worker)
+        self._loop.remove_descriptor(watched.descriptor)
+        os.close(watched.descriptor)
+        if watched.child is not None:
+            watched.child.wait()
+        end = self._read_exit(watched.job, worker)
+        log.info("ended worker=%s reason=%s", worker, end.reason)
+        self._on_exit(ProcessExited(worker, end.exit_code, end.reason))
+
+    def _read_exit(self, job: JobId, worker: WorkerId) -> ExitRecord:
+        """How a worker ended whose shim is gone. If the shim could not say it, nothing of the worker may be left."""
+        try:
+            return msgspec.json.decode(self._files.of(job, worker, "exit").read_bytes(), type=ExitRecord)
+        except (OSError, msgspec.MsgspecError):
+            pass
+        record = _read(self._files.of(job, worker, "json"))
+        if record is not None and record.pid is not None and record.worker_runs:
+            shim.signal_group(record.pid, signal.SIGKILL)
+        return ExitRecord(None, "the process that kept it was killed" if record and record.pid else "it never started")
+
+
+def _command(directory: Path, start: StartWorker) -> list[str]:
+    keeper = [sys.executable, "-I", "-S", shim.__file__, str(directory), start.job, start.worker, str(start.gpu)]
+    return [*keeper, str(SHIM_GRACE_S), start.spec.workdir, *start.spec.command]
+
+
+def _send(watched: _Watched, number: signal.Signals) -> None:
+    try:
+        signal.pidfd_send_signal(watched.descriptor, number)
+    except ProcessLookupError:
+        pass
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Record)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        log.error("%s is not a worker's record and is left alone: %s", path, error)
+        return None
+
+
+def _settled_record(path: Path) -> Record | None:
+    """The record in `path`; if it is one without pids, as soon as its shim has added them, or late."""
+    give_up_at = time.monotonic() + SHIM_START_S
+    while (record := _read(path)) is not None and record.shim_pid is None and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    return record

@@ -1,0 +1,257 @@
+"""One small process around each worker: starts it, keeps its log, writes down how it ended. Survives the agent.
+
+Theory of operation
+-------------------
+Workers must go on while the agent is down (cluster 1), so neither their output nor their exit code may depend on it. The
+shim, the standard library alone and started as ``python -I -S shim.py``, is the worker's parent in the agent's stead:
+
+* the worker runs in a session of its own, with the shim's environment (never in the argument list, where all can read it);
+* each line of its output goes to ``WORKER.log`` as ``<Unix time, 6 decimals> <o|e> <text>``, bytes as they came, cut into
+  pieces of `MAX_LINE_BYTES`; a carriage return ends a line too, so progress bars are lines;
+* ``WORKER.json`` tells which processes these are, ``WORKER.exit`` how it ended; both appear whole or not at all. A process is
+  named by its number and its start time in clock ticks since boot: unlike a Unix time that stays the same when the clock is set;
+* SIGTERM to the shim ends the worker's whole process group, by SIGTERM and after a grace by SIGKILL. What is left of the
+  group when the worker has ended is killed before the exit is written down, so that its GPU is free by then;
+* if the shim itself is killed, the kernel kills the worker (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+
+MAX_LINE_BYTES = 64 << 10
+MAX_REASON_CHARACTERS = 300
+READ_BYTES = 1 << 16
+PR_SET_PDEATHSIG = 1
+
+
+def start_ticks(pid: int) -> int | None:
+    """When process `pid` started, in clock ticks since boot. None: there is no such process, or only its remains."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def boot_id() -> str:
+    """Different after each boot of the machine."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def write_whole(path: str, document: dict[str, object]) -> None:
+    """Write `document` as JSON to `path`, which at every moment holds all of the old or all of the new content."""
+    temporary = f"{path}.new"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+class Lines:
+    """Cuts a stream of bytes into lines of bounded length. ``\\n``, ``\\r\\n`` and a lone ``\\r`` after some text end a line."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._returned = False  # the last line was ended by \r: a \n that follows belongs to it
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes."""
+        lines: list[bytes] = []
+        for piece in data.splitlines(keepends=True):  # of bytes: at \n, \r and \r\n only
+            text = piece.rstrip(b"\r\n")
+            end = piece[len(text) :]
+            if self._returned and piece == b"\n":
+                self._returned = False
+                continue
+            self._rest += text
+            while len(self._rest) > MAX_LINE_BYTES:
+                lines.append(self._rest[:MAX_LINE_BYTES])
+                self._rest = self._rest[MAX_LINE_BYTES:]
+            self._returned = end == b"\r" and bool(self._rest)
+            if self._returned or end.endswith(b"\n"):
+                lines.append(self._rest)
+                self._rest = b""
+        return lines
+
+    def end(self) -> list[bytes]:
+        """The unfinished last line, if there is one."""
+        rest, self._rest = self._rest, b""
+        return [rest] if rest else []
+
+
+class Output:
+    """The worker's log file, and the last line that it wrote to stderr."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._lines = {"o": Lines(), "e": Lines()}
+        self.last_error = ""
+
+    def take(self, stream: str, data: bytes) -> None:
+        """`data` was read from `stream`; none: it has ended."""
+        lines = self._lines[stream].feed(data) if data else self._lines[stream].end()
+        if not lines:
+            return
+        stamp = f"{time.time():.6f} {stream} ".encode()
+        try:
+            os.write(self._file, b"".join(stamp + line + b"\n" for line in lines))
+        except OSError:
+            pass  # a full disk must not stop the training: these lines are lost
+        if stream == "e":
+            shown = [line for line in lines if line.strip()]
+            self.last_error = shown[-1].decode(errors="replace").strip() if shown else self.last_error
+
+
+class Shim:
+    """One worker from its start to its exit record."""
+
+    def __init__(self, directory: str, worker: str, grace_s: float) -> None:
+        self._base = os.path.join(directory, worker)
+        self._grace_s = grace_s
+        self._output = Output(f"{self._base}.log")
+        self._selector = selectors.DefaultSelector()
+        self._kill_at: float | None = None
+        self._asked_to_stop = False
+        self._woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(waker)
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        for number in (signal.SIGINT, signal.SIGHUP):  # a handler, not SIG_IGN: the worker would inherit that
+            signal.signal(number, lambda number, frame: None)
+
+    def run(self, record: dict[str, object], argv: list[str], workdir: str) -> None:
+        """Start `argv` in `workdir`, write `record` with the pids, return when the exit record is written."""
+        record |= {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid()), "boot_id": boot_id()}
+        write_whole(f"{self._base}.json", record)
+        try:
+            child = self._start(argv, workdir)
+        except OSError as error:
+            where = f" (in {workdir})" if error.filename == workdir else ""
+            reason = f"cannot start {argv[0]}{where}: {error.strerror}"
+            self._output.take("e", f"{reason}\n".encode())
+            self._finish(127 if isinstance(error, FileNotFoundError) else 126, reason)
+            return
+        write_whole(f"{self._base}.json", record | {"pid": child.pid, "start_ticks": start_ticks(child.pid)})
+        self._watch(child)
+        code = child.returncode
+        if code < 0:
+            self._finish(code, f"killed by {signal_name(-code)}")
+        else:
+            because = f": {self._output.last_error}"[:MAX_REASON_CHARACTERS] if code and self._output.last_error else ""
+            self._finish(code, f"exit code {code}{because}")
+
+    def _start(self, argv: list[str], workdir: str) -> subprocess.Popen[bytes]:
+        libc = ctypes.CDLL(None)
+        parent = os.getpid()
+
+        def die_with_parent() -> None:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it died before the call
+                os._exit(1)
+
+        return subprocess.Popen(
+            argv,
+            cwd=workdir,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # safe: the shim has one thread
+        )
+
+    def _watch(self, child: subprocess.Popen[bytes]) -> None:
+        """Log the worker's output until it has ended and its group is gone."""
+        assert child.stdout is not None
+        assert child.stderr is not None
+        ended = os.pidfd_open(child.pid)
+        self._selector.register(child.stdout, selectors.EVENT_READ, "o")
+        self._selector.register(child.stderr, selectors.EVENT_READ, "e")
+        self._selector.register(self._woken, selectors.EVENT_READ, "signal")
+        self._selector.register(ended, selectors.EVENT_READ, "ended")
+        running = True
+        while running:
+            self._stop_if_asked(child.pid)
+            for key, _ in self._selector.select(self._wait_s()):
+                if key.data == "signal":
+                    os.read(key.fd, 512)
+                elif key.data == "ended":
+                    running = False
+                else:
+                    self._read(key.fd, key.data)
+        signal_group(child.pid, signal.SIGKILL)  # before the worker is reaped: its number can't be anyone else's yet
+        child.wait()
+        self._read_rest(child.stdout.fileno(), "o")
+        self._read_rest(child.stderr.fileno(), "e")
+
+    def _read(self, descriptor: int, stream: str) -> bool:
+        data = os.read(descriptor, READ_BYTES)
+        self._output.take(stream, data)
+        if not data:
+            self._selector.unregister(descriptor)
+        return bool(data)
+
+    def _read_rest(self, descriptor: int, stream: str) -> None:
+        """What is still in the pipe. A process that left the group may hold it open: don't wait for its end."""
+        if descriptor not in self._selector.get_map():
+            return
+        os.set_blocking(descriptor, False)
+        try:
+            while self._read(descriptor, stream):
+                pass
+        except BlockingIOError:
+            self._output.take(stream, b"")
+
+    def _on_terminate(self, number: int, frame: object) -> None:
+        self._asked_to_stop = True
+
+    def _stop_if_asked(self, group: int) -> None:
+        now = time.monotonic()
+        if self._asked_to_stop and self._kill_at is None:
+            self._kill_at = now + self._grace_s
+            signal_group(group, signal.SIGTERM)
+        if self._kill_at is not None and now >= self._kill_at:
+            signal_group(group, signal.SIGKILL)
+            self._kill_at = now + self._grace_s
+
+    def _wait_s(self) -> float | None:
+        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+
+    def _finish(self, exit_code: int, reason: str) -> None:
+        write_whole(f"{self._base}.exit", {"exit_code": exit_code, "reason": reason})
+
+
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to a process group that may be gone."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        pass
+
+
+def signal_name(number: int) -> str:
+    """ "SIGKILL"; real-time signals have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def main(arguments: list[str]) -> None:
+    """``shim.py DIRECTORY JOB WORKER GPU GRACE_S WORKDIR ARGV...``"""
+    directory, job, worker, gpu, grace_s, workdir, *argv = arguments
+    shim = Shim(directory, worker, float(grace_s))
+    shim.run({"job": job, "worker": worker, "gpu": int(gpu), "argv": argv}, argv, workdir)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
