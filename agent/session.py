@@ -5,7 +5,8 @@ Theory of operation
 The line between agent and controller loses messages when a connection breaks or a process dies, but keeps their order. What
 the agent tells is repeated by its machine. What the *controller* tells is counted by both: a hello makes the controller
 answer ``Acknowledged(sent=0)`` and then send everything anew; each heartbeat is answered with the number it has sent since.
-An agent that has received fewer has lost something and says hello again.
+An agent that has received fewer has lost something and says hello again. (If it has received more, the start of a session was
+lost, and the count is worth nothing: the same cure.)
 
 An acknowledgement with ``sent == 0`` therefore is the start of a session, wherever it appears: since order is kept, whatever was
 counted before it belongs to an earlier session. That makes repeated, late and doubled hellos harmless: the last such
@@ -57,7 +58,7 @@ class Session:
                 self._waiting = False
                 self._incarnation = message.incarnation
                 self._due_at = now + self._interval_s
-        elif message.incarnation != self._incarnation or self._received < message.sent:
+        elif message.incarnation != self._incarnation or self._received != message.sent:
             self._lose(now)
 
     def hello_not_sent(self) -> None:

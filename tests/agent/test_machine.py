@@ -1,0 +1,276 @@
+"""The agent's machine, event by event."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from elasticd.agent.events import (
+    Action,
+    ControllerMessage,
+    ForgetWorker,
+    ProcessExited,
+    ProcessFailed,
+    ReadLogPiece,
+    SendController,
+    SendWorker,
+    SignalProcess,
+    Started,
+    StartProcess,
+    StopSignal,
+    TimePassed,
+    WorkerStatusReceived,
+)
+from elasticd.agent.machine import AgentMachine
+from elasticd.protocol.errors import InvalidTransition
+from elasticd.protocol.messages import (
+    Acknowledged,
+    AgentHeartbeat,
+    AgentHello,
+    ForgetWorkers,
+    Order,
+    ReadLog,
+    StartWorker,
+    StatusReceived,
+    StopWorker,
+    WorkerExit,
+    WorkerReport,
+)
+from elasticd.protocol.model import (
+    GpuAddress,
+    GpuRange,
+    JobId,
+    JobSpec,
+    Member,
+    Roster,
+    Server,
+    ServerId,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+)
+
+JOB = JobId("digits-1")
+FIRST, SECOND = WorkerId("digits-1.0"), WorkerId("digits-1.1")
+SERVER = Server(server=ServerId("s1"), address="127.0.0.1", gpus=())
+SPEC = JobSpec(name="digits", command=("true",), gpus=GpuRange(min=1, max=4), virtual_workers=4, workdir="/tmp")
+
+
+def order(generation: int, leader_address: str = "", broken: tuple[int, ...] = ()) -> Order:
+    member = Member(worker=FIRST, gpu=GpuAddress(server=ServerId("s1"), index=0))
+    roster = Roster(generation=generation, members=(member,), leader=FIRST)
+    return Order(job=JOB, roster=roster, leader_address=leader_address, broken=broken)
+
+
+def status(worker: WorkerId = FIRST, sequence: int = 1, **changes: object) -> WorkerStatus:
+    base = WorkerStatus(
+        job=JOB,
+        worker=worker,
+        pid=10,
+        address="tcp://127.0.0.1:1",
+        phase=WorkerPhase.TRAINING,
+        generation=1,
+        order=1,
+        floor=1,
+        applied=5,
+        sequence=sequence,
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def start(worker: WorkerId = FIRST) -> StartWorker:
+    return StartWorker(job=JOB, worker=worker, gpu=0, spec=SPEC, generation=1)
+
+
+class Driven:
+    """A machine with its clock, and shorthands for what it is told."""
+
+    def __init__(self, *workers: WorkerId) -> None:
+        self.now = 1000.0
+        self.machine = AgentMachine(SERVER, "agent-1", heartbeat_interval_s=1.0)
+        self.first = self.machine.handle(self.now, Started())
+        self.told(Acknowledged(incarnation="c1", sent=0))
+        for worker in workers:
+            self.told(start(worker))
+
+    def told(self, message: object) -> list[Action]:
+        return self.machine.handle(self.now, ControllerMessage(message))  # type: ignore[arg-type]
+
+    def status(self, said: WorkerStatus) -> list[Action]:
+        return self.machine.handle(self.now, WorkerStatusReceived(said))
+
+    def pass_time(self, seconds: float) -> list[Action]:
+        self.now += seconds
+        return self.machine.handle(self.now, TimePassed())
+
+    def hello(self) -> AgentHello:
+        """What a hello would say now."""
+        said = sent(self.told(Acknowledged(incarnation="another", sent=0)), AgentHello)
+        assert said
+        return said[0]
+
+
+def sent(actions: list[Action], kind: type) -> list:
+    return [
+        action.message
+        for action in actions
+        if isinstance(action, SendController | SendWorker) and isinstance(action.message, kind)
+    ]
+
+
+def test_it_says_hello_at_its_start_with_the_workers_it_has_adopted() -> None:
+    machine = AgentMachine(SERVER, "agent-1", 1.0)
+    gone = WorkerExit(job=JOB, worker=SECOND, exit_code=0, reason="exit code 0")
+
+    (hello,) = sent(machine.handle(5.0, Started(((JOB, FIRST),), (gone,))), AgentHello)
+
+    assert hello == AgentHello(server=SERVER, incarnation="agent-1", workers=(), starting=(FIRST,), exited=(gone,))
+
+
+def test_an_event_before_the_start_is_refused() -> None:
+    with pytest.raises(InvalidTransition):
+        AgentMachine(SERVER, "agent-1", 1.0).handle(0.0, TimePassed())
+
+
+def test_heartbeats_go_out_once_per_interval_while_the_controller_answers() -> None:
+    driven = Driven()
+    beats = 0
+    for _ in range(20):
+        actions = driven.pass_time(0.5)
+        beats += len(sent(actions, AgentHeartbeat))
+        assert not sent(actions, AgentHello)
+        driven.told(Acknowledged(incarnation="c1", sent=0))
+    assert beats == 10
+
+
+def test_a_worker_id_is_started_once_whatever_is_repeated() -> None:
+    driven = Driven()
+    assert driven.told(start()) == [StartProcess(start())]
+    assert driven.told(start()) == []
+    driven.machine.handle(driven.now, ProcessExited(FIRST, 0, "exit code 0"))
+    assert driven.told(start()) == []
+    assert driven.told(ForgetWorkers(workers=(FIRST,))) == [ForgetWorker(JOB, FIRST)]
+    assert driven.told(start()) == []
+
+
+def test_a_worker_gets_the_newest_order_when_it_first_speaks() -> None:
+    driven = Driven(FIRST)
+    assert driven.told(order(2, "tcp://a")) == []
+    assert sent(driven.status(status(order=0, generation=0)), Order) == [order(2, "tcp://a")]
+
+
+def test_a_new_order_goes_to_every_local_worker_of_the_job_also_to_those_that_are_not_in_its_roster() -> None:
+    driven = Driven(FIRST, SECOND)
+    driven.status(status(FIRST))
+    driven.status(status(SECOND))
+    actions = driven.told(order(2))
+    assert actions == [SendWorker(FIRST, order(2)), SendWorker(SECOND, order(2))]
+
+
+def test_an_order_is_passed_again_when_its_leader_address_is_known_and_never_when_it_is_older() -> None:
+    driven = Driven(FIRST)
+    driven.status(status())
+    assert sent(driven.told(order(2)), Order)
+    assert sent(driven.told(order(2, "tcp://a")), Order) == [order(2, "tcp://a")]
+    assert driven.told(order(2)) == []
+    assert driven.told(order(2, "tcp://a")) == []
+    assert driven.told(order(1, "tcp://b")) == []
+    assert sent(driven.told(order(2, "tcp://a", broken=(1,))), Order)
+
+
+def test_a_worker_whose_status_names_an_older_order_gets_the_newest_again() -> None:
+    driven = Driven(FIRST)
+    driven.status(status(order=1))
+    driven.told(order(2, "tcp://a"))
+    assert sent(driven.status(status(sequence=2, order=1)), Order) == [order(2, "tcp://a")]
+    assert sent(driven.status(status(sequence=3, order=2, generation=2)), Order) == []
+
+
+def test_an_order_is_repeated_now_and_then_until_the_worker_has_committed_it() -> None:
+    driven = Driven(FIRST)
+    driven.status(status())
+    driven.told(order(2, "tcp://a"))
+    driven.now += 1.0
+    assert sent(driven.status(status(sequence=2, order=2)), Order) == []
+    driven.now += 1.5
+    assert sent(driven.status(status(sequence=3, order=2)), Order) == [order(2, "tcp://a")]
+    driven.now += 5
+    assert sent(driven.status(status(sequence=4, order=2, generation=2)), Order) == []
+
+
+def test_a_change_of_phase_is_reported_at_once_and_mere_progress_with_the_heartbeats() -> None:
+    driven = Driven(FIRST)
+    assert len(sent(driven.status(status(sequence=1)), WorkerReport)) == 1
+    driven.now += 0.1
+    assert sent(driven.status(status(sequence=2, applied=6)), WorkerReport) == []
+    changed = status(sequence=3, applied=6, phase=WorkerPhase.BROKEN)
+    assert sent(driven.status(changed), WorkerReport) == [WorkerReport(status=changed)]
+    driven.now += 0.5
+    assert len(sent(driven.status(status(sequence=4, applied=7, phase=WorkerPhase.BROKEN)), WorkerReport)) == 1
+
+
+def test_every_status_is_answered_and_a_late_one_changes_nothing() -> None:
+    driven = Driven(FIRST)
+    assert sent(driven.status(status(sequence=7)), StatusReceived) == [StatusReceived(sequence=7)]
+    assert driven.status(status(sequence=6, phase=WorkerPhase.STARTING)) == []
+    assert driven.hello().workers == (status(sequence=7),)
+
+
+def test_the_status_of_an_unknown_worker_is_ignored() -> None:
+    assert Driven().status(status()) == []
+
+
+def test_a_stop_is_sigterm_and_after_the_grace_sigkill() -> None:
+    driven = Driven(FIRST)
+    driven.status(status())
+    stop = StopWorker(job=JOB, worker=FIRST, grace_s=0.5)
+    assert driven.told(stop) == [SignalProcess(FIRST, StopSignal.TERMINATE)]
+    assert driven.told(stop) == []
+    assert driven.machine.next_deadline() == driven.now + 0.5
+    assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(0.5)
+
+
+def test_a_stop_of_an_unknown_worker_is_ignored() -> None:
+    assert Driven().told(StopWorker(job=JOB, worker=FIRST, grace_s=1)) == []
+
+
+def test_an_end_is_told_with_the_last_phase_and_again_until_it_is_forgotten() -> None:
+    driven = Driven(FIRST)
+    driven.status(status(phase=WorkerPhase.FINISHED))
+    gone = WorkerExit(job=JOB, worker=FIRST, exit_code=0, reason="exit code 0", phase=WorkerPhase.FINISHED)
+    assert driven.machine.handle(driven.now, ProcessExited(FIRST, 0, "exit code 0")) == [SendController(gone)]
+    assert sent(driven.pass_time(1.0), WorkerExit) == [gone]
+    assert driven.hello().exited == (gone,)
+
+    again = Driven(FIRST)
+    again.machine.handle(again.now, ProcessExited(FIRST, 0, "exit code 0"))
+    again.told(ForgetWorkers(workers=(FIRST,)))
+    assert sent(again.pass_time(1.0), WorkerExit) == []
+    assert again.hello().exited == ()
+
+
+def test_a_process_that_cannot_be_started_is_an_end_of_its_worker() -> None:
+    driven = Driven(FIRST)
+    (told,) = sent(driven.machine.handle(driven.now, ProcessFailed(FIRST, "this server has no GPU 9")), WorkerExit)
+    assert (told.exit_code, told.reason) == (None, "this server has no GPU 9")
+
+
+def test_forgetting_a_worker_that_runs_changes_nothing() -> None:
+    driven = Driven(FIRST)
+    assert driven.told(ForgetWorkers(workers=(FIRST,))) == []
+    assert driven.hello().starting == (FIRST,)
+
+
+def test_a_log_grows_as_long_as_its_worker_runs() -> None:
+    driven = Driven(FIRST)
+    request = ReadLog(request="r", job=JOB, worker=FIRST, offset=0, limit=100)
+    assert driven.told(request) == [ReadLogPiece(request, growing=True)]
+    driven.machine.handle(driven.now, ProcessExited(FIRST, 0, ""))
+    assert driven.told(request) == [ReadLogPiece(request, growing=False)]
+
+
+def test_nothing_is_reported_before_the_controller_has_answered_for_the_first_time() -> None:
+    machine = AgentMachine(SERVER, "agent-1", 1.0)
+    machine.handle(0.0, Started(((JOB, FIRST),)))
+    assert sent(machine.handle(0.0, WorkerStatusReceived(status())), WorkerReport) == []
+    assert sent(machine.handle(0.0, ProcessExited(FIRST, 0, "")), WorkerExit) == []

@@ -1,0 +1,203 @@
+"""The session between agent and controller: every loss is noticed, and repeated hellos settle."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticd.agent.session import Session
+from elasticd.protocol.messages import Acknowledged
+
+INTERVAL_S = 1.0
+
+
+def ready(now: float = 0.0) -> Session:
+    session = Session(INTERVAL_S)
+    assert session.due(now) == "hello"
+    session.acknowledged(now, Acknowledged(incarnation="c1", sent=0))
+    return session
+
+
+def test_hellos_are_repeated_with_growing_pauses_until_one_is_answered() -> None:
+    session, now, times = Session(INTERVAL_S), 0.0, []
+    for _ in range(8):
+        now = session.deadline()
+        assert session.due(now) == "hello"
+        times.append(now)
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 0.1
+    assert pauses[-1] == INTERVAL_S
+
+
+def test_a_lost_message_leads_to_a_hello() -> None:
+    session = ready()
+    session.message_received()
+    session.acknowledged(0.5, Acknowledged(incarnation="c1", sent=1))
+    assert session.due(0.5) == ""
+    session.acknowledged(0.6, Acknowledged(incarnation="c1", sent=2))
+    assert session.due(0.6) == "hello"
+
+
+def test_another_incarnation_of_the_controller_leads_to_a_hello() -> None:
+    session = ready()
+    session.acknowledged(0.5, Acknowledged(incarnation="c2", sent=0))
+    assert session.due(0.5) == "hello"
+    session.acknowledged(0.6, Acknowledged(incarnation="c2", sent=0))
+    assert session.incarnation == "c2"
+    assert session.due(0.7) == ""
+
+
+def test_silence_of_three_intervals_leads_to_a_hello() -> None:
+    session = ready()
+    said = [session.due(now / 10) for now in range(1, 31)]
+    assert said.count("heartbeat") == 2
+    assert said[-1] == "hello"
+
+
+def test_an_answer_of_the_earlier_session_does_not_start_the_new_one() -> None:
+    session = ready()
+    session.acknowledged(0.5, Acknowledged(incarnation="c1", sent=3))
+    assert session.due(0.5) == "hello"
+    session.acknowledged(0.51, Acknowledged(incarnation="c1", sent=4))
+    assert session.due(0.6) == "hello"
+
+
+def test_what_was_in_flight_before_the_hello_is_not_counted() -> None:
+    session = ready()
+    session.acknowledged(0.5, Acknowledged(incarnation="c1", sent=3))
+    assert session.due(0.5) == "hello"
+    for _ in range(5):
+        session.message_received()
+    session.acknowledged(0.51, Acknowledged(incarnation="c1", sent=0))
+    session.message_received()
+    session.acknowledged(0.52, Acknowledged(incarnation="c1", sent=2))
+    assert session.due(0.52) == "hello"
+
+
+def test_an_acknowledgement_does_not_answer_a_hello_that_was_never_sent() -> None:
+    session = Session(INTERVAL_S)
+    assert session.due(0.0) == "hello"
+    session.hello_not_sent()
+    session.acknowledged(0.01, Acknowledged(incarnation="c1", sent=0))
+    assert session.incarnation == ""
+    assert session.due(session.deadline()) == "hello"
+
+
+def test_a_count_that_is_too_high_leads_to_a_hello_since_it_would_hide_a_loss() -> None:
+    session = ready()
+    for _ in range(2):  # everything came twice, after two hellos; the acknowledgement in between was lost
+        session.message_received()
+    session.acknowledged(0.5, Acknowledged(incarnation="c1", sent=1))
+    assert session.due(0.5) == "hello"
+
+
+class Line:
+    """A controller and an agent with a line between them that keeps the order but loses what `lost` says.
+
+    The controller has facts 1..n for the agent. It tells each once, and all of them anew after a hello.
+    """
+
+    def __init__(self) -> None:
+        self.session = Session(INTERVAL_S)
+        self.now = 0.0
+        self.incarnation = 0
+        self.facts = 0
+        self.sent = 0
+        self.known: set[int] = set()
+        self.to_agent: deque[Acknowledged | int] = deque()
+        self.to_controller: deque[str] = deque()
+
+    def add_fact(self) -> None:
+        self.facts += 1
+        self.to_agent.append(self.facts)
+        self.sent += 1
+
+    def restart_controller(self) -> None:
+        self.incarnation += 1
+        self.sent = 0
+
+    def controller_hears(self) -> None:
+        if not self.to_controller:
+            return
+        hello = self.to_controller.popleft() == "hello"
+        self.sent = 0 if hello else self.sent
+        self.to_agent.append(Acknowledged(incarnation=str(self.incarnation), sent=self.sent))
+        if hello:
+            self.to_agent.extend(range(1, self.facts + 1))
+            self.sent = self.facts
+
+    def agent_hears(self) -> None:
+        if not self.to_agent:
+            return
+        message = self.to_agent.popleft()
+        if isinstance(message, Acknowledged):
+            self.session.acknowledged(self.now, message)
+        else:
+            self.session.message_received()
+            self.known.add(message)
+
+    def pass_time(self, seconds: float) -> str:
+        self.now += seconds
+        said = self.session.due(self.now)
+        if said:
+            self.to_controller.append(said)
+        return said
+
+    def break_connection(self) -> None:
+        self.to_agent.clear()
+        self.to_controller.clear()
+
+
+STEPS = st.lists(
+    st.sampled_from(
+        [
+            "add",
+            "add",
+            "controller",
+            "controller",
+            "agent",
+            "agent",
+            "agent",
+            "time",
+            "time",
+            "restart",
+            "lose",
+            "break",
+        ]
+    ),
+    max_size=120,
+)
+
+
+@given(STEPS)
+def test_whatever_was_lost_the_agent_knows_everything_soon_after_the_line_has_healed(steps: list[str]) -> None:
+    line = Line()
+    for step in steps:
+        match step:
+            case "add":
+                line.add_fact()
+            case "controller":
+                line.controller_hears()
+            case "agent":
+                line.agent_hears()
+            case "time":
+                line.pass_time(0.4)
+            case "restart":
+                line.restart_controller()
+            case "lose":
+                if line.to_agent:
+                    line.to_agent.popleft()
+            case "break":
+                line.break_connection()
+    said = []
+    for _ in range(100):  # ten seconds
+        said.append(line.pass_time(0.1))
+        while line.to_controller or line.to_agent:
+            line.controller_hears()
+            line.agent_hears()
+    assert line.known == set(range(1, line.facts + 1)), f"after {steps}"
+    assert "hello" not in said[50:], f"hellos did not settle after {steps}"

@@ -1,0 +1,159 @@
+"""The shim, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticd.agent import shim
+from elasticd.agent.shim import Lines
+
+WORKER = "digits-1.0"
+
+
+class Shimmed:
+    """A shim around a command, in a directory of its own."""
+
+    def __init__(self, directory: Path, argv: list[str], workdir: str = "/", grace_s: float = 20.0) -> None:
+        self.directory = directory
+        command = [sys.executable, "-I", "-S", shim.__file__, str(directory), "digits-1", WORKER, "0", str(grace_s)]
+        environment = {"PATH": os.environ["PATH"], "GREETING": "hello"}
+        self.process = subprocess.Popen([*command, workdir, *argv], env=environment, start_new_session=True)
+
+    def record(self) -> dict:
+        """The record, once it names the worker's process."""
+        path = self.directory / f"{WORKER}.json"
+        eventually(lambda: path.exists() and "pid" in json.loads(path.read_text()))
+        return json.loads(path.read_text())
+
+    def end(self) -> dict:
+        """The exit record, after the shim has ended."""
+        assert self.process.wait(timeout=20) == 0
+        return json.loads((self.directory / f"{WORKER}.exit").read_text())
+
+    def log(self) -> list[bytes]:
+        """The log's lines so far, without their stamps."""
+        path = self.directory / f"{WORKER}.log"
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        matches = [re.fullmatch(rb"\d+\.\d{6} ([oe] .*)", line, re.DOTALL) for line in lines]
+        assert all(matches), lines
+        return [match[1] for match in matches if match]
+
+
+def eventually(holds: Callable[[], bool], within_s: float = 20.0) -> None:
+    """Poll until `holds`, or fail."""
+    give_up_at = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < give_up_at, "it did not come to pass"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Shimmed]]:
+    started: list[Shimmed] = []
+
+    def starter(*argv: str, **options: object) -> Shimmed:
+        started.append(Shimmed(tmp_path, list(argv), **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield starter
+    for shimmed in started:
+        shimmed.process.kill()
+        shimmed.process.wait()
+
+
+def test_a_clean_end_is_written_down_and_each_line_is_stamped_with_its_stream(start: Callable[..., Shimmed]) -> None:
+    shimmed = start("sh", "-c", "echo $GREETING; sleep 0.05; echo oh >&2; sleep 0.05; printf unfinished")
+    assert shimmed.end() == {"exit_code": 0, "reason": "exit code 0"}
+    assert shimmed.log() == [b"o hello", b"e oh", b"o unfinished"]
+
+
+def test_the_reason_of_a_failure_is_the_last_line_of_stderr(start: Callable[..., Shimmed]) -> None:
+    shimmed = start(sys.executable, "-c", "raise ValueError('bad')")
+    assert shimmed.end() == {"exit_code": 1, "reason": "exit code 1: ValueError: bad"}
+
+
+def test_death_by_signal_is_named(start: Callable[..., Shimmed]) -> None:
+    assert start("sh", "-c", "kill -KILL $$").end() == {"exit_code": -9, "reason": "killed by SIGKILL"}
+
+
+def test_bytes_that_are_not_text_are_kept(start: Callable[..., Shimmed]) -> None:
+    shimmed = start("printf", r"\377\376 caf\351\n")
+    shimmed.end()
+    assert shimmed.log() == [b"o \xff\xfe caf\xe9"]
+
+
+def test_a_command_that_does_not_exist_ends_with_127_and_says_so_in_log_and_record(
+    start: Callable[..., Shimmed],
+) -> None:
+    shimmed = start("no-such-program-here")
+    assert shimmed.end() == {
+        "exit_code": 127,
+        "reason": "cannot start no-such-program-here: No such file or directory",
+    }
+    assert shimmed.log() == [b"e cannot start no-such-program-here: No such file or directory"]
+
+
+def test_a_directory_that_does_not_exist_is_named(start: Callable[..., Shimmed]) -> None:
+    assert "(in /nowhere)" in start("true", workdir="/nowhere").end()["reason"]
+
+
+def test_sigterm_ends_the_whole_group_and_the_worker_may_say_its_last_words(start: Callable[..., Shimmed]) -> None:
+    shimmed = start("sh", "-c", "trap 'echo bye; exit 7' TERM; sleep 60 & echo up; wait")
+    eventually(lambda: b"o up" in shimmed.log())
+    shimmed.process.send_signal(signal.SIGTERM)
+    assert shimmed.end()["exit_code"] == 7
+    assert shimmed.log()[-1] == b"o bye"
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(start: Callable[..., Shimmed]) -> None:
+    shimmed = start("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done", grace_s=0.2)
+    eventually(lambda: b"o up" in shimmed.log())
+    shimmed.process.send_signal(signal.SIGTERM)
+    assert shimmed.end() == {"exit_code": -9, "reason": "killed by SIGKILL"}
+
+
+def test_what_a_worker_leaves_behind_in_its_group_is_killed_with_its_end(start: Callable[..., Shimmed]) -> None:
+    shimmed = start("sh", "-c", "sleep 60 & echo $!; exit 0")
+    assert shimmed.end()["exit_code"] == 0
+    left = int(shimmed.log()[0].split()[1])
+    eventually(lambda: shim.start_ticks(left) is None)
+
+
+def test_the_worker_dies_with_its_shim(start: Callable[..., Shimmed]) -> None:
+    shimmed = start("sleep", "60")
+    record = shimmed.record()
+    assert shim.start_ticks(record["pid"]) == record["start_ticks"]
+    assert shim.start_ticks(record["shim_pid"]) == record["shim_start_ticks"]
+    shimmed.process.kill()
+    eventually(lambda: shim.start_ticks(record["pid"]) is None)
+
+
+def test_the_worker_has_a_session_of_its_own_and_default_signals(start: Callable[..., Shimmed]) -> None:
+    script = "import os,signal; print(os.getsid(0)==os.getpid(), signal.getsignal(signal.SIGHUP)==signal.SIG_DFL)"
+    shimmed = start(sys.executable, "-c", script)
+    shimmed.end()
+    assert shimmed.log() == [b"o True True"]
+
+
+def test_lines_end_at_newlines_and_returns_however_the_stream_is_cut() -> None:
+    text = b"one\ntwo\r\n\n10%\r20%\r\r\nthree\r\n"
+    for cut in range(len(text) + 1):
+        lines = Lines()
+        got = lines.feed(text[:cut]) + lines.feed(text[cut:]) + lines.end()
+        assert got == [b"one", b"two", b"", b"10%", b"20%", b"", b"three"], f"cut at {cut}"
+
+
+def test_an_endless_line_is_cut_into_pieces() -> None:
+    lines = Lines()
+    got = lines.feed(b"x" * (shim.MAX_LINE_BYTES + 5)) + lines.feed(b"y\n")
+    assert got == [b"x" * shim.MAX_LINE_BYTES, b"xxxxxy"]
