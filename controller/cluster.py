@@ -1,0 +1,213 @@
+"""All that the controller knows, and the one place where its effects gather.
+
+The rooms of the machine (`intake`, `reconcile`, `requests`) change this state and leave their effects here; the machine takes
+them out at the end of each event, records first. What is recorded of a job is found by comparing its record with the one last
+written, so that no caller can forget to record a change.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ..protocol.messages import Acknowledged, Answer, EventView, Reply, StopWorker, ToAgentFromController
+from ..protocol.model import GpuAddress, JobId, Server, ServerId, Value, WorkerId
+from .events import Action, Record, ReplyClient, SendAgent, Warn
+from .jobs import Job, JobRecord, WorkerState
+from .scheduling.policies import Policy
+
+KEPT_EVENTS = 10_000
+KEPT_ANSWERS = 10_000
+STOP_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What does not change while the controller runs."""
+
+    cluster: str
+    incarnation: str  # new for each start
+    version: str
+    pid: int
+    server_lease_s: float = 10.0
+    max_restarts: int = 5
+
+
+class ServerRecord(Value, frozen=True, kw_only=True):
+    """What is recorded of a server."""
+
+    server: Server
+
+
+@dataclass
+class Session:
+    """A server, and the connection with its agent."""
+
+    server: Server
+    alive: bool
+    last_heard_s: float
+    incarnation: str = ""
+    sent: int = 0  # messages since its last hello
+    strays: dict[WorkerId, GpuAddress | None] = field(default_factory=dict)  # processes there that nobody wants
+
+
+@dataclass
+class PendingLog:
+    """A client waits for a piece of a log."""
+
+    client: bytes
+    server: ServerId
+    deadline_s: float
+
+
+def job_key(job: JobId) -> str:
+    return f"/jobs/{job}"
+
+
+def event_key(number: int) -> str:
+    return f"/events/{number:012d}"
+
+
+def server_key(server: ServerId) -> str:
+    return f"/servers/{server}"
+
+
+class Cluster:
+    """Jobs in the order of submission, servers by name, and the effects of the event at hand."""
+
+    def __init__(self, settings: Settings, policy: Policy, rng: random.Random, now: float) -> None:
+        self.settings = settings
+        self.policy = policy
+        self.rng = rng
+        self.started_s = now
+        self.jobs: dict[JobId, Job] = {}
+        self.sessions: dict[ServerId, Session] = {}
+        self.awaited: set[ServerId] = set()  # known from the store, not heard of since the start
+        self.events: deque[EventView] = deque(maxlen=KEPT_EVENTS)
+        self.answers: OrderedDict[str, Answer] = OrderedDict()  # to requests that changed something
+        self.pending_logs: dict[str, PendingLog] = {}
+        self.next_job = 1
+        self.next_event = 1
+        self.schedule_due = False
+        self.stirred: dict[JobId, None] = {}  # jobs to look at, in the order in which they were stirred
+        self._touched: dict[JobId, None] = {}  # jobs whose record may have changed
+        self._written: dict[JobId, JobRecord] = {}
+        self._puts: dict[str, bytes] = {}
+        self._deletes: list[str] = []
+        self._effects: list[Action] = []
+
+    # -- state
+
+    def add_job(self, job: Job, recorded: bool = False) -> None:
+        self.jobs[job.id] = job
+        if recorded:
+            self._written[job.id] = job.kept
+        else:
+            self.stir(job)
+
+    def stir(self, job: Job) -> None:
+        """`job` has changed: record it, and look whether it needs something."""
+        self.stirred[job.id] = None
+        self._touched[job.id] = None
+
+    def touch(self, job: Job) -> None:
+        """The record of `job` may have changed, but nothing that calls for a decision."""
+        self._touched[job.id] = None
+
+    def stir_all(self) -> None:
+        """Everything may have changed: the controller knows enough to decide again."""
+        self.schedule_due = True
+        for job in self.jobs.values():
+            if not job.final:
+                self.stir(job)
+
+    def stir_waiting(self) -> None:
+        """A GPU may have become free: look at the jobs that wait for one."""
+        for job in self.jobs.values():
+            if any(entry.state is WorkerState.ORDERED for entry in job.kept.workers):
+                self.stir(job)
+
+    def take_stirred(self) -> tuple[JobId, ...]:
+        stirred = tuple(self.stirred)
+        self.stirred.clear()
+        return stirred
+
+    def gpu_holder(self, gpu: GpuAddress) -> WorkerId | None:
+        """Whose process may be on `gpu`."""
+        for job in self.jobs.values():
+            for entry in job.kept.workers:
+                if entry.gpu == gpu and entry.state is not WorkerState.ORDERED:
+                    return entry.worker
+        session = self.sessions.get(gpu.server)
+        if session is not None:
+            return next((worker for worker, place in session.strays.items() if place == gpu), None)
+        return None
+
+    # -- effects
+
+    def record_server(self, session: Session) -> None:
+        self._puts[server_key(session.server.server)] = msgspec.msgpack.encode(ServerRecord(server=session.server))
+
+    def tell(self, now: float, kind: str, job: JobId | None, text: str) -> None:
+        """Add to the history of the cluster."""
+        event = EventView(number=self.next_event, time_s=now, kind=kind, job=job, text=text)
+        self.next_event += 1
+        self.events.append(event)
+        self._puts[event_key(event.number)] = msgspec.msgpack.encode(event)
+        if event.number > KEPT_EVENTS:
+            self._deletes.append(event_key(event.number - KEPT_EVENTS))
+
+    def send(self, server: ServerId, message: ToAgentFromController) -> None:
+        """Send to an agent, if its server is there; if not, its next hello brings everything up to date."""
+        session = self.sessions.get(server)
+        if session is None or not session.alive:
+            return
+        if not isinstance(message, Acknowledged):
+            session.sent += 1
+        self._effects.append(SendAgent(server, message))
+
+    def ask_for_hello(self, server: ServerId) -> None:
+        """Answer an agent that has no session here, in such a way that it says hello."""
+        session = self.sessions.get(server)
+        sent = 1 if session is None else session.sent + 1
+        self._effects.append(SendAgent(server, Acknowledged(incarnation=self.settings.incarnation, sent=sent)))
+
+    def stop_worker(self, job: Job, worker: WorkerId) -> None:
+        """Stop a worker's process; one that was never started is forgotten."""
+        entry = job.worker(worker)
+        if entry is None:
+            return
+        self.stir(job)
+        if entry.state is WorkerState.ORDERED:
+            job.drop_unstarted(worker)
+            return
+        job.update_worker(worker, stopping=True)
+        self.send(entry.gpu.server, StopWorker(job=job.id, worker=worker, grace_s=STOP_GRACE_S))
+
+    def answer(self, client: bytes, request: str, answer: Answer) -> None:
+        self._effects.append(ReplyClient(client, Reply(id=request, answer=answer)))
+
+    def remember_answer(self, request: str, answer: Answer) -> None:
+        self.answers[request] = answer
+        while len(self.answers) > KEPT_ANSWERS:
+            self.answers.popitem(last=False)
+
+    def warn(self, text: str) -> None:
+        self._effects.append(Warn(text))
+
+    def take_effects(self) -> list[Action]:
+        """The effects since the last call: what is to be recorded, then the rest."""
+        for name in self._touched:
+            job = self.jobs[name]
+            if self._written.get(name) != job.kept:
+                self._puts[job_key(name)] = msgspec.msgpack.encode(job.kept)
+                self._written[name] = job.kept
+        self._touched.clear()
+        effects, self._effects = self._effects, []
+        if self._puts or self._deletes:
+            effects.insert(0, Record(tuple(self._puts.items()), tuple(self._deletes)))
+            self._puts, self._deletes = {}, []
+        return effects

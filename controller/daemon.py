@@ -1,0 +1,178 @@
+"""The controller's shell: two sockets, the store and the clock around `machine.ControllerMachine` (cluster 1, 3).
+
+One turn of the loop takes in whatever has come, commits everything that is to be recorded in one transaction, and only then
+sends. So a submission costs a share of one fsync, and nothing has been said that a crash could make untrue. If the commit fails
+the process ends at once, having promised nothing: whoever supervises it starts it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from .. import __version__
+from ..protocol.codec import Codec
+from ..protocol.errors import OperatorError, PeerError
+from ..protocol.messages import Envelope, Refused, Reply, ToControllerFromAgent
+from ..protocol.model import ServerId
+from ..runtime import readiness, transport
+from ..runtime.clock import Clock
+from ..runtime.loop import Loop
+from .cluster import Settings
+from .config import ControllerConfig
+from .events import Action, AgentMessage, ClientRequest, Event, Record, ReplyClient, SendAgent, TimePassed, Warn
+from .machine import ControllerMachine
+from .scheduling.policies import Policy
+from .store import Delete, Put, SqliteStore
+
+log = logging.getLogger(__name__)
+
+STORE_FILE = "cluster.db"
+
+
+class ControllerDaemon:
+    """One controller process."""
+
+    def __init__(self, options: ControllerConfig, policy: Policy) -> None:
+        """Opens the store, recovers, listens. Raises OperatorError if one of these cannot be done."""
+        self._clock = Clock()
+        self._store = SqliteStore(_state_directory(options) / STORE_FILE)
+        settings = Settings(
+            cluster=options.cluster,
+            incarnation=secrets.token_hex(16),
+            version=__version__,
+            pid=os.getpid(),
+            server_lease_s=options.server_lease_s,
+            max_restarts=options.max_restarts,
+        )
+        records = [(record.key, record.value) for record in self._store.list("/").records]
+        self._machine = ControllerMachine(
+            settings, policy, random.Random(settings.incarnation), self._clock.now(), records
+        )
+        self._outbox: list[Action] = []
+        self._records: list[Record] = []
+        self._from_agent: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
+        self._from_client: Codec[Envelope] = Codec(Envelope)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._clients = transport.router(self._context)
+        self._agents = transport.router(self._context)
+        clients = transport.bind(self._clients, options.listen_clients)
+        agents = transport.bind(self._agents, options.listen_agents)
+        self._loop = Loop(self._clock, self._on_turn, self._machine.next_deadline)
+        self._loop.add_socket(self._clients, self._on_client)
+        self._loop.add_socket(self._agents, self._on_agent)
+        log.info("cluster=%s policy=%s records=%d", options.cluster, policy.name, len(records))
+        log.info("listening for clients at %s, for agents at %s", clients, agents)
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        self._loop.stop_on_signals()
+        readiness.notify("READY=1")
+        try:
+            self._loop.run()
+        finally:
+            readiness.notify("STOPPING=1")
+            self._loop.close()
+            self._clients.close()
+            self._agents.close()
+            self._context.term()
+            self._store.close()
+
+    # -- input
+
+    def _on_agent(self, frames: list[bytes]) -> None:
+        identity, data = frames[0], frames[-1]
+        try:
+            message = self._from_agent.decode(data)
+            server = ServerId(identity.decode())
+        except (PeerError, UnicodeDecodeError) as error:
+            log.warning("dropped a message of agent %r: %s", identity[:64], error)
+            return
+        self._feed(AgentMessage(server, message))
+
+    def _on_client(self, frames: list[bytes]) -> None:
+        client, data = frames[0], frames[-1]
+        try:
+            envelope = self._from_client.decode(data)
+        except PeerError as error:
+            log.warning("refused a request: %s", error)
+            request = _readable_id(data)
+            if request is not None:
+                answer = Refused(reason=f"the request is not understood: {error}", bad_input=True)
+                self._outbox.append(ReplyClient(client, Reply(id=request, answer=answer)))
+            return
+        self._feed(ClientRequest(client, envelope))
+
+    def _feed(self, event: Event) -> None:
+        for action in self._machine.handle(self._clock.now(), event):
+            if isinstance(action, Record):
+                self._records.append(action)
+            else:
+                self._outbox.append(action)
+
+    # -- output
+
+    def _on_turn(self) -> None:
+        deadline = self._machine.next_deadline()
+        if deadline is not None and deadline <= self._clock.now():
+            self._feed(TimePassed())
+        self._commit()
+        outbox, self._outbox = self._outbox, []
+        for action in outbox:
+            self._carry_out(action)
+
+    def _commit(self) -> None:
+        """All records of the turn in one transaction; of several values for one key the last."""
+        if not self._records:
+            return
+        writes: dict[str, Put | Delete] = {}
+        for record in self._records:
+            writes.update({key: Put(key, value) for key, value in record.puts})
+            writes.update({key: Delete(key) for key in record.deletes})
+        self._records = []
+        if self._store.commit((), tuple(writes.values())) is None:
+            raise AssertionError("a commit without conditions was refused")
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case SendAgent(server, message):
+                data = msgspec.msgpack.encode(message)
+                if not transport.send(self._agents, server.encode(), data):
+                    log.debug("agent %s is not there for %s", server, type(message).__name__)
+            case ReplyClient(client, reply):
+                transport.send(self._clients, client, _encode_reply(self._from_client, reply))
+            case Warn(text):
+                log.warning("%s", text)
+            case Record():
+                raise AssertionError("records are committed before")
+
+
+def _encode_reply(codec: Codec[Envelope], reply: Reply) -> bytes:
+    try:
+        return codec.encode(reply)
+    except PeerError as error:
+        return codec.encode(Reply(id=reply.id, answer=Refused(reason=f"the answer is too large: {error}")))
+
+
+def _readable_id(data: bytes) -> str | None:
+    """The id of a request that is not one of this version, so that its sender need not wait for the timeout."""
+    try:
+        found = msgspec.msgpack.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    request = found.get("id") if isinstance(found, dict) else None
+    return request if isinstance(request, str) and len(request) <= 256 else None
+
+
+def _state_directory(options: ControllerConfig) -> Path:
+    try:
+        options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise OperatorError(f"state_directory: {options.state} cannot be made: {error.strerror}") from None
+    return options.state

@@ -1,0 +1,70 @@
+"""What happens to the controller (facts, in the past tense) and what it wants done (imperatives).
+
+The order of effects is a rule, not a habit: all `Record` actions of a loop turn are committed in one transaction before the
+first message of that turn is sent (cluster 3: record, then act).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.messages import Envelope, Reply, ToAgentFromController, ToControllerFromAgent
+from ..protocol.model import ServerId
+
+
+@dataclass(frozen=True)
+class AgentMessage:
+    """A message came from the agent of `server` (the name that its connection has)."""
+
+    server: ServerId
+    message: ToControllerFromAgent
+
+
+@dataclass(frozen=True)
+class ClientRequest:
+    """A request came from a client; `client` is where the reply goes."""
+
+    client: bytes
+    envelope: Envelope
+
+
+@dataclass(frozen=True)
+class TimePassed:
+    """`next_deadline` has come."""
+
+
+Event = AgentMessage | ClientRequest | TimePassed
+
+
+@dataclass(frozen=True)
+class Record:
+    """Make these changes durable, all or none, before anything that follows is done."""
+
+    puts: tuple[tuple[str, bytes], ...]
+    deletes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SendAgent:
+    """Send to the agent of `server`."""
+
+    server: ServerId
+    message: ToAgentFromController
+
+
+@dataclass(frozen=True)
+class ReplyClient:
+    """Answer a client."""
+
+    client: bytes
+    reply: Reply
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Tell the operator, in the log: a peer did what no correct peer does."""
+
+    text: str
+
+
+Action = Record | SendAgent | ReplyClient | Warn

@@ -1,0 +1,326 @@
+"""What agents say, taken in: sessions, statuses, ends of workers, lost servers (cluster 2, 4; worker-runtime 4).
+
+Nothing is decided here about rosters: facts change the state and stir the jobs concerned; `reconcile` looks at them in the same
+turn. A fact that is told twice changes nothing the second time.
+"""
+
+from __future__ import annotations
+
+from ..protocol.messages import (
+    Acknowledged,
+    AgentHeartbeat,
+    AgentHello,
+    ForgetWorkers,
+    Log,
+    LogPiece,
+    Refused,
+    StopWorker,
+    ToControllerFromAgent,
+    WorkerExit,
+    WorkerReport,
+)
+from ..protocol.model import JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
+from .cluster import STOP_GRACE_S, Cluster, Session
+from .generations import broken_by_loss, broken_by_report, ending, holders, usable
+from .jobs import Job, WorkerRecord, WorkerState
+from .reconcile import end_job, leader_address, order_message, send_order, send_start
+
+START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
+FIRST_HOLD_S = 30.0
+LONGEST_HOLD_S = 960.0
+KEPT_BROKEN = 64
+
+
+def on_agent_message(cluster: Cluster, now: float, server: ServerId, message: ToControllerFromAgent) -> None:
+    """Take in a message of the agent of `server`."""
+    if isinstance(message, AgentHello):
+        _on_hello(cluster, now, server, message)
+        return
+    session = cluster.sessions.get(server)
+    if session is None or not session.alive:
+        cluster.ask_for_hello(server)  # it has been given up, or this controller has not met it yet
+        return
+    session.last_heard_s = now
+    match message:
+        case AgentHeartbeat():
+            cluster.send(server, Acknowledged(incarnation=cluster.settings.incarnation, sent=session.sent))
+        case WorkerReport(status=status):
+            _on_status(cluster, now, session, status)
+        case WorkerExit():
+            _on_exit(cluster, now, session, message)
+            cluster.send(server, ForgetWorkers(workers=(message.worker,)))
+        case LogPiece():
+            _on_log_piece(cluster, server, message)
+
+
+# --------------------------------------------------------------------------------------------------------------- sessions
+
+
+def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> None:
+    if hello.server.server != server:
+        cluster.warn(f"dropped a hello of {hello.server.server!r} over the connection of {server!r}")
+        return
+    before = cluster.sessions.get(server)
+    session = Session(server=hello.server, alive=True, last_heard_s=now, incarnation=hello.incarnation)
+    cluster.sessions[server] = session
+    _greet(cluster, now, before, session)
+    cluster.send(server, Acknowledged(incarnation=cluster.settings.incarnation, sent=0))
+    seen: dict[WorkerId, None] = {}
+    for status in hello.workers:
+        seen[status.worker] = None
+        _on_status(cluster, now, session, status)
+    for worker in hello.starting:
+        seen[worker] = None
+        _on_starting(cluster, session, worker)
+    for ended in hello.exited:
+        seen[ended.worker] = None
+        _on_exit(cluster, now, session, ended)
+    if hello.exited:
+        cluster.send(server, ForgetWorkers(workers=tuple(ended.worker for ended in hello.exited)))
+    _repeat_to(cluster, now, server, seen)
+
+
+def _greet(cluster: Cluster, now: float, before: Session | None, session: Session) -> None:
+    name = session.server.server
+    expected = name in cluster.awaited
+    cluster.awaited.discard(name)
+    if before is None or before.server != session.server:
+        cluster.record_server(session)
+    if before is None:
+        cluster.tell(now, "server-joined", None, f"server {name} joined with {len(session.server.gpus)} GPUs")
+    elif not before.alive and not expected:
+        cluster.tell(now, "server-back", None, f"server {name} is back")
+    if before is None or not before.alive or before.server != session.server:
+        cluster.schedule_due = True
+    if expected and not cluster.awaited:
+        cluster.stir_all()
+
+
+def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[WorkerId, None]) -> None:
+    """Tell an agent everything anew that concerns its server; what should run there and does not is lost."""
+    for job in cluster.jobs.values():
+        here = [entry for entry in job.kept.workers if entry.gpu.server == server]
+        order = order_message(job)
+        if here and order is not None and not job.final:
+            cluster.send(server, order)
+        for entry in here:
+            if entry.state is WorkerState.ORDERED:
+                continue
+            if entry.worker in seen:
+                if entry.stopping:
+                    cluster.stop_worker(job, entry.worker)
+            elif entry.state is WorkerState.STARTED and not entry.stopping:
+                send_start(cluster, job, entry)
+            else:
+                worker_ended(cluster, now, job, entry, None, f"server {server} does not know it any more", None)
+        if here:
+            cluster.stir(job)
+
+
+def server_lost(cluster: Cluster, now: float, session: Session) -> None:
+    """A lease has run out: the server's workers count as lost, its GPUs do not exist."""
+    name = session.server.server
+    session.alive = False
+    session.strays = {}
+    cluster.awaited.discard(name)
+    cluster.schedule_due = True
+    silence_s = now - session.last_heard_s
+    cluster.tell(now, "server-lost", None, f"server {name} is lost: not heard of for {silence_s:.0f} s")
+    for job in cluster.jobs.values():
+        if job.final and not job.kept.workers:
+            continue
+        job.update(target=tuple(gpu for gpu in job.kept.target if gpu.server != name))
+        cluster.stir(job)
+        for entry in [entry for entry in job.kept.workers if entry.gpu.server == name]:
+            if entry.state is WorkerState.ORDERED:
+                job.drop_unstarted(entry.worker)
+            else:
+                worker_ended(cluster, now, job, entry, None, f"server {name} is lost", None)
+
+
+# --------------------------------------------------------------------------------------------------------------- workers
+
+
+def _find(cluster: Cluster, job: JobId, worker: WorkerId) -> tuple[Job, WorkerRecord] | None:
+    found = cluster.jobs.get(job)
+    entry = found.worker(worker) if found is not None else None
+    return (found, entry) if found is not None and entry is not None else None
+
+
+def _stop_stray(cluster: Cluster, session: Session, job: JobId, worker: WorkerId) -> None:
+    """A process runs that nobody wants (any more): its GPU is not free until it has ended."""
+    if worker in session.strays:
+        return
+    known = cluster.jobs[job].known_worker(worker) if job in cluster.jobs else None
+    session.strays[worker] = known.gpu if known is not None else None
+    cluster.send(session.server.server, StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S))
+
+
+def _on_starting(cluster: Cluster, session: Session, worker: WorkerId) -> None:
+    job = JobId(worker.rpartition(".")[0])
+    found = _find(cluster, job, worker)
+    if found is None:
+        _stop_stray(cluster, session, job, worker)
+    elif found[1].state is not WorkerState.RUNNING:
+        found[0].update_worker(worker, state=WorkerState.RUNNING)
+        cluster.stir(found[0])
+
+
+def _on_status(cluster: Cluster, now: float, session: Session, status: WorkerStatus) -> None:
+    found = _find(cluster, status.job, status.worker)
+    if found is None:
+        _stop_stray(cluster, session, status.job, status.worker)
+        return
+    job, entry = found
+    before = job.statuses.get(status.worker)
+    if before is not None and status.sequence <= before.sequence:
+        return
+    job.statuses[status.worker] = status
+    _note_worker(job, entry, status)
+    if not job.final:
+        job.note_progress(status)
+        for resize in job.note_resizes(status):
+            cluster.tell(now, "resized", job.id, resize_text(resize))
+        _note_commit(cluster, now, job, status)
+        _note_broken(job, status)
+        newest = job.newest
+        if newest is not None and newest.roster.leader == status.worker and leader_address(job) != job.sent_address:
+            send_order(cluster, job)
+    if before is None or _matters(before) != _matters(status):
+        cluster.stir(job)
+    else:
+        cluster.touch(job)
+
+
+def _matters(status: WorkerStatus) -> tuple[object, ...]:
+    """What of a status can call for a decision."""
+    return (status.phase, status.generation, status.order, status.floor, status.applied is None, status.address)
+
+
+def _note_worker(job: Job, entry: WorkerRecord, status: WorkerStatus) -> None:
+    if entry.state is not WorkerState.RUNNING or entry.pid != status.pid:
+        job.update_worker(entry.worker, state=WorkerState.RUNNING, pid=status.pid)
+    if not entry.trained and status.applied is not None:
+        job.update_worker(entry.worker, trained=True)
+        job.start_failures = 0
+        if job.hold_until is None:
+            job.hold_s = 0.0
+
+
+def _note_commit(cluster: Cluster, now: float, job: Job, status: WorkerStatus) -> None:
+    order = job.order(status.generation)
+    if order is None or order.generation <= job.kept.committed or status.worker not in order.roster.workers:
+        return
+    job.update(
+        committed=order.generation,
+        orders=tuple(other for other in job.kept.orders if other.generation >= order.generation),
+        progress=job.progress(),
+    )
+    share = len(order.roster.members)
+    starts = job.kept.phase is JobPhase.STARTING
+    if starts:
+        job.enter(JobPhase.RUNNING, now)
+    job.change_share(now, share)
+    if starts:
+        cluster.tell(now, "started", job.id, f"trains on {share} {'GPU' if share == 1 else 'GPUs'}")
+
+
+def _note_broken(job: Job, status: WorkerStatus) -> None:
+    if status.phase is not WorkerPhase.BROKEN:
+        return
+    add_broken(job, broken_by_report(job, status.worker, status.generation))
+
+
+def add_broken(job: Job, generations: tuple[int, ...]) -> None:
+    if not set(generations) <= set(job.kept.broken):
+        job.update(broken=tuple(sorted({*job.kept.broken, *generations}))[-KEPT_BROKEN:])
+
+
+def resize_text(resize: Resize) -> str:
+    """A measured switch in one line, for people."""
+    gap = f"longest gap {resize.longest_gap_s * 1000:.0f} ms (median step {resize.median_step_s * 1000:.0f} ms)"
+    change = f"{resize.workers_before} -> {resize.workers_after} GPUs at step {resize.step}, {gap}"
+    return f"went on after a loss: {change}" if resize.recovery else change
+
+
+def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit) -> None:
+    session.strays.pop(message.worker, None)
+    cluster.stir_waiting()
+    found = _find(cluster, message.job, message.worker)
+    if found is not None:
+        job, entry = found
+        worker_ended(cluster, now, job, entry, message.exit_code, message.reason, message.phase)
+
+
+# --------------------------------------------------------------------------------------------------- what an end means
+
+
+def worker_ended(
+    cluster: Cluster,
+    now: float,
+    job: Job,
+    entry: WorkerRecord,
+    exit_code: int | None,
+    reason: str,
+    phase: WorkerPhase | None,
+) -> None:
+    """A worker's process is gone. `phase`: the last one that its agent heard of."""
+    worker = entry.worker
+    status = job.statuses.get(worker)
+    last = phase if phase is not None else status.phase if status is not None else None
+    broken = broken_by_loss(job, worker)
+    if exit_code == 0 and last not in (WorkerPhase.FINISHED, WorkerPhase.LEFT):
+        reason = "ended in the middle of training (exit code 0)" if entry.trained else "ended without training"
+    job.end_worker(worker, now, exit_code, reason)
+    cluster.stir(job)
+    if job.final or entry.stopping or last is WorkerPhase.LEFT:
+        return
+    if last is WorkerPhase.FINISHED and exit_code == 0:
+        end_job(cluster, now, job, JobPhase.FINISHED, "", 0)
+        return
+    cluster.tell(now, "lost", job.id, f"{worker} on {entry.gpu}: {reason}")
+    add_broken(job, broken)
+    if ending(job):
+        return  # another worker is at the end of the training already: it decides
+    if exit_code is not None and exit_code >= 0 and broken:
+        at_the_end = last is WorkerPhase.FINISHED and exit_code > 0
+        if at_the_end or not job.kept.progressed:
+            end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
+            return
+    if not entry.trained and not (status is not None and status.applied is not None):
+        _start_failed(cluster, now, job, reason, exit_code)
+
+
+def _start_failed(cluster: Cluster, now: float, job: Job, reason: str, exit_code: int | None) -> None:
+    """A newcomer ended before it had trained: the job goes on with the rest, and does not try for ever to grow."""
+    job.start_failures += 1
+    if job.start_failures <= START_FAILURES_ALLOWED:
+        return
+    with_state = holders(job)
+    if not with_state:
+        if not any(usable(job, entry.worker) for entry in job.kept.workers):
+            text = f"{job.start_failures} workers in a row ended before they could train; last: {reason}"
+            end_job(cluster, now, job, JobPhase.FAILED, text, exit_code)
+        return
+    job.hold_s = min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.hold_s * 2))
+    job.hold_until = now + job.hold_s
+    job.start_failures = 0
+    keep = {entry.gpu for entry in with_state}
+    job.update(target=tuple(gpu for gpu in job.kept.target if gpu in keep))
+    cluster.schedule_due = True
+    cluster.tell(now, "held", job.id, f"does not grow for {job.hold_s:.0f} s: new workers end at their start: {reason}")
+
+
+# ------------------------------------------------------------------------------------------------------------------ logs
+
+
+def _on_log_piece(cluster: Cluster, server: ServerId, piece: LogPiece) -> None:
+    pending = cluster.pending_logs.get(piece.request)
+    if pending is None or pending.server != server:
+        return
+    del cluster.pending_logs[piece.request]
+    if piece.error:
+        cluster.answer(pending.client, piece.request, Refused(reason=piece.error))
+    else:
+        answer = Log(data=piece.data, next_offset=piece.next_offset, end=piece.end)
+        cluster.answer(pending.client, piece.request, answer)

@@ -1,0 +1,311 @@
+"""One job as the controller sees it: what is recorded of it, and what comes again by itself.
+
+`JobRecord` is everything that a controller needs after a crash; it is frozen, and replaced as a whole. `Job` adds what the
+workers report anew (statuses, progress) and timers that may start again. So a glance at the type says what is durable.
+
+The life of a job::
+
+    PENDING --target given--> STARTING --first commit--> RUNNING --a worker finished and exited with 0--> FINISHED
+       ^                         |  ^                       |
+       +----- no GPU left -------+  +--- all workers lost --+        any of them: FAILED, CANCELLED
+
+The *target* is what the scheduler wants (which GPUs); the *orders* are how the job gets there (`generations`).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..protocol.errors import InvalidTransition
+from ..protocol.messages import ShareChange
+from ..protocol.model import (
+    GpuAddress,
+    JobId,
+    JobPhase,
+    JobSpec,
+    Resize,
+    Roster,
+    Value,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+)
+
+KEPT_PAST_WORKERS = 64
+KEPT_RESIZES = 64
+KEPT_SHARES = 512
+
+TRANSITIONS: dict[JobPhase, tuple[JobPhase, ...]] = {
+    JobPhase.PENDING: (JobPhase.STARTING, JobPhase.FAILED, JobPhase.CANCELLED),
+    JobPhase.STARTING: (
+        JobPhase.PENDING,
+        JobPhase.RUNNING,
+        JobPhase.FINISHED,
+        JobPhase.FAILED,
+        JobPhase.CANCELLED,
+    ),
+    JobPhase.RUNNING: (
+        JobPhase.PENDING,
+        JobPhase.STARTING,
+        JobPhase.FINISHED,
+        JobPhase.FAILED,
+        JobPhase.CANCELLED,
+    ),
+    JobPhase.FINISHED: (),
+    JobPhase.FAILED: (),
+    JobPhase.CANCELLED: (),
+}
+
+
+class WorkerState(enum.Enum):
+    """How far the controller has come with a worker's process."""
+
+    ORDERED = "ordered"  # has a place in a roster; its GPU is not free yet
+    STARTED = "started"  # its agent was told to start it
+    RUNNING = "running"  # its agent has said that it runs
+    ENDED = "ended"
+
+
+class WorkerRecord(Value, frozen=True, kw_only=True):
+    """What is recorded of one worker."""
+
+    worker: WorkerId
+    gpu: GpuAddress
+    generation: int  # of the order that first named it
+    state: WorkerState = WorkerState.ORDERED
+    stopping: bool = False  # told to stop, or to be told as soon as its agent is back
+    trained: bool = False  # has held the job's state
+    pid: int | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    ended_s: float | None = None
+
+
+class OrderKind(enum.Enum):
+    """Why an order was given: what must happen before the next one may be."""
+
+    TARGET = "target"  # leads to the GPUs that the scheduler wants; may be superseded at any time
+    UNION = "union"  # old and new workers of a migration together, so that the state can be handed on
+    RECOVERY = "recovery"  # the survivors of a loss alone: nobody else is waited for
+
+
+class OrderRecord(Value, frozen=True, kw_only=True):
+    """An order that has been given."""
+
+    roster: Roster
+    kind: OrderKind
+    broken: tuple[int, ...] = ()
+
+    @property
+    def generation(self) -> int:
+        return self.roster.generation
+
+
+class Progress(Value, frozen=True, kw_only=True):
+    """How far a job was at its last recorded turn, so that a job that is over can still be shown."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int = 0
+    samples_per_s: float = 0.0
+    median_step_s: float = 0.0
+    metrics: dict[str, float] = {}
+
+
+class JobRecord(Value, frozen=True, kw_only=True):
+    """The durable part of a job."""
+
+    job: JobId
+    request: str  # id of the request that submitted it: a repetition must not submit it again
+    spec: JobSpec
+    submitted_s: float
+    phase: JobPhase = JobPhase.PENDING
+    reason: str = ""  # why it failed
+    started_s: float | None = None
+    finished_s: float | None = None
+    exit_code: int | None = None
+    generation: int = 0  # newest ordered
+    committed: int = 0
+    cycle: int = 1  # first generation since the job last (re)started from a checkpoint or from nothing
+    orders: tuple[OrderRecord, ...] = ()  # the committed one and all later, ascending
+    broken: tuple[int, ...] = ()  # generations that have lost a member, ascending
+    target: tuple[GpuAddress, ...] = ()
+    manual_share: int | None = None
+    worker_count: int = 0  # names given out
+    workers: tuple[WorkerRecord, ...] = ()  # whose processes may live
+    past: tuple[WorkerRecord, ...] = ()
+    shares: tuple[ShareChange, ...] = ()
+    resizes: tuple[Resize, ...] = ()
+    attained_gpu_s: float = 0.0  # up to the last entry of `shares`
+    restarts: int = 0
+    restarts_in_vain: int = 0  # since the job last came further than before
+    failures_in_vain: int = 0  # of them, those where every worker ended with an error of the script
+    progressed: bool = False  # some step has been applied
+    best_at_restart: int = -1
+    progress: Progress | None = None
+
+
+@dataclass
+class Job:
+    """A job: its record, and what is known beside it."""
+
+    kept: JobRecord
+    statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)  # of `kept.workers`
+    best_applied: int = -1
+    newest_progress: Progress | None = None
+    sent_address: str = ""  # the leader's address in the newest order as last sent
+    waiting_reason: str = ""  # the scheduler's
+    restart_at: float | None = None
+    start_failures: int = 0  # consecutive
+    hold_s: float = 0.0  # how long growth was held back last time
+    hold_until: float | None = None
+    stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
+    leaving_since: dict[WorkerId, float] = field(default_factory=dict)
+
+    @property
+    def id(self) -> JobId:
+        return self.kept.job
+
+    @property
+    def final(self) -> bool:
+        return self.kept.phase.final
+
+    @property
+    def newest(self) -> OrderRecord | None:
+        return self.kept.orders[-1] if self.kept.orders else None
+
+    @property
+    def committed_order(self) -> OrderRecord | None:
+        """The order that trains, as far as is known. None while the job holds no state."""
+        if self.kept.committed < self.kept.cycle:
+            return None
+        return self.order(self.kept.committed)
+
+    @property
+    def share_gpus(self) -> int:
+        """How many GPUs train."""
+        order = self.committed_order
+        if order is None or self.final or self.restart_at is not None:
+            return 0
+        return len(order.roster.members)
+
+    def order(self, generation: int) -> OrderRecord | None:
+        return next((order for order in self.kept.orders if order.generation == generation), None)
+
+    def worker(self, worker: WorkerId) -> WorkerRecord | None:
+        return next((entry for entry in self.kept.workers if entry.worker == worker), None)
+
+    def known_worker(self, worker: WorkerId) -> WorkerRecord | None:
+        """The record of a worker that lives or has lived."""
+        return self.worker(worker) or next((entry for entry in self.kept.past if entry.worker == worker), None)
+
+    def update(self, **changes: Any) -> None:
+        """Replace fields of the record."""
+        self.kept = msgspec.structs.replace(self.kept, **changes)
+
+    def update_worker(self, worker: WorkerId, **changes: Any) -> None:
+        """Replace fields of one worker's record."""
+        self.update(
+            workers=tuple(
+                msgspec.structs.replace(entry, **changes) if entry.worker == worker else entry
+                for entry in self.kept.workers
+            )
+        )
+
+    def enter(self, phase: JobPhase, now: float, reason: str = "", exit_code: int | None = None) -> None:
+        """Go on to `phase`. Raises InvalidTransition if the present one does not lead there."""
+        before = self.kept.phase
+        if phase is before:
+            return
+        if phase not in TRANSITIONS[before]:
+            raise InvalidTransition(f"job {self.id}: {before.value} does not lead to {phase.value}")
+        self.update(phase=phase, reason=reason)
+        if phase is JobPhase.RUNNING and self.kept.started_s is None:
+            self.update(started_s=now)
+        if phase in (JobPhase.PENDING, JobPhase.STARTING):
+            self.change_share(now, 0)
+        if phase.final:
+            self.change_share(now, 0)
+            self.update(finished_s=now, exit_code=exit_code, target=(), progress=self.progress())
+            self.restart_at = self.hold_until = None
+
+    def end_worker(self, worker: WorkerId, now: float, exit_code: int | None, reason: str) -> WorkerRecord | None:
+        """Move a worker among the past ones. None: it was there already."""
+        entry = self.worker(worker)
+        if entry is None:
+            return None
+        status = self.statuses.pop(worker, None)
+        self.leaving_since.pop(worker, None)
+        ended = msgspec.structs.replace(
+            entry,
+            state=WorkerState.ENDED,
+            exit_code=exit_code,
+            reason=reason,
+            ended_s=now,
+            pid=status.pid if status else entry.pid,
+        )
+        self.update(
+            workers=tuple(other for other in self.kept.workers if other.worker != worker),
+            past=(*self.kept.past, ended)[-KEPT_PAST_WORKERS:],
+        )
+        return entry
+
+    def drop_unstarted(self, worker: WorkerId) -> None:
+        """Forget a worker whose process was never asked for."""
+        self.update(workers=tuple(other for other in self.kept.workers if other.worker != worker))
+
+    def change_share(self, now: float, share: int) -> None:
+        """Note that `share` GPUs train from now on."""
+        shares = self.kept.shares
+        if (shares and shares[-1].share == share == 0) or (not shares and share == 0):
+            return
+        change = ShareChange(time_s=now, share=share, generation=self.kept.committed)
+        self.update(attained_gpu_s=self.attained_gpu_s(now), shares=(*shares, change)[-KEPT_SHARES:])
+
+    def attained_gpu_s(self, now: float) -> float:
+        """GPU-seconds of training so far."""
+        if not self.kept.shares:
+            return 0.0
+        last = self.kept.shares[-1]
+        return self.kept.attained_gpu_s + last.share * max(0.0, now - last.time_s)
+
+    def note_progress(self, status: WorkerStatus) -> None:
+        """Take progress over from the worker that is ahead."""
+        if status.applied is None or status.phase not in (
+            WorkerPhase.TRAINING,
+            WorkerPhase.BROKEN,
+            WorkerPhase.FINISHED,
+            WorkerPhase.LEFT,
+        ):
+            return
+        self.best_applied = max(self.best_applied, status.applied)
+        if status.applied >= 0 and not self.kept.progressed:
+            self.update(progressed=True)
+        known = self.newest_progress
+        if known is not None and known.step is not None and status.applied < known.step:
+            return
+        metrics = status.metrics or (known.metrics if known is not None else {})
+        self.newest_progress = Progress(
+            step=status.applied,
+            total_steps=status.total_steps,
+            epoch=status.epoch,
+            samples_per_s=status.samples_per_s,
+            median_step_s=status.median_step_s,
+            metrics=metrics,
+        )
+
+    def progress(self) -> Progress:
+        return self.newest_progress or self.kept.progress or Progress()
+
+    def note_resizes(self, status: WorkerStatus) -> tuple[Resize, ...]:
+        """Take over the measured switches that are not known yet, and return them."""
+        known = {resize.generation for resize in self.kept.resizes}
+        fresh = tuple(resize for resize in status.resizes if resize.generation not in known)
+        if fresh:
+            merged = sorted((*self.kept.resizes, *fresh), key=lambda resize: resize.generation)
+            self.update(resizes=tuple(merged)[-KEPT_RESIZES:])
+        return fresh

@@ -1,0 +1,118 @@
+"""The truth about the cluster: events in, actions out (cluster 1). Pure: no clock, no socket, no file.
+
+Theory of operation
+-------------------
+An event first changes what is known (`intake`, `requests`). Jobs that it concerns are stirred; as long as there are any,
+`next_deadline` is now, so that the shell sends `TimePassed` once at the end of its turn, when all that had come is taken
+in: one scheduling decision and one look at each job per turn, however much has happened (`reconcile`). The actions of each
+event begin with a `Record` of all that it has changed: record, then act.
+
+What is known of a job: `jobs`. Which roster it needs next: `generations`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+
+from ..protocol.messages import Refused
+from .cluster import Cluster, Settings
+from .events import Action, AgentMessage, ClientRequest, Event, TimePassed
+from .intake import on_agent_message, server_lost
+from .jobs import Job
+from .reconcile import LEAVING_PATIENCE_S, settle
+from .recovery import recover
+from .requests import on_request
+from .scheduling.policies import Policy
+
+
+class ControllerMachine:
+    """The controller's state machine."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        policy: Policy,
+        rng: random.Random,
+        now: float,
+        records: Iterable[tuple[str, bytes]] = (),
+    ) -> None:
+        """`records`: all keys and values of the store. Raises OperatorError if they cannot be read."""
+        self._now = now
+        self._cluster = Cluster(settings, policy, rng, now)
+        recover(self._cluster, now, records)
+
+    @property
+    def cluster(self) -> Cluster:
+        """What is known; to look at, not to change."""
+        return self._cluster
+
+    def handle(self, now: float, event: Event) -> list[Action]:
+        """Take one event in. The actions are to be carried out in their order, the records of a turn first."""
+        self._now = now
+        match event:
+            case AgentMessage(server, message):
+                on_agent_message(self._cluster, now, server, message)
+            case ClientRequest(client, envelope):
+                on_request(self._cluster, now, client, envelope)
+            case TimePassed():
+                self._pass_time(now)
+        return self._cluster.take_effects()
+
+    def next_deadline(self) -> float | None:
+        """When `TimePassed` is wanted (Unix time, s)."""
+        cluster = self._cluster
+        if not cluster.awaited and (cluster.stirred or cluster.schedule_due):
+            return self._now
+        return min(self._deadlines(), default=None)
+
+    def _deadlines(self) -> Iterator[float]:
+        cluster = self._cluster
+        lease_s = cluster.settings.server_lease_s
+        for name, session in cluster.sessions.items():
+            if session.alive or name in cluster.awaited:
+                yield session.last_heard_s + lease_s
+        for pending in cluster.pending_logs.values():
+            yield pending.deadline_s
+        for job in cluster.jobs.values():
+            yield from _timers(job)
+
+    def _pass_time(self, now: float) -> None:
+        cluster = self._cluster
+        awaited = bool(cluster.awaited)
+        for name, session in sorted(cluster.sessions.items()):
+            due = now >= session.last_heard_s + cluster.settings.server_lease_s
+            if due and (session.alive or name in cluster.awaited):
+                server_lost(cluster, now, session)
+        if awaited and not cluster.awaited:
+            cluster.stir_all()
+        for request in [name for name, pending in cluster.pending_logs.items() if now >= pending.deadline_s]:
+            pending = cluster.pending_logs.pop(request)
+            reason = f"server {pending.server} has not sent the log in time"
+            cluster.answer(pending.client, request, Refused(reason=reason))
+        for job in cluster.jobs.values():
+            self._pass_time_of(now, job)
+        settle(cluster, now)
+
+    def _pass_time_of(self, now: float, job: Job) -> None:
+        if not any(now >= timer for timer in _timers(job)):
+            return
+        self._cluster.stir(job)
+        if job.hold_until is not None and now >= job.hold_until:
+            job.hold_until = None
+            self._cluster.schedule_due = True
+        if job.stop_rest_at is not None and now >= job.stop_rest_at:
+            job.stop_rest_at = None
+            for entry in job.kept.workers:
+                self._cluster.stop_worker(job, entry.worker)
+
+
+def _timers(job: Job) -> Iterator[float]:
+    if job.restart_at is not None:
+        yield job.restart_at
+    if job.hold_until is not None:
+        yield job.hold_until
+    if job.stop_rest_at is not None:
+        yield job.stop_rest_at
+    for since in job.leaving_since.values():
+        yield since + LEAVING_PATIENCE_S

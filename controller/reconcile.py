@@ -1,0 +1,313 @@
+"""From what is wanted to what runs: scheduling, orders, starts and stops (scheduling.md; worker-runtime 4).
+
+`settle` is called once per loop turn, however many events came: one scheduling decision, then every job that something has
+happened to is brought nearer to its target, then workers whose GPUs have become free are started.
+"""
+
+from __future__ import annotations
+
+from ..protocol.messages import Order, StartWorker
+from ..protocol.model import GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
+from .cluster import Cluster
+from .generations import (
+    GiveOrder,
+    StartAgain,
+    broken_to_list,
+    choose_leader,
+    ending,
+    next_step,
+    unneeded,
+)
+from .jobs import Job, OrderRecord, WorkerRecord, WorkerState
+from .scheduling.pipeline import decide
+from .scheduling.plan import Change, plan
+from .scheduling.view import ClusterView, JobInView, ServerInView
+
+LEAVING_PATIENCE_S = 30.0
+FIRST_BACK_OFF_S = 1.0
+LONGEST_BACK_OFF_S = 30.0
+KEPT_ORDERS = 64
+
+
+def settle(cluster: Cluster, now: float) -> None:
+    """Bring everything as near to what is wanted as can be done now."""
+    if cluster.awaited:
+        return  # too little is known yet
+    if cluster.schedule_due:
+        cluster.schedule_due = False
+        _schedule(cluster, now)
+    _steer_stirred(cluster, now)
+    if cluster.schedule_due:  # a job has ended meanwhile, or has given GPUs back
+        cluster.schedule_due = False
+        _schedule(cluster, now)
+        _steer_stirred(cluster, now)
+    _start_waiting(cluster)
+
+
+def _steer_stirred(cluster: Cluster, now: float) -> None:
+    for name in cluster.take_stirred():
+        _steer(cluster, now, cluster.jobs[name])
+
+
+# ------------------------------------------------------------------------------------------------------------- scheduling
+
+
+def view_of(cluster: Cluster, now: float) -> ClusterView:
+    """What the scheduler may see."""
+    servers = tuple(
+        ServerInView(server=name, gpus=tuple(gpu.index for gpu in session.server.gpus))
+        for name, session in sorted(cluster.sessions.items())
+        if session.alive
+    )
+    jobs = tuple(_job_in_view(job, now) for job in cluster.jobs.values() if not job.final and not ending(job))
+    busy = {gpu for job in cluster.jobs.values() if not job.final and ending(job) for gpu in job.kept.target}
+    free = tuple(
+        ServerInView(
+            server=server.server,
+            gpus=tuple(i for i in server.gpus if GpuAddress(server=server.server, index=i) not in busy),
+        )
+        for server in servers
+    )
+    return ClusterView(now=now, jobs=jobs, servers=free)
+
+
+def _job_in_view(job: Job, now: float) -> JobInView:
+    spec, kept, progress = job.kept.spec, job.kept, job.progress()
+    held = job.hold_until is not None and bool(kept.target)
+    most = min(spec.gpus.max, len(kept.target)) if held else spec.gpus.max
+    manual = kept.manual_share
+    return JobInView(
+        job=job.id,
+        submitted_s=kept.submitted_s,
+        min_gpus=min(spec.gpus.min, most),
+        max_gpus=most,
+        requested_gpus=spec.gpus.max,
+        virtual_workers=spec.virtual_workers,
+        priority=spec.priority,
+        share=len(kept.target),
+        placement=kept.target,
+        manual_share=min(manual, len(kept.target)) if held and manual is not None else manual,
+        attained_gpu_s=job.attained_gpu_s(now),
+        steps_done=None if progress.step is None else progress.step + 1,
+        total_steps=progress.total_steps or spec.max_steps,
+        started=kept.started_s is not None,
+    )
+
+
+def _schedule(cluster: Cluster, now: float) -> None:
+    view = view_of(cluster, now)
+    decision = decide(view, cluster.policy, cluster.rng)
+    for in_view in view.jobs:
+        reason = decision.reasons.get(in_view.job)
+        cluster.jobs[in_view.job].waiting_reason = reason.text if reason is not None else ""
+    for change in plan(view, decision):
+        _retarget(cluster, now, change)
+
+
+def _retarget(cluster: Cluster, now: float, change: Change) -> None:
+    job = cluster.jobs[change.job]
+    job.update(target=tuple(change.placement))
+    cluster.stir(job)
+    if not change.placement:
+        cluster.tell(now, "preempted", job.id, "gave all its GPUs back; it goes on from its last checkpoint")
+        suspend(cluster, now, job)
+
+
+def suspend(cluster: Cluster, now: float, job: Job) -> None:
+    """Stop all workers of a job that has no GPU any more; it waits for the scheduler."""
+    for entry in job.kept.workers:
+        if not entry.stopping:
+            cluster.stop_worker(job, entry.worker)
+    job.update(orders=(), broken=(), cycle=job.kept.generation + 1)
+    job.restart_at = None
+    job.enter(JobPhase.PENDING, now)
+    cluster.stir(job)
+
+
+# --------------------------------------------------------------------------------------------------------------- one job
+
+
+def _steer(cluster: Cluster, now: float, job: Job) -> None:
+    if job.final:
+        return
+    step = next_step(job)
+    if isinstance(step, StartAgain):
+        _start_again(cluster, now, job)
+        step = next_step(job) if not job.final and job.newest is None else None
+    if isinstance(step, GiveOrder):
+        _order(cluster, now, job, step)
+    if not job.final:
+        _stop_unneeded(cluster, now, job)
+
+
+def _order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
+    """Give the next order: name the newcomers, choose the leader, write it down, tell everyone concerned."""
+    generation = job.kept.generation + 1
+    if step.fresh_start:
+        if job.kept.committed >= job.kept.cycle:
+            _count_restart(cluster, now, job, "no worker with its state is left")
+            if job.final:
+                return
+        job.restart_at = None
+    members = tuple(
+        Member(worker=place.worker or _new_worker(job, place.gpu, generation), gpu=place.gpu) for place in step.places
+    )
+    leader = choose_leader(job, tuple(member.worker for member in members))
+    order = OrderRecord(
+        roster=Roster(generation=generation, members=members, leader=leader),
+        kind=step.kind,
+        broken=broken_to_list(job),
+    )
+    before = job.newest
+    told = (*job.kept.orders, order)[-KEPT_ORDERS:]
+    job.update(generation=generation, orders=told)
+    job.update(orders=tuple(o for o in told if o.generation >= job.kept.committed))
+    if job.kept.phase is JobPhase.PENDING:
+        job.enter(JobPhase.STARTING, now)
+    text = f"generation {generation}: {_gpus(len(members))}, {', '.join(str(member.gpu) for member in members)}"
+    if before is not None:
+        text += f" (before: {_gpus(len(before.roster.members))})"
+    cluster.tell(now, "ordered", job.id, text)
+    cluster.stir(job)
+    send_order(cluster, job)
+
+
+def _new_worker(job: Job, gpu: GpuAddress, generation: int) -> WorkerId:
+    worker = WorkerId(f"{job.id}.{job.kept.worker_count}")
+    entry = WorkerRecord(worker=worker, gpu=gpu, generation=generation)
+    job.update(worker_count=job.kept.worker_count + 1, workers=(*job.kept.workers, entry))
+    return worker
+
+
+def leader_address(job: Job) -> str:
+    """Where the newest order's followers find their leader; empty: not known yet."""
+    status = job.statuses.get(job.newest.roster.leader) if job.newest is not None else None
+    return status.address if status is not None else ""
+
+
+def order_message(job: Job) -> Order | None:
+    """The newest order, as it is sent."""
+    newest = job.newest
+    if newest is None:
+        return None
+    return Order(job=job.id, roster=newest.roster, leader_address=leader_address(job), broken=newest.broken)
+
+
+def send_order(cluster: Cluster, job: Job) -> None:
+    """Send the newest order to every agent that has a worker of the job, or is to have one."""
+    message = order_message(job)
+    if message is None:
+        return
+    job.sent_address = message.leader_address
+    servers: dict[ServerId, None] = {entry.gpu.server: None for entry in job.kept.workers}
+    for server in servers:
+        cluster.send(server, message)
+
+
+def _stop_unneeded(cluster: Cluster, now: float, job: Job) -> None:
+    found = unneeded(job)
+    names = {entry.worker for entry in found}
+    for worker in [worker for worker in job.leaving_since if worker not in names]:
+        del job.leaving_since[worker]
+    for entry in found:
+        status = job.statuses.get(entry.worker)
+        leaving = status is not None and status.phase in (WorkerPhase.TRAINING, WorkerPhase.LEFT, WorkerPhase.FINISHED)
+        since = job.leaving_since.setdefault(entry.worker, now)
+        if not leaving or now >= since + LEAVING_PATIENCE_S:
+            job.leaving_since.pop(entry.worker, None)
+            cluster.stop_worker(job, entry.worker)
+
+
+# -------------------------------------------------------------------------------------------------------------- restarts
+
+
+def _start_again(cluster: Cluster, now: float, job: Job) -> None:
+    """No worker is left. Wait a while, then order new ones; or give up."""
+    if job.restart_at is None:
+        _count_restart(cluster, now, job, "no worker is left")
+        if job.final:
+            return
+        vain = job.kept.restarts_in_vain
+        job.restart_at = now + min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0 ** max(0, vain - 1))
+        job.enter(JobPhase.STARTING, now)
+        cluster.stir(job)
+    if not job.kept.target:
+        suspend(cluster, now, job)
+    elif now >= job.restart_at:
+        job.restart_at = None
+        job.update(orders=(), broken=())
+
+
+def _count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
+    kept = job.kept
+    ended = [entry for entry in kept.past if entry.generation >= kept.cycle and not entry.stopping]
+    errors = [entry for entry in ended if entry.exit_code is not None and entry.exit_code > 0]
+    further = job.best_applied > kept.best_at_restart
+    vain = 1 if further else kept.restarts_in_vain + 1
+    failures = ((0 if further else kept.failures_in_vain) + 1) if ended and len(errors) == len(ended) else 0
+    job.update(
+        restarts=kept.restarts + 1,
+        restarts_in_vain=vain,
+        failures_in_vain=failures,
+        best_at_restart=max(kept.best_at_restart, job.best_applied),
+        cycle=kept.generation + 1,
+    )
+    job.newest_progress = None
+    last = ended[-1] if ended else None
+    because = f"{last.worker}: {last.reason}" if last is not None else why
+    if failures >= 2 and last is not None:
+        end_job(cluster, now, job, JobPhase.FAILED, f"it fails again and again: {because}", last.exit_code)
+    elif vain > cluster.settings.max_restarts:
+        text = f"given up after {cluster.settings.max_restarts} restarts without progress; last: {because}"
+        end_job(cluster, now, job, JobPhase.FAILED, text, last.exit_code if last is not None else None)
+    else:
+        cluster.tell(now, "restarted", job.id, f"starts again from its last checkpoint: {because}")
+
+
+def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str, exit_code: int | None = None) -> None:
+    """A job is over. Its workers are stopped; those of a finished one have a moment to end by themselves."""
+    job.enter(phase, now, reason, exit_code)
+    texts = {JobPhase.FINISHED: "finished", JobPhase.FAILED: f"failed: {reason}", JobPhase.CANCELLED: "cancelled"}
+    cluster.tell(now, phase.value, job.id, texts[phase])
+    cluster.schedule_due = True
+    cluster.stir(job)
+    for entry in job.kept.workers:
+        if entry.state is WorkerState.ORDERED:
+            job.drop_unstarted(entry.worker)
+        elif phase is not JobPhase.FINISHED:
+            cluster.stop_worker(job, entry.worker)
+    if phase is JobPhase.FINISHED and job.kept.workers:
+        job.stop_rest_at = now + 5.0
+
+
+# ---------------------------------------------------------------------------------------------------------------- starts
+
+
+def _start_waiting(cluster: Cluster) -> None:
+    """Start the workers whose place is ordered and whose GPU no process holds any more."""
+    for job in cluster.jobs.values():
+        if job.final:
+            continue
+        for entry in job.kept.workers:
+            session = cluster.sessions.get(entry.gpu.server)
+            if entry.state is not WorkerState.ORDERED or session is None or not session.alive:
+                continue
+            if cluster.gpu_holder(entry.gpu) is None:
+                job.update_worker(entry.worker, state=WorkerState.STARTED)
+                cluster.stir(job)
+                send_start(cluster, job, entry)
+
+
+def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
+    message = StartWorker(
+        job=job.id,
+        worker=entry.worker,
+        gpu=entry.gpu.index,
+        spec=job.kept.spec,
+        generation=entry.generation,
+    )
+    cluster.send(entry.gpu.server, message)
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"

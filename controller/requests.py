@@ -1,0 +1,187 @@
+"""Requests of clients, each answered exactly once (cluster 2; Elan V-D).
+
+What changes something is remembered by its id, so that a repetition gets the first answer again; a submission is remembered
+with its job, so that not even a crash between the record and the reply submits it twice. What only reads is read again.
+"""
+
+from __future__ import annotations
+
+from ..protocol.errors import ElasticError, RequestRefused, UserError
+from ..protocol.messages import (
+    PROTOCOL_VERSION,
+    Answer,
+    Cancel,
+    Cancelled,
+    Envelope,
+    Events,
+    GetEvents,
+    GetJob,
+    GetJobs,
+    GetLog,
+    GetServers,
+    JobFound,
+    Jobs,
+    Ping,
+    Pong,
+    ReadLog,
+    Refused,
+    Request,
+    Scale,
+    Scaled,
+    Servers,
+    Submit,
+    Submitted,
+)
+from ..protocol.model import JobId, JobPhase
+from .cluster import Cluster, PendingLog
+from .jobs import Job, JobRecord
+from .reconcile import end_job, settle
+from .validation import refusal
+from .views import job_view, server_views
+
+LOG_TIMEOUT_S = 5.0
+MAX_LOG_BYTES = 4 << 20
+MAX_EVENTS_ANSWERED = 10_000
+MAX_UNFINISHED_JOBS = 100_000
+
+
+def on_request(cluster: Cluster, now: float, client: bytes, envelope: Envelope) -> None:
+    """Answer a request, or arrange that it will be answered."""
+    known = cluster.answers.get(envelope.id)
+    if known is not None:
+        cluster.answer(client, envelope.id, known)
+        return
+    request = envelope.request
+    try:
+        if isinstance(request, GetLog):
+            _get_log(cluster, now, client, envelope.id, request)
+            return
+        answer = _answer(cluster, now, envelope.id, request)
+    except ElasticError as error:
+        answer = Refused(reason=str(error), bad_input=isinstance(error, UserError))
+    if isinstance(request, Submit | Scale | Cancel):
+        cluster.remember_answer(envelope.id, answer)
+    cluster.answer(client, envelope.id, answer)
+
+
+def _answer(cluster: Cluster, now: float, request_id: str, request: Request) -> Answer:
+    match request:
+        case Submit():
+            return _submit(cluster, now, request_id, request)
+        case Scale():
+            return _scale(cluster, now, request)
+        case Cancel():
+            return _cancel(cluster, now, request)
+        case GetJobs(final_too=final_too):
+            jobs = [job for job in cluster.jobs.values() if final_too or not job.final]
+            views = tuple(job_view(cluster, now, job) for job in jobs)
+            return Jobs(jobs=views, time_s=now, policy=cluster.policy.name)
+        case GetJob(job=name):
+            return JobFound(job=job_view(cluster, now, find_job(cluster, name)), time_s=now)
+        case GetServers():
+            return Servers(servers=server_views(cluster), time_s=now)
+        case GetEvents():
+            return _events(cluster, request)
+        case Ping():
+            return _pong(cluster)
+        case GetLog():
+            raise AssertionError("logs are read through the agent")
+
+
+def find_job(cluster: Cluster, name: str) -> Job:
+    """The job with this id, or the only (unfinished) one with this name. Raises UserError."""
+    if (found := cluster.jobs.get(JobId(name))) is not None:
+        return found
+    named = [job for job in cluster.jobs.values() if job.kept.spec.name == name]
+    for candidates in ([job for job in named if not job.final], named):
+        if len(candidates) == 1:
+            return candidates[0]
+        if candidates:
+            names = ", ".join(job.id for job in candidates[:5])
+            raise UserError(f"{len(candidates)} jobs are called {name!r}: name one of {names}")
+    raise UserError(f"there is no job {name[:80]!r}")
+
+
+def _submit(cluster: Cluster, now: float, request_id: str, request: Submit) -> Answer:
+    spec = request.spec
+    if reason := refusal(spec):
+        raise UserError(reason)
+    if sum(not job.final for job in cluster.jobs.values()) >= MAX_UNFINISHED_JOBS:
+        raise RequestRefused(f"there are {MAX_UNFINISHED_JOBS} unfinished jobs already")
+    job = Job(JobRecord(job=JobId(f"{spec.name}-{cluster.next_job}"), request=request_id, spec=spec, submitted_s=now))
+    cluster.next_job += 1
+    cluster.add_job(job)
+    cluster.schedule_due = True
+    who = f" by {spec.user}" if spec.user else ""
+    cluster.tell(now, "submitted", job.id, f"submitted{who}: {spec.gpus.min} to {spec.gpus.max} GPUs")
+    return Submitted(job=job.id)
+
+
+def _scale(cluster: Cluster, now: float, request: Scale) -> Answer:
+    """Fix the share, or give it back to the policy; the decision is taken at once, so that its generation can be named."""
+    job = find_job(cluster, request.job)
+    share, spec = request.share, job.kept.spec
+    if share is not None and not 1 <= share <= spec.virtual_workers:
+        raise UserError(
+            f"{job.id} can use 1 to {spec.virtual_workers} GPUs (as many as it has virtual workers), not {share}"
+        )
+    if job.final:
+        raise RequestRefused(f"{job.id} is over: it has {job.kept.phase.value}")
+    if cluster.awaited:
+        raise RequestRefused("the controller has just started and waits for its servers: try again in a moment")
+    if share != job.kept.manual_share:
+        job.update(manual_share=share)
+        text = "share given back to the policy" if share is None else f"share fixed at {share} by hand"
+        if share is not None and share > spec.gpus.max:
+            text += f", more than the job asks for (gpus.max is {spec.gpus.max})"
+        cluster.tell(now, "scaled", job.id, text)
+    cluster.schedule_due = True
+    cluster.stir(job)
+    settle(cluster, now)
+    return Scaled(job=job.id, generation=job.kept.generation, share=len(job.kept.target))
+
+
+def _cancel(cluster: Cluster, now: float, request: Cancel) -> Answer:
+    job = find_job(cluster, request.job)
+    if job.kept.phase is JobPhase.CANCELLED:
+        return Cancelled(job=job.id)
+    if job.final:
+        raise RequestRefused(f"{job.id} is over already: it has {job.kept.phase.value}")
+    end_job(cluster, now, job, JobPhase.CANCELLED, "cancelled")
+    return Cancelled(job=job.id)
+
+
+def _events(cluster: Cluster, request: GetEvents) -> Answer:
+    wanted = None if request.job is None else find_job(cluster, request.job).id
+    limit = max(0, min(request.limit, MAX_EVENTS_ANSWERED))
+    found = [
+        event for event in cluster.events if event.number > request.after and (wanted is None or event.job == wanted)
+    ]
+    return Events(events=tuple(found[:limit]))
+
+
+def _pong(cluster: Cluster) -> Answer:
+    return Pong(
+        version=cluster.settings.version,
+        protocol=PROTOCOL_VERSION,
+        cluster=cluster.settings.cluster,
+        policy=cluster.policy.name,
+        servers=sum(session.alive for session in cluster.sessions.values()),
+        pid=cluster.settings.pid,
+    )
+
+
+def _get_log(cluster: Cluster, now: float, client: bytes, request_id: str, request: GetLog) -> None:
+    job = find_job(cluster, request.job)
+    if request.offset < 0 or not 1 <= request.limit <= MAX_LOG_BYTES:
+        raise UserError(f"a piece of a log starts at 0 or later and has 1 to {MAX_LOG_BYTES} bytes")
+    entry = job.known_worker(request.worker)
+    if entry is None:
+        raise UserError(f"{job.id} has no worker {request.worker[:80]!r}")
+    server = entry.gpu.server
+    session = cluster.sessions.get(server)
+    if session is None or not session.alive:
+        raise RequestRefused(f"the log of {entry.worker} is on server {server}, which is not there")
+    cluster.pending_logs[request_id] = PendingLog(client=client, server=server, deadline_s=now + LOG_TIMEOUT_S)
+    message = ReadLog(request=request_id, job=job.id, worker=entry.worker, offset=request.offset, limit=request.limit)
+    cluster.send(server, message)

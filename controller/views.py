@@ -1,0 +1,106 @@
+"""What clients are shown: pure functions from the controller's state to the views of `protocol.messages`."""
+
+from __future__ import annotations
+
+from ..protocol.messages import JobView, ServerView, WorkerView
+from ..protocol.model import GpuAddress, JobId, JobPhase
+from .cluster import Cluster
+from .jobs import Job, OrderKind, WorkerRecord, WorkerState
+
+
+def job_view(cluster: Cluster, now: float, job: Job) -> JobView:
+    """One job in full."""
+    kept, progress, newest = job.kept, job.progress(), job.newest
+    return JobView(
+        job=job.id,
+        spec=kept.spec,
+        phase=kept.phase,
+        reason=_reason(cluster, now, job),
+        submitted_s=kept.submitted_s,
+        started_s=kept.started_s,
+        finished_s=kept.finished_s,
+        share_gpus=job.share_gpus,
+        wanted_gpus=0 if job.final else _wanted(job),
+        manual_share=kept.manual_share,
+        generation=kept.committed,
+        ordered_generation=newest.generation if newest is not None else kept.generation,
+        step=progress.step,
+        total_steps=progress.total_steps if progress.total_steps is not None else kept.spec.max_steps,
+        epoch=progress.epoch,
+        samples_per_s=0.0 if job.final else progress.samples_per_s,
+        median_step_s=progress.median_step_s,
+        metrics=progress.metrics,
+        workers=tuple(_worker_view(job, entry) for entry in kept.workers),
+        past_workers=tuple(_past_view(entry) for entry in kept.past),
+        shares=kept.shares,
+        resizes=kept.resizes,
+        restarts=kept.restarts,
+        exit_code=kept.exit_code,
+    )
+
+
+def _wanted(job: Job) -> int:
+    newest = job.newest
+    if newest is None or newest.kind is not OrderKind.TARGET:
+        return len(job.kept.target)  # a union or a recovery is a way, not what is wanted
+    return len(newest.roster.members)
+
+
+def _reason(cluster: Cluster, now: float, job: Job) -> str:
+    if job.final:
+        return job.kept.reason
+    if cluster.awaited:
+        return f"the controller has just started and waits for {', '.join(sorted(cluster.awaited))}"
+    if job.restart_at is not None:
+        return f"starts again in {max(0.0, job.restart_at - now):.0f} s"
+    held = [entry for entry in job.kept.workers if entry.state is WorkerState.ORDERED]
+    if held:
+        return f"waits for {', '.join(str(entry.gpu) for entry in held)} to be free"
+    if job.hold_until is not None:
+        return f"does not grow for {max(0.0, job.hold_until - now):.0f} s: its new workers end at their start"
+    if job.kept.phase is JobPhase.STARTING:
+        return "its workers are starting"
+    return job.waiting_reason
+
+
+def _worker_view(job: Job, entry: WorkerRecord) -> WorkerView:
+    status = job.statuses.get(entry.worker)
+    unheard = "ordered" if entry.state is WorkerState.ORDERED else "starting"
+    return WorkerView(
+        worker=entry.worker,
+        server=entry.gpu.server,
+        gpu=entry.gpu.index,
+        phase=status.phase.value if status is not None else unheard,
+        pid=status.pid if status is not None else entry.pid,
+        reason="is being stopped" if entry.stopping else status.note if status is not None else "",
+    )
+
+
+def _past_view(entry: WorkerRecord) -> WorkerView:
+    return WorkerView(
+        worker=entry.worker,
+        server=entry.gpu.server,
+        gpu=entry.gpu.index,
+        phase="ended",
+        pid=entry.pid,
+        exit_code=entry.exit_code,
+        reason=entry.reason,
+    )
+
+
+def server_views(cluster: Cluster) -> tuple[ServerView, ...]:
+    """All servers by name. A GPU is used while a process is on it."""
+    used: dict[GpuAddress, JobId] = {}
+    for job in cluster.jobs.values():
+        for entry in job.kept.workers:
+            if entry.state is not WorkerState.ORDERED:
+                used[entry.gpu] = job.id
+    return tuple(
+        ServerView(
+            server=session.server,
+            alive=session.alive,
+            last_heard_s=session.last_heard_s,
+            used={gpu.index: job for gpu, job in sorted(used.items()) if gpu.server == name},
+        )
+        for name, session in sorted(cluster.sessions.items())
+    )
