@@ -1,0 +1,332 @@
+"""A real agent with real workers, and a controller of this test's own: a ROUTER that speaks the protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import zmq
+
+from elasticd.agent import shim
+from elasticd.protocol.codec import Codec
+from elasticd.protocol.messages import (
+    Acknowledged,
+    AgentHeartbeat,
+    AgentHello,
+    ForgetWorkers,
+    LogPiece,
+    Message,
+    Order,
+    ReadLog,
+    StartWorker,
+    Status,
+    StatusReceived,
+    StopWorker,
+    ToControllerFromAgent,
+    ToWorkerFromAgent,
+    WorkerExit,
+    WorkerReport,
+)
+from elasticd.protocol.model import (
+    GpuAddress,
+    GpuRange,
+    JobId,
+    JobSpec,
+    Member,
+    Roster,
+    ServerId,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+)
+from elasticd.runtime import transport
+
+JOB, WORKER = JobId("digits-1"), WorkerId("digits-1.0")
+PATIENCE_S = 30.0
+M = TypeVar("M", bound=Message)
+
+
+def start_worker(
+    *command: str, worker: WorkerId = WORKER, gpu: int = 0, env: dict[str, str] | None = None
+) -> StartWorker:
+    spec = JobSpec(
+        name="digits",
+        command=command,
+        gpus=GpuRange(min=1, max=2),
+        virtual_workers=2,
+        workdir="/",
+        env={"PATH": os.environ["PATH"]} | (env or {}),
+    )
+    return StartWorker(job=JOB, worker=worker, gpu=gpu, spec=spec, generation=1)
+
+
+class Controller:
+    """What the agent talks to."""
+
+    def __init__(self, context: zmq.Context) -> None:
+        self.socket = transport.router(context)
+        self.address = transport.bind(self.socket, "tcp://127.0.0.1:*")
+        self.codec: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
+        self.incarnation, self.sent = "c1", 0
+        self.answers = True
+
+    def send(self, message: Message) -> None:
+        self.sent += 1
+        assert transport.send(self.socket, b"s1", self.codec.encode(message))
+
+    def receive(self) -> Message | None:
+        """The next message, answered as a controller does."""
+        if not self.socket.poll(100):
+            return None
+        message = self.codec.decode(self.socket.recv_multipart()[1])
+        if isinstance(message, AgentHello | AgentHeartbeat) and self.answers:
+            self.sent = 0 if isinstance(message, AgentHello) else self.sent
+            answer = Acknowledged(incarnation=self.incarnation, sent=self.sent)
+            transport.send(self.socket, b"s1", self.codec.encode(answer))
+        return message
+
+    def expect(self, kind: type[M], such_that: Callable[[M], bool] = lambda message: True) -> M:
+        """The next message of `kind` that fits; others are skipped."""
+        give_up_at, skipped = time.monotonic() + PATIENCE_S, []
+        while time.monotonic() < give_up_at:
+            message = self.receive()
+            if isinstance(message, kind) and such_that(message):
+                return message
+            skipped.append(message)
+        raise AssertionError(f"no such {kind.__name__}; came: {[m for m in skipped if m]}")
+
+
+class Cluster:
+    """A controller, and an agent that can be killed and started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.context = zmq.Context()
+        self.controller = Controller(self.context)
+        self.agent: subprocess.Popen[str] | None = None
+        self.config = directory / "agent.yaml"
+        self.config.write_text(
+            f"server: s1\ncontroller: {self.controller.address}\nstate_directory: {directory}/state\n"
+            f"socket_directory: {directory}/run\ncpu_slots: 2\nheartbeat_interval_s: 0.2\nlog_file: {directory}/agent.log\n"
+        )
+
+    def start_agent(self) -> AgentHello:
+        environment = os.environ | {"SECRET_OF_THE_DAEMON": "x"}
+        self.agent = subprocess.Popen(
+            [sys.executable, "-m", "elasticd.agent", "--config", self.config], env=environment
+        )
+        return self.controller.expect(AgentHello)
+
+    def kill_agent(self, number: int = signal.SIGKILL) -> int:
+        assert self.agent is not None
+        self.agent.send_signal(number)
+        return self.agent.wait(timeout=PATIENCE_S)
+
+    def record(self, worker: WorkerId = WORKER) -> dict:
+        path = self.directory / "state" / "jobs" / JOB / f"{worker}.json"
+        eventually(lambda: path.exists() and json.loads(path.read_text()).get("pid"))
+        return json.loads(path.read_text())
+
+    def log(self, worker: WorkerId = WORKER) -> str:
+        path = self.directory / "state" / "jobs" / JOB / f"{worker}.log"
+        return path.read_text() if path.exists() else ""
+
+    def close(self) -> None:
+        if self.agent is not None:
+            self.agent.kill()
+            self.agent.wait()
+        for path in (self.directory / "state").glob("jobs/*/*.json"):
+            record = json.loads(path.read_text())
+            if record.get("shim_pid") and shim.start_ticks(record["shim_pid"]) == record["shim_start_ticks"]:
+                os.kill(record["shim_pid"], signal.SIGKILL)
+        self.context.destroy(linger=0)
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up_at, "it did not come to pass"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("c"))
+    yield cluster
+    cluster.close()
+
+
+def test_a_worker_runs_and_its_end_is_told_until_it_is_forgotten(cluster: Cluster) -> None:
+    hello = cluster.start_agent()
+    assert [gpu.kind.value for gpu in hello.server.gpus] == ["cpu", "cpu"]
+    cluster.controller.send(start_worker("sh", "-c", "echo hi; echo 'no data' >&2; exit 3"))
+    gone = cluster.controller.expect(WorkerExit)
+    assert (gone.worker, gone.exit_code, gone.reason) == (WORKER, 3, "exit code 3: no data")
+    assert cluster.controller.expect(WorkerExit) == gone
+    cluster.controller.send(ForgetWorkers(workers=(WORKER,)))
+    eventually(lambda: cluster.controller.receive() and not list(cluster.directory.glob("state/jobs/*/*.json")))
+    cluster.controller.send(ReadLog(request="r", job=JOB, worker=WORKER, offset=0, limit=1000))
+    piece = cluster.controller.expect(LogPiece)
+    assert [line.split(b" ", 1)[1] for line in piece.data.splitlines()] == [b"o hi", b"e no data"]
+    assert piece.end
+
+
+def test_a_worker_sees_what_it_was_given_and_nothing_of_the_daemons_environment(cluster: Cluster) -> None:
+    cluster.start_agent()
+    cluster.controller.send(start_worker("env", env={"MODE": "fast", "ELASTICD_WORKER": "forged"}))
+    cluster.controller.expect(WorkerExit)
+    lines = [line.split(" ", 2)[2] for line in cluster.log().splitlines()]
+    seen = dict(line.split("=", 1) for line in lines)
+    assert seen["MODE"] == "fast"
+    assert seen["ELASTICD_WORKER"] == WORKER
+    assert seen["ELASTICD_AGENT"] == f"ipc://{cluster.directory}/run/workers"
+    assert (seen["OMP_NUM_THREADS"], seen["CUDA_VISIBLE_DEVICES"]) == ("1", "")
+    others = {name for name in seen if not name.startswith("ELASTICD_")}
+    expected = {"PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "MODE", "CUDA_VISIBLE_DEVICES"}
+    assert others - {"PWD", "SHLVL", "_"} == expected
+
+
+def test_a_worker_is_stopped_by_sigterm_or_after_the_grace_by_sigkill(cluster: Cluster) -> None:
+    cluster.start_agent()
+    stubborn = WorkerId("digits-1.1")
+    cluster.controller.send(start_worker("sleep", "60"))
+    cluster.controller.send(
+        start_worker("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done", worker=stubborn, gpu=1)
+    )
+    cluster.record()
+    eventually(lambda: "up" in cluster.log(stubborn))
+    cluster.controller.send(StopWorker(job=JOB, worker=WORKER, grace_s=20.0))
+    assert cluster.controller.expect(WorkerExit, lambda e: e.worker == WORKER).reason == "killed by SIGTERM"
+    cluster.controller.send(StopWorker(job=JOB, worker=stubborn, grace_s=0.3))
+    assert cluster.controller.expect(WorkerExit, lambda e: e.worker == stubborn).reason == "killed by SIGKILL"
+
+
+def test_workers_survive_the_sigkill_of_their_agent_and_the_next_one_adopts_them(cluster: Cluster) -> None:
+    cluster.start_agent()
+    second = WorkerId("digits-1.1")
+    cluster.controller.send(start_worker("sh", "-c", "while :; do date +%s.%N; sleep 0.05; done"))
+    cluster.controller.send(start_worker("sh", "-c", "echo up; sleep 0.5; exit 5", worker=second, gpu=1))
+    record = cluster.record()
+    eventually(lambda: "up" in cluster.log(second))
+    cluster.kill_agent()
+    exit_record = cluster.directory / "state" / "jobs" / JOB / f"{second}.exit"
+    eventually(exit_record.exists)
+    lines = len(cluster.log().splitlines())
+    eventually(lambda: len(cluster.log().splitlines()) > lines)
+
+    hello = cluster.start_agent()
+    assert hello.starting == (WORKER,)
+    assert [(gone.worker, gone.exit_code) for gone in hello.exited] == [(second, 5)]
+    assert shim.start_ticks(record["pid"]) == record["start_ticks"]
+    cluster.controller.send(start_worker("true"))  # known already: nothing is started
+    os.kill(record["pid"], signal.SIGKILL)  # a process that is not the new agent's child
+    gone = cluster.controller.expect(WorkerExit, lambda message: message.worker == WORKER)
+    assert gone.reason == "killed by SIGKILL"
+
+
+def test_sigterm_ends_the_agent_alone(cluster: Cluster) -> None:
+    cluster.start_agent()
+    cluster.controller.send(start_worker("sleep", "60"))
+    record = cluster.record()
+    assert cluster.kill_agent(signal.SIGTERM) == 0
+    assert shim.start_ticks(record["pid"]) == record["start_ticks"]
+
+
+def test_a_worker_whose_shim_is_killed_is_reported_as_ended(cluster: Cluster) -> None:
+    cluster.start_agent()
+    cluster.controller.send(start_worker("sleep", "60"))
+    record = cluster.record()
+    os.kill(record["shim_pid"], signal.SIGKILL)
+    assert cluster.controller.expect(WorkerExit).exit_code is None
+    eventually(lambda: shim.start_ticks(record["pid"]) is None)
+
+
+def test_a_restarted_controller_gets_a_hello_with_all_it_has_to_know(cluster: Cluster) -> None:
+    cluster.start_agent()
+    cluster.controller.send(start_worker("sleep", "60"))
+    cluster.record()
+    cluster.controller.incarnation, cluster.controller.sent = "c2", 0
+    assert cluster.controller.expect(AgentHello).starting == (WORKER,)
+
+
+def test_orders_and_statuses_pass_between_controller_and_worker_also_after_a_restart_of_the_agent(
+    cluster: Cluster,
+) -> None:
+    cluster.start_agent()
+    cluster.controller.send(start_worker("sleep", "60"))
+    pid = cluster.record()["pid"]
+    codec: Codec[ToWorkerFromAgent] = Codec(ToWorkerFromAgent)
+    speaks_for_it = transport.dealer(cluster.context, f"ipc://{cluster.directory}/run/workers", WORKER.encode())
+    roster = Roster(
+        generation=4,
+        members=(Member(worker=WORKER, gpu=GpuAddress(server=ServerId("s1"), index=0)),),
+        leader=WORKER,
+    )
+    order = Order(job=JOB, roster=roster, leader_address="tcp://127.0.0.1:9")
+    status = WorkerStatus(
+        job=JOB,
+        worker=WORKER,
+        pid=pid,
+        address="tcp://127.0.0.1:9",
+        phase=WorkerPhase.READY,
+        generation=0,
+        order=0,
+        floor=0,
+        applied=None,
+        sequence=1,
+    )
+
+    def say_and_hear() -> list[Message]:
+        speaks_for_it.send(codec.encode(Status(status=status)))
+        heard: list[Message] = []
+        eventually(lambda: speaks_for_it.poll(100) and not heard.append(codec.decode(speaks_for_it.recv())))
+        while speaks_for_it.poll(200):
+            heard.append(codec.decode(speaks_for_it.recv()))
+        return heard
+
+    assert say_and_hear() == [StatusReceived(sequence=1)]
+    assert cluster.controller.expect(WorkerReport).status == status
+    cluster.controller.send(order)
+    eventually(lambda: speaks_for_it.poll(100))
+    assert codec.decode(speaks_for_it.recv()) == order
+
+    cluster.kill_agent()
+    cluster.start_agent()
+    cluster.controller.send(order)
+    assert StatusReceived(sequence=1) in (heard := say_and_hear())
+    eventually(lambda: order in heard or heard.extend(say_and_hear()))
+    speaks_for_it.close()
+
+
+def test_a_second_agent_on_the_same_state_is_refused_with_one_line(cluster: Cluster) -> None:
+    cluster.start_agent()
+    second = subprocess.run(
+        [sys.executable, "-m", "elasticd.agent", "--config", cluster.config],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 2
+    assert second.stdout == ""
+    assert second.stderr.count("\n") == 1
+    assert "another agent" in second.stderr
+
+
+def test_a_worker_for_a_gpu_that_is_not_there_or_with_a_wicked_name_is_refused_and_nothing_is_written(
+    cluster: Cluster,
+) -> None:
+    cluster.start_agent()
+    cluster.controller.send(start_worker("true", gpu=9))
+    assert cluster.controller.expect(WorkerExit).reason == "this server has no GPU 9"
+    wicked = WorkerId("../../../wicked.0")
+    cluster.controller.send(start_worker("true", worker=wicked))
+    assert "is not the id" in cluster.controller.expect(WorkerExit, lambda e: e.worker == wicked).reason
+    assert not list(cluster.directory.glob("state/jobs/**/*"))
