@@ -196,11 +196,12 @@ class Processes:
 
     def forget(self, job: JobId, worker: WorkerId) -> None:
         """Remove the records of an ended worker. Its log stays."""
-        for suffix in (
-            "json",
-            "exit",
-        ):  # in this order: an end without a record is no worker, a record without an end is
-            self._files.of(job, worker, suffix).unlink(missing_ok=True)
+        try:
+            paths = [self._files.of(job, worker, suffix) for suffix in ("json", "exit")]
+        except PeerError:
+            return  # `start` refused this name: there are no records
+        for path in paths:  # in this order: an end without a record is no worker, a record without an end would be one
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the processes. They go on."""

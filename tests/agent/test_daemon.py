@@ -301,7 +301,8 @@ def test_orders_and_statuses_pass_between_controller_and_worker_also_after_a_res
     cluster.kill_agent()
     cluster.start_agent()
     cluster.controller.send(order)
-    assert StatusReceived(sequence=1) in (heard := say_and_hear())
+    heard = say_and_hear()
+    assert StatusReceived(sequence=1) in heard
     eventually(lambda: order in heard or heard.extend(say_and_hear()))
     speaks_for_it.close()
 
@@ -329,4 +330,7 @@ def test_a_worker_for_a_gpu_that_is_not_there_or_with_a_wicked_name_is_refused_a
     wicked = WorkerId("../../../wicked.0")
     cluster.controller.send(start_worker("true", worker=wicked))
     assert "is not the id" in cluster.controller.expect(WorkerExit, lambda e: e.worker == wicked).reason
+    cluster.controller.send(ForgetWorkers(workers=(WORKER, wicked)))
+    cluster.controller.send(ReadLog(request="r", job=JOB, worker=wicked, offset=0, limit=1000))
+    assert "is not the id" in cluster.controller.expect(LogPiece).error
     assert not list(cluster.directory.glob("state/jobs/**/*"))
