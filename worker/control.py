@@ -198,7 +198,7 @@ class ClusterControl:
         self._status_sequence = 0
         self._status_due = True
         self._heartbeat_at = 0.0
-        self._outbox: deque[tuple[str, str, bytes]] = deque()  # ("leader" | "follower", address or worker, data)
+        self._outbox: deque[tuple[str, bytes, bytes]] = deque()  # ("leader" | "fellow", address or identity, data)
         self._crash: BaseException | None = None
 
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -299,10 +299,10 @@ class ClusterControl:
 
     def _act(self, action: Action) -> None:
         match action:
-            case SendLeader(address, message):
-                self._post("leader", address, self._to_leader.encode(message))
-            case SendFollower(worker, message):
-                self._post("follower", worker, self._to_follower.encode(message))
+            case SendLeader(address, to_leader):
+                self._post("leader", address.encode(), self._to_leader.encode(to_leader))
+            case SendFollower(worker, to_follower):
+                self._post("fellow", worker.encode(), self._to_follower.encode(to_follower))
             case BuildGroup(roster, attempt, leader_address):
                 self._build(roster, attempt, leader_address)
             case DropGroups(generations):
@@ -319,7 +319,7 @@ class ClusterControl:
             case Propose() | Proceed() | Stall() | Leave():
                 pass  # answers to the training thread, which called
 
-    def _post(self, kind: str, target: str, data: bytes) -> None:
+    def _post(self, kind: str, target: bytes, data: bytes) -> None:
         self._outbox.append((kind, target, data))
         self._loop.wake()
 
@@ -329,6 +329,7 @@ class ClusterControl:
         assert building.communicator is not None
         if self._current is not None:
             self._current[1].retire()
+        self._forget_rendezvous(roster.generation, attempt)
         self._current = (roster.generation, building.communicator)
         self._switching = Switching(
             communicator=building.communicator,
@@ -387,10 +388,16 @@ class ClusterControl:
         building = self._groups.pop(generation, None)
         if building is None:
             return
+        self._forget_rendezvous(generation, building.attempt)
         if building.communicator is not None:
             building.communicator.retire()
         elif building.store is not None:
             building.store.cancel()
+
+    def _forget_rendezvous(self, generation: int, attempt: int) -> None:
+        """On the leader: this attempt's meeting is over, and who still waits there is told."""
+        for peer, answer in self._rendezvous.drop(scope_of(generation, attempt)):
+            self._outbox.append(("fellow", peer, self._to_follower.encode(answer)))
 
     # -- the control thread
 
@@ -426,10 +433,10 @@ class ClusterControl:
     def _flush(self) -> None:
         while self._outbox:
             kind, target, data = self._outbox.popleft()
-            if kind == "follower":
-                transport.send(self._router, target.encode(), data)
+            if kind == "fellow":
+                transport.send(self._router, target, data)
             else:
-                transport.send(self._leader_socket(target), data)
+                transport.send(self._leader_socket(target.decode()), data)
 
     def _leader_socket(self, address: str) -> zmq.Socket[bytes]:
         if self._leader is not None and self._leader[0] == address:
@@ -489,7 +496,9 @@ class ClusterControl:
             with self._lock:
                 self._dispatch(PeerSaid(message))
             return
-        for target, answer in self._rendezvous.handle(peer, message):
+        with self._lock:
+            answers = self._rendezvous.handle(peer, message)
+        for target, answer in answers:
             transport.send(self._router, target, self._to_follower.encode(answer))
 
     def _decode(self, codec: Codec[Message], data: bytes, peer: str) -> Message | None:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from ..protocol.errors import UserError
-from .checkpoint import CheckpointWriter, latest, load
+from .checkpoint import CheckpointWriter, latest
 from .communicator import Communicator, CommunicatorBroken
 from .control import Control, Progress, Switching
 from .data import SerialSampler, fetch, move_to
@@ -277,9 +277,8 @@ class Trainer:
 
     def _begin_or_resume(self) -> None:
         """The first holder of a job's state: the last checkpoint, or the script's own initial values."""
-        path = latest(self._writer.directory) if self._writer is not None else None
-        if path is not None:
-            document = load(path)
+        document = latest(self._writer.directory) if self._writer is not None else None
+        if document is not None:
             self._take(document.header, document.tensors)
         self._has_state = True
         self._control.step_applied(self._next_step - 1, self._progress())

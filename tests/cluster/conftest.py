@@ -1,0 +1,175 @@
+"""A whole cluster of real daemons for a test: one controller and agents with CPU slots, under a temporary directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+import yaml
+from elasticd.ctl.client import Client
+from elasticd.protocol.messages import GetJob, JobFound, JobView, Ping, Pong, Scale, Scaled, Submit, Submitted
+from elasticd.protocol.model import CheckpointSpec, GpuRange, JobPhase, JobSpec, Resize
+
+SCRIPT = Path(__file__).with_name("train_small.py")
+T = TypeVar("T")
+
+
+def until(what: str, probe: Callable[[], T | None], timeout_s: float = 60.0, story: Callable[[], str] = str) -> T:
+    """Poll `probe` until it gives something. The failing message is the story."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        found = probe()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{story()}")
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """Real daemons; `kill` and `start` one by name: "controller", "s1", "s2", ..."""
+
+    def __init__(self, directory: Path, servers: int, slots: int, policy: str, lease_s: float) -> None:
+        self.directory = directory
+        self.sockets = Path("/tmp") / f"elasticd-test-{os.getpid()}-{directory.name[-6:]}"
+        self.ports = free_port(), free_port()
+        self.address = f"tcp://127.0.0.1:{self.ports[0]}"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.names = [f"s{i + 1}" for i in range(servers)]
+        self.write("controller", cluster="test", state_directory=str(directory / "controller"),
+                   listen_clients=self.address, listen_agents=f"tcp://127.0.0.1:{self.ports[1]}",
+                   policy=policy, server_lease_s=lease_s)  # fmt: skip
+        for name in self.names:
+            self.write(name, server=name, controller=f"tcp://127.0.0.1:{self.ports[1]}",
+                       state_directory=str(directory / name), socket_directory=str(self.sockets / name),
+                       cpu_slots=slots, checkpoint_directory=str(directory / "checkpoints"))  # fmt: skip
+        self.start("controller")
+        for name in self.names:
+            self.start(name)
+        self.client = Client(self.address)
+        until("all servers are there", self.all_there, 20, self.story)
+
+    def write(self, name: str, **options: object) -> None:
+        (self.directory / f"{name}.yaml").write_text(yaml.safe_dump(options))
+
+    def start(self, name: str) -> None:
+        module = "elasticd.controller" if name == "controller" else "elasticd.agent"
+        with (self.directory / f"{name}.log").open("ab") as log:
+            command = [sys.executable, "-m", module, "--config", str(self.directory / f"{name}.yaml")]
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def kill(self, name: str) -> None:
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    def all_there(self) -> bool:
+        answer = self.client.ask(Ping())
+        return isinstance(answer, Pong) and answer.servers == len(self.names)
+
+    def submit(self, *arguments: str, gpus: tuple[int, int] = (1, 4), virtual_workers: int = 4, name: str = "job",
+               checkpoint_every_s: float = 600.0) -> str:  # fmt: skip
+        spec = JobSpec(
+            name=name,
+            command=(sys.executable, str(SCRIPT), *arguments),
+            gpus=GpuRange(min=gpus[0], max=gpus[1]),
+            virtual_workers=virtual_workers,
+            workdir=str(self.directory),
+            checkpoint=CheckpointSpec(every_s=checkpoint_every_s),
+            user="tester",
+        )
+        answer = self.client.ask(Submit(spec=spec))
+        assert isinstance(answer, Submitted), answer
+        return answer.job
+
+    def job(self, job: str) -> JobView:
+        answer = self.client.ask(GetJob(job=job))
+        assert isinstance(answer, JobFound), answer
+        return answer.job
+
+    def scale(self, job: str, share: int) -> Resize:
+        """Set the share and wait until it trains; what the switch cost."""
+        answer = self.client.ask(Scale(job=job, share=share))
+        assert isinstance(answer, Scaled), answer
+        return until(
+            f"{job} trains on {share}",
+            lambda: next((r for r in self.job(job).resizes if r.generation >= answer.generation), None),
+            story=self.story,
+        )
+
+    def until_step(self, job: str, step: int, timeout_s: float = 60.0) -> JobView:
+        def probe() -> JobView | None:
+            view = self.job(job)
+            return view if view.step is not None and view.step >= step else None
+
+        return until(f"{job} reaches step {step}", probe, timeout_s, self.story)
+
+    def until_share(self, job: str, share: int, timeout_s: float = 60.0) -> JobView:
+        def probe() -> JobView | None:
+            view = self.job(job)
+            return view if view.share_gpus == share else None
+
+        return until(f"{job} has {share} GPUs", probe, timeout_s, self.story)
+
+    def until_final(self, job: str, timeout_s: float = 90.0) -> JobView:
+        def probe() -> JobView | None:
+            view = self.job(job)
+            return view if view.phase.final else None
+
+        view = until(f"{job} ends", probe, timeout_s, self.story)
+        assert view.phase is JobPhase.FINISHED, f"{view.phase}: {view.reason}\n{self.story()}"
+        return view
+
+    def pids(self, job: str) -> dict[str, int]:
+        return {w.worker: w.pid for w in self.job(job).workers if w.pid is not None}
+
+    def story(self) -> str:
+        """The ends of all logs."""
+        parts = []
+        for log in sorted(self.directory.rglob("*.log")):
+            lines = log.read_text(errors="replace").splitlines()
+            parts.append("\n".join([f"--- {log.relative_to(self.directory)}", *lines[-25:]]))
+        return "\n".join(parts)
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        for process in psutil.process_iter(["environ", "cmdline"]):
+            directory = str(self.directory)
+            environ, command = process.info["environ"] or {}, process.info["cmdline"] or []
+            ours = directory in " ".join(command) or environ.get("ELASTICD_CHECKPOINT_DIRECTORY", "").startswith(directory)
+            if ours and process.pid != os.getpid():
+                try:
+                    process.send_signal(signal.SIGKILL)
+                except psutil.NoSuchProcess:
+                    pass
+        self.client.close()
+
+
+@pytest.fixture
+def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """A factory of clusters: `make_cluster(servers=1, slots=4, policy="max-min", lease_s=10)`."""
+    clusters: list[Cluster] = []
+
+    def make(servers: int = 1, slots: int = 4, policy: str = "max-min", lease_s: float = 10.0) -> Cluster:
+        clusters.append(Cluster(tmp_path, servers, slots, policy, lease_s))
+        return clusters[-1]
+
+    yield make
+    for cluster in clusters:
+        cluster.close()

@@ -1,0 +1,77 @@
+"""A small job for tests of whole clusters: everything that is easily lost (BatchNorm, dropout, momentum, a scheduler, own values).
+
+    train_small.py OUTPUT [--epochs E] [--size S] [--pace SECONDS] [--touched FILE]
+
+`--pace` is how long one micro-batch lasts; `--touched` collects a line ``epoch index`` for each sample that was read.
+"""
+
+import argparse
+import os
+import time
+
+import elasticd as elastic
+import torch
+from torch import nn
+
+
+class Squares(torch.utils.data.Dataset):
+    """Points in the plane, labelled by their distance from the origin."""
+
+    def __init__(self, size: int, touched: str | None) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(size, 8, generator=generator)
+        self.y = (self.x.norm(dim=1) > 2.7).long()
+        self.epoch = 0
+        self.file = os.open(touched, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if touched else None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.file is not None:
+            os.write(self.file, f"{self.epoch} {index}\n".encode())
+        return self.x[index] + 0.01 * torch.randn(8), self.y[index]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("output")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--touched")
+    parser.add_argument("--fail-at", type=int, default=-1)
+    options = parser.parse_args()
+
+    run = elastic.join()
+    torch.manual_seed(int(os.environ.get("MODEL_SEED", "0")))
+    model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, 0.9)
+    dataset = Squares(options.size, options.touched)
+    epochs_seen: list[int] = []
+    run.register("epochs_seen", lambda: list(epochs_seen), lambda values: epochs_seen.__setitem__(slice(None), values))
+    model, optimizer, batches = run.prepare(
+        model, optimizer, dataset, batch_size=options.batch_size, scheduler=scheduler, max_grad_norm=1.0
+    )
+    for epoch in run.epochs(options.epochs):
+        dataset.epoch = epoch
+        for x, y in batches:
+            if options.pace:
+                time.sleep(options.pace)
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if run.steps_done == options.fail_at:
+                raise ValueError("told to fail here")
+        epochs_seen.append(epoch)
+        run.log(f"epoch {epoch} done at step {run.steps_done} on {run.world_size}")
+        run.report(loss=float(loss.detach()))
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs_seen": epochs_seen}
+    run.save(state, options.output)
+
+
+if __name__ == "__main__":
+    main()

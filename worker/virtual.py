@@ -1,0 +1,54 @@
+"""Virtual workers: what training means, apart from where it runs (EasyScale 3.2; design: worker-runtime 1, 2).
+
+A job has N virtual workers, its author's choice; a global step trains one micro-batch for each. Where each of them runs is a pure
+function of who hosts, so nobody has to be told. Their randomness is derived, not carried: whoever runs virtual worker v in step
+s seeds the generators from (job seed, s, v), and so there is no generator state to send to a joiner or to lose with a crash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+
+import numpy
+import torch
+
+
+def assign(virtual_workers: int, hosts: Sequence[bool]) -> tuple[range, ...]:
+    """The virtual workers of each rank: contiguous ranges in rank order, whose sizes differ by at most one.
+
+    hosts: by rank, whether it hosts any; the others get an empty range. With more hosts than virtual workers the last hosts
+    get empty ranges too. Raises ValueError if nobody hosts.
+    """
+    hosting = sum(hosts)
+    if virtual_workers < 1 or not hosting:
+        raise ValueError(f"{virtual_workers} virtual workers cannot be divided among {hosting} hosts")
+    each, larger = divmod(virtual_workers, hosting)
+    ranges: list[range] = []
+    begin = position = 0
+    for host in hosts:
+        if not host:
+            ranges.append(range(0))
+            continue
+        end = begin + each + (position < larger)
+        ranges.append(range(begin, end) if end > begin else range(0))
+        begin, position = end, position + 1
+    return tuple(ranges)
+
+
+def derive_seed(seed: int, *parts: int | str) -> int:
+    """A seed of 63 bits from the job's seed and what it is for. The same on every machine, and for ever."""
+    # Types and lengths are hashed with the values, so that ("a", 1) and ("a1",) differ.
+    text = "".join(f"{type(part).__name__}:{len(str(part))}:{part};" for part in (seed, *parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def seed_everything(value: int) -> None:
+    """Seed the global generators of Python, NumPy and torch, on the current CUDA device too if CUDA is in use."""
+    random.seed(value)
+    numpy.random.seed([value & 0xFFFFFFFF, value >> 32])
+    # Not torch.manual_seed: without CUDA it queues a call with a formatted stack trace, for every micro-batch.
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(value)
