@@ -55,13 +55,24 @@ log = logging.getLogger(__name__)
 
 def lock(state: Path) -> int:
     """A descriptor that holds the state directory's lock. Raises OperatorError if another agent has it."""
-    descriptor = os.open(state / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(state / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OperatorError(f"{state}: cannot be written to: {error.strerror}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise OperatorError(f"{state}: another agent runs with this state directory") from None
     return descriptor
+
+
+def home() -> str:
+    """The home directory of the user that the agent runs as, whatever its environment says."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # a user without an entry, as containers have
+        return "/"
 
 
 class AgentDaemon:
@@ -86,7 +97,7 @@ class AgentDaemon:
             agent_address=agent_address,
             address=options.address,
             checkpoints=options.checkpoints,
-            home=pwd.getpwuid(os.getuid()).pw_dir,
+            home=home(),
             gpus=gpus,
         )
         server = Server(

@@ -29,7 +29,7 @@ from .logfiles import JobFiles
 log = logging.getLogger(__name__)
 
 SHIM_GRACE_S = 60.0  # after which a shim kills by itself, should the agent that asked it to stop be gone
-SHIM_START_S = 3.0  # how long a shim may take to write its record, when an agent was killed just after starting it
+SHIM_START_S = 2.0  # how long shims may take to write their records, when an agent was killed just after starting them
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -165,8 +165,9 @@ class Processes:
         """Find the workers that earlier agents have started: those that run, and those that have ended and are not forgotten."""
         running: list[tuple[JobId, WorkerId]] = []
         exited: list[WorkerExit] = []
+        give_up_at = time.monotonic() + SHIM_START_S
         for path in sorted(self._files.root.glob("*/*.json")):
-            record = _settled_record(path)
+            record = _settled_record(path, give_up_at)
             if record is None:
                 continue
             if self._rewatch(record):
@@ -275,9 +276,8 @@ def _read(path: Path) -> Record | None:
         return None
 
 
-def _settled_record(path: Path) -> Record | None:
-    """The record in `path`; if it is one without pids, as soon as its shim has added them, or late."""
-    give_up_at = time.monotonic() + SHIM_START_S
+def _settled_record(path: Path, give_up_at: float) -> Record | None:
+    """The record in `path`; if it is one without pids, as soon as its shim has added them, or at `give_up_at`."""
     while (record := _read(path)) is not None and record.shim_pid is None and time.monotonic() < give_up_at:
         time.sleep(0.02)
     return record

@@ -232,6 +232,37 @@ def test_workers_survive_the_sigkill_of_their_agent_and_the_next_one_adopts_them
     assert gone.reason == "killed by SIGKILL"
 
 
+def test_a_worker_that_an_agent_only_had_time_to_write_down_is_reported_as_ended(cluster: Cluster) -> None:
+    directory = cluster.directory / "state" / "jobs" / JOB
+    directory.mkdir(parents=True)
+    record = {"job": JOB, "worker": WORKER, "gpu": 0, "argv": ["true"], "shim_pid": None}
+    (directory / f"{WORKER}.json").write_text(json.dumps(record))
+    (gone,) = cluster.start_agent().exited
+    assert (gone.worker, gone.exit_code, gone.reason) == (WORKER, None, "it never started")
+
+
+def test_a_process_that_only_has_the_number_of_a_worker_is_not_taken_for_it(cluster: Cluster) -> None:
+    directory = cluster.directory / "state" / "jobs" / JOB
+    directory.mkdir(parents=True)
+    ours = {"shim_pid": os.getpid(), "shim_start_ticks": 1, "pid": os.getpid(), "start_ticks": 1}
+    record = {"job": JOB, "worker": WORKER, "gpu": 0, "argv": ["true"], "boot_id": shim.boot_id()} | ours
+    (directory / f"{WORKER}.json").write_text(json.dumps(record))
+    hello = cluster.start_agent()
+    assert hello.starting == ()
+    assert [gone.worker for gone in hello.exited] == [WORKER]
+
+
+def test_bytes_that_are_no_message_do_no_harm(cluster: Cluster) -> None:
+    cluster.start_agent()
+    stranger = transport.dealer(cluster.context, f"ipc://{cluster.directory}/run/workers", b"stranger")
+    for data in (b"", b"\xc1", b"\x80", b"x" * 1000):
+        stranger.send(data)
+        transport.send(cluster.controller.socket, b"s1", data)
+    cluster.controller.send(start_worker("true"))
+    assert cluster.controller.expect(WorkerExit).exit_code == 0
+    stranger.close()
+
+
 def test_sigterm_ends_the_agent_alone(cluster: Cluster) -> None:
     cluster.start_agent()
     cluster.controller.send(start_worker("sleep", "60"))
