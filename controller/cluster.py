@@ -127,7 +127,12 @@ class Cluster:
     def stir_waiting(self) -> None:
         """A GPU may have become free: look at the jobs that wait for one."""
         for job in self.jobs.values():
-            if any(entry.state is WorkerState.ORDERED for entry in job.kept.workers):
+            newest = job.newest
+            if job.final or newest is None:
+                continue
+            if {member.gpu for member in newest.roster.members} != set(job.kept.target) or any(
+                entry.state is WorkerState.ORDERED for entry in job.kept.workers
+            ):
                 self.stir(job)
 
     def take_stirred(self) -> tuple[JobId, ...]:
@@ -135,16 +140,16 @@ class Cluster:
         self.stirred.clear()
         return stirred
 
-    def gpu_holder(self, gpu: GpuAddress) -> WorkerId | None:
-        """Whose process may be on `gpu`."""
-        for job in self.jobs.values():
-            for entry in job.kept.workers:
-                if entry.gpu == gpu and entry.state is not WorkerState.ORDERED:
-                    return entry.worker
+    def gpu_free(self, gpu: GpuAddress) -> bool:
+        """Is it certain that no process is on `gpu`, and is its server there?"""
         session = self.sessions.get(gpu.server)
-        if session is not None:
-            return next((worker for worker, place in session.strays.items() if place == gpu), None)
-        return None
+        if session is None or not session.alive or gpu in session.strays.values():
+            return False
+        return not any(
+            entry.gpu == gpu and entry.state is not WorkerState.ORDERED
+            for job in self.jobs.values()
+            for entry in job.kept.workers
+        )
 
     # -- effects
 

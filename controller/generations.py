@@ -8,6 +8,8 @@ level-triggered: it looks at what is, not at what has just happened, so a lost o
 * **Losses come first.** When a member of a generation is gone, everyone in that generation stands still. The next order names
   the survivors alone: they need nobody who is still starting, so training goes on at once. Growing back is a second order.
 * **The state is never dropped.** A roster that would keep no worker with the state is preceded by the union of old and new.
+* **No order waits for another job.** A job with state is never given an order that names a GPU on which a process still runs: it
+  first gives up what it is to give up, and grows when the GPU is free. Else two jobs that exchange GPUs would wait for ever.
 * **Newcomers are kept** when an order overtakes another: a worker that is still starting on a wanted GPU takes that place.
 * **The leader stays** while it can. Else it is a member with the state that is furthest ahead, of lowest rank: a leader without
   the state could not propose a commit to those who train.
@@ -19,6 +21,7 @@ when that has become impossible, and only then are newcomers of it stopped (CoDD
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.model import GpuAddress, WorkerId, WorkerPhase
@@ -97,8 +100,8 @@ def holders(job: Job) -> tuple[WorkerRecord, ...]:
     return tuple(sorted(found, key=lambda entry: ranks.get(entry.worker, len(ranks))))
 
 
-def next_step(job: Job) -> Step:
-    """What brings `job`, which is not over, nearer to its target; None: nothing now."""
+def next_step(job: Job, free: Callable[[GpuAddress], bool]) -> Step:
+    """What brings `job`, which is not over, nearer to its target; None: nothing now. `free`: no process is on a GPU."""
     if ending(job):
         return None
     newest = job.newest
@@ -112,7 +115,7 @@ def next_step(job: Job) -> Step:
         return GiveOrder(_survivors(job, newest, with_state), OrderKind.RECOVERY)
     if newest.kind is OrderKind.RECOVERY and newest.generation > job.kept.committed:
         return None
-    return _towards_target(job, newest, with_state)
+    return _towards_target(job, newest, with_state, free)
 
 
 def _without_state(job: Job, newest: OrderRecord) -> Step:
@@ -146,14 +149,16 @@ def _survivors(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ..
     return (*(Place(entry.gpu, entry.worker) for entry in with_state if entry.gpu not in taken), *places)
 
 
-def _towards_target(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...]) -> Step:
-    places = _assign(job, job.kept.target, newest)
+def _towards_target(
+    job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...], free: Callable[[GpuAddress], bool]
+) -> Step:
+    wanted = _assign(job, job.kept.target, newest)
+    places = tuple(place for place in wanted if place.worker is not None or free(place.gpu))
     if not places or _same(places, newest):
         return None
     if any(place.worker is not None and holds_state(job, place.worker) for place in places):
         if newest.kind is OrderKind.UNION and not _handed_on(job, newest):
-            wanted = [place.worker for place in places]
-            if None not in wanted and set(wanted) <= set(newest.roster.workers):
+            if {place.worker for place in places} <= set(newest.roster.workers):
                 return None  # the union has begun to hand the state on: let it reach all first
         return GiveOrder(places, OrderKind.TARGET)
     kept = tuple(Place(entry.gpu, entry.worker) for entry in with_state)
@@ -180,9 +185,12 @@ def _assign(job: Job, target: tuple[GpuAddress, ...], newest: OrderRecord | None
 
 
 def _spare(job: Job, gpu: GpuAddress) -> WorkerId | None:
-    """A worker of the job on `gpu` that is starting, or ready, for an order that was overtaken."""
+    """A worker of the job on `gpu` that an overtaken order named, or was to send away."""
+    committed = job.committed_order
+    training = committed.roster.workers if committed is not None else ()
     for entry in job.kept.workers:
-        if entry.gpu == gpu and usable(job, entry.worker) and fresh(job, entry.worker):
+        able = entry.gpu == gpu and usable(job, entry.worker)
+        if able and (entry.worker in training or fresh(job, entry.worker)):
             return entry.worker
     return None
 

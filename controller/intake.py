@@ -244,8 +244,8 @@ def resize_text(resize: Resize) -> str:
 
 
 def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit) -> None:
-    session.strays.pop(message.worker, None)
-    cluster.stir_waiting()
+    if session.strays.pop(message.worker, None) is not None:
+        cluster.stir_waiting()
     found = _find(cluster, message.job, message.worker)
     if found is not None:
         job, entry = found
@@ -273,6 +273,7 @@ def worker_ended(
         reason = "ended in the middle of training (exit code 0)" if entry.trained else "ended without training"
     job.end_worker(worker, now, exit_code, reason)
     cluster.stir(job)
+    cluster.stir_waiting()
     if job.final or entry.stopping or last is WorkerPhase.LEFT:
         return
     if last is WorkerPhase.FINISHED and exit_code == 0:

@@ -130,10 +130,10 @@ def suspend(cluster: Cluster, now: float, job: Job) -> None:
 def _steer(cluster: Cluster, now: float, job: Job) -> None:
     if job.final:
         return
-    step = next_step(job)
+    step = next_step(job, cluster.gpu_free)
     if isinstance(step, StartAgain):
         _start_again(cluster, now, job)
-        step = next_step(job) if not job.final and job.newest is None else None
+        step = next_step(job, cluster.gpu_free) if not job.final and job.newest is None else None
     if isinstance(step, GiveOrder):
         _order(cluster, now, job, step)
     if not job.final:
@@ -289,10 +289,7 @@ def _start_waiting(cluster: Cluster) -> None:
         if job.final:
             continue
         for entry in job.kept.workers:
-            session = cluster.sessions.get(entry.gpu.server)
-            if entry.state is not WorkerState.ORDERED or session is None or not session.alive:
-                continue
-            if cluster.gpu_holder(entry.gpu) is None:
+            if entry.state is WorkerState.ORDERED and cluster.gpu_free(entry.gpu):
                 job.update_worker(entry.worker, state=WorkerState.STARTED)
                 cluster.stir(job)
                 send_start(cluster, job, entry)

@@ -138,7 +138,10 @@ def _scale(cluster: Cluster, now: float, request: Scale) -> Answer:
     cluster.schedule_due = True
     cluster.stir(job)
     settle(cluster, now)
-    return Scaled(job=job.id, generation=job.kept.generation, share=len(job.kept.target))
+    newest = job.newest
+    carried_out = newest is not None and {m.gpu for m in newest.roster.members} == set(job.kept.target)
+    generation = job.kept.generation if carried_out else job.kept.generation + 1  # when its GPUs are free
+    return Scaled(job=job.id, generation=generation, share=len(job.kept.target))
 
 
 def _cancel(cluster: Cluster, now: float, request: Cancel) -> Answer:

@@ -1,0 +1,359 @@
+"""A controller's machine with a store, agents and workers that are values: whatever it promises is checked as it is said."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from elasticd.controller.cluster import Settings
+from elasticd.controller.events import (
+    Action,
+    AgentMessage,
+    ClientRequest,
+    Event,
+    Record,
+    ReplyClient,
+    SendAgent,
+    TimePassed,
+)
+from elasticd.controller.jobs import Job, JobRecord
+from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.scheduling.policies import load_policy
+from elasticd.protocol.messages import (
+    Acknowledged,
+    AgentHeartbeat,
+    AgentHello,
+    Answer,
+    Envelope,
+    ForgetWorkers,
+    Order,
+    Request,
+    StartWorker,
+    StopWorker,
+    Submit,
+    Submitted,
+    WorkerExit,
+    WorkerReport,
+)
+from elasticd.protocol.model import (
+    Gpu,
+    GpuAddress,
+    GpuKind,
+    GpuRange,
+    JobId,
+    JobSpec,
+    Resize,
+    Server,
+    ServerId,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+)
+
+
+def job_spec(name: str = "digits", low: int = 1, high: int = 4, **changes: Any) -> JobSpec:
+    values: dict[str, Any] = {
+        "name": name,
+        "command": ("python", "train.py"),
+        "gpus": GpuRange(min=low, max=high),
+        "virtual_workers": max(8, high),
+        "workdir": "/tmp",
+    }
+    return JobSpec(**{**values, **changes})
+
+
+@dataclass
+class Process:
+    """A worker's process on a server, as the agent knows it."""
+
+    job: JobId
+    gpu: GpuAddress
+    status: WorkerStatus | None = None
+    order: Order | None = None
+    stopping: bool = False
+
+
+@dataclass
+class Agent:
+    """What an agent keeps, without its daemon."""
+
+    server: Server
+    running: dict[WorkerId, Process] = field(default_factory=dict)
+    exited: dict[WorkerId, WorkerExit] = field(default_factory=dict)
+    seen: set[WorkerId] = field(default_factory=set)
+    received: int = 0
+    connected: bool = True
+
+
+class World:
+    """Drives the machine; `turn` ends a loop turn. Everything that is sent is kept in `sent`, answers in `answers`."""
+
+    def __init__(self, servers: dict[str, int] | None = None, policy: str = "max-min", seed: int = 0, **settings: Any):
+        self.now = 1000.0
+        self.policy = policy
+        self.seed = seed
+        self.settings = settings
+        self.store: dict[str, bytes] = {}
+        self.sent: list[tuple[ServerId, Any]] = []
+        self.answers: dict[str, Answer] = {}
+        self.incarnations = itertools.count(1)
+        self.ids = itertools.count(1)
+        self.sequences = itertools.count(1)
+        self.orders: dict[JobId, int] = {}  # greatest generation ever sent
+        self.agents: dict[ServerId, Agent] = {}
+        for name, gpus in (servers if servers is not None else {"s1": 4}).items():
+            slots = tuple(Gpu(index=i, kind=GpuKind.CPU, name="CPU slot") for i in range(gpus))
+            server = Server(server=ServerId(name), address="127.0.0.1", gpus=slots)
+            self.agents[ServerId(name)] = Agent(server)
+        self.machine = self.new_machine()
+        for name in self.agents:
+            self.hello(name)
+        self.turn()
+
+    def new_machine(self) -> ControllerMachine:
+        values = {"cluster": "test", "incarnation": f"c{next(self.incarnations)}", "version": "0", "pid": 1}
+        settings = Settings(**{**values, **self.settings})  # type: ignore[arg-type]
+        policy = load_policy({"policy": self.policy}, "test")
+        records = sorted(self.store.items())
+        return ControllerMachine(settings, policy, random.Random(self.seed), self.now, records)
+
+    # -- driving
+
+    def feed(self, event: Event) -> list[Action]:
+        actions = self.machine.handle(self.now, event)
+        self.carry_out(actions)
+        return actions
+
+    def carry_out(self, actions: list[Action]) -> None:
+        assert not any(isinstance(action, Record) for action in actions[1:]), "a record comes after a promise"
+        for action in actions:
+            match action:
+                case Record(puts, deletes):
+                    self.store.update(puts)
+                    for key in deletes:
+                        self.store.pop(key, None)
+                case SendAgent(server, message):
+                    self.deliver(server, message)
+                case ReplyClient(_, reply):
+                    self.answers[reply.id] = reply.answer
+                    if isinstance(reply.answer, Submitted):
+                        assert f"/jobs/{reply.answer.job}" in self.store, "a job was promised that is not recorded"
+
+    def turn(self, after_s: float = 0.0) -> None:
+        """Let time pass, then all that is due happen."""
+        self.now += after_s
+        for _ in range(100):
+            deadline = self.machine.next_deadline()
+            if deadline is None or deadline > self.now:
+                return
+            self.feed(TimePassed())
+        raise AssertionError("the machine never comes to rest")
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass while the agents go on to send heartbeats."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            for name, agent in self.agents.items():
+                if agent.connected:
+                    self.feed(AgentMessage(name, AgentHeartbeat(server=name)))
+            self.turn()
+
+    def restart(self, hello: bool = True) -> None:
+        """The controller dies and another one recovers from the store."""
+        self.machine = self.new_machine()
+        if hello:
+            for name, agent in self.agents.items():
+                if agent.connected:
+                    self.hello(name)
+            self.turn()
+
+    # -- agents
+
+    def deliver(self, server: ServerId, message: Any) -> None:
+        self.sent.append((server, message))
+        agent = self.agents[server]
+        if not agent.connected:
+            return
+        if isinstance(message, Acknowledged):
+            if message.sent == 0:
+                agent.received = 0
+            return
+        agent.received += 1
+        match message:
+            case Order():
+                self.check_order(message)
+                for process in agent.running.values():
+                    if process.job == message.job:
+                        process.order = message
+            case StartWorker(job=job, worker=worker, gpu=gpu):
+                self.start(agent, job, worker, GpuAddress(server=server, index=gpu))
+            case StopWorker(worker=worker):
+                if worker in agent.running:
+                    agent.running[worker].stopping = True
+            case ForgetWorkers(workers=workers):
+                for worker in workers:
+                    agent.exited.pop(worker, None)
+
+    def check_order(self, order: Order) -> None:
+        record = msgspec.msgpack.decode(self.store[f"/jobs/{order.job}"], type=JobRecord)
+        recorded = {given.generation: given.roster for given in record.orders}
+        assert recorded.get(order.generation) == order.roster, "an order was sent that is not recorded"
+        assert order.roster.leader in order.roster.workers
+        assert len({member.gpu for member in order.roster.members}) == len(order.roster.members)
+        assert order.generation >= self.orders.get(order.job, 0), "generations only grow"
+        self.orders[order.job] = order.generation
+
+    def start(self, agent: Agent, job: JobId, worker: WorkerId, gpu: GpuAddress) -> None:
+        if worker in agent.seen:
+            return
+        agent.seen.add(worker)
+        holders = [name for name, process in agent.running.items() if process.gpu == gpu]
+        assert not holders, f"{worker} is started on {gpu}, where {holders} still run"
+        agent.running[worker] = Process(job, gpu)
+
+    def hello(self, server: str) -> None:
+        name = ServerId(server)
+        agent = self.agents[name]
+        agent.connected = True
+        self.feed(
+            AgentMessage(
+                name,
+                AgentHello(
+                    server=agent.server,
+                    incarnation=f"agent-{name}",
+                    workers=tuple(p.status for p in agent.running.values() if p.status is not None),
+                    starting=tuple(worker for worker, p in agent.running.items() if p.status is None),
+                    exited=tuple(agent.exited.values()),
+                ),
+            )
+        )
+
+    def find(self, worker: str) -> tuple[Agent, Process]:
+        for agent in self.agents.values():
+            if worker in agent.running:
+                return agent, agent.running[WorkerId(worker)]
+        raise AssertionError(f"{worker} does not run")
+
+    def report(
+        self,
+        worker: str,
+        phase: WorkerPhase,
+        generation: int = 0,
+        applied: int | None = None,
+        resizes: tuple[Resize, ...] = (),
+        floor: int | None = None,
+    ) -> None:
+        """`worker` reports, having seen the order that its agent gave it last."""
+        agent, process = self.find(worker)
+        order = process.order.generation if process.order is not None else 0
+        process.status = WorkerStatus(
+            job=process.job,
+            worker=WorkerId(worker),
+            pid=4711,
+            address=f"tcp://127.0.0.1:{5000 + int(worker.rpartition('.')[2])}",
+            phase=phase,
+            generation=generation,
+            order=order,
+            floor=order if floor is None else floor,
+            applied=applied,
+            sequence=next(self.sequences),
+            resizes=resizes,
+        )
+        self.now += 0.001
+        if agent.connected:
+            self.feed(AgentMessage(agent.server.server, WorkerReport(status=process.status)))
+            self.turn()
+
+    def exit(self, worker: str, code: int | None, reason: str = "", turn: bool = True) -> None:
+        agent, process = self.find(worker)
+        del agent.running[WorkerId(worker)]
+        phase = process.status.phase if process.status is not None else None
+        text = reason or (f"exit code {code}" if code is None or code >= 0 else f"killed by signal {-code}")
+        ended = WorkerExit(job=process.job, worker=WorkerId(worker), exit_code=code, reason=text, phase=phase)
+        agent.exited[WorkerId(worker)] = ended
+        self.now += 0.001
+        if agent.connected:
+            self.feed(AgentMessage(agent.server.server, ended))
+            if turn:
+                self.turn()
+
+    # -- clients
+
+    def ask(self, request: Request, request_id: str = "", turn: bool = True) -> Any:
+        name = request_id or f"r{next(self.ids)}"
+        self.feed(ClientRequest(b"client", Envelope(id=name, request=request)))
+        if turn:
+            self.turn()
+        return self.answers.get(name)
+
+    def submit(self, spec: JobSpec | None = None) -> Job:
+        answer = self.ask(Submit(spec=spec or job_spec()))
+        assert isinstance(answer, Submitted), answer
+        return self.job(answer.job)
+
+    def job(self, job: str) -> Job:
+        return self.machine.cluster.jobs[JobId(job)]
+
+    # -- workers that do what they should
+
+    def running(self, job: str) -> list[str]:
+        agents = [agent for agent in self.agents.values() if agent.connected]
+        return [w for agent in agents for w, p in agent.running.items() if p.job == job]
+
+    def arrive(self, job: str) -> None:
+        """All workers that are still starting become ready."""
+        for worker in self.running(job):
+            if self.find(worker)[1].status is None:
+                self.report(worker, WorkerPhase.READY)
+
+    def reap(self) -> None:
+        """Processes that were told to stop end."""
+        for agent in self.agents.values():
+            for worker in [worker for worker, process in agent.running.items() if process.stopping]:
+                self.exit(worker, -15)
+
+    def commit(self, job: str, step: int = 10) -> None:
+        """The newest order is committed: its members train, all others leave."""
+        newest = self.job(job).newest
+        assert newest is not None
+        generation = newest.generation
+        for worker in newest.roster.workers:
+            self.report(worker, WorkerPhase.TRAINING, generation, step)
+        for worker in self.running(job):
+            if worker in newest.roster.workers:
+                continue
+            status = self.find(worker)[1].status
+            if status is not None and status.phase is WorkerPhase.TRAINING:
+                self.report(worker, WorkerPhase.LEFT, status.generation, step)
+                self.exit(worker, 0)
+
+    def settle(self, job: str, step: int = 10, rounds: int = 5) -> None:
+        """Workers arrive and commit whatever is ordered, until nothing more is."""
+        for _ in range(rounds):
+            if self.job(job).final or self.job(job).newest is None:
+                return
+            self.reap()
+            self.arrive(job)
+            self.reap()
+            self.commit(job, step)
+            newest = self.job(job).newest
+            if newest is None or newest.generation == self.job(job).kept.committed:
+                return
+
+    def roster(self, job: str) -> list[str]:
+        newest = self.job(job).newest
+        return list(newest.roster.workers) if newest is not None else []
+
+    def messages(self, kind: type) -> list[Any]:
+        return [message for _, message in self.sent if isinstance(message, kind)]
+
+    def story(self) -> str:
+        return "\n".join(f"{e.time_s:.3f} {e.kind} {e.job} {e.text}" for e in self.machine.cluster.events)
+
+    def kinds(self, job: str | None = None) -> list[str]:
+        return [event.kind for event in self.machine.cluster.events if job is None or event.job == job]
