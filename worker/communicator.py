@@ -1,285 +1,316 @@
-"""Communicators: one generation's process group, made in the background, abandoned without hanging.
+"""One generation's communicator: collectives among its workers, and transfers of state between two of them.
 
-Findings that shape this module (torch 2.13): process groups can be made directly, many per process, without the global
-default group. A group's operation on a lost peer fails only at the ranks that talk to it; the others would wait for the timeout. So
-nobody ever blocks in `wait()`: completion is polled together with a flag that the control thread sets, and an abandoned group
-is handed to a reaper thread, since destroying it takes a while and may take for ever. An abandoned operation still owns its
-tensors.
+Communicators are process groups without a global default group, so that the next one is built in a background thread beside the
+one in use, and the switch is the exchange of a pointer (design: worker-runtime 4). Three things differ from their usual use:
 
-The rendezvous goes through the leader's control plane, not a TCPStore: a dictionary per attempt at a generation, whose waiters
-can be told that the attempt is given up.
+* *Nobody blocks in a wait.* When a worker dies, only those who talk to it get an error; the others would wait until a timeout.
+  `wait` polls for completion and looks at a flag that `abort` sets from the control thread. An operation that is given
+  up still owns its tensors: they must not be used again.
+* *State has connections of its own.* A second group carries `send` and `receive`, so that hundreds of megabytes on their way to a
+  joiner do not stand in the queue before the gradients of a step. The library says of a point-to-point operation of Gloo that it
+  is done only to somebody who waits for it, so a thread for each direction and peer does.
+* *Groups are destroyed elsewhere.* That takes 10 ms, and for ever where an operation is stuck. A daemon thread, the
+  keeper, owns a communicator's groups; at the end of the process it is simply frozen, with whatever it owns.
 """
 
 from __future__ import annotations
 
-import datetime
+import queue
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-import zmq
+from torch._C._distributed_c10d import PrefixStore, Store  # the stubs of torch.distributed lack them
 
-from ..protocol.codec import Codec
-from ..protocol.messages import StoreAdd, StoreGet, StoreSet, StoreValue
-from ..runtime import transport
+from ..protocol.errors import ElasticError, OperatorError
+from .rendezvous import Rendezvous, RendezvousCancelled, RendezvousStore
+
+__all__ = ["Communicator", "CommunicatorBroken", "Rendezvous", "RendezvousCancelled", "RendezvousStore"]
 
 POLL_FIRST_S = 20e-6
-POLL_LONGEST_S = 1e-3
-CANCEL_POLL_MS = 20
-MAX_SCOPES = 64
+POLL_GROWTH = 1.5
+POLL_LAST_S = 1e-3
+RETIRE_AFTER_S = 1.0  # a peer may still be reading the last of what we sent; closing at once can reset the connection
+GLOO_THREADS = 2
 
 
-class CommunicatorBroken(Exception):
-    """The communicator has lost a member or was abandoned: nothing can be done in it any more."""
+class CommunicatorBroken(ElasticError):
+    """A peer is gone, or the communicator was abandoned: nothing more can be done with it."""
 
 
-class RendezvousCancelled(Exception):
-    """The attempt that this rendezvous belongs to has been given up."""
+class _Done(dist.Work):
+    """An operation among one worker."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
 
 
-class Rendezvous:
-    """The leader's side: keys and waiters by scope (one attempt at one generation). Pure."""
+class _Awaited(dist.Work):
+    """An operation that a thread waits for, since it does not tell by itself that it is completed."""
 
-    def __init__(self) -> None:
-        self._values: dict[str, dict[str, bytes]] = {}
-        self._waiting: dict[str, list[tuple[str, bytes]]] = {}
-
-    def handle(self, peer: bytes, message: StoreSet | StoreGet | StoreAdd) -> list[tuple[bytes, StoreValue]]:
-        """Take a request in; the answers that it brings about, with their receivers."""
-        values = self._scope(message.scope)
-        match message:
-            case StoreSet(key=key, value=value):
-                values[key] = value
-                waiting = self._waiting.get(message.scope, [])
-                self._waiting[message.scope] = [(k, p) for k, p in waiting if k != key]
-                return [(p, StoreValue(key=key, value=value)) for k, p in waiting if k == key]
-            case StoreGet(key=key):
-                if key in values:
-                    return [(peer, StoreValue(key=key, value=values[key]))]
-                self._waiting.setdefault(message.scope, []).append((key, peer))
-                return []
-            case StoreAdd(key=key, amount=amount):
-                values[key] = str(int(values.get(key, b"0")) + amount).encode()
-                return [(peer, StoreValue(key=key, value=values[key]))]
-
-    def drop(self, scope: str) -> list[tuple[bytes, StoreValue]]:
-        """Forget a scope; whoever still waits in it is told that it is cancelled."""
-        self._values.pop(scope, None)
-        waiting = self._waiting.pop(scope, [])
-        return [(peer, StoreValue(key=key, value=b"", cancelled=True)) for key, peer in waiting]
-
-    def _scope(self, scope: str) -> dict[str, bytes]:
-        if scope not in self._values and len(self._values) >= MAX_SCOPES:
-            self.drop(next(iter(self._values)))
-        return self._values.setdefault(scope, {})
-
-
-class RendezvousStore(dist.Store):
-    """A worker's side: a torch Store whose waits end when the attempt is given up. For one thread, but for `cancel`."""
-
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        leader_address: str,
-        identity: bytes,
-        scope: str,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, work: dist.Work) -> None:
         super().__init__()
-        self._scope = scope
-        self._wait_limit_s = timeout_s
-        self._cancelled = threading.Event()
-        self._codec: Codec[StoreValue] = Codec(StoreValue)
-        self._socket = transport.dealer(context, leader_address, identity)
+        self._work: dist.Work | None = work
+        self._error: RuntimeError | None = None
+        self._completed = threading.Event()
 
-    def set(self, key: str, value: bytes | str) -> None:
-        data = value.encode() if isinstance(value, str) else bytes(value)
-        self._send(StoreSet(scope=self._scope, key=key, value=data))
+    def run(self, timeout: timedelta) -> None:
+        assert self._work is not None
+        try:
+            self._work.wait(timeout)
+        except RuntimeError as error:
+            self._error = error
+        self._work = None
+        self._completed.set()
 
-    def get(self, key: str) -> bytes:
-        self._send(StoreGet(scope=self._scope, key=key))
-        return self._receive(key, self._wait_limit_s)
+    def is_completed(self) -> bool:
+        return self._completed.is_set()
 
-    def add(self, key: str, amount: int) -> int:
-        self._send(StoreAdd(scope=self._scope, key=key, amount=amount))
-        return int(self._receive(key, self._wait_limit_s))
-
-    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:  # type: ignore[override]
-        for key in keys:
-            self._send(StoreGet(scope=self._scope, key=key))
-            self._receive(key, min(self._wait_limit_s, timeout.total_seconds()) if timeout else self._wait_limit_s)
-
-    def has_extended_api(self) -> bool:
-        return False
-
-    def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """Nothing: a rendezvous has the limit that it was made with."""
-
-    def cancel(self) -> None:
-        """End all waits, now and later, from any thread."""
-        self._cancelled.set()
-
-    def close(self) -> None:
-        """Close the connection; the store must not be used afterwards."""
-        self._socket.close()
-
-    def _send(self, message: StoreSet | StoreGet | StoreAdd) -> None:
-        if self._cancelled.is_set():
-            raise RendezvousCancelled(f"rendezvous {self._scope} was given up")
-        self._socket.send(self._codec.encode(message))
-
-    def _receive(self, key: str, limit_s: float) -> bytes:
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            if self._cancelled.is_set():
-                raise RendezvousCancelled(f"rendezvous {self._scope} was given up")
-            if not self._socket.poll(CANCEL_POLL_MS):
-                continue
-            answer = self._codec.decode(self._socket.recv())
-            if answer.cancelled:
-                raise RendezvousCancelled(f"rendezvous {self._scope} was given up by its leader")
-            if answer.key == key:
-                return answer.value
-        raise TimeoutError(f"rendezvous {self._scope}: nobody set {key!r} within {limit_s:.0f} s")
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._completed.wait()
+        if self._error is not None:
+            raise self._error
+        return True
 
 
-def _gloo(store: dist.Store, rank: int, size: int, address: str, timeout_s: float) -> Any:
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    options._threads = 2
-    options._timeout = datetime.timedelta(seconds=timeout_s)
-    return dist.ProcessGroupGloo(store, rank, size, options)
+@dataclass(frozen=True)
+class _Groups:
+    """The process groups of one communicator. Tensors on an accelerator take the device groups, all others the host groups."""
 
+    host: dist.ProcessGroup
+    host_transfer: dist.ProcessGroup
+    device: dist.ProcessGroup | None = None
+    device_transfer: dist.ProcessGroup | None = None
 
-def _nccl(store: dist.Store, rank: int, size: int, timeout_s: float) -> Any:
-    options = dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]
-    options.config.blocking = 0
-    options._timeout = datetime.timedelta(seconds=timeout_s)
-    return dist.ProcessGroupNCCL(store, rank, size, options)  # type: ignore[attr-defined]
+    def collective(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        return self.host if tensor.device.type == "cpu" or self.device is None else self.device
+
+    def transfer(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        on_host = tensor.device.type == "cpu" or self.device_transfer is None
+        return self.host_transfer if on_host else self.device_transfer  # type: ignore[return-value]
 
 
 class Communicator:
-    """The workers of one generation, as ranks. Operations return at once; `wait` is the only place where time passes.
+    """What the workers of one generation say to each other. Made by `build` or `alone`.
 
-    On GPUs the data goes through NCCL, and control words and small CPU state through a Gloo group beside it; on CPUs all goes
-    through Gloo.
+    Operations return at once with a work, to be given to `wait`; all workers call the collectives in the same order. They are for
+    one thread, as is `wait`; `abort` and `retire` are for any.
     """
 
-    def __init__(self, data: Any, control: Any, store: RendezvousStore | None, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, groups: _Groups | None, timeout_s: float, keep: tuple[Any, ...]) -> None:
         self.rank = rank
         self.size = size
-        self._data = data
-        self._control = control
-        self._store = store  # must live as long as the groups: they call its Python methods
+        self._groups = groups
+        self._timeout = timedelta(seconds=timeout_s)
         self._aborted = threading.Event()
+        self._retired = threading.Event()
+        self._waiters: dict[tuple[str, int], queue.SimpleQueue[_Awaited | None]] = {}
+        if groups is not None:
+            _in_background("elasticd-keeper", _keep, self._retired, (groups, keep))
 
     @classmethod
     def alone(cls) -> Communicator:
-        """The communicator of one worker: every operation is done at once."""
-        return cls(None, None, None, 0, 1)
+        """Of one worker: needs nobody and nothing."""
+        return cls(0, 1, None, 0.0, ())
 
     @classmethod
     def build(
-        cls, backend: str, store: RendezvousStore, rank: int, size: int, address: str, timeout_s: float
+        cls,
+        backend: Literal["gloo", "nccl"] | str,
+        store: RendezvousStore,
+        rank: int,
+        size: int,
+        address: str,
+        timeout_s: float,
     ) -> Communicator:
-        """Meet the other members and connect to them; blocks, so call it in the background.
+        """Meet the other members in `store` and connect to them. Blocks; all members do so at about the same time.
 
-        backend: "gloo" or "nccl". address: the IP address that peers reach this worker at. timeout_s: of an operation.
-        Raises RendezvousCancelled, TimeoutError, or what the library raises.
+        backend: "gloo", or "nccl" for CUDA tensors beside it. address: the IP address that we are reached at.
+        timeout_s: after that long an operation fails even if nobody aborts.
+        Raises RendezvousCancelled if the store was cancelled, CommunicatorBroken if the others cannot be reached in time.
         """
-        control = _gloo(dist.PrefixStore("gloo", store), rank, size, address, timeout_s)
-        data = _nccl(dist.PrefixStore("nccl", store), rank, size, timeout_s) if backend == "nccl" else control
-        return cls(data, control, store, rank, size)
+        if size == 1:
+            store.close()
+            return cls.alone()
+        timeout = timedelta(seconds=timeout_s)
+        # A Python reference to all stores: a group keeps a C++ one, and that calls back into Python.
+        stores = [PrefixStore(name, store) for name in ("host", "host-transfer", "device", "device-transfer")]
+        try:
+            host = _gloo(stores[0], rank, size, address, timeout)
+            host_transfer = _gloo(stores[1], rank, size, address, timeout)
+            groups = _Groups(host, host_transfer)
+            if backend == "nccl":
+                device, device_transfer = (_nccl(stores[i], rank, size, timeout) for i in (2, 3))
+                groups = _Groups(host, host_transfer, device, device_transfer)
+            elif backend != "gloo":
+                raise OperatorError(f"there is no backend {backend!r}: use gloo or nccl")
+        except (RuntimeError, TimeoutError) as error:
+            if store.cancelled:
+                raise RendezvousCancelled(str(error).partition("\n")[0]) from None
+            raise CommunicatorBroken(f"cannot connect rank {rank} of {size}: {error}".partition("\n")[0]) from error
+        finally:
+            store.close()
+        return cls(rank, size, groups, timeout_s, (store, stores))
+
+    # -- its end
 
     @property
     def aborted(self) -> bool:
         return self._aborted.is_set()
 
     def abort(self) -> None:
-        """Make whoever waits in this communicator stop waiting, from any thread."""
+        """Give everything in progress up: waits raise CommunicatorBroken, now and ever after. For any thread."""
         self._aborted.set()
+        groups = self._groups
+        if groups is not None and groups.device is not None:
+            # NCCL's kernels would spin on the device for ever; Gloo's operations sit in threads that nobody waits for.
+            _in_background("elasticd-abort", _abort_device, groups)
 
-    def wait(self, work: dist.Work | None) -> None:
-        """Return when `work` is done. Raises CommunicatorBroken if it fails or the communicator is abandoned."""
-        if work is None:
-            return
-        pause = POLL_FIRST_S
-        while not work.is_completed():
-            if self._aborted.is_set():
-                raise CommunicatorBroken("abandoned")
-            time.sleep(pause)
-            pause = min(pause * 1.5, POLL_LONGEST_S)
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise CommunicatorBroken(str(error).splitlines()[0][:200]) from None
+    def retire(self) -> None:
+        """It is not used any more: its groups are destroyed in a while, in the background. For any thread."""
+        self._groups = None
+        for waiter in list(self._waiters.values()):
+            waiter.put(None)
+        self._retired.set()
 
-    def _group(self, tensor: torch.Tensor) -> Any:
-        return self._data if tensor.is_cuda else self._control
+    # -- operations
 
-    def _issue(self, issue: Any) -> dist.Work:
-        """Start an operation. A group with a lost peer may already refuse here."""
+    def wait(self, work: dist.Work) -> None:
+        """Until `work` is completed. Raises CommunicatorBroken if it failed, or if this communicator is aborted meanwhile."""
+        pause_s = POLL_FIRST_S
+        while not self._aborted.is_set() and not work.is_completed():
+            time.sleep(pause_s)
+            pause_s = min(pause_s * POLL_GROWTH, POLL_LAST_S)
         if self._aborted.is_set():
             raise CommunicatorBroken("abandoned")
         try:
-            work: dist.Work = issue()
+            work.wait()  # is completed: raises its error if it has one, orders the present CUDA stream after it
         except RuntimeError as error:
-            raise CommunicatorBroken(str(error).splitlines()[0][:200]) from None
-        return work
+            raise CommunicatorBroken(str(error).partition("\n")[0]) from error
 
-    def all_reduce(self, tensor: torch.Tensor) -> dist.Work | None:
+    def all_reduce(self, tensor: torch.Tensor) -> dist.Work:
         """Sum over all ranks, in place."""
-        if self.size == 1:
-            return None
-        return self._issue(lambda: self._group(tensor).allreduce([tensor]))
+        return self._collective(tensor, lambda group: group.allreduce([tensor], _reduction(dist.ReduceOp.SUM)))
 
-    def all_reduce_max(self, tensor: torch.Tensor) -> dist.Work | None:
-        """Elementwise maximum over all ranks, in place."""
-        if self.size == 1:
-            return None
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX
-        return self._issue(lambda: self._group(tensor).allreduce([tensor], options))
+    def all_reduce_max(self, tensor: torch.Tensor) -> dist.Work:
+        """Greatest over all ranks, elementwise, in place."""
+        return self._collective(tensor, lambda group: group.allreduce([tensor], _reduction(dist.ReduceOp.MAX)))
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work | None:
-        """`root`'s tensor to all ranks, in place."""
-        if self.size == 1:
-            return None
-        options = dist.BroadcastOptions()
-        options.rootRank = root
-        return self._issue(lambda: self._group(tensor).broadcast([tensor], options))
+    def broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work:
+        """Everybody's `tensor` becomes that of `root`."""
+        return self._collective(tensor, lambda group: group.broadcast(tensor, root))
 
     def all_to_all(
-        self, output: torch.Tensor, given: torch.Tensor, output_rows: Sequence[int], given_rows: Sequence[int]
-    ) -> dist.Work | None:
-        """Rows of `given` (the first `given_rows[0]` to rank 0, …) to the ranks; from them, in rank order, `output`."""
+        self, out: torch.Tensor, inp: torch.Tensor, out_splits: list[int], in_splits: list[int]
+    ) -> dist.Work:
+        """Rows of `inp`, `in_splits[r]` for each rank r, go there; `out_splits[r]` rows of `out` come from rank r."""
         if self.size == 1:
-            output.copy_(given)
-            return None
-        return self._issue(lambda: self._group(given).alltoall_base(output, given, list(output_rows), list(given_rows)))
+            out.copy_(inp)
+        return self._collective(out, lambda group: group.alltoall_base(out, inp, out_splits, in_splits))
 
-    def all_gather(self, output: torch.Tensor, given: torch.Tensor) -> dist.Work | None:
-        """All ranks' `given` (equally long), in rank order, into the flat `output`."""
+    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> dist.Work:
+        """`out` becomes everybody's `inp`, in rank order."""
         if self.size == 1:
-            output.copy_(given)
-            return None
-        return self._issue(lambda: self._group(given)._allgather_base(output, given))
+            out.copy_(inp)
+        return self._collective(out, lambda group: group._allgather_base(out, inp))
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> dist.Work:
-        """`tensor` to `rank`, beside whatever collectives are running. It must not change until the work is done."""
-        return self._issue(lambda: self._group(tensor).send([tensor], rank, tag))
+        """To `rank`, which calls `receive` with the same tag. Any type, contiguous, not empty, not to be changed meanwhile."""
+        return self._transfer(tensor, "send", rank, lambda group: group.send([_as_bytes(tensor)], rank, tag))
 
     def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> dist.Work:
-        """The tensor that `rank` sends under `tag`."""
-        return self._issue(lambda: self._group(tensor).recv([tensor], rank, tag))
+        """What `rank` sends with this tag, into `tensor`."""
+        return self._transfer(tensor, "receive", rank, lambda group: group.recv([_as_bytes(tensor)], rank, tag))
 
-    def retire(self) -> None:
-        """Nobody will use this communicator any more: destroy it in the background. It may take for ever; nobody waits."""
-        self._aborted.set()
-        if self._control is not None:
-            groups = [self._data, self._control, self._store]
-            self._data = self._control = self._store = None
-            threading.Thread(target=groups.clear, name="elasticd-reaper", daemon=True).start()
+    def _collective(self, tensor: torch.Tensor, start: Callable[[dist.ProcessGroup], dist.Work]) -> dist.Work:
+        if self.size == 1:
+            return _Done()
+        return self._start(self._present().collective(tensor), start)
+
+    def _transfer(
+        self, tensor: torch.Tensor, direction: str, peer: int, start: Callable[[dist.ProcessGroup], dist.Work]
+    ) -> dist.Work:
+        groups = self._present()
+        group = groups.transfer(tensor)
+        work = self._start(group, start)
+        if group is not groups.host_transfer:
+            return work
+        awaited = _Awaited(work)
+        self._waiter(direction, peer).put(awaited)
+        return awaited
+
+    def _present(self) -> _Groups:
+        groups = self._groups
+        if groups is None or self._aborted.is_set():
+            raise CommunicatorBroken("abandoned")
+        return groups
+
+    def _start(self, group: dist.ProcessGroup, start: Callable[[dist.ProcessGroup], dist.Work]) -> dist.Work:
+        try:
+            return start(group)
+        except RuntimeError as error:  # the connection is known to be lost already
+            raise CommunicatorBroken(str(error).partition("\n")[0]) from error
+
+    def _waiter(self, direction: str, peer: int) -> queue.SimpleQueue[_Awaited | None]:
+        waiter = self._waiters.get((direction, peer))
+        if waiter is None:
+            waiter = self._waiters[direction, peer] = queue.SimpleQueue()
+            _in_background(f"elasticd-{direction}-{peer}", _await_all, waiter, self._timeout)
+        return waiter
+
+
+def _gloo(store: Store, rank: int, size: int, address: str, timeout: timedelta) -> dist.ProcessGroup:
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # else it asks the resolver for our name
+    options._timeout = timeout
+    options._threads = GLOO_THREADS
+    return dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[return-value]
+
+
+def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.blocking = 0  # so that a member which never comes can be aborted
+    options._timeout = timeout
+    group = dist.ProcessGroupNCCL(store, rank, size, options)
+    group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+    return group  # type: ignore[return-value]
+
+
+def _reduction(operation: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation
+    return options
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor: libraries know fewer types than torch, and no tensor without a dimension."""
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def _in_background(name: str, run: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=run, args=args, name=name, daemon=True).start()
+
+
+def _keep(retired: threading.Event, owned: tuple[Any, ...]) -> None:
+    """Hold the last reference to `owned`; the thread drops it as it ends, and if that blocks, nobody else does."""
+    retired.wait()
+    time.sleep(RETIRE_AFTER_S)
+
+
+def _await_all(works: queue.SimpleQueue[_Awaited | None], timeout: timedelta) -> None:
+    while (work := works.get()) is not None:
+        work.run(timeout)
+
+
+def _abort_device(groups: _Groups) -> None:
+    for group in (groups.device, groups.device_transfer):
+        if group is not None:
+            group.abort()

@@ -50,5 +50,5 @@ def seed_everything(value: int) -> None:
     numpy.random.seed([value & 0xFFFFFFFF, value >> 32])
     # Not torch.manual_seed: without CUDA it queues a call with a formatted stack trace, for every micro-batch.
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(value)
