@@ -157,9 +157,9 @@ def _towards_target(
     if not places or _same(places, newest):
         return None
     if any(place.worker is not None and holds_state(job, place.worker) for place in places):
-        if newest.kind is OrderKind.UNION and not _handed_on(job, newest):
-            if {place.worker for place in places} <= set(newest.roster.workers):
-                return None  # the union has begun to hand the state on: let it reach all first
+        on_the_way = newest.kind is OrderKind.UNION and not _handed_on(job, newest)
+        if on_the_way and {place.worker for place in places} <= set(newest.roster.workers):
+            return None  # the union has begun to hand the state on: let it reach all first
         return GiveOrder(places, OrderKind.TARGET)
     kept = tuple(Place(entry.gpu, entry.worker) for entry in with_state)
     union = (*kept, *(place for place in places if place.gpu not in {holder.gpu for holder in kept}))

@@ -435,7 +435,6 @@ class Trainer:
         for *_, flat in nodes:
             self._recycle(flat)
         self._share_buffers()
-        assert self._word_work is not None
         self._communicator.wait(self._word_work)
         if self._sending is not None:
             self._sending.wait()

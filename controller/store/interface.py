@@ -1,0 +1,70 @@
+"""What a controller keeps, behind one interface (design: cluster 3): revisioned keys and atomic, conditional commits.
+
+Keys are text, values bytes. Every commit that changes something makes one new revision. Leases and watches come with a store
+that several controllers share; nothing here needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Record:
+    """A key's value, and the revision that last changed it."""
+
+    key: str
+    value: bytes
+    mod_revision: int
+
+
+@dataclass(frozen=True)
+class If:
+    """Holds when the key's `mod_revision` is this; 0: when there is no such key."""
+
+    key: str
+    mod_revision: int
+
+
+@dataclass(frozen=True)
+class Put:
+    """Set a key."""
+
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Remove a key, if it is there."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All records under a prefix, by key, as of one revision."""
+
+    records: tuple[Record, ...]
+    revision: int
+
+
+class Store(Protocol):
+    """Durable at each commit: what `commit` has returned for survives a crash at any later instruction."""
+
+    def get(self, key: str) -> Record | None:
+        """The record of `key`, or None."""
+
+    def list(self, prefix: str) -> Listing:
+        """The records whose keys begin with `prefix`."""
+
+    def commit(self, conditions: Sequence[If], writes: Sequence[Put | Delete]) -> int | None:
+        """All writes in one transaction: the revision they made, or None if a condition fails (nothing is written then).
+
+        Raises ValueError if a key is written twice.
+        """
+
+    def close(self) -> None:
+        """Release the store. It must not be used afterwards."""

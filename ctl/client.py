@@ -1,0 +1,56 @@
+"""Asking the controller: one request, one answer, repeated with the same id until it comes or the time is up."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import zmq
+
+from ..protocol.codec import Codec
+from ..protocol.errors import ClusterUnreachable, RequestRefused, UserError
+from ..protocol.messages import Answer, Envelope, Refused, Reply, Request
+from ..runtime import transport
+
+REPEAT_INTERVAL_S = 1.0
+
+
+class Client:
+    """A connection to one controller."""
+
+    def __init__(self, address: str, keys: transport.Keys | None = None) -> None:
+        self._address = address
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = transport.dealer(self._context, address, keys=keys)
+        self._codec: Codec[Reply] = Codec(Reply)
+
+    def ask(self, request: Request, timeout_s: float = 10.0) -> Answer:
+        """The answer to `request`. Raises UserError or RequestRefused with the controller's reason, ClusterUnreachable."""
+        envelope = Envelope(id=secrets.token_hex(16), request=request)
+        data = self._codec.encode(envelope)
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            transport.send(self._socket, data)
+            reply = self._receive(envelope.id, min(REPEAT_INTERVAL_S, left_s))
+            if reply is not None:
+                return _accepted(reply.answer)
+        raise ClusterUnreachable(f"no controller answers at {self._address}")
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+    def _receive(self, request: str, wait_s: float) -> Reply | None:
+        deadline = time.monotonic() + wait_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            if self._socket.poll(int(left_s * 1000) + 1):
+                reply = self._codec.decode(self._socket.recv())
+                if reply.id == request:
+                    return reply
+        return None
+
+
+def _accepted(answer: Answer) -> Answer:
+    if isinstance(answer, Refused):
+        raise (UserError if answer.bad_input else RequestRefused)(answer.reason)
+    return answer
