@@ -85,6 +85,7 @@ class Agent:
     running: dict[WorkerId, Process] = field(default_factory=dict)
     exited: dict[WorkerId, WorkerExit] = field(default_factory=dict)
     seen: set[WorkerId] = field(default_factory=set)
+    orders: dict[JobId, Order] = field(default_factory=dict)
     received: int = 0
     connected: bool = True
 
@@ -128,14 +129,22 @@ class World:
         self.carry_out(actions)
         return actions
 
+    def before_record(self) -> None:
+        """Called before each record is made; a test may let the controller crash here."""
+
+    def after_record(self) -> None:
+        """Called after each record is made, before anything is sent."""
+
     def carry_out(self, actions: list[Action]) -> None:
         assert not any(isinstance(action, Record) for action in actions[1:]), "a record comes after a promise"
         for action in actions:
             match action:
                 case Record(puts, deletes):
+                    self.before_record()
                     self.store.update(puts)
                     for key in deletes:
                         self.store.pop(key, None)
+                    self.after_record()
                 case SendAgent(server, message):
                     self.deliver(server, message)
                 case ReplyClient(_, reply):
@@ -187,6 +196,7 @@ class World:
         match message:
             case Order():
                 self.check_order(message)
+                agent.orders[message.job] = message
                 for process in agent.running.values():
                     if process.job == message.job:
                         process.order = message
@@ -214,7 +224,7 @@ class World:
         agent.seen.add(worker)
         holders = [name for name, process in agent.running.items() if process.gpu == gpu]
         assert not holders, f"{worker} is started on {gpu}, where {holders} still run"
-        agent.running[worker] = Process(job, gpu)
+        agent.running[worker] = Process(job, gpu, order=agent.orders.get(job))
 
     def hello(self, server: str) -> None:
         name = ServerId(server)

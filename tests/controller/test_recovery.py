@@ -1,0 +1,336 @@
+"""Whole lives of jobs, with workers that follow the membership rules: whatever crashes, every job ends as it should."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elasticd.controller.events import AgentMessage, Event
+from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, Cancel, GetJob, Order, Scale, Submit, Submitted
+from elasticd.protocol.model import JobId, JobPhase, ServerId, WorkerId, WorkerPhase
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec = _module.World, _module.job_spec
+STILL = (WorkerPhase.READY, WorkerPhase.BROKEN)
+
+
+class Crash(Exception):
+    """The controller has just died."""
+
+
+class LivingWorld(World):
+    """Workers that prepare, commit, break and leave as the membership machine has it; a controller that may crash."""
+
+    def __init__(self, servers: dict[str, int], crash_at: int | None = None, recorded: bool = True) -> None:
+        self.records = 0
+        self.crash_at = crash_at
+        self.recorded = recorded  # does the crash come after the record, or before it?
+        self.rosters: dict[tuple[JobId, int], tuple[WorkerId, ...]] = {}
+        super().__init__(servers)
+
+    # -- crashes
+
+    def before_record(self) -> None:
+        self.records += 1
+        if self.records == self.crash_at and not self.recorded:
+            raise Crash
+
+    def after_record(self) -> None:
+        if self.records == self.crash_at and self.recorded:
+            raise Crash
+
+    def feed(self, event: Event) -> Any:
+        try:
+            return super().feed(event)
+        except Crash:
+            self.restart()
+            return []
+
+    def ask(self, request: Any, request_id: str = "", turn: bool = True) -> Any:
+        """A client repeats its request until it is answered."""
+        name = request_id or f"r{next(self.ids)}"
+        for _ in range(3):
+            answer = super().ask(request, name, turn)
+            if answer is not None:
+                return answer
+        raise AssertionError(f"{request} was never answered")
+
+    def deliver(self, server: ServerId, message: Any) -> None:
+        super().deliver(server, message)
+        agent = self.agents[server]
+        if isinstance(message, Order):
+            self.rosters[message.job, message.generation] = message.roster.workers
+        elif isinstance(message, Acknowledged) and message.sent > agent.received and agent.connected:
+            agent.missed = True
+
+    def heal_sessions(self) -> None:
+        for name, agent in self.agents.items():
+            self.feed(AgentMessage(name, AgentHeartbeat(server=name)))
+            if not agent.connected or getattr(agent, "missed", False):
+                agent.missed = False
+                self.hello(name)
+        self.turn()
+
+    # -- workers
+
+    def phase(self, worker: str) -> WorkerPhase | None:
+        status = self.find(worker)[1].status
+        return status.phase if status is not None else None
+
+    def processes(self, job: str) -> dict[str, Any]:
+        return {w: p for agent in self.agents.values() for w, p in agent.running.items() if p.job == job}
+
+    def say(self, worker: str, phase: WorkerPhase, generation: int, applied: int | None) -> None:
+        if worker in self.processes(worker.rpartition(".")[0]):
+            self.report(worker, phase, generation, applied)
+
+    def live(self, worker: str) -> None:
+        """Let one worker do the next thing that it has to do by itself."""
+        process = self.processes(worker.rpartition(".")[0]).get(worker)
+        if process is None:
+            return
+        status = process.status
+        if process.stopping:
+            self.exit(worker, -15)
+        elif status is None:
+            self.report(worker, WorkerPhase.STARTING)
+        elif status.phase is WorkerPhase.STARTING:
+            self.report(worker, WorkerPhase.READY)
+        elif status.phase in (WorkerPhase.LEFT, WorkerPhase.FINISHED):
+            self.exit(worker, 0)
+        elif status.phase is WorkerPhase.TRAINING:
+            order = process.order
+            told = order is not None and status.generation in order.broken
+            alive = set(self.processes(process.job))
+            members = set(self.rosters[process.job, status.generation])
+            broken = any(
+                w not in alive or self.processes(process.job)[w].status.generation < status.generation
+                or self.phase(w) is WorkerPhase.BROKEN
+                for w in members
+            )  # fmt: skip
+            if told or broken:
+                self.report(worker, WorkerPhase.BROKEN, status.generation, status.applied)
+            else:
+                self.report(worker, WorkerPhase.TRAINING, status.generation, (status.applied or 0) + 1)
+
+    def try_commit(self, job: str) -> None:
+        """The leader that knows of the newest order commits it, if all that it needs are there."""
+        processes = self.processes(job)
+        orders = [p.order for p in processes.values() if p.order is not None]
+        if not orders:
+            return
+        order = max(orders, key=lambda order: order.generation)
+        members = order.roster.workers
+        if any(w not in processes or processes[w].status is None for w in members):
+            return
+        if any(processes[w].order is None or processes[w].order.generation != order.generation for w in members):
+            return
+        statuses = {w: processes[w].status for w in members}
+        leader = statuses[order.roster.leader]
+        if leader.generation >= order.generation or any(
+            s.phase in (WorkerPhase.STARTING, WorkerPhase.LEFT, WorkerPhase.FINISHED) for s in statuses.values()
+        ):
+            return
+        if leader.phase is WorkerPhase.TRAINING:
+            base = leader.generation
+            group = self.rosters[JobId(job), base]
+            if any(w not in processes or processes[w].status.generation != base for w in group):
+                return
+            if any(processes[w].status.phase is not WorkerPhase.TRAINING for w in group):
+                return
+            if any(s.phase is WorkerPhase.TRAINING and s.generation != base for s in statuses.values()):
+                return
+        else:
+            if any(s.phase not in STILL for s in statuses.values()):
+                return
+            group = ()
+        applied = max((s.applied for s in statuses.values() if s.applied is not None), default=0)
+        for worker in members:
+            self.say(worker, WorkerPhase.TRAINING, order.generation, applied)
+        for worker in group:
+            if worker not in members:
+                self.say(worker, WorkerPhase.LEFT, leader.generation, applied)
+
+    def go_on(self, rounds: int = 40) -> None:
+        """Nothing is lost any more: everybody does what is due, until nothing changes."""
+        for _ in range(rounds):
+            self.heal_sessions()
+            for job in list(self.machine.cluster.jobs):
+                for worker in list(self.processes(job)):
+                    self.live(worker)
+                self.try_commit(job)
+            self.pass_time(1.0)
+
+    def check(self) -> None:
+        for job in self.machine.cluster.jobs.values():
+            if job.final:
+                continue
+            newest = job.newest
+            if not job.kept.target:
+                assert job.kept.phase is JobPhase.PENDING, self.story()
+                assert job.waiting_reason, f"nobody knows why {job.id} waits\n{self.story()}"
+                continue
+            assert newest is not None, f"{job.id} was never ordered\n{self.story()}"
+            places = {member.gpu for member in newest.roster.members}
+            assert places == set(job.kept.target), f"{job.id} never got there\n{self.story()}"
+            assert job.kept.committed == newest.generation, f"{job.id} never committed\n{self.story()}"
+
+    def finish_all(self) -> None:
+        for _ in range(20):
+            for job in [job for job in self.machine.cluster.jobs.values() if not job.final]:
+                for worker in self.roster(job.id):
+                    if worker in self.processes(job.id) and self.phase(worker) is WorkerPhase.TRAINING:
+                        self.say(worker, WorkerPhase.FINISHED, job.kept.committed, 999)
+            self.go_on(4)
+        assert all(job.final for job in self.machine.cluster.jobs.values()), self.story()
+        left = [worker for agent in self.agents.values() for worker in agent.running]
+        assert left == [], f"{left} still run\n{self.story()}"
+
+
+def scenario(world: LivingWorld) -> None:
+    """A job is submitted, grows, shrinks, loses a worker, competes with another one, and both end."""
+    answer = world.ask(Submit(spec=job_spec(low=1, high=2)), "submit-1")
+    assert isinstance(answer, Submitted)
+    world.go_on(6)
+    world.ask(Scale(job=answer.job, share=3), "scale-1")
+    world.go_on(6)
+    world.ask(Scale(job=answer.job, share=2), "scale-2")
+    world.go_on(4)
+    victim = world.roster(answer.job)[-1]
+    if victim in world.processes(answer.job):
+        world.exit(victim, -9)
+    other = world.ask(Submit(spec=job_spec("other", 1, 4)), "submit-2")
+    world.go_on(8)
+    world.ask(Cancel(job=other.job), "cancel-1")
+    world.go_on(6)
+    world.check()
+    job = world.job(answer.job)
+    assert (job.share_gpus, job.kept.restarts) == (2, 0), world.story()
+    assert world.job(other.job).kept.phase is JobPhase.CANCELLED
+    world.finish_all()
+    assert world.job(answer.job).kept.phase is JobPhase.FINISHED
+    assert len(world.machine.cluster.jobs) == 2
+
+
+def records_of_the_scenario() -> int:
+    world = LivingWorld({"s1": 2, "s2": 2})
+    scenario(world)
+    return world.records
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_crash_at_any_record_changes_nothing_for_the_jobs(recorded):
+    total = records_of_the_scenario()
+    assert total > 20
+    for crash_at in range(1, total + 1):
+        world = LivingWorld({"s1": 2, "s2": 2}, crash_at, recorded)
+        try:
+            scenario(world)
+        except AssertionError as error:
+            raise AssertionError(f"crash at record {crash_at} of {total}: {error}") from error
+
+
+def test_nothing_is_decided_after_a_restart_until_the_servers_are_back_or_given_up():
+    world = LivingWorld({"s1": 1, "s2": 1})
+    job = world.submit(job_spec(low=1, high=2))
+    world.go_on(4)
+    roster = world.roster(job.id)
+    world.restart(hello=False)
+    world.sent.clear()
+    world.turn(after_s=5)
+    assert world.sent == []
+    assert "waits for s1, s2" in world.ask(GetJob(job=job.id)).job.reason
+    world.hello("s1")
+    world.turn(after_s=6)
+    assert world.roster(job.id)  # s2 was given up, s1 goes on alone
+    lost = [m.worker for m in world.job(job.id).newest.roster.members if m.gpu.server == "s2"]
+    assert lost == []
+    assert set(world.roster(job.id)) < set(roster)
+
+
+def test_a_restarted_controller_goes_on_where_the_last_one_was_without_touching_the_job():
+    world = LivingWorld({"s1": 2})
+    job = world.submit(job_spec(low=2, high=2))
+    world.go_on(4)
+    generation, roster = job.kept.generation, world.roster(job.id)
+    world.restart()
+    world.go_on(4)
+    again = world.job(job.id)
+    assert (again.kept.generation, world.roster(job.id)) == (generation, roster)
+    assert again.kept.phase is JobPhase.RUNNING
+    assert "lost" not in world.kinds(job.id)
+
+
+def disturb(world: LivingWorld, rng: random.Random) -> None:
+    """One thing that happens to a cluster."""
+    jobs = [job for job in world.machine.cluster.jobs.values() if not job.final]
+    workers = [w for agent in world.agents.values() for w in agent.running]
+    kind = rng.choice(["submit", "scale", "scale", "cancel", "live", "live", "live", "live", "commit", "commit", "commit",
+                       "kill", "away", "back", "restart", "time", "lose"])  # fmt: skip
+    if kind == "submit" and len(jobs) < 3:
+        low = rng.randint(1, 2)
+        world.ask(Submit(spec=job_spec(low=low, high=rng.randint(low, 4))))
+    elif kind == "scale" and jobs:
+        world.ask(Scale(job=rng.choice(jobs).id, share=rng.choice([None, 1, 2, 3])))
+    elif kind == "cancel" and jobs and rng.random() < 0.2:
+        world.ask(Cancel(job=rng.choice(jobs).id))
+    elif kind == "live" and workers:
+        world.live(rng.choice(workers))
+    elif kind == "commit" and jobs:
+        world.try_commit(rng.choice(jobs).id)
+    elif kind == "kill" and workers and rng.random() < 0.4:
+        world.exit(rng.choice(workers), rng.choice([-9, -9, None]))
+    elif kind == "away" and rng.random() < 0.2:
+        world.agents[ServerId(rng.choice(sorted(world.agents)))].connected = False
+    elif kind == "back":
+        world.heal_sessions()
+    elif kind == "restart" and rng.random() < 0.2:
+        world.restart()
+    elif kind == "time":
+        world.turn(after_s=rng.choice([0.1, 1.0, 4.0]))
+    elif kind == "lose":  # the next message to an agent is lost
+        world.lose_next = True
+
+
+class HostileWorld(LivingWorld):
+    """Messages to agents may be lost."""
+
+    lose_next = False
+
+    def deliver(self, server: ServerId, message: Any) -> None:
+        if self.lose_next and not isinstance(message, Acknowledged):
+            self.lose_next = False
+            if isinstance(message, Order):
+                self.rosters[message.job, message.generation] = message.roster.workers
+            self.sent.append((server, message))
+            return
+        super().deliver(server, message)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), st.integers(20, 120))
+def test_whatever_happens_every_job_gets_its_gpus_and_ends(seed, length):
+    rng = random.Random(seed)
+    world = HostileWorld({"s1": 2, "s2": 2})
+    world.settings["max_restarts"] = 1000
+    world.restart()
+    for _ in range(length):
+        disturb(world, rng)
+    world.lose_next = False
+    for agent in world.agents.values():
+        agent.missed = True
+    world.go_on(60)
+    world.check()
+    world.finish_all()
