@@ -269,10 +269,15 @@ def doomed(job: Job, order: OrderRecord) -> bool:
     if order.generation <= job.kept.committed:
         return order.generation < job.kept.committed
     leader = order.roster.leader
-    if job.worker(leader) is None:
+    if job.worker(leader) is None or any(_unstarted(job, worker) for worker in order.roster.workers):
         return True
     status = job.statuses.get(leader)
     return status is not None and status.floor > order.generation and status.generation < order.generation
+
+
+def _unstarted(job: Job, worker: WorkerId) -> bool:
+    entry = job.worker(worker)
+    return entry is not None and entry.state is WorkerState.ORDERED
 
 
 def unneeded(job: Job) -> tuple[WorkerRecord, ...]:
