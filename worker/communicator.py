@@ -54,11 +54,15 @@ class _Done(dist.Work):
 
 
 class _Awaited(dist.Work):
-    """An operation that a thread waits for, since it does not tell by itself that it is completed."""
+    """An operation that a thread waits for, since it does not tell by itself that it is completed.
 
-    def __init__(self, work: dist.Work) -> None:
+    It owns its tensor, which Gloo's point-to-point operations do not: if the operation is given up, bytes may still arrive.
+    """
+
+    def __init__(self, work: dist.Work, tensor: torch.Tensor) -> None:
         super().__init__()
         self._work: dist.Work | None = work
+        self._tensor: torch.Tensor | None = tensor
         self._error: RuntimeError | None = None
         self._completed = threading.Event()
 
@@ -68,7 +72,7 @@ class _Awaited(dist.Work):
             self._work.wait(timeout)
         except RuntimeError as error:
             self._error = error
-        self._work = None
+        self._work = self._tensor = None
         self._completed.set()
 
     def is_completed(self) -> bool:
@@ -243,7 +247,7 @@ class Communicator:
         work = self._start(group, start)
         if group is not groups.host_transfer:
             return work
-        awaited = _Awaited(work)
+        awaited = _Awaited(work, tensor)
         self._waiter(direction, peer).put(awaited)
         return awaited
 

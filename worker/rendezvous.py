@@ -51,17 +51,15 @@ class Rendezvous:
             case StoreGet(key=key):
                 if scope.cancelled or key in scope.values:
                     answers.append((peer, _answer(scope, key)))
+                elif len(scope.waiting) >= MAX_KEYS:
+                    answers += [*self.cancel(message.scope), (peer, _answer(scope, key))]
                 elif peer not in (waiting := scope.waiting.setdefault(key, [])):
                     waiting.append(peer)
             case StoreSet(key=key, value=value):
                 answers += self._set(message.scope, key, value)
             case StoreAdd(key=key, amount=amount):
-                if scope.cancelled:
-                    answers.append((peer, _answer(scope, key)))
-                else:
-                    total = b"%d" % (int(scope.values.get(key, b"0")) + amount)
-                    answers += self._set(message.scope, key, total)
-                    answers.append((peer, _answer(scope, key)))
+                answers += self._add(message.scope, key, amount)
+                answers.append((peer, _answer(scope, key)))
         return answers
 
     def cancel(self, scope: str) -> list[tuple[bytes, StoreValue]]:
@@ -91,6 +89,13 @@ class Rendezvous:
             return self.cancel(name)
         scope.values[key] = value
         return [(peer, _answer(scope, key)) for peer in scope.waiting.pop(key, ())]
+
+    def _add(self, name: str, key: str, amount: int) -> list[tuple[bytes, StoreValue]]:
+        try:
+            total = int(self._scopes[name].values.get(key, b"0")) + amount
+        except ValueError:  # it is no counter: some member is not what it should be
+            return self.cancel(name)
+        return self._set(name, key, b"%d" % total)
 
 
 def _answer(scope: _Scope, key: str) -> StoreValue:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 import zmq
+
 from elasticd.protocol.codec import Codec
 from elasticd.protocol.messages import StoreAdd, StoreGet, StoreSet
 from elasticd.runtime import transport

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from elasticd.worker.data import SerialSampler, fetch, move_to
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
+
+from elasticd.worker.data import SerialSampler, fetch, move_to
 
 SAMPLERS = st.builds(
     SerialSampler,

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from elasticd.worker.communicator import Communicator
 from elasticd.worker.reduction import CanonicalReducer, PlainReducer, TreeAccumulator, cover
 from elasticd.worker.virtual import assign
-from hypothesis import given
-from hypothesis import strategies as st
 
 _spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
 assert _spec is not None

@@ -7,9 +7,10 @@ import random
 import numpy
 import pytest
 import torch
-from elasticd.worker.virtual import assign, derive_seed, seed_everything
 from hypothesis import given
 from hypothesis import strategies as st
+
+from elasticd.worker.virtual import assign, derive_seed, seed_everything
 
 
 @given(n=st.integers(1, 200), hosts=st.lists(st.booleans(), min_size=1, max_size=20).filter(any))

@@ -1,0 +1,171 @@
+"""Communicators over real Gloo: what they carry, and that nobody ever hangs in one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticd.worker.communicator import Communicator, CommunicatorBroken, RendezvousCancelled
+
+_spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+RendezvousServer, run_ranks = _module.RendezvousServer, _module.run_ranks
+
+
+def run_processes(scenario: str, size: int, lasting: int) -> list[dict[str, Any]]:
+    """Runs a scenario of communicator_ranks.py. Returns what its ranks said, once all but the `lasting` ones have ended."""
+    with RendezvousServer() as server:
+        script = str(Path(__file__).with_name("communicator_ranks.py"))
+        command = [sys.executable, script, scenario, str(size), server.address, str(lasting)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        said: list[dict[str, Any]] = []
+        try:
+            for line in process.stdout:
+                document = json.loads(line)
+                if "ended" in document:
+                    return sorted(said, key=lambda document: int(document["rank"]))
+                said.append(document)
+            raise AssertionError(f"not all ranks have ended in time; they said {said}")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_collectives_of_three() -> None:
+    def run(c: Communicator) -> tuple[list[float], int, list[float], list[float], list[float]]:
+        total, most = torch.tensor([float(c.rank), 1.0]), torch.tensor([c.rank * 2])
+        copy = torch.tensor([float(c.rank)])
+        gathered = torch.empty(3)
+        # rank 0 keeps nothing, gives one row to 1 and two to 2; nobody else gives anything
+        rows = torch.tensor([[1.0], [2.0], [3.0]]) if c.rank == 0 else torch.empty(0, 1)
+        got = torch.zeros(c.rank, 1)
+        works = [
+            c.all_reduce(total),
+            c.all_reduce_max(most),
+            c.broadcast(copy, 1),
+            c.all_gather(gathered, torch.tensor([float(c.rank)])),
+            c.all_to_all(got, rows, [c.rank, 0, 0], [0, 1, 2] if c.rank == 0 else [0, 0, 0]),
+        ]
+        for work in works:
+            c.wait(work)
+        return total.tolist(), int(most), copy.tolist(), gathered.tolist(), got.view(-1).tolist()
+
+    for rank, (total, most, copy, gathered, got) in enumerate(run_ranks(3, run)):
+        assert (total, most, copy, gathered) == ([3.0, 3.0], 4, [1.0], [0.0, 1.0, 2.0])
+        assert got == [[], [1.0], [2.0, 3.0]][rank]
+
+
+def test_state_travels_while_collectives_run_and_messages_are_told_apart_by_tag() -> None:
+    def run(c: Communicator) -> list[Any]:
+        first, second = torch.arange(300_000.0), torch.tensor([True, False])
+        scalar = torch.tensor(7, dtype=torch.int64)
+        if c.rank == 0:
+            transfers = [c.send(first, 1, 2), c.send(second, 1, 3), c.send(scalar, 1, 4)]
+        else:
+            first, second, scalar = torch.empty_like(first), torch.empty_like(second), torch.empty_like(scalar)
+            transfers = [c.receive(scalar, 0, 4), c.receive(second, 0, 3), c.receive(first, 0, 2)]
+        for _ in range(20):
+            tensor = torch.ones(10_000)
+            c.wait(c.all_reduce(tensor))
+            assert tensor[0] == 2.0
+        for work in transfers:
+            c.wait(work)
+        return [float(first.sum()), second.tolist(), int(scalar)]
+
+    sent, received = run_ranks(2, run)
+    assert received == sent
+
+
+def test_alone_needs_nobody() -> None:
+    c = Communicator.alone()
+    tensor, out = torch.ones(3), torch.empty(3)
+    for work in (c.all_reduce(tensor), c.all_reduce_max(tensor), c.broadcast(tensor, 0), c.all_gather(out, tensor)):
+        c.wait(work)
+    assert torch.equal(out, torch.ones(3))
+    c.retire()
+
+
+def test_an_abort_ends_a_wait_at_once_and_for_ever() -> None:
+    def run(c: Communicator) -> str:
+        if c.rank == 1:
+            return ""
+        work = c.receive(torch.empty(1), 1, 1)
+        timer = threading.Timer(0.05, c.abort)
+        timer.start()
+        with pytest.raises(CommunicatorBroken, match="abandoned"):
+            c.wait(work)
+        with pytest.raises(CommunicatorBroken, match="abandoned"):
+            c.all_reduce(torch.ones(1))
+        return "aborted"
+
+    assert run_ranks(2, run) == ["aborted", ""]
+
+
+@pytest.mark.parametrize("side", ["member", "leader"])
+def test_building_is_given_up_when_it_is_cancelled(side: str) -> None:
+    with RendezvousServer() as server:
+        store = server.store("w0", timeout_s=60.0)
+        timer = threading.Timer(0.1, store.cancel if side == "member" else lambda: server.cancel("1/1"))
+        timer.start()
+        with pytest.raises(RendezvousCancelled):
+            Communicator.build("gloo", store, 0, 2, "127.0.0.1", 60.0)  # the other one never comes
+        timer.join()
+
+
+def test_building_fails_in_time_when_a_member_never_comes() -> None:
+    with RendezvousServer() as server, pytest.raises(CommunicatorBroken, match="cannot connect rank 0 of 2"):
+        Communicator.build("gloo", server.store("w0", timeout_s=0.2), 0, 2, "127.0.0.1", 60.0)
+
+
+def test_many_generations_are_built_beside_each_other_and_retired() -> None:
+    with RendezvousServer() as server:
+        results: dict[int, list[float]] = {0: [], 1: []}
+
+        def rank_main(rank: int) -> None:
+            previous = Communicator.alone()
+            for generation in range(20):
+                store = server.store(f"w{rank}", scope=f"{generation}/1")
+                following = Communicator.build("gloo", store, rank, 2, "127.0.0.1", 30.0)
+                previous.retire()
+                previous = following
+                tensor = torch.ones(1)
+                following.wait(following.all_reduce(tensor))
+                results[rank].append(float(tensor))
+            previous.retire()
+
+        threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == {0: [2.0] * 20, 1: [2.0] * 20}
+
+
+@pytest.mark.parametrize(("scenario", "lasting"), [("killed", 0), ("stopped", 1)])
+def test_survivors_of_a_lost_rank_get_an_error_in_time_and_end_without_hanging(scenario: str, lasting: int) -> None:
+    survivors = run_processes(scenario, 4, lasting)
+    assert [survivor["rank"] for survivor in survivors] == [0, 2, 3]
+    for survivor in survivors:
+        assert survivor["error"] != "none"
+        assert survivor["again"] == "broken"
+
+
+def test_a_process_ends_although_its_communicator_is_stuck() -> None:
+    assert [rank["rank"] for rank in run_processes("exit_without_retiring", 3, 1)] == [1, 2]
