@@ -125,12 +125,15 @@ class Cluster:
 
         return until(f"{job} has {share} GPUs", probe, timeout_s, self.story)
 
-    def until_final(self, job: str, timeout_s: float = 90.0) -> JobView:
+    def until_over(self, job: str, timeout_s: float = 90.0) -> JobView:
         def probe() -> JobView | None:
             view = self.job(job)
             return view if view.phase.final else None
 
-        view = until(f"{job} ends", probe, timeout_s, self.story)
+        return until(f"{job} ends", probe, timeout_s, self.story)
+
+    def until_final(self, job: str, timeout_s: float = 90.0) -> JobView:
+        view = self.until_over(job, timeout_s)
         assert view.phase is JobPhase.FINISHED, f"{view.phase}: {view.reason}\n{self.story()}"
         return view
 
