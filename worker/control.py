@@ -2,8 +2,8 @@
 
 One thread owns all sockets: a DEALER to the agent, a ROUTER for followers and for the rendezvous of new communicators, a
 DEALER to the present leader. The training thread calls the methods of `ClusterControl` between and within steps; they drive
-the same machine under one lock and cost microseconds, since whatever has to be sent is left to the control thread. Communicators are built in threads of
-their own, beside the one in use.
+the same machine under one lock and cost microseconds, since whatever has to be sent is left to the control thread.
+Communicators are built in threads of their own, beside the one in use.
 
 Outside a cluster `SoloControl` stands in its place: one worker, one generation, nobody to talk to.
 """
@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import zmq
@@ -25,7 +25,6 @@ from ..protocol.codec import Codec
 from ..protocol.errors import PeerError
 from ..protocol.messages import (
     Commit,
-    Message,
     Order,
     Prepare,
     Prepared,
@@ -73,7 +72,10 @@ from .machine import (
 
 log = logging.getLogger(__name__)
 
+M = TypeVar("M")
+
 HEARTBEAT_INTERVAL_S = 0.5
+LAST_REPORT_S = 5.0
 BUILD_TIMEOUT_S = 15.0  # for the rendezvous; operations of a communicator wait as long as it is not abandoned
 
 
@@ -196,6 +198,7 @@ class ClusterControl:
         self._progress = Progress()
         self._metrics: dict[str, float] = {}
         self._status_sequence = 0
+        self._status_received = 0  # by the agent
         self._status_due = True
         self._heartbeat_at = 0.0
         self._outbox: deque[tuple[str, bytes, bytes]] = deque()  # ("leader" | "fellow", address or identity, data)
@@ -280,8 +283,9 @@ class ClusterControl:
         return switching
 
     def _wait_until_reported(self) -> None:
-        """Give the control thread a moment to pass the last status on; a lost one shows as an exit without it."""
-        self._turned.wait_for(lambda: not self._status_due, timeout=1.0)
+        """Stay until the agent has the last status, but not for ever: without an agent the end shows as a loss."""
+        last = self._status_sequence + 1
+        self._turned.wait_for(lambda: self._status_received >= last, timeout=LAST_REPORT_S)
 
     def _raise_crash(self) -> None:
         if self._crash is not None:
@@ -428,7 +432,6 @@ class ClusterControl:
                 self._heartbeat_at = now + HEARTBEAT_INTERVAL_S
                 transport.send(self._agent, self._status())
                 self._status_due = False
-                self._turned.notify_all()
 
     def _flush(self) -> None:
         while self._outbox:
@@ -474,22 +477,24 @@ class ClusterControl:
         return msgspec.msgpack.encode(Status(status=status))
 
     def _on_agent(self, frames: list[bytes]) -> None:
-        message = self._decode(self._from_agent, frames[-1], "the agent")
+        message = _decode(self._from_agent, frames[-1], "the agent")
         if isinstance(message, Order):
             with self._lock:
                 self._dispatch(OrderReceived(message))
-        else:
-            assert message is None or isinstance(message, StatusReceived)
+        elif isinstance(message, StatusReceived):
+            with self._lock:
+                self._status_received = max(self._status_received, message.sequence)
+                self._turned.notify_all()
 
     def _on_leader(self, frames: list[bytes]) -> None:
-        message = self._decode(self._to_follower, frames[-1], "the leader")
+        message = _decode(self._to_follower, frames[-1], "the leader")
         if isinstance(message, Prepare | Commit):
             with self._lock:
                 self._dispatch(PeerSaid(message))
 
     def _on_fellow(self, frames: list[bytes]) -> None:
         peer, data = frames[0], frames[-1]
-        message = self._decode(self._to_leader, data, peer.decode(errors="replace"))
+        message = _decode(self._to_leader, data, peer.decode(errors="replace"))
         if message is None:
             return
         if isinstance(message, Ready | Prepared):
@@ -501,9 +506,10 @@ class ClusterControl:
         for target, answer in answers:
             transport.send(self._router, target, self._to_follower.encode(answer))
 
-    def _decode(self, codec: Codec[Message], data: bytes, peer: str) -> Message | None:
-        try:
-            return codec.decode(data)
-        except PeerError as error:
-            log.warning("dropped a message of %s: %s", peer, error)
-            return None
+
+def _decode(codec: Codec[M], data: bytes, peer: str) -> M | None:
+    try:
+        return codec.decode(data)
+    except PeerError as error:
+        log.warning("dropped a message of %s: %s", peer, error)
+        return None

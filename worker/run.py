@@ -175,7 +175,7 @@ class Run:
         """Make a model, its optimizer and a map-style dataset elastic.
 
         batch_size: samples of one virtual worker's micro-batch; the global batch is N times that. The loss must be a mean over it.
-        scheduler: stepped by the runtime once after every global step (register one that is stepped per epoch instead).
+        scheduler: stepped by the runtime once after every global step (one that is stepped per epoch: register it).
         max_grad_norm: clips the global gradient to this norm before the update.
         Raises UserError where the arguments cannot work.
         """

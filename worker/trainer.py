@@ -125,7 +125,7 @@ class Trainer:
         self._hosted: list[int] = []
         self._current: int | None = None  # virtual worker whose batch the script has
         self._gradient: GradientBuffer | None = None
-        self._word_work: dist.Work | None = None
+        self._word_work: dist.Work
         self._start_buffers: list[torch.Tensor] = []
         self._new_buffers: list[torch.Tensor] = []
         self._new_memory()
@@ -329,13 +329,13 @@ class Trainer:
         transfers, self._transfers = self._transfers, ()
         for transfer in transfers:
             if transfer.source_rank == self.rank:
-                document = {"epoch": self.epoch, "registered": self._state.registered_values()}
-                send_trailer(self._communicator, transfer.target_rank, document)
+                ours = {"epoch": self.epoch, "registered": self._state.registered_values()}
+                send_trailer(self._communicator, transfer.target_rank, ours)
             elif transfer.target_rank == self.rank:
-                document = receive_trailer(self._communicator, transfer.source_rank)
-                self._position = int(document["epoch"])
+                theirs = receive_trailer(self._communicator, transfer.source_rank)
+                self._position = int(theirs["epoch"])
                 # A script that has still to run the end of an epoch that others are past takes the values after it.
-                self._deferred = (self._position, document["registered"])
+                self._deferred = (self._position, theirs["registered"])
                 self.epoch_begins(self.epoch)
         self._host([True] * self.world_size)
 

@@ -1,0 +1,86 @@
+"""Commands about the cluster: up, down, servers, version."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from ..protocol.errors import ClusterUnreachable
+from ..protocol.messages import PROTOCOL_VERSION, GetServers, Ping, Pong, Servers
+from . import render
+from .context import JSON, console, of, print_json, say
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's commands."""
+    for command in (up, down, servers, version):
+        app.command()(command)
+
+
+def up(
+    context: typer.Context,
+    servers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Agents to start (default 1).", show_default=False)
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="CPU slots per server, in place of what it has.", show_default=False),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Name of a policy, or a policy file (default max-min).", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Start a whole cluster on this machine, or what is missing of it."""
+    from .local import up as start
+
+    shared = of(context)
+    cluster, started = start(shared.directory, servers, gpus, policy)
+    if as_json:
+        document = {"directory": str(shared.directory), "controller": cluster.controller, "started": started}
+        print_json({**document, "servers": cluster.servers, "policy": cluster.policy})
+    elif started:
+        print(f"started {', '.join(started)} at {shared.directory}")
+    else:
+        print(f"the cluster at {shared.directory} runs already")
+
+
+def down(
+    context: typer.Context,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep jobs, logs and checkpoints for the next `up`.")] = False,
+) -> None:
+    """Stop the cluster on this machine: jobs, agents, controller. Nothing is left behind."""
+    from .local import down as stop
+
+    directory = of(context).directory
+    if stop(directory, keep):
+        print(f"stopped; {'kept' if keep else 'removed'} {directory}")
+    else:
+        say(f"no cluster at {directory}")
+
+
+def servers(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> None:
+    """Show the servers and what runs on them."""
+    answer = of(context).ask(GetServers(), Servers)
+    if as_json:
+        print_json({"servers": render.plain(answer.servers), "time_s": answer.time_s})
+    else:
+        console().print(render.server_table(answer.servers, answer.time_s))
+
+
+def version(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> None:
+    """Show the versions of elasticctl and, if it answers, of the cluster."""
+    shared = of(context)
+    found: Pong | None = None
+    try:
+        if shared.controller is not None or (shared.directory / "cluster.json").exists():
+            found = shared.client.ask(Ping(), timeout_s=1.0)  # type: ignore[assignment]
+    except ClusterUnreachable:
+        pass
+    if as_json:
+        cluster = render.plain(found) if found is not None else None
+        print_json({"elasticctl": __version__, "protocol": PROTOCOL_VERSION, "cluster": cluster})
+    else:
+        print(f"elasticctl {__version__}" + (f", controller {found.version}" if found is not None else ""))

@@ -1,0 +1,316 @@
+"""Commands about jobs: submit, status, scale, cancel, wait."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..protocol.errors import RequestRefused, UserError
+from ..protocol.messages import (
+    Cancel,
+    Cancelled,
+    GetJobs,
+    Jobs,
+    JobView,
+    Scale,
+    Scaled,
+    Submit,
+    Submitted,
+)
+from ..protocol.model import JobPhase
+from . import render
+from .context import JSON, Context, console, of, print_json, say
+
+POLL_S = 0.1
+WATCH_S = 0.5
+MEASURED_WITHIN_S = 10.0
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's commands."""
+    app.command(
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": False},
+        epilog="Give a job file, or a command after --. Of your environment PATH, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH, "
+        "LD_LIBRARY_PATH, HOME, LANG and USER travel with the job, nothing else: use --env or the file.",
+    )(submit)
+    for command in (status, scale, cancel, wait):
+        app.command()(command)
+
+
+def submit(
+    context: typer.Context,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="JOB.yaml | -- COMMAND...", help="A job file, or after -- the command itself.", show_default=False
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job.", show_default=False)] = None,
+    gpus: Annotated[str | None, typer.Option(help="GPUs: 4, or a range 1:8.", show_default=False)] = None,
+    virtual_workers: Annotated[
+        int | None, typer.Option(help="What the result depends on; default: the most GPUs.", show_default=False)
+    ] = None,
+    max_steps: Annotated[int | None, typer.Option(help="End after so many steps.", show_default=False)] = None,
+    priority: Annotated[str | None, typer.Option(help="low, normal, high, or a number.", show_default=False)] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the job; may be repeated.", show_default=False)
+    ] = None,
+    checkpoint_every: Annotated[
+        str | None, typer.Option(help="Such as 30s or 10m (the default).", show_default=False)
+    ] = None,
+    determinism: Annotated[
+        str | None, typer.Option(help="none, static, elastic (the default) or heterogeneous.", show_default=False)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check, show the job as it would be submitted, end.")
+    ] = False,
+    wait_for_end: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the job's code.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show the logs until the end; exit with the job's code.")
+    ] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Submit a job and print its id."""
+    import os
+
+    from .jobfile import Overrides, build
+
+    file, command = _file_or_command(arguments or [])
+    overrides = Overrides(
+        name=name,
+        gpus=gpus,
+        virtual_workers=virtual_workers,
+        max_steps=max_steps,
+        priority=priority,
+        env=tuple(env or ()),
+        checkpoint_every=checkpoint_every,
+        determinism=determinism,
+        command=command,
+    )
+    spec = build(file, overrides, Path.cwd(), os.environ)
+    if dry_run:
+        _show_spec(render.plain(spec), as_json)
+        return
+    shared = of(context)
+    job = shared.ask(Submit(spec=spec), Submitted).job
+    if as_json:
+        print_json({"job": job})
+    else:
+        print(job, flush=True)
+    if follow:
+        from .logs import follow_job
+
+        follow_job(shared, job)
+    if follow or wait_for_end:
+        raise typer.Exit(_exit_code(_until_final(shared, job)))
+
+
+def _file_or_command(arguments: list[str]) -> tuple[Path | None, tuple[str, ...]]:
+    """Told apart by the first word: a job file ends in .yaml or .yml."""
+    if not arguments:
+        raise UserError("submit: give a job file, or a command after --")
+    if arguments[0].endswith((".yaml", ".yml")):
+        if len(arguments) > 1 and "--" not in sys.argv:
+            raise UserError(f"submit: one job file at a time; {arguments[1]!r} is too many")
+        return Path(arguments[0]), tuple(arguments[1:])
+    if "--" not in sys.argv and len(arguments) == 1:
+        raise UserError(f"submit: {arguments[0]!r} is not a job file (.yaml); put a command after --")
+    return None, tuple(arguments)
+
+
+def _show_spec(spec: dict[str, object], as_json: bool) -> None:
+    if as_json:
+        print_json(spec)
+        return
+    import yaml
+
+    print(yaml.safe_dump(spec, sort_keys=False), end="")
+
+
+def status(
+    context: typer.Context,
+    job: Annotated[str | None, typer.Argument(help="One job in full.", show_default=False)] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing until Ctrl-C.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Finished, failed and cancelled jobs too.")] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Show the jobs, or one job in full."""
+    shared = of(context)
+    if watch and as_json:
+        raise UserError("--watch and --json exclude each other: call `status --json` again and again")
+    if watch:
+        _watch(lambda: _snapshot(shared, job, everything), until=lambda: False)
+    elif as_json:
+        print_json(_document(shared, job, everything))
+    else:
+        console().print(_snapshot(shared, job, everything))
+
+
+def _document(shared: Context, job: str | None, everything: bool) -> object:
+    if job is not None:
+        return render.plain(shared.job(job))
+    answer = shared.ask(GetJobs(final_too=everything), Jobs)
+    return {"jobs": render.plain(answer.jobs), "time_s": answer.time_s, "policy": answer.policy}
+
+
+def _snapshot(shared: Context, job: str | None, everything: bool) -> object:
+    from rich.text import Text
+
+    if job is not None:
+        return Text("\n".join(render.job_lines(shared.job(job), time.time())))
+    answer = shared.ask(GetJobs(final_too=everything), Jobs)
+    if not answer.jobs:
+        return Text("no jobs" if everything else "no unfinished jobs (status --all shows all)")
+    return render.job_table(answer.jobs, answer.time_s)
+
+
+def _watch(snapshot: Callable[[], object], until: Callable[[], bool]) -> None:
+    """Show again and again: in place on a terminal, elsewhere a new text when it has changed."""
+    if sys.stdout.isatty():
+        from rich.live import Live
+
+        with Live(console=console(), auto_refresh=False) as live:
+            while not until():
+                live.update(snapshot(), refresh=True)  # type: ignore[arg-type]
+                time.sleep(WATCH_S)
+        return
+    last = ""
+    while not until():
+        target = console()
+        with target.capture() as captured:
+            target.print(snapshot())
+        text = captured.get()
+        if text != last:
+            print(text, flush=True)
+            last = text
+        time.sleep(WATCH_S)
+
+
+def scale(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(help="Which job.", show_default=False)],
+    share: Annotated[
+        str, typer.Argument(help="How many GPUs; `auto` gives the job back to the policy.", show_default=False)
+    ],
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as the order is given.")] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Set a job's share by hand, wait until it trains, and say how long training paused."""
+    shared = of(context)
+    wanted = _share(share)
+    before = shared.job(job)
+    if wanted is not None and (before.share_gpus, before.manual_share) == (wanted, wanted):
+        _answer(
+            as_json,
+            {"job": before.job, "share_gpus": wanted, "changed": False},
+            f"{before.job} has {share} GPUs already",
+        )
+        return
+    order = shared.ask(Scale(job=before.job, share=wanted), Scaled)
+    if no_wait or wanted is None or order.generation <= before.generation:
+        word = f"back to the policy: {order.share} GPUs now" if wanted is None else f"ordered: {order.share} GPUs"
+        _answer(
+            as_json,
+            {"job": order.job, "share_gpus": order.share, "generation": order.generation},
+            f"{order.job} {word} (generation {order.generation})",
+        )
+        return
+    view = _until_resized(shared, order)
+    resize = next((r for r in reversed(view.resizes) if r.generation >= order.generation), None)
+    if resize is None:
+        _answer(
+            as_json,
+            {"job": order.job, "share_gpus": view.share_gpus, "generation": view.generation},
+            f"{order.job} has {view.share_gpus} GPUs (generation {view.generation})",
+        )
+        return
+    document = {
+        "job": order.job,
+        "share_gpus": view.share_gpus,
+        "paused_s": max(0.0, resize.longest_gap_s - resize.median_step_s),
+        **render.plain(resize),
+    }
+    _answer(as_json, document, render.describe_resize(order.job, resize))
+
+
+def _share(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"scale: {text!r} is neither a number of GPUs (at least 1) nor auto")
+    return int(text)
+
+
+def _until_resized(shared: Context, order: Scaled) -> JobView:
+    """Poll until the order, or a later one, is in use and has been measured."""
+    if sys.stderr.isatty():
+        say(f"{order.job}: ordered {order.share} GPUs; it trains on while new workers prepare")
+    committed_at: float | None = None
+    while True:
+        view = shared.job(order.job)
+        if view.phase.final:
+            raise RequestRefused(f"{view.job} ended ({view.phase.value}) before it was resized")
+        if view.manual_share is None:
+            raise RequestRefused(f"{view.job} was given back to the policy meanwhile")
+        if view.manual_share != order.share:
+            raise RequestRefused(f"{view.job} was set to {view.manual_share} GPUs meanwhile")
+        if any(r.generation >= order.generation and r.workers_after == order.share for r in view.resizes):
+            return view
+        if view.generation >= order.generation and view.share_gpus == order.share:
+            committed_at = committed_at or time.monotonic()
+            if time.monotonic() > committed_at + MEASURED_WITHIN_S:
+                return view  # such as a job that started with this share: there was nothing to pause
+        time.sleep(POLL_S)
+
+
+def cancel(
+    context: typer.Context,
+    jobs: Annotated[list[str], typer.Argument(help="Which jobs.", show_default=False)],
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """End jobs."""
+    shared = of(context)
+    cancelled = [shared.ask(Cancel(job=job), Cancelled).job for job in jobs]
+    _answer(as_json, {"cancelled": cancelled}, "\n".join(f"{job} cancelled" for job in cancelled))
+
+
+def wait(
+    context: typer.Context,
+    jobs: Annotated[list[str], typer.Argument(help="Which jobs.", show_default=False)],
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Wait for the end of jobs; exit with the first code that is not 0."""
+    shared = of(context)
+    names = [shared.job(job).job for job in jobs]  # unknown ones are noticed before any waiting
+    views = [_until_final(shared, name) for name in names]
+    if as_json:
+        print_json({"jobs": render.plain(views)})
+    else:
+        for view in views:
+            print(f"{view.job} {view.phase.value}" + (f": {view.reason}" if view.reason else ""))
+    raise typer.Exit(next((code for view in views if (code := _exit_code(view))), 0))
+
+
+def _until_final(shared: Context, job: str) -> JobView:
+    while not (view := shared.job(job)).phase.final:
+        time.sleep(POLL_S)
+    return view
+
+
+def _exit_code(view: JobView) -> int:
+    """The job's own code; killed by a signal or cancelled: 1."""
+    if view.phase is JobPhase.FINISHED:
+        return 0
+    return view.exit_code if view.exit_code is not None and 0 < view.exit_code < 256 else 1
+
+
+def _answer(as_json: bool, document: dict[str, object], text: str) -> None:
+    if as_json:
+        print_json(document)
+    else:
+        print(text)

@@ -1,0 +1,74 @@
+"""The command `elasticctl`: options that all commands share, and what errors look like."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from ..protocol.errors import ElasticError
+from . import cluster, events, jobs, logs
+from .context import Context, default_directory
+
+app = typer.Typer(
+    name="elasticctl",
+    help="Run training jobs that grow, shrink and survive on your own GPU servers.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def shared(
+    context: typer.Context,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", envvar="ELASTICCTL_DIR", help="Directory of a cluster on this machine.", show_default=False
+        ),
+    ] = None,
+    controller: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ELASTICCTL_CONTROLLER", help="Address of a controller: tcp://HOST:PORT.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    context.obj = Context((directory or default_directory()).expanduser().absolute(), controller)
+
+
+cluster.add_to(app)
+jobs.add_to(app)
+logs.add_to(app)
+events.add_to(app)
+
+
+def main() -> None:
+    """Run `elasticctl`; every error that the world can cause is one sentence on stderr and an exit code."""
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except ElasticError as error:
+        print(f"elasticctl: {error}", file=sys.stderr)
+        code = error.exit_code
+    except click.exceptions.Abort:
+        code = 130
+    except click.ClickException as error:
+        print(f"elasticctl: {error.format_message()}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

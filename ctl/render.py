@@ -1,0 +1,180 @@
+"""From the controller's answers to what people read (rich tables) and what programs read (plain values). Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..protocol.messages import EventView, JobView, ServerView
+from ..protocol.model import JobPhase, Resize
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PHASE_STYLES = {
+    JobPhase.PENDING: "yellow",
+    JobPhase.STARTING: "yellow",
+    JobPhase.RUNNING: "green",
+    JobPhase.FINISHED: "blue",
+    JobPhase.FAILED: "red",
+    JobPhase.CANCELLED: "dim",
+}
+
+
+def plain(view: object) -> Any:
+    """`view` as values that `json` can write."""
+    return msgspec.to_builtins(view)
+
+
+def span(seconds: float) -> str:
+    """ "4s", "3m20s", "2h05m", "3d04h"."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def clock(unix_s: float) -> str:
+    """Local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+
+
+def gpus(job: JobView) -> str:
+    """ "2", or "2 > 3" while a resize is under way."""
+    if job.phase.final or job.wanted_gpus == job.share_gpus:
+        return str(job.share_gpus)
+    return f"{job.share_gpus} > {job.wanted_gpus}"
+
+
+def eta_s(job: JobView) -> float | None:
+    """Seconds until the last step at the present pace; None: unknown."""
+    if job.phase is not JobPhase.RUNNING or job.step is None or not job.total_steps or not job.median_step_s:
+        return None
+    return (job.total_steps - 1 - job.step) * job.median_step_s
+
+
+def describe_resize(job: str, resize: Resize) -> str:
+    """One sentence on what a switch of generations cost."""
+    pause = max(0.0, resize.longest_gap_s - resize.median_step_s)
+    return (
+        f"{job}: {resize.workers_before} -> {resize.workers_after} GPUs after step {resize.step}; longest time between two "
+        f"steps {milliseconds(resize.longest_gap_s)} (median {milliseconds(resize.median_step_s)}): "
+        f"paused for {milliseconds(pause)}"
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def metrics(job: JobView) -> str:
+    return "  ".join(f"{name}={value:.4g}" for name, value in sorted(job.metrics.items()))
+
+
+def step(job: JobView) -> str:
+    if job.step is None:
+        return "-"
+    return f"{job.step + 1}/{job.total_steps}" if job.total_steps else str(job.step + 1)
+
+
+def job_table(jobs: Sequence[JobView], now_s: float) -> Table:
+    """The jobs, one a row."""
+    table = _table("JOB", "PHASE", ">GPUS", ">STEP", ">EPOCH", ">SAMPLES/S", ">AGE", ">ETA", "NOTE")
+    for job in jobs:
+        left = eta_s(job)
+        table.add_row(
+            job.job,
+            f"[{PHASE_STYLES[job.phase]}]{job.phase.value}[/]",
+            gpus(job),
+            step(job),
+            str(job.epoch) if job.step is not None else "-",
+            f"{job.samples_per_s:.0f}" if job.samples_per_s and not job.phase.final else "-",
+            span((job.finished_s or now_s) - job.submitted_s),
+            span(left) if left is not None else "-",
+            _escape(job.reason or metrics(job)),
+        )
+    return table
+
+
+def server_table(servers: Sequence[ServerView], now_s: float) -> Table:
+    """The servers, one a row."""
+    table = _table("SERVER", "STATE", ">GPUS", ">FREE", "KIND", "ADDRESS", "JOBS")
+    for view in servers:
+        server = view.server
+        kinds = sorted({gpu.name for gpu in server.gpus})
+        jobs = ", ".join(f"{index}:{job}" for index, job in sorted(view.used.items()))
+        state = "[green]alive[/]" if view.alive else f"[red]lost {span(now_s - view.last_heard_s)} ago[/]"
+        free = str(len(server.gpus) - len(view.used)) if view.alive else "-"
+        table.add_row(server.server, state, str(len(server.gpus)), free, ", ".join(kinds), server.address, jobs)
+    return table
+
+
+def event_line(event: EventView) -> str:
+    """One event as one line."""
+    return f"{clock(event.time_s)}  {event.kind:<14} {event.job or '-':<14} {event.text}"
+
+
+def job_lines(job: JobView, now_s: float) -> list[str]:
+    """One job in full."""
+    spec = job.spec
+    age = (job.finished_s or now_s) - job.submitted_s
+    by_hand = f", set to {job.manual_share} by hand" if job.manual_share is not None else ""
+    lines = [
+        f"{job.job}  {job.phase.value}" + (f": {job.reason}" if job.reason else ""),
+        f"  command          {' '.join(spec.command)}",
+        f"  workdir          {spec.workdir}",
+        f"  GPUs             {gpus(job)} (allowed {spec.gpus.min} to {spec.gpus.max}{by_hand})",
+        f"  virtual workers  {spec.virtual_workers}, determinism {spec.determinism.value}",
+        f"  step             {step(job)}, epoch {job.epoch}, {job.samples_per_s:.0f} samples/s",
+        f"  time             submitted {clock(job.submitted_s)}, {span(age)} ago, restarts {job.restarts}",
+    ]
+    left = eta_s(job)
+    if left is not None:
+        lines.append(f"  ETA              {span(left)}")
+    if job.metrics:
+        lines.append(f"  metrics          {metrics(job)}")
+    if job.workers:
+        lines.append(f"  workers          generation {job.generation}")
+        lines += [f"    {w.worker:<16} {w.server}:{w.gpu:<3} {w.phase:<9} pid {w.pid or '-'}" for w in job.workers]
+    failed = [worker for worker in job.past_workers if worker.exit_code not in (0, None)][-3:]
+    lines += [f"    {w.worker:<16} {w.server}:{w.gpu:<3} ended     {w.reason}" for w in failed]
+    if job.shares:
+        lines.append("  share over time  " + share_line(job, now_s))
+    lines += [f"    {describe_resize(job.job, resize)}" for resize in job.resizes[-3:]]
+    return lines
+
+
+def share_line(job: JobView, now_s: float, width: int = 48) -> str:
+    """The share over time as one line of digits, one for each equal part of the job's life (+ for ten and more)."""
+    end = job.finished_s or now_s
+    begin = job.shares[0].time_s
+    cells = []
+    for cell in range(width):
+        at = begin + (end - begin) * (cell + 0.5) / width
+        share = [change.share for change in job.shares if change.time_s <= at]
+        cells.append("." if not share or not share[-1] else (str(share[-1]) if share[-1] < 10 else "+"))
+    return "".join(cells) + f"  ({span(end - begin)})"
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(
+            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=column != "NOTE"
+        )
+    return table
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
