@@ -1,97 +1,165 @@
-"""Checkpoints: written in the background, whole or not at all, loaded without unpickling.
+"""Checkpoints: a job's state on disk, for the case that no worker survives.
 
-A checkpoint is ``step-<number of the last applied step>.pt``: `torch.save` of a header and a list of tensors (see `state`), written beside
-its place, synced to the disk and renamed. A file that does not load (a disk may lie) is passed over for the one before it.
+A checkpoint is one file. It is written in the background under another name, flushed to disk and only then given its name,
+so that a file with a checkpoint's name is complete whenever the process or the machine stops. Its contents are plain values
+and tensors, read without unpickling code. A file that cannot be read all the same (a disk may lie) is passed over for the
+one before it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
+import re
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..protocol.errors import OperatorError
+
 log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"step-(\d{12,})\.pt")
+_TEMPORARY = re.compile(r"\.step-\d{12,}\.pt\.\d+")
+STALE_AFTER_S = 3600.0  # a temporary file of that age has no writer any more
 
 
 @dataclass(frozen=True)
 class Document:
-    """A training state as `state.TrainingState` takes it."""
+    """What a checkpoint contains: see `state.TrainingState`."""
 
     header: dict[str, Any]
     tensors: list[torch.Tensor]
 
 
-class CheckpointWriter:
-    """Writes the checkpoints of one job, one at a time, and keeps the last few."""
-
-    def __init__(self, directory: Path, keep: int) -> None:
-        self.directory = directory
-        self._keep = max(1, keep)
-        self._thread: threading.Thread | None = None
-
-    def save(self, step: int, header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the state and write it in the background. Waits for the one before, should that still be under way."""
-        self.wait()
-        copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-        self._thread = threading.Thread(
-            target=self._write, args=(step, header, copies), name="elasticd-checkpoint", daemon=True
-        )
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Return when nothing is being written."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _write(self, step: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-        path = self.directory / f"step-{step:012d}.pt"
-        temporary = self.directory / f".{path.name}.{os.getpid()}"
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                torch.save({"header": header, "tensors": tensors}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
-            _sync_directory(self.directory)
-            for old in _complete(self.directory)[self._keep :]:
-                old.unlink(missing_ok=True)
-        except (OSError, RuntimeError) as error:  # a full disk must not end the training; the next one may succeed
-            log.error("checkpoint %s was not written: %s", path, error)
-            temporary.unlink(missing_ok=True)
+def path_of(directory: Path, step: int) -> Path:
+    """Where the checkpoint after `step` is."""
+    return directory / f"step-{step:012d}.pt"
 
 
-def latest(directory: Path) -> Document | None:
-    """The newest checkpoint that loads, or None."""
-    for path in _complete(directory):
-        try:
-            return load(path)
-        except (OSError, RuntimeError, EOFError, KeyError, ValueError) as error:
-            log.error("checkpoint %s does not load, taking the one before: %s", path, error)
-    return None
+def checkpoints(directory: Path) -> list[Path]:
+    """All files with a checkpoint's name, newest first."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    steps = sorted((int(match[1]) for name in names if (match := _NAME.fullmatch(name))), reverse=True)
+    return [path_of(directory, step) for step in steps]
 
 
 def load(path: Path) -> Document:
-    """The checkpoint in `path`. Raises what `torch.load` raises for a file that is none."""
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    return Document(header=content["header"], tensors=content["tensors"])
-
-
-def _complete(directory: Path) -> list[Path]:
-    """All complete checkpoints, newest first."""
-    return sorted(directory.glob("step-[0-9]*.pt"), reverse=True)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    """Read a checkpoint; its tensors are on the CPU, mapped from the file. Raises OperatorError if it cannot be read."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return Document(content["header"], content["tensors"])
+    except (OSError, RuntimeError, EOFError, ValueError, TypeError, KeyError, pickle.UnpicklingError) as error:
+        raise OperatorError(f"{path}: not a checkpoint that can be read: {str(error).partition(chr(10))[0]}") from error
+
+
+def latest(directory: Path) -> Document | None:
+    """The newest checkpoint that can be read, None if there is none. Warns of those that cannot."""
+    for path in checkpoints(directory):
+        try:
+            return load(path)
+        except OperatorError as error:
+            log.warning("%s; going back to the one before", error)
+    return None
+
+
+class CheckpointWriter:
+    """Writes checkpoints in the background, one at a time. For one thread.
+
+    A checkpoint that cannot be written never stops the training: it is logged, and the next `save` or `wait` returns why.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        """keep: how many checkpoints to leave in `directory`, which is made if it is not there."""
+        self.directory = directory
+        self._keep = max(keep, 1)
+        self._changed = threading.Condition()
+        self._queued: tuple[int, Document] | None = None
+        self._writing = False
+        self._error: str | None = None
+
+    def save(self, step: int, header: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> str | None:
+        """Copy the state after `step` and have it written. Returns why an earlier one could not be written, if so.
+
+        If the disk is so slow that one is still waiting to be written, this one takes its place.
+        """
+        document = Document(dict(header), [tensor.detach().to("cpu", copy=True) for tensor in tensors])
+        with self._changed:
+            self._queued = step, document
+            if not self._writing:
+                self._writing = True
+                threading.Thread(target=self._write_all, name="elasticd-checkpoint", daemon=True).start()
+            return self._take_error()
+
+    def wait(self) -> str | None:
+        """Until everything is written. Returns why the last one that failed did, if any."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._writing)
+            return self._take_error()
+
+    def _take_error(self) -> str | None:
+        error, self._error = self._error, None
+        return error
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                if self._queued is None:
+                    self._writing = False
+                    self._changed.notify_all()
+                    return
+                (step, document), self._queued = self._queued, None
+            try:
+                self._write(step, document)
+            except Exception as error:  # the edge of this thread: whatever it is must not cost the training
+                log.exception("the checkpoint of step %d could not be written", step)
+                with self._changed:
+                    self._error = f"the checkpoint of step {step} could not be written: {error}"
+
+    def _write(self, step: int, document: Document) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        target = path_of(self.directory, step)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with open(temporary, "wb") as file:
+                torch.save({"header": document.header, "tensors": document.tensors}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._flush_directory()
+        self._prune()
+        log.info("wrote the checkpoint %s", target)
+
+    def _flush_directory(self) -> None:
+        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _prune(self) -> None:
+        for path in checkpoints(self.directory)[self._keep :]:
+            path.unlink(missing_ok=True)
+        for path in sorted(self.directory.iterdir()):
+            if _TEMPORARY.fullmatch(path.name):
+                _remove_if_stale(path)
+
+
+def _remove_if_stale(path: Path) -> None:
+    try:
+        if time.time() - path.stat().st_mtime > STALE_AFTER_S:
+            path.unlink()
+    except FileNotFoundError:
+        pass  # its writer has finished

@@ -187,8 +187,10 @@ class Communicator:
 
     # -- operations
 
-    def wait(self, work: dist.Work) -> None:
-        """Until `work` is completed. Raises CommunicatorBroken if it failed, or if this communicator is aborted meanwhile."""
+    def wait(self, work: dist.Work | None) -> None:
+        """Until `work`, if any, is completed. Raises CommunicatorBroken if it failed or everything is aborted."""
+        if work is None:
+            return
         pause_s = POLL_FIRST_S
         while not self._aborted.is_set() and not work.is_completed():
             time.sleep(pause_s)

@@ -1,8 +1,10 @@
-"""State from those who have it to those who need it (Elan IV), through the communicator, while training goes on.
+"""State from those who have it to those who need it (Elan IV; design: worker-runtime 5).
 
-The planner is pure: each joiner gets the state from its nearest holder, all transfers in parallel, spread over equally near
-holders. Sending does not block; what is sent must not change until `Pending.wait`. What is received stands in fresh tensors
-until all of it is there.
+The planner is pure: each joiner gets a nearest holder, and the load is spread over equally near ones (finer levels of
+nearness come with the topology). A transfer sends the header of the state, its length first, and then the tensors from
+where they are, beside whatever collectives run. The sender must leave the tensors alone until it is done; those that change
+earlier (the model's buffers change in every forward pass, and are small) are copied first. What is received stands in new
+memory until all of it is there, so a receiver whose sender dies has lost nothing.
 """
 
 from __future__ import annotations
@@ -15,68 +17,63 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from ..protocol.errors import PeerError
 from ..protocol.model import GpuAddress
 from .communicator import Communicator
-from .state import empty_like_header
+from .state import allocate
 
-TAG_SIZE, TAG_HEADER, TAG_TRAILER_SIZE, TAG_TRAILER, TAG_TENSORS = range(1, 6)
+MAX_DOCUMENT_BYTES = 1 << 30
+HEADER_TAG = 1  # and the next one: length, bytes
+TRAILER_TAG = 3
+TENSOR_TAG = 16  # of the first tensor
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Rank `source_rank` sends the state to rank `target_rank`."""
+    """Who sends the state to whom."""
 
     source_rank: int
     target_rank: int
 
 
 def plan_transfers(gpus: Sequence[GpuAddress], holders: Sequence[int], joiners: Sequence[int]) -> tuple[Transfer, ...]:
-    """One transfer per joiner, from its nearest holder: on its own server if there is one. Among equally near ones the
-    least loaded, then the lowest rank. (Elan IV; finer levels of nearness come with the topology.)"""
+    """One transfer for each joiner, in the order given. gpus: of all ranks. Raises ValueError if nobody has the state."""
+    if joiners and not holders:
+        raise ValueError("nobody has the state that the joiners need")
     load = dict.fromkeys(holders, 0)
-    transfers = []
+    transfers: list[Transfer] = []
     for joiner in joiners:
-        server = gpus[joiner].server
-        source = min(holders, key=lambda rank: (gpus[rank].server != server, load[rank], rank))
+        source = min(holders, key=lambda holder: (gpus[holder].server != gpus[joiner].server, load[holder], holder))
         load[source] += 1
         transfers.append(Transfer(source, joiner))
     return tuple(transfers)
 
 
 class Pending:
-    """Sends under way. Keeps what is sent alive."""
+    """Transfers under way."""
 
-    def __init__(self, communicator: Communicator, works: list[dist.Work], tensors: list[torch.Tensor]) -> None:
+    def __init__(self, communicator: Communicator, works: list[dist.Work], payload: list[torch.Tensor]) -> None:
         self._communicator = communicator
         self._works = works
-        self._tensors = tensors
-
-    def wait(self) -> None:
-        """Return when all has been sent. Raises CommunicatorBroken."""
-        for work in self._works:
-            self._communicator.wait(work)
-
-
-class Incoming:
-    """A state under way. `header` is here already."""
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        header: dict[str, Any],
-        works: list[dist.Work],
-        tensors: list[torch.Tensor],
-    ) -> None:
-        self.header = header
-        self._communicator = communicator
-        self._works = works
-        self._tensors = tensors
+        self._payload = payload  # kept alive
 
     def wait(self) -> list[torch.Tensor]:
-        """The tensors, in the header's order, when all are here. Raises CommunicatorBroken."""
+        """Until all is sent (received). Returns the tensors. Raises CommunicatorBroken."""
         for work in self._works:
             self._communicator.wait(work)
-        return self._tensors
+        return self._payload
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A state on its way to us: the header is here."""
+
+    header: dict[str, Any]
+    pending: Pending
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors, in the header's order. Raises CommunicatorBroken."""
+        return self.pending.wait()
 
 
 def start_sending(
@@ -86,54 +83,65 @@ def start_sending(
     tensors: Sequence[torch.Tensor],
     mutable: Sequence[torch.Tensor] = (),
 ) -> Pending:
-    """Begin to send a state to `targets`. Tensors in `mutable` may change meanwhile: they are copied first."""
-    changing = {tensor.data_ptr() for tensor in mutable if tensor.numel()}
-    snapshot = [t.clone() if t.data_ptr() in changing else t for t in (tensor.contiguous() for tensor in tensors)]
-    data = _bytes_of(header)
-    size = torch.tensor([data.numel()])
-    works = []
+    """Begin to send a state to each of `targets`. Neither blocks nor reads `mutable` tensors after it returns.
+
+    The others must not change until `wait` of the result has returned. Raises CommunicatorBroken.
+    """
+    changing = {id(tensor) for tensor in mutable}
+    payload = [tensor.detach().clone() if id(tensor) in changing else tensor.detach() for tensor in tensors]
+    payload = [tensor.contiguous() for tensor in payload]
+    works: list[dist.Work] = []
     for target in targets:
-        works.append(communicator.send(size, target, TAG_SIZE))
-        works.append(communicator.send(data, target, TAG_HEADER))
-        for index, tensor in enumerate(snapshot):
-            if tensor.numel():
-                works.append(communicator.send(tensor.reshape(-1), target, TAG_TENSORS + index))
-    return Pending(communicator, works, [size, data, *snapshot])
+        works += _send_document(communicator, target, HEADER_TAG, header)
+        works += [
+            communicator.send(tensor, target, TENSOR_TAG + position)
+            for position, tensor in enumerate(payload)
+            if tensor.numel()
+        ]
+    return Pending(communicator, works, payload)
 
 
 def start_receiving(communicator: Communicator, source: int, device: torch.device) -> Incoming:
-    """Wait for the header, and begin to receive the tensors into fresh memory. Raises CommunicatorBroken."""
-    header = _receive_document(communicator, source, TAG_SIZE, TAG_HEADER)
-    tensors = empty_like_header(header, device)
+    """Wait for the header of a state from `source`, and begin to receive its tensors into new memory.
+
+    device: where those come to that are on an accelerator at the source. Raises CommunicatorBroken, PeerError.
+    """
+    header = _receive_document(communicator, source, HEADER_TAG)
+    if not isinstance(header.get("tensors"), list):
+        raise PeerError("a training state does not say what its tensors are")
+    payload = [allocate(description, device) for description in header["tensors"]]
     works = [
-        communicator.receive(tensor.view(-1), source, TAG_TENSORS + index)
-        for index, tensor in enumerate(tensors)
+        communicator.receive(tensor, source, TENSOR_TAG + position)
+        for position, tensor in enumerate(payload)
         if tensor.numel()
     ]
-    return Incoming(communicator, header, works, tensors)
+    return Incoming(header, Pending(communicator, works, payload))
 
 
 def send_trailer(communicator: Communicator, target: int, document: dict[str, Any]) -> None:
-    """Send a small document and wait until it has gone. Raises CommunicatorBroken."""
-    data = _bytes_of(document)
-    size = torch.tensor([data.numel()])
-    for work in (communicator.send(size, target, TAG_TRAILER_SIZE), communicator.send(data, target, TAG_TRAILER)):
-        communicator.wait(work)
+    """Send a small document of plain values after a state. Does not block. Raises CommunicatorBroken."""
+    _send_document(communicator, target, TRAILER_TAG, document)
 
 
 def receive_trailer(communicator: Communicator, source: int) -> dict[str, Any]:
-    """The document that `source` sends with `send_trailer`. Raises CommunicatorBroken."""
-    return _receive_document(communicator, source, TAG_TRAILER_SIZE, TAG_TRAILER)
+    """The document that follows a state. Raises CommunicatorBroken, PeerError."""
+    return _receive_document(communicator, source, TRAILER_TAG)
 
 
-def _bytes_of(document: dict[str, Any]) -> torch.Tensor:
-    return torch.frombuffer(bytearray(msgspec.msgpack.encode(document)), dtype=torch.uint8)
+def _send_document(communicator: Communicator, target: int, tag: int, document: dict[str, Any]) -> list[dist.Work]:
+    data = torch.frombuffer(bytearray(msgspec.msgpack.encode(document)), dtype=torch.uint8)
+    length = torch.tensor([data.numel()], dtype=torch.int64)
+    return [communicator.send(length, target, tag), communicator.send(data, target, tag + 1)]
 
 
-def _receive_document(communicator: Communicator, source: int, size_tag: int, data_tag: int) -> dict[str, Any]:
-    size = torch.zeros(1, dtype=torch.int64)
-    communicator.wait(communicator.receive(size, source, size_tag))
-    data = torch.empty(int(size[0]), dtype=torch.uint8)
-    communicator.wait(communicator.receive(data, source, data_tag))
-    document: dict[str, Any] = msgspec.msgpack.decode(data.numpy().tobytes())
-    return document
+def _receive_document(communicator: Communicator, source: int, tag: int) -> dict[str, Any]:
+    length = torch.zeros(1, dtype=torch.int64)
+    communicator.wait(communicator.receive(length, source, tag))
+    if not 0 < int(length) <= MAX_DOCUMENT_BYTES:
+        raise PeerError(f"rank {source} announces a document of {int(length)} bytes")
+    data = torch.empty(int(length), dtype=torch.uint8)
+    communicator.wait(communicator.receive(data, source, tag + 1))
+    try:
+        return msgspec.msgpack.decode(data.numpy().tobytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"rank {source} sent what is not a document: {error}") from None

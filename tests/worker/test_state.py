@@ -1,0 +1,259 @@
+"""The training state as header and tensors: whole, in order, and only for the same script."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from elasticd.protocol.errors import PeerError, UserError
+from elasticd.worker.plain import pack, unpack
+from elasticd.worker.state import TrainingState, allocate
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5)
+)
+KEYS = st.integers(-5, 5) | st.text(max_size=3) | st.tuples(st.integers(0, 3))
+VALUES = st.recursive(
+    SCALARS | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD([{"params": p[:1], "lr": 0.3}, {"params": p[1:]}], lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.9)),
+    "adamw-amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "adam-tensor-lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), foreach=False),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+}
+
+
+class Tied(nn.Module):
+    """Tied parameters, BatchNorm with its integer buffer, a buffer that `state_dict` leaves out, a channels-last weight."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.last = nn.Linear(width, width)
+        self.last.weight = self.first.weight
+        self.convolution = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+        self.register_buffer("hidden", torch.zeros(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        image = x[:, :1, None, None].expand(-1, 2, 3, 3)
+        return self.last(self.norm(self.first(x)).relu()).sum() + self.convolution(image).square().sum()
+
+
+def make(optimizer: str = "adam", seed: int = 0, **kwargs: Any) -> TrainingState:
+    torch.manual_seed(seed)
+    model = Tied()
+    return TrainingState(model, OPTIMIZERS[optimizer](list(model.parameters())), **kwargs)
+
+
+def train(state: TrainingState, steps: int, seed: int = 1) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        x = torch.randn(8, 4, generator=generator)
+        state.optimizer.zero_grad()
+        state.model(x).backward()
+        state.optimizer.step()
+        if state.scheduler is not None:
+            state.scheduler.step()
+        state.model.get_buffer("hidden").add_(1)
+
+
+def copy(source: TrainingState, target: TrainingState) -> None:
+    """What the network does: the header as bytes, tensors one by one."""
+    header = msgspec.msgpack.decode(msgspec.msgpack.encode(source.header({"applied": 3})))
+    sent = [tensor.clone() for tensor in source.tensors()]
+    with torch.no_grad():
+        for own, new in zip(target.adopt(header), sent, strict=True):
+            assert own.shape == new.shape
+            assert own.dtype == new.dtype
+            own.copy_(new)
+    target.finish(header)
+
+
+def assert_equal(left: TrainingState, right: TrainingState) -> None:
+    assert left.header({}) == right.header({})
+    for one, other in zip(left.tensors(), right.tensors(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("steps", "before"), [(0, 0), (3, 0), (3, 2), (0, 2)], ids=["0", "3", "3 over 2", "0 over 2"])
+def test_a_copied_state_is_equal_and_goes_on_equally(optimizer: str, steps: int, before: int) -> None:
+    source, target = make(optimizer, seed=1), make(optimizer, seed=2)
+    train(source, steps)
+    train(target, before, seed=9)
+    copy(source, target)
+    assert_equal(source, target)
+    train(source, 2)
+    train(target, 2)
+    assert_equal(source, target)
+
+
+def test_tensors_of_a_copy_do_not_share_memory_with_the_original() -> None:
+    source, target = make(seed=1), make(seed=2)
+    train(source, 1)
+    copy(source, target)
+    addresses = {tensor.data_ptr() for tensor in source.tensors()}
+    assert not any(tensor.data_ptr() in addresses for tensor in target.tensors())
+
+
+def test_tied_parameters_and_hidden_buffers_come_once_each() -> None:
+    names = [name for name, *_ in make("sgd").header({})["tensors"]]
+    assert names == [
+        "first.weight", "first.bias", "norm.weight", "norm.bias", "last.bias", "convolution.weight", "convolution.bias",
+        "hidden", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked",
+    ]  # fmt: skip
+
+
+def test_parameters_that_only_the_optimizer_knows_travel_too() -> None:
+    states = []
+    for start in (1.0, 2.0):
+        model, temperature = nn.Linear(1, 1), nn.Parameter(torch.tensor(start))
+        states.append(TrainingState(model, torch.optim.SGD([*model.parameters(), temperature], lr=0.1)))
+    copy(states[0], states[1])
+    assert_equal(states[0], states[1])
+    assert states[1].optimizer.param_groups[0]["params"][2].item() == 1.0
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]] = {
+    "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5),
+    "multi-step": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4], 0.5),
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
+    "one-cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, 20),
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "sequential": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o, [torch.optim.lr_scheduler.LinearLR(o), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)], [2]
+    ),
+}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_schedulers_go_on_where_they_were(scheduler: str) -> None:
+    source, target = make("adam", 1), make("adam", 2)
+    for state in (source, target):
+        state.scheduler = SCHEDULERS[scheduler](state.optimizer)
+    train(source, 3)
+    copy(source, target)
+    train(source, 3)
+    train(target, 3)
+    assert_equal(source, target)
+
+
+def test_registered_values_are_handed_over_with_their_types() -> None:
+    values: dict[str, Any] = {}
+    given = {"best": numpy.float64(0.5), "seen": {1: (2, 3)}, "counts": Counter("aab")}
+    source = make(registered={"mine": (lambda: given, lambda value: None)})
+    target = make(registered={"mine": (lambda: None, lambda value: values.update(value))})
+    copy(source, target)
+    assert values == {"best": 0.5, "seen": {1: (2, 3)}, "counts": Counter("aab")}
+    assert type(values["counts"]) is Counter
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([torch.zeros(1)], r"the registered value 'mine'\[0\] is a tensor"),
+        ({"x": Color.RED}, r"'mine'\['x'\] is a .*Color, which cannot be carried"),
+        ({"x": {1, 2}}, r"is a builtins\.set"),
+        (2**64, "is an integer beyond 64 bits"),
+        (Path("x"), "Path"),
+    ],
+)
+def test_values_that_cannot_travel_are_named(value: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make(registered={"mine": (lambda: value, lambda value: None)}).header({})
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(UserError, match="contains itself"):
+        pack(value, "it")
+
+
+def other_model(width: int) -> TrainingState:
+    model = Tied(width)
+    return TrainingState(model, torch.optim.Adam(model.parameters()))
+
+
+def grouped() -> TrainingState:
+    model = Tied()
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[:2]}, {"params": parameters[2:]}]
+    return TrainingState(model, torch.optim.Adam(groups))
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (
+            lambda: other_model(5),
+            r"another model: this one has first.weight \(float32, shape \[5, 5\]\) where .* \[4, 4\]",
+        ),
+        (lambda: make("sgd"), "that of Adam, this one is SGD"),
+        (grouped, r"its groups have \[2, 5\] parameters, in the training state \[7\]"),
+        (lambda: make(registered={"n": (int, print)}), "the registered values none; this script registers n"),
+    ],
+)
+def test_the_state_of_another_script_is_refused_and_changes_nothing(
+    target: Callable[[], TrainingState], words: str
+) -> None:
+    source, refusing = make(), target()
+    train(source, 1)
+    before = [tensor.clone() for tensor in refusing.tensors()]
+    with pytest.raises(UserError, match=words):
+        refusing.adopt(source.header({}))
+    assert all(torch.equal(one, other) for one, other in zip(before, refusing.tensors(), strict=True))
+
+
+def test_a_missing_scheduler_is_noticed() -> None:
+    source, target = make(), make()
+    source.scheduler = SCHEDULERS["step"](source.optimizer)
+    with pytest.raises(UserError, match="has a scheduler, this script no scheduler"):
+        target.adopt(source.header({}))
+
+
+@pytest.mark.parametrize(
+    "description", [["x", "float32"], ["x", "load", [1], "host"], ["x", "nothing", [1], "host"], 3]
+)
+def test_what_describes_no_tensor_allocates_none(description: Any) -> None:
+    with pytest.raises(PeerError):
+        allocate(description, torch.device("cpu"))
+
+
+@given(value=VALUES)
+def test_plain_values_come_back_equal_and_of_the_same_types(value: Any) -> None:
+    back = unpack(msgspec.msgpack.decode(msgspec.msgpack.encode(pack(value, "it"))))
+    assert repr(back) == repr(value)
+
+
+@pytest.mark.parametrize("data", [{}, {"list": [], "tuple": []}, {"set": []}, {"tensor": 0}])
+def test_what_was_not_packed_is_not_unpacked(data: Any) -> None:
+    with pytest.raises(PeerError):
+        unpack(data)
