@@ -154,7 +154,8 @@ def _towards_target(
 ) -> Step:
     wanted = _assign(job, job.kept.target, newest)
     places = tuple(place for place in wanted if place.worker is not None or free(place.gpu))
-    if not places or _same(places, newest):
+    misled = _misled(job, newest, with_state)
+    if not places or (_same(places, newest) and not misled):
         return None
     if any(place.worker is not None and holds_state(job, place.worker) for place in places):
         on_the_way = newest.kind is OrderKind.UNION and not _handed_on(job, newest)
@@ -163,7 +164,16 @@ def _towards_target(
         return GiveOrder(places, OrderKind.TARGET)
     kept = tuple(Place(entry.gpu, entry.worker) for entry in with_state)
     union = (*kept, *(place for place in places if place.gpu not in {holder.gpu for holder in kept}))
-    return None if _same(union, newest) else GiveOrder(union, OrderKind.UNION)
+    return None if _same(union, newest) and not misled else GiveOrder(union, OrderKind.UNION)
+
+
+def _misled(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...]) -> bool:
+    """Was the newest order given before anybody had the state, and names a leader that those who train now do not know?"""
+    committed = job.order(job.kept.committed)
+    if newest.generation <= job.kept.committed or committed is None:
+        return False
+    known = {*committed.roster.workers, *(entry.worker for entry in with_state)}
+    return newest.roster.leader not in known
 
 
 def _handed_on(job: Job, union: OrderRecord) -> bool:

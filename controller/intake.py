@@ -277,7 +277,8 @@ def worker_ended(
     if job.final or entry.stopping or last is WorkerPhase.LEFT:
         return
     if last is WorkerPhase.FINISHED and exit_code == 0:
-        end_job(cluster, now, job, JobPhase.FINISHED, "", 0)
+        if speaks_for(job, worker):
+            end_job(cluster, now, job, JobPhase.FINISHED, "", 0)
         return
     cluster.tell(now, "lost", job.id, f"{worker} on {entry.gpu}: {reason}")
     add_broken(job, broken)
@@ -290,6 +291,13 @@ def worker_ended(
             return
     if not entry.trained and not (status is not None and status.applied is not None):
         _start_failed(cluster, now, job, reason, exit_code)
+
+
+def speaks_for(job: Job, worker: WorkerId) -> bool:
+    """Is `worker` the leader of the generation in use? It alone does what is done once after the training (evaluation,
+    saving), so the job is finished when it is; should it be lost then, the job does that again from its last checkpoint."""
+    committed = job.order(job.kept.committed)
+    return committed is None or committed.roster.leader == worker
 
 
 def _start_failed(cluster: Cluster, now: float, job: Job, reason: str, exit_code: int | None) -> None:
