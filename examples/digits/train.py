@@ -67,7 +67,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
-    parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=32, help="images of one virtual worker (default: 32)")
     parser.add_argument("--output", default="out/digits.pt", help="where the model goes (default: out/digits.pt)")
     options = parser.parse_args()

@@ -48,7 +48,7 @@ def accuracy(model: nn.Module, values: Tensor, labels: Tensor) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a multilayer perceptron on measurements of tumours.")
-    parser.add_argument("--epochs", type=int, default=120)
+    parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=16, help="cases of one virtual worker (default: 16)")
     parser.add_argument("--output", default="out/tabular.pt", help="where the model goes (default: out/tabular.pt)")
     options = parser.parse_args()
