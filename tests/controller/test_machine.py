@@ -360,7 +360,7 @@ def test_a_worker_that_ends_quietly_in_the_middle_of_training_is_a_loss():
 # -------------------------------------------------------------------------------------------------------------------- end
 
 
-def test_a_job_is_finished_when_a_worker_at_the_end_exits_with_zero_and_the_rest_have_a_moment():
+def test_a_job_is_finished_when_its_leader_exits_with_zero_and_the_rest_have_a_moment():
     world = World()
     job = one_running(world, 2)
     first, second = world.roster(job.id)
@@ -373,6 +373,36 @@ def test_a_job_is_finished_when_a_worker_at_the_end_exits_with_zero_and_the_rest
     world.exit(second, -15)
     assert job.kept.workers == ()
     assert world.ask(GetJob(job=job.id)).job.step == 99
+
+
+def test_a_leader_that_is_lost_after_the_training_leaves_its_last_work_to_a_restart():
+    world = World()
+    job = one_running(world, 2)
+    first, second = world.roster(job.id)
+    for worker in (first, second):
+        world.report(worker, WorkerPhase.FINISHED, job.kept.committed, 99)
+    world.exit(second, 0)
+    assert not job.final  # the leader is still saving the model
+    world.exit(first, -9)
+    world.pass_time(2)
+    assert not job.final
+    assert job.kept.restarts == 1
+    assert world.roster(job.id)
+
+
+def test_a_leader_that_those_who_train_do_not_know_is_replaced():
+    world = World({"s1": 1, "s2": 1})
+    job = world.submit(job_spec("digits", 1, 1))
+    world.arrive(job.id)
+    (first,) = world.roster(job.id)
+    job.update(target=(GpuAddress(server="s2", index=0),))  # moved before anybody has said that it trains
+    world.machine.cluster.stir(job)
+    world.turn()
+    assert first not in world.roster(job.id)
+    world.report(first, WorkerPhase.TRAINING, 1, 3)
+    world.turn()
+    assert job.newest.roster.leader == first
+    assert first in world.roster(job.id)
 
 
 def test_no_order_is_given_to_a_job_that_is_at_its_end():
