@@ -29,7 +29,8 @@ def load_text() -> tuple[str, str]:
 
     Paragraphs that several topics share count once, lest the validation text be one that was trained on.
     """
-    paragraphs = dict.fromkeys(part for name in sorted(topics) for part in topics[name].split("\n\n"))
+    parted = (part.strip("\n") for name in sorted(topics) for part in topics[name].split("\n\n"))
+    paragraphs = dict.fromkeys(part for part in parted if part)
     parts: tuple[list[str], list[str]] = ([], [])
     for number, paragraph in enumerate(paragraphs):
         parts[number % HELD_OUT == 0].append(paragraph)
