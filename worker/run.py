@@ -174,7 +174,7 @@ class Run:
     ) -> tuple[torch.nn.Module, ElasticOptimizer, Batches]:
         """Make a model, its optimizer and a map-style dataset elastic.
 
-        batch_size: samples of one virtual worker's micro-batch; the global batch is N times that. The loss must be a mean over it.
+        batch_size: samples of one virtual worker's micro-batch, over which the loss must be a mean; the global batch is N times that.
         scheduler: stepped by the runtime once after every global step (one that is stepped per epoch: register it).
         max_grad_norm: clips the global gradient to this norm before the update.
         Raises UserError where the arguments cannot work.
@@ -183,7 +183,8 @@ class Run:
             raise UserError("prepare() was called twice: a run trains one model with one optimizer")
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        size = len(dataset[0]) if isinstance(dataset, tuple | list) else len(dataset)
+        columns = isinstance(dataset, tuple | list) and all(isinstance(part, torch.Tensor) for part in dataset)
+        size = len(dataset[0]) if columns else len(dataset)
         if size < 1:
             raise UserError("the dataset is empty")
         model.to(self._device)

@@ -169,8 +169,7 @@ class Trainer:
         self.total_steps = epochs * self._sampler.steps_per_epoch
         if self._recipe.max_steps is not None:
             self.total_steps = min(self.total_steps, self._recipe.max_steps)
-        self._enter(self._control.arrive())
-        self.boundary()
+        self.boundary(self._control.arrive())
         return self._position
 
     def epoch_begins(self, epoch: int) -> None:
@@ -206,22 +205,23 @@ class Trainer:
 
     # -- between steps
 
-    def boundary(self) -> None:
-        """Follow whatever has been decided, until the next step can run (or none is left)."""
+    def boundary(self, first: Switching | None = None) -> None:
+        """Follow whatever has been decided, until the next step can run (or none is left). `first`: to begin with."""
+        outcome: Switching | Stall | None = first
         while True:
             try:
-                if self._failure is None:
+                if outcome is None and self._failure is None:
                     self._finish_transfers()
                     outcome = self._control.boundary()
                     if outcome is None:
                         self._checkpoint_if_due()
                         return
-                    if isinstance(outcome, Stall):
-                        self._failure = "abandoned"
-                if self._failure is not None:
-                    outcome = self._recover(self._failure)
-                assert isinstance(outcome, Switching)
-                self._enter(outcome)
+                if isinstance(outcome, Stall):
+                    self._failure, outcome = "abandoned", None
+                if outcome is None:
+                    outcome = self._recover(self._failure or "abandoned")
+                switching, outcome = outcome, None
+                self._enter(switching)
             except CommunicatorBroken as error:
                 self._failure = str(error)
 

@@ -55,6 +55,7 @@ def main() -> None:
     model, optimizer, batches = run.prepare(
         model, optimizer, dataset, batch_size=options.batch_size, scheduler=scheduler, max_grad_norm=1.0
     )
+    latest = 0.0
     for epoch in run.epochs(options.epochs):
         dataset.epoch = epoch
         for x, y in batches:
@@ -62,13 +63,14 @@ def main() -> None:
                 time.sleep(options.pace)
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
+            latest = float(loss.detach())
             optimizer.step()
             optimizer.zero_grad()
             if run.steps_done == options.fail_at:
                 raise ValueError("told to fail here")
         epochs_seen.append(epoch)
         run.log(f"epoch {epoch} done at step {run.steps_done} on {run.world_size}")
-        run.report(loss=float(loss.detach()))
+        run.report(loss=latest)  # a joiner may have had no batch in this epoch
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs_seen": epochs_seen}
     run.save(state, options.output)
 
