@@ -130,7 +130,7 @@ def warm_up(steps: int, warm_up_steps: int, floor: float = 0.05) -> Callable[[in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a character-level transformer on Python's reference texts.")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=8, help="windows of one virtual worker (default: 8)")
     parser.add_argument("--output", default="out/charlm.pt", help="where the model goes (default: out/charlm.pt)")
     options = parser.parse_args()

@@ -15,8 +15,6 @@ from elasticd.protocol.messages import JobView
 from .shares import colours, share_at, times_of_change
 from .words import quality
 
-LABEL_WIDTH = 0.09  # of the whole time: a stretch must be longer for a name to be written into it
-
 
 @dataclass(frozen=True)
 class Mark:
@@ -44,7 +42,9 @@ def draw(
     axes.set_yticks(range(capacity + 1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(f"Three jobs share {capacity} slots, and nobody ever stops training", loc="left", fontsize=12)
+    axes.set_title(
+        f"{len(jobs)} jobs share {capacity} slots (white: free, or a worker is starting)", loc="left", fontsize=12
+    )
     figure.legend(loc="outside lower center", ncols=len(jobs), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
@@ -53,22 +53,21 @@ def draw(
 def _area(
     axes: Axes, number: int, job: JobView, x: Sequence[float], lower: Sequence[int], upper: Sequence[int]
 ) -> None:
-    """One job's area, with its letter and share in each stretch that is wide enough."""
+    """One job's area, with its name where there is most room."""
     colour, on_it = colours(number)
     label = ": ".join(part for part in (str(job.job), quality(job)) if part)
     axes.fill_between(x, lower, upper, step="post", color=colour, linewidth=0, label=label)
     for edge in (lower, upper):
         axes.plot(x, edge, drawstyle="steps-post", color="white", linewidth=1)
-    for begin, end, low, high in zip(x, x[1:], lower, upper, strict=False):
-        if high > low and end - begin > LABEL_WIDTH * x[-1]:
-            axes.text(
-                (begin + end) / 2, (low + high) / 2, job.spec.name, color=on_it, ha="center", va="center", fontsize=9
-            )
+    stretches = [each for each in zip(x, x[1:], lower, upper, strict=False) if each[3] > each[2]]
+    if stretches:
+        begin, end, low, high = max(stretches, key=lambda each: (each[1] - each[0]) * (each[3] - each[2]))
+        axes.text((begin + end) / 2, (low + high) / 2, job.spec.name, color=on_it, ha="center", va="center")
 
 
 def _marks(axes: Axes, marks: Sequence[Mark], capacity: int, began_s: float) -> None:
     """What was done, above the areas, in two rows so that neighbours do not overlap."""
     for number, mark in enumerate(marks):
         x, y = mark.time_s - began_s, capacity + (0.15, 0.6)[number % 2]
-        axes.plot([x, x], [0, y + 0.1], color="0.3", linewidth=0.8, linestyle=":")
+        axes.plot([x, x], [0, y + 0.1], color="0.3", linewidth=0.8, linestyle=":", zorder=0)
         axes.text(x, y + 0.1, f" {mark.text}", fontsize=8, color="0.2", ha="left", va="center")

@@ -16,13 +16,14 @@ from elasticd.protocol.messages import JobView
 from elasticd.protocol.model import GpuAddress, WorkerPhase
 
 from .shares import colours, stack_at
-from .words import quality, resize_words
+from .words import pause_s, quality
 
 CHART_WINDOW_S = 90.0  # the chart begins with this much, and shrinks when it is full
 CHART_MARGIN = 6  # columns for labels and the edge
 TICK_S = 15
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 NOTES_SHOWN = 4
+WIDTH_WITH_BARS = 104
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Scene:
 
 def render(scene: Scene, width: int) -> RenderableType:
     """The whole screen, for a terminal of `width` columns."""
-    parts: list[RenderableType] = [_header(scene), _jobs(scene), _servers(scene), *_chart(scene, width)]
+    parts: list[RenderableType] = [_header(scene), _jobs(scene, width), _servers(scene), *_chart(scene, width)]
     parts += [Text(note, style="dim", no_wrap=True, overflow="ellipsis") for note in scene.notes[-NOTES_SHOWN:]]
     parts += [Text("")] * (NOTES_SHOWN - len(scene.notes))  # the screen does not grow while it runs
     return Padding(Group(*parts), (0, 1))
@@ -58,36 +59,46 @@ def _spinner(scene: Scene) -> str:
     return SPINNER[int((scene.now_s - scene.began_s) * 8) % len(SPINNER)]
 
 
-def _jobs(scene: Scene) -> Table:
+def _jobs(scene: Scene, width: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for title in ("", "job", "phase", "GPUs", "step", "", "quality", "last resize"):
+    titles = ["", "job", "phase", "GPUs", "step", "quality", "last resize"]
+    if width >= WIDTH_WITH_BARS:
+        titles.insert(titles.index("quality"), "")
+    for title in titles:
         table.add_column(title, no_wrap=True, header_style="dim")
     for number, job in enumerate(scene.jobs):
-        step = f"{0 if job.step is None else job.step + 1}/{job.total_steps or '?'}"
-        table.add_row(
+        cells: list[RenderableType] = [
             _label(number, job),
             Text(job.job),
             Text(_phase(scene, job)),
             _workers(number, job),
-            Text(step),
-            _bar(number, job),
-            Text(quality(job)),
-            Text(resize_words(job.resizes[-1]) if job.resizes else ""),
-        )
+            Text(f"{_steps(job)}/{job.total_steps or '?'}"),
+            Text(quality(job, short=True)),
+            Text(_last_resize(job)),
+        ]
+        if width >= WIDTH_WITH_BARS:
+            cells.insert(titles.index("quality") - 1, _bar(number, job))
+        table.add_row(*cells)
     for _ in range(3 - len(scene.jobs)):
         table.add_row()
     return table
 
 
 def _phase(scene: Scene, job: JobView) -> str:
-    waiting = sum(worker.phase != WorkerPhase.TRAINING.value for worker in job.workers)
-    if job.phase.final or not waiting:
-        return job.phase.value
-    return (
-        f"{job.phase.value} {_spinner(scene)} {waiting} to come"
-        if job.share_gpus < job.wanted_gpus
-        else job.phase.value
-    )
+    """With a spinner while workers are to come or to go."""
+    moves = not job.phase.final and job.share_gpus != job.wanted_gpus
+    return f"{job.phase.value} {_spinner(scene)}" if moves else job.phase.value
+
+
+def _steps(job: JobView) -> int:
+    return 0 if job.step is None else job.step + 1
+
+
+def _last_resize(job: JobView) -> str:
+    if not job.resizes:
+        return ""
+    last = job.resizes[-1]
+    return f"{last.workers_before}→{last.workers_after} in {1000 * pause_s(last):.0f} ms"
 
 
 def _label(number: int, job: JobView) -> Text:
@@ -100,20 +111,24 @@ def _letter(job: JobView) -> str:
 
 
 def _workers(number: int, job: JobView) -> Text:
-    """A block for each worker's GPU: solid where it trains, open where it is still preparing."""
+    """A block for each worker's GPU (server:index): solid where it trains, open where it is still preparing."""
     text = Text()
     colour, on_it = colours(number)
     for worker in job.workers:
         trains = worker.phase == WorkerPhase.TRAINING.value
-        text.append(f"{worker.server}:{worker.gpu}", style=f"{on_it} on {colour}" if trains else colour)
+        text.append(f"{_short(worker.server)}:{worker.gpu}", style=f"{on_it} on {colour}" if trains else colour)
         text.append(" ")
     return text
 
 
+def _short(server: str) -> str:
+    """ "local-2" as "2": its full name stands among the servers."""
+    return server.rsplit("-", 1)[-1]
+
+
 def _bar(number: int, job: JobView) -> ProgressBar:
-    done = 0 if job.step is None else job.step + 1
-    style = colours(number)[0]
-    return ProgressBar(total=job.total_steps or 1, completed=done, width=16, complete_style=style, finished_style=style)
+    style, total = colours(number)[0], job.total_steps or 1
+    return ProgressBar(total=total, completed=_steps(job), width=16, complete_style=style, finished_style=style)
 
 
 def _servers(scene: Scene) -> Text:
@@ -123,7 +138,7 @@ def _servers(scene: Scene) -> Text:
         for number, job in enumerate(scene.jobs)
         for worker in job.workers
     }
-    text = Text("\n")
+    text = Text("\n", no_wrap=True, overflow="ellipsis")
     server = None
     for gpu in scene.gpus:
         if gpu.server != server:
@@ -136,7 +151,7 @@ def _servers(scene: Scene) -> Text:
         colour, on_it = colours(number)
         letter = _letter(scene.jobs[number])
         text.append(f" {letter} " if trains else f"({letter})", style=f"bold {on_it} on {colour}" if trains else colour)
-    text.append("   a letter in brackets: the worker is starting\n", style="dim")
+    text.append("   (in brackets: starting)\n" if scene.gpus else "\n", style="dim")
     return text
 
 
@@ -148,7 +163,12 @@ def _chart(scene: Scene, width: int) -> list[Text]:
     filled = min(columns, math.ceil((scene.now_s - scene.began_s) / column_s))
     stacks = [stack_at(scene.jobs, scene.began_s + (column + 0.5) * column_s) for column in range(filled)]
     rows = [_chart_row(scene.jobs, stacks, level) for level in range(len(scene.gpus), 0, -1)]
-    return [Text("GPUs that train, over time", style="dim"), *rows, _chart_axis(columns, column_s), Text("")]
+    return [
+        Text("GPUs that train, over time", style="dim", no_wrap=True),
+        *rows,
+        _chart_axis(columns, column_s),
+        Text(""),
+    ]
 
 
 def _chart_row(jobs: Sequence[JobView], stacks: Sequence[Sequence[int]], level: int) -> Text:

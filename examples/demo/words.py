@@ -10,13 +10,13 @@ from elasticd.protocol.model import JobPhase, Resize
 TENTHS = 10
 
 
-def quality(job: JobView) -> str:
+def quality(job: JobView, short: bool = False) -> str:
     """How good the model is, in the job's own measure; empty before the first report."""
     metrics = job.metrics
     if "test_accuracy" in metrics:
-        return f"{metrics['test_accuracy']:.1%} test accuracy"
+        return f"{metrics['test_accuracy']:.1%} {'right' if short else 'test accuracy'}"
     if "bits_per_character" in metrics:
-        return f"{metrics['bits_per_character']:.2f} bits per character"
+        return f"{metrics['bits_per_character']:.2f} {'bits/char' if short else 'bits per character'}"
     return ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))
 
 
