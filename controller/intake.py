@@ -238,7 +238,8 @@ def add_broken(job: Job, generations: tuple[int, ...]) -> None:
 
 def resize_text(resize: Resize) -> str:
     """A measured switch in one line, for people."""
-    gap = f"longest gap {resize.longest_gap_s * 1000:.0f} ms (median step {resize.median_step_s * 1000:.0f} ms)"
+    steps = f"median step {resize.median_step_s * 1000:.0f} ms, then {resize.median_step_after_s * 1000:.0f} ms"
+    gap = f"longest gap {resize.longest_gap_s * 1000:.0f} ms ({steps})"
     change = f"{resize.workers_before} -> {resize.workers_after} GPUs at step {resize.step}, {gap}"
     return f"went on after a loss: {change}" if resize.recovery else change
 

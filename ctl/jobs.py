@@ -232,7 +232,7 @@ def scale(
     document = {
         "job": order.job,
         "share_gpus": view.share_gpus,
-        "paused_s": max(0.0, resize.longest_gap_s - resize.median_step_s),
+        "paused_s": resize.paused_s,
         **render.plain(resize),
     }
     _answer(as_json, document, render.describe_resize(order.job, resize))

@@ -1,8 +1,8 @@
 """A whole cluster on this machine: real daemons, started detached, under one directory.
 
 The directory holds the daemons' configuration (``controller.yaml``, ``local-1.yaml``, …), their state, their logs, and
-``cluster.json``: what was asked for and which processes these are. A process is known by its number and start time, so a stale record never
-hits a stranger. What runs is found even where records are stale: agents write down each worker's processes.
+``cluster.json``: what was asked for and which processes these are. A process is known by its number and start time, so a
+stale record never hits a stranger. Workers are found through the records that agents keep of them.
 """
 
 from __future__ import annotations

@@ -62,11 +62,10 @@ def eta_s(job: JobView) -> float | None:
 
 def describe_resize(job: str, resize: Resize) -> str:
     """One sentence on what a switch of generations cost."""
-    pause = max(0.0, resize.longest_gap_s - resize.median_step_s)
     return (
         f"{job}: {resize.workers_before} -> {resize.workers_after} GPUs after step {resize.step}; longest time between two "
-        f"steps {milliseconds(resize.longest_gap_s)} (median {milliseconds(resize.median_step_s)}): "
-        f"paused for {milliseconds(pause)}"
+        f"steps {milliseconds(resize.longest_gap_s)} (median {milliseconds(resize.median_step_s)} before, "
+        f"{milliseconds(resize.median_step_after_s)} after): paused for {milliseconds(resize.paused_s)}"
     )
 
 

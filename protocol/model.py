@@ -155,7 +155,13 @@ class Resize(Value, frozen=True, kw_only=True):
     workers_after: int
     longest_gap_s: float  # longest time between two applied steps, around the switch
     median_step_s: float  # median time between two applied steps before it
+    median_step_after_s: float = 0.0  # and after it
     recovery: bool = False  # the switch followed a loss
+
+    @property
+    def paused_s(self) -> float:
+        """How long training stood still: the longest gap, less the time that a step takes anyway on the fewer workers."""
+        return max(0.0, self.longest_gap_s - max(self.median_step_s, self.median_step_after_s))
 
 
 class WorkerStatus(Value, frozen=True, kw_only=True):

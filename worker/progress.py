@@ -11,7 +11,7 @@ from ..protocol.model import Resize
 
 STEPS_KEPT = 128
 STEPS_BEFORE = 2  # the gap is looked for from this many steps before a switch
-STEPS_AFTER = 2  # to this many after it
+STEPS_AFTER = 4  # to this many after it
 RESIZES_KEPT = 32
 
 
@@ -66,6 +66,7 @@ class StepTimes:
     def _measure(self, pending: _Pending) -> Resize:
         window = [at for step, at in self._applied if step >= pending.step - STEPS_BEFORE]
         gaps = [b - a for a, b in pairwise(window)]
+        after = [at for step, at in self._applied if step > pending.step + 1]  # the first step was the switch itself
         return Resize(
             generation=pending.generation,
             step=pending.step,
@@ -73,5 +74,6 @@ class StepTimes:
             workers_after=pending.workers_after,
             longest_gap_s=max(gaps, default=0.0),
             median_step_s=pending.median_step_s,
+            median_step_after_s=median([b - a for a, b in pairwise(after)] or [0.0]),
             recovery=pending.recovery,
         )

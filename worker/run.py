@@ -174,7 +174,7 @@ class Run:
     ) -> tuple[torch.nn.Module, ElasticOptimizer, Batches]:
         """Make a model, its optimizer and a map-style dataset elastic.
 
-        batch_size: samples of one virtual worker's micro-batch, over which the loss must be a mean; the global batch is N times that.
+        batch_size: samples of one virtual worker's micro-batch, over which the loss must be a mean. N of them are a step.
         scheduler: stepped by the runtime once after every global step (one that is stepped per epoch: register it).
         max_grad_norm: clips the global gradient to this norm before the update.
         Raises UserError where the arguments cannot work.

@@ -1,7 +1,7 @@
 """Which GPUs each job gets, given how many (AFS 4.4).
 
-Aims, in this order: every job on the fewest servers that can be had; jobs keep their GPUs, as many jobs as possible at least one of
-them; of what changes, a growing job stays near the GPUs it has. Deterministic: ties go to the job submitted first and the server first by name.
+Aims, in this order: jobs keep the GPUs they have; a growing job stays on the servers it is on; what is new goes to the fewest
+servers. Deterministic: ties go to the job submitted first and the server first by name.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TypeVar
 import psutil
 import pytest
 import yaml
+
 from elasticd.ctl.client import Client
 from elasticd.protocol.messages import GetJob, JobFound, JobView, Ping, Pong, Scale, Scaled, Submit, Submitted
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobPhase, JobSpec, Resize
@@ -155,7 +156,9 @@ class Cluster:
         for process in psutil.process_iter(["environ", "cmdline"]):
             directory = str(self.directory)
             environ, command = process.info["environ"] or {}, process.info["cmdline"] or []
-            ours = directory in " ".join(command) or environ.get("ELASTICD_CHECKPOINT_DIRECTORY", "").startswith(directory)
+            ours = directory in " ".join(command) or environ.get("ELASTICD_CHECKPOINT_DIRECTORY", "").startswith(
+                directory
+            )
             if ours and process.pid != os.getpid():
                 try:
                     process.send_signal(signal.SIGKILL)

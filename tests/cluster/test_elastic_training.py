@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from elasticd.protocol.model import JobPhase
 
 SCRIPT = Path(__file__).with_name("train_small.py")
@@ -89,7 +90,9 @@ def test_a_killed_worker_costs_no_checkpoint_and_no_bit(make_cluster: MakeCluste
     view = cluster.until_final(job)
     assert view.restarts == 0
     assert any(r.recovery for r in view.resizes)
-    (only,) = (tmp_path / "checkpoints" / job).iterdir()  # the one of the end: none was written, so none was read, before
+    (only,) = (
+        tmp_path / "checkpoints" / job
+    ).iterdir()  # the one of the end: none was written, so none was read, before
     assert only.name == f"step-{view.step:012d}.pt"
     assert_same_bits(load(output), alone(tmp_path / "alone.pt", *arguments))
 

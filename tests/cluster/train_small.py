@@ -1,4 +1,4 @@
-"""A small job for tests of whole clusters: everything that is easily lost (BatchNorm, dropout, momentum, a scheduler, own values).
+"""A small job for tests of clusters: all that is easily lost (BatchNorm, dropout, momentum, a scheduler, own values).
 
     train_small.py OUTPUT [--epochs E] [--size S] [--pace SECONDS] [--touched FILE]
 
@@ -9,9 +9,10 @@ import argparse
 import os
 import time
 
-import elasticd as elastic
 import torch
 from torch import nn
+
+import elasticd as elastic
 
 
 class Squares(torch.utils.data.Dataset):

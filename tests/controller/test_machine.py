@@ -120,11 +120,12 @@ def test_a_measured_resize_is_told_in_words():
         workers_after=3,
         longest_gap_s=0.041,
         median_step_s=0.02,
+        median_step_after_s=0.01,
     )
     world.report(f"{job.id}.0", T, job.kept.generation, 815, resizes=(resize,))
     world.report(f"{job.id}.0", T, job.kept.generation, 816, resizes=(resize,))
     texts = [event.text for event in world.machine.cluster.events if event.kind == "resized"]
-    assert texts == ["1 -> 3 GPUs at step 812, longest gap 41 ms (median step 20 ms)"]
+    assert texts == ["1 -> 3 GPUs at step 812, longest gap 41 ms (median step 20 ms, then 10 ms)"]
 
 
 def test_a_newcomer_of_an_overtaken_order_is_stopped_only_when_that_order_cannot_be_committed_any_more():

@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from elasticd.protocol.messages import Order
 from elasticd.protocol.model import GpuAddress, JobId, Member, Roster, ServerId, WorkerId, WorkerPhase
@@ -66,9 +67,7 @@ class World:
 
     def order(self, workers: list[WorkerId], leader: WorkerId) -> None:
         self.newest += 1
-        members = tuple(
-            Member(worker=w, gpu=GpuAddress(server=ServerId("s"), index=i)) for i, w in enumerate(workers)
-        )
+        members = tuple(Member(worker=w, gpu=GpuAddress(server=ServerId("s"), index=i)) for i, w in enumerate(workers))
         roster = Roster(generation=self.newest, members=members, leader=leader)
         self.rosters[self.newest] = roster
         self.order_broken[self.newest] = set(self.broken)
@@ -167,14 +166,10 @@ class World:
                 case m.SendFollower(worker, message):
                     self.post(node.name, worker, message)
                 case m.BuildGroup(roster, attempt, _):
-                    self.builds = [
-                        b for b in self.builds if (b[0], b[1].generation) != (node.name, roster.generation)
-                    ]
+                    self.builds = [b for b in self.builds if (b[0], b[1].generation) != (node.name, roster.generation)]
                     self.builds.append((node.name, roster, attempt))
                 case m.DropGroups(generations):
-                    self.builds = [
-                        b for b in self.builds if not (b[0] == node.name and b[1].generation in generations)
-                    ]
+                    self.builds = [b for b in self.builds if not (b[0] == node.name and b[1].generation in generations)]
                 case m.Abandon(generation):
                     node.aborted.add(generation)
                 case m.Switch():
@@ -265,21 +260,19 @@ class World:
 
     def enabled(self) -> list[Callable[[], None]]:
         choices: list[Callable[[], None]] = []
-        for key in sorted(self.channels):
-            if self.channels[key]:
-                choices.append(lambda key=key: self.deliver(key))  # type: ignore[misc]
-        for build in self.builds:
-            choices.append(lambda build=build: self.built(*build))  # type: ignore[misc]
+        waiting = [key for key in sorted(self.channels) if self.channels[key]]
+        choices += [partial(self.deliver, key) for key in waiting]
+        choices += [partial(self.built, *build) for build in self.builds]
         for node in self.nodes.values():
             if node.alive and node.thread in ("starting", "boundary"):
-                choices.append(lambda node=node: self.advance(node))  # type: ignore[misc]
+                choices.append(partial(self.advance, node))
             elif node.alive and node.thread == "collective":
                 generation = node.machine.generation
                 collective = self.steps[generation, self.count[node.name, generation] - 1]
                 if collective.complete or generation in node.aborted:
-                    choices.append(lambda node=node: self.advance(node))  # type: ignore[misc]
+                    choices.append(partial(self.advance, node))
                 if collective.broken and not collective.complete:
-                    choices.append(lambda node=node: self.fail(node, "peer lost"))  # type: ignore[misc]
+                    choices.append(partial(self.fail, node, "peer lost"))
         choices.append(self.tick)
         return choices
 

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from elasticd.protocol.errors import InvalidTransition
-from elasticd.protocol.model import WorkerId, WorkerPhase
-from elasticd.worker import machine as m
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from elasticd.protocol.errors import InvalidTransition
+from elasticd.protocol.model import WorkerId, WorkerPhase
+from elasticd.worker import machine as m
 
 _spec = importlib.util.spec_from_file_location("membership_world", Path(__file__).with_name("membership_world.py"))
 assert _spec is not None
@@ -154,6 +155,9 @@ Churn.TestCase.settings = settings(
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=list(HealthCheck),
-    phases=(Phase.reuse, Phase.generate),  # a failure prints its story; shrinking a schedule takes minutes and says less
+    phases=(
+        Phase.reuse,
+        Phase.generate,
+    ),  # a failure prints its story; shrinking a schedule takes minutes and says less
 )
 TestChurn = Churn.TestCase
