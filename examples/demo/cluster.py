@@ -69,13 +69,17 @@ class Command:
             return None
         return Outcome(code, self._answer.read_text(errors="replace"), self._errors.read_text(errors="replace"))
 
+    def give_up(self) -> None:
+        """Nobody needs its answer any more."""
+        self._process.kill()
+        self._process.wait()
+
     def wait(self, timeout_s: float, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
         """Its end, killed should it take longer. `meanwhile` is called all the time, and may raise."""
         deadline = time.monotonic() + timeout_s
         while (outcome := self.poll()) is None:
             if time.monotonic() > deadline:
-                self._process.kill()
-                self._process.wait()
+                self.give_up()
                 return Outcome(1, "", f"took longer than {timeout_s:.0f} s")
             meanwhile()
             time.sleep(POLL_INTERVAL_S)
@@ -89,7 +93,7 @@ class DemoCluster:
         self.directory = Path(tempfile.mkdtemp(prefix="elasticctl-demo-"))
         self._cluster = self.directory / "cluster"
         self._bin = Path(sys.executable).parent
-        self._calls = 0
+        self._calls: list[Command] = []
         self._client: Client | None = None
         self._up: Command | None = None
 
@@ -98,9 +102,9 @@ class DemoCluster:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ELASTIC")}
         environment["PATH"] = f"{self._bin}{os.pathsep}{environment.get('PATH', os.defpath)}"
         environment["VIRTUAL_ENV"] = str(self._bin.parent)
-        self._calls += 1
         words = [str(self._bin / "elasticctl"), "--dir", str(self._cluster), *arguments]
-        return Command(words, environment, self.directory / f"call-{self._calls}")
+        self._calls.append(Command(words, environment, self.directory / f"call-{len(self._calls)}"))
+        return self._calls[-1]
 
     def up(self, servers: int, gpus: int, policy: str, meanwhile: Callable[[], None]) -> None:
         """Start the daemons and wait until they are ready. Raises DemoFailed."""
@@ -124,6 +128,8 @@ class DemoCluster:
             self._client.close()
         if self._up is not None:
             self._up.wait(COMMAND_TIMEOUT_S)  # an `up` that was cut short could still be starting daemons
+            for call in self._calls:
+                call.give_up()
             self.elasticctl("down").wait(COMMAND_TIMEOUT_S)
         left = _wait_for_end(self.processes, EXIT_GRACE_S)
         told = [f"{process.pid} {' '.join(_command_line(process))}" for process in left]
