@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 
 from rich.console import Console
+from rich.constrain import Constrain
 from rich.live import Live
 
 from elasticd.protocol.messages import JobView
@@ -16,6 +17,7 @@ from .screen import Scene, render
 from .words import changes
 
 SCREEN_INTERVAL_S = 0.2
+ECHO_COLUMNS = 3  # left free at the right, so that the terminal's "^C" does not push the screen up by a line
 
 
 class Output:
@@ -58,7 +60,8 @@ class Output:
         if self._live is not None and now - self._shown_s >= SCREEN_INTERVAL_S:
             self._shown_s = now
             shown = Scene(scene.now_s, scene.began_s, scene.gpus, scene.jobs, tuple(self._notes), scene.doing)
-            self._live.update(render(shown, self._console.width), refresh=True)
+            width = self._console.width - ECHO_COLUMNS
+            self._live.update(Constrain(render(shown, width), width), refresh=True)
 
     def line(self, text: str) -> None:
         """A line that stays. Never lets anything but the first failure to write through: cleaning up goes on."""
