@@ -57,6 +57,8 @@ def on_request(cluster: Cluster, now: float, client: bytes, envelope: Envelope) 
             _get_log(cluster, now, client, envelope.id, request)
             return
         answer = _answer(cluster, now, envelope.id, request)
+        if answer is None:
+            return  # the client repeats its request until it is answered
     except ElasticError as error:
         answer = Refused(reason=str(error), bad_input=isinstance(error, UserError))
     if isinstance(request, Submit | Scale | Cancel):
@@ -64,7 +66,8 @@ def on_request(cluster: Cluster, now: float, client: bytes, envelope: Envelope) 
     cluster.answer(client, envelope.id, answer)
 
 
-def _answer(cluster: Cluster, now: float, request_id: str, request: Request) -> Answer:
+def _answer(cluster: Cluster, now: float, request_id: str, request: Request) -> Answer | None:
+    """The answer to a request that can be answered at once; None: not yet."""
     match request:
         case Submit():
             return _submit(cluster, now, request_id, request)
@@ -117,8 +120,11 @@ def _submit(cluster: Cluster, now: float, request_id: str, request: Submit) -> A
     return Submitted(job=job.id)
 
 
-def _scale(cluster: Cluster, now: float, request: Scale) -> Answer:
-    """Fix the share, or give it back to the policy; the decision is taken at once, so that its generation can be named."""
+def _scale(cluster: Cluster, now: float, request: Scale) -> Answer | None:
+    """Fix the share, or give it back to the policy; the decision is taken at once, so that its generation can be named.
+
+    None: a controller that has just started cannot decide before its servers are back.
+    """
     job = find_job(cluster, request.job)
     share, spec = request.share, job.kept.spec
     if share is not None and not 1 <= share <= spec.virtual_workers:
@@ -128,7 +134,7 @@ def _scale(cluster: Cluster, now: float, request: Scale) -> Answer:
     if job.final:
         raise RequestRefused(f"{job.id} is over: it has {job.kept.phase.value}")
     if cluster.awaited:
-        raise RequestRefused("the controller has just started and waits for its servers: try again in a moment")
+        return None
     if share != job.kept.manual_share:
         job.update(manual_share=share)
         text = "share given back to the policy" if share is None else f"share fixed at {share} by hand"

@@ -54,9 +54,9 @@ class Context:
             )
         return address
 
-    def ask(self, request: Request, answer: type[A]) -> A:
+    def ask(self, request: Request, answer: type[A], timeout_s: float = 10.0) -> A:
         """The answer of type `answer`. Raises what `Client.ask` raises."""
-        found: Answer = self.client.ask(request)
+        found: Answer = self.client.ask(request, timeout_s)
         if not isinstance(found, answer):
             raise PeerError(f"the controller answered a {type(request).__name__} with a {type(found).__name__}")
         return found

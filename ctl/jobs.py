@@ -29,6 +29,7 @@ from .context import JSON, Context, console, of, print_json, say
 POLL_S = 0.1
 WATCH_S = 0.5
 MEASURED_WITHIN_S = 10.0
+DECIDED_WITHIN_S = 60.0  # a controller that has just started waits for its servers before it decides anything
 
 
 def add_to(app: typer.Typer) -> None:
@@ -211,7 +212,7 @@ def scale(
             f"{before.job} has {share} GPUs already",
         )
         return
-    order = shared.ask(Scale(job=before.job, share=wanted), Scaled)
+    order = shared.ask(Scale(job=before.job, share=wanted), Scaled, DECIDED_WITHIN_S)
     if no_wait or wanted is None or order.generation <= before.generation:
         word = f"back to the policy: {order.share} GPUs now" if wanted is None else f"ordered: {order.share} GPUs"
         _answer(

@@ -104,7 +104,7 @@ class Cluster:
 
     def scale(self, job: str, share: int) -> Resize:
         """Set the share and wait until it trains; what the switch cost."""
-        answer = self.client.ask(Scale(job=job, share=share))
+        answer = self.client.ask(Scale(job=job, share=share), timeout_s=30.0)
         assert isinstance(answer, Scaled), answer
         return until(
             f"{job} trains on {share}",

@@ -80,16 +80,21 @@ def exit_without_retiring(rank: int, size: int, address: str) -> dict[str, Any]:
 SCENARIOS = {"killed": killed, "stopped": stopped, "exit_without_retiring": exit_without_retiring}
 
 
+def say(document: dict[str, Any]) -> None:
+    """One line in one write, so that those of several ranks don't run into each other."""
+    os.write(1, f"{json.dumps(document)}\n".encode())
+
+
 def main() -> None:
     scenario, size, address, lasting = SCENARIOS[sys.argv[1]], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     torch.set_num_threads(1)
     for rank in range(size):
         if os.fork() == 0:
             result = scenario(rank, size, address)
-            print(json.dumps({"rank": rank, **result}), flush=True)
+            say({"rank": rank, **result})
             return  # through the interpreter's whole end, which is part of the test
     wait_for_children(size - lasting)
-    print(json.dumps({"ended": size - lasting}), flush=True)
+    say({"ended": size - lasting})
 
 
 def wait_for_children(count: int) -> None:
