@@ -42,6 +42,7 @@ from ..protocol.model import JobId, Roster, WorkerId, WorkerPhase
 
 RETRY_INTERVAL_S = 1.0
 PREPARE_TIMEOUT_S = 15.0
+MAX_EARLY = 4096
 
 
 # ------------------------------------------------------------------------------------------------------------------- events
@@ -274,6 +275,7 @@ class Membership:
         self._decided = 0  # read from it
         self._groups: dict[int, _Group] = {}
         self._campaign: _Campaign | None = None
+        self._early: dict[WorkerId, Ready] = {}  # of orders that have reached a follower before us
         self._retry_at: float | None = None
         self._note = ""
 
@@ -372,6 +374,10 @@ class Membership:
             actions += [Report(), *self._check_broken()]
             if self._leads() or (self._campaign and self._campaign.generation != order.generation):
                 self._campaign = _Campaign(order.generation) if self._leads() else None
+            if self._campaign is not None:
+                early = [ready for ready in self._early.values() if ready.worker in order.roster.workers]
+                self._campaign.ready = {r.worker: r for r in early if r.generation == order.generation}
+            self._early = {w: r for w, r in self._early.items() if r.generation > order.generation}
         return actions + self._advance(now)
 
     def _check_broken(self) -> list[Action]:
@@ -447,6 +453,9 @@ class Membership:
 
     def _on_ready(self, now: float, ready: Ready) -> list[Action]:
         campaign = self._campaign
+        if ready.generation > self.order_generation and (ready.worker in self._early or len(self._early) < MAX_EARLY):
+            self._early[ready.worker] = ready
+            return []
         if campaign is None or ready.generation != campaign.generation or self._order is None:
             return []
         if ready.worker not in self._order.roster.workers:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from elasticd.protocol.errors import InvalidTransition
+from elasticd.protocol.messages import Order, Prepare, Ready
 from elasticd.protocol.model import WorkerId, WorkerPhase
 from elasticd.worker import machine as m
 
@@ -104,12 +105,23 @@ def test_stale_orders_and_messages_are_dropped() -> None:
     generation = node.machine.generation
     world.order([worker(0)], worker(0))
     old = world.rosters[generation]
-    from elasticd.protocol.messages import Order
-
     world.run(50, random.Random(1))
     for target in world.nodes.values():
         if target.thread != "gone":
             assert world.drive(target, m.OrderReceived(Order(job=JOB, roster=old, leader_address=worker(0)))) == []
+
+
+def test_a_follower_that_hears_of_an_order_before_its_leader_need_not_say_ready_twice() -> None:
+    world = started(2)
+    world.run(30, random.Random(5))
+    world.order([worker(0), worker(1)], worker(0))
+    follower = world.nodes[worker(1)]
+    world.deliver(("controller", follower.name))
+    assert isinstance(world.channels[follower.name, worker(0)][-1], Ready)
+    while world.channels[follower.name, worker(0)]:
+        world.deliver((follower.name, worker(0)))
+    world.deliver(("controller", worker(0)))
+    assert isinstance(world.channels[worker(0), follower.name][-1], Prepare)
 
 
 class Churn(RuleBasedStateMachine):
