@@ -16,7 +16,8 @@ class FifoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fifo:
-    """A job gets the GPUs it requested (its maximum), all of them or none, and keeps them until it ends.
+    """A job gets the GPUs it requested (its maximum), all of them or none, and keeps them until it ends. Only where GPUs are
+    lost, or taken by hand, does it go on with fewer, but not with less than its minimum.
 
     The first job that does not fit holds all later ones back, except where it could not fit into the whole cluster.
     """
@@ -28,9 +29,14 @@ class Fifo:
         self.parameters = parameters
 
     def shares(self, view: ClusterView, rng: random.Random) -> Shares:
-        by_job = {job.job: min(job.share, view.total_gpus) for job in view.jobs if job.share}
-        free = view.total_gpus - sum(by_job.values())
+        by_job: dict[JobId, int] = {}
         reasons: dict[JobId, Reason] = {}
+        free = view.total_gpus
+        for job in view.jobs:  # who runs goes on; where GPUs have been lost, or taken by hand, with what is left
+            kept = min(job.share, free)
+            if kept >= job.min_gpus:
+                by_job[job.job] = kept
+                free -= kept
         blocked_by = None
         for job in view.jobs:
             if job.job in by_job:

@@ -1,0 +1,97 @@
+"""The embedded store: its promises, and that a crash at any instruction loses nothing that was acknowledged."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from elasticd.controller.store import Delete, If, Put, SqliteStore
+from elasticd.protocol.errors import OperatorError
+
+WRITER = """
+import sys
+from pathlib import Path
+from elasticd.controller.store import Put, SqliteStore
+store = SqliteStore(Path(sys.argv[1]))
+batch = int(sys.argv[2])
+while True:
+    store.commit((), tuple(Put(f"/b/{key}", str(batch).encode()) for key in range(5)))
+    print(batch, flush=True)
+    batch += 1
+"""
+
+
+def test_a_commit_is_atomic_conditional_and_revisioned(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db")
+    first = store.commit([If("/a", 0)], [Put("/a", b"1"), Put("/b", b"x")])
+    assert first is not None
+    assert store.commit([If("/a", 0)], [Put("/a", b"2")]) is None
+    assert store.commit([If("/a", first)], [Put("/a", b"2"), Delete("/b")]) == first + 1
+    assert [(r.key, r.value, r.mod_revision) for r in store.list("/").records] == [("/a", b"2", first + 1)]
+    assert store.get("/b") is None
+    with pytest.raises(ValueError, match="twice"):
+        store.commit([], [Put("/a", b"3"), Delete("/a")])
+    assert store.commit([], [Delete("/none")]) == first + 1, "a commit that changes nothing makes no revision"
+    store.close()
+
+
+def test_a_prefix_lists_its_own_keys_only(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db")
+    store.commit([], [Put(key, b"") for key in ("/jobs/a", "/jobs/\u00e9%_", "/jobs", "/jobsx", "/k")])
+    assert [r.key for r in store.list("/jobs/").records] == ["/jobs/a", "/jobs/\u00e9%_"]
+    store.close()
+
+
+def test_a_second_controller_is_kept_out(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db")
+    with pytest.raises(OperatorError, match="in use"):
+        SqliteStore(tmp_path / "db")
+    store.close()
+    SqliteStore(tmp_path / "db").close()
+
+
+def test_what_is_no_store_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "junk").write_bytes(b"this is not a database, and long enough to be sure of it" * 40)
+    with pytest.raises(OperatorError, match="junk"):
+        SqliteStore(tmp_path / "junk")
+    with pytest.raises(OperatorError, match="nowhere"):
+        SqliteStore(tmp_path / "nowhere" / "db")
+
+
+def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    import sqlite3
+
+    SqliteStore(tmp_path / "db").close()
+    database = sqlite3.connect(tmp_path / "db")
+    database.execute("pragma user_version = 99")
+    database.close()
+    with pytest.raises(OperatorError, match="newer version"):
+        SqliteStore(tmp_path / "db")
+
+
+def test_every_acknowledged_commit_outlives_a_kill_at_any_moment(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    acknowledged = 0
+    for _ in range(8):
+        command = [sys.executable, "-c", WRITER, str(tmp_path / "db"), str(acknowledged + 1)]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        for line in writer.stdout:
+            acknowledged = int(line)
+            if rng.random() < 0.05:
+                break
+        time.sleep(rng.random() * 0.01)
+        writer.send_signal(signal.SIGKILL)
+        acknowledged = max([acknowledged, *map(int, writer.stdout.read().split())])
+        writer.wait()
+        store = SqliteStore(tmp_path / "db")  # a killed process does not leave it locked
+        values = {int(record.value) for record in store.list("/b/").records}
+        store.close()
+        assert len(values) == 1, f"a torn batch: {values}"
+        assert acknowledged <= values.pop() <= acknowledged + 1
