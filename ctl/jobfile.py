@@ -37,7 +37,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
     command: str | list[str] | None = None
     name: str | None = None
-    gpus: int | dict[str, Any] | None = None
+    gpus: Any = None
     virtual_workers: int | None = None
     max_steps: int | None = None
     checkpoint: _Checkpoint | None = None
@@ -150,7 +150,7 @@ def _name(source: str, name: str) -> str:
     return name
 
 
-def _gpus(source: str, given: str | int | dict[str, Any] | None) -> GpuRange:
+def _gpus(source: str, given: Any) -> GpuRange:
     low, high = _gpu_bounds(source, given)
     if low < 1:
         raise UserError(f"{source}: gpus: the minimum is {low}; it must be at least 1")
@@ -161,7 +161,7 @@ def _gpus(source: str, given: str | int | dict[str, Any] | None) -> GpuRange:
     return GpuRange(min=low, max=high)
 
 
-def _gpu_bounds(source: str, given: str | int | dict[str, Any] | None) -> tuple[int, int]:
+def _gpu_bounds(source: str, given: Any) -> tuple[int, int]:
     allowed = "a number, or a range such as 1:8 (in a file: {min: 1, max: 8})"
     match given:
         case None:
@@ -175,7 +175,9 @@ def _gpu_bounds(source: str, given: str | int | dict[str, Any] | None) -> tuple[
             if len(parts) > 2 or not all(re.fullmatch(r"-?\d+", part) for part in parts):
                 raise UserError(f"{source}: gpus: {given!r} is not {allowed}")
             return int(parts[0]), int(parts[-1])
-    unknown = sorted(set(given) - {"min", "max"})
+    if not isinstance(given, dict):
+        raise UserError(f"{source}: gpus: {given!r} is not {allowed}")
+    unknown = sorted(map(str, set(given) - {"min", "max"}))
     if unknown:
         raise UserError(f"{source}: gpus: unknown field {unknown[0]!r}; known are min and max")
     for key, value in given.items():

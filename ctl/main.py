@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from ..protocol.errors import ElasticError
 from . import cluster, events, jobs, logs
 from .context import Context, default_directory
+
+# ClickException, whose module depends on typer's version: newer ones carry click inside.
+COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="elasticctl",
@@ -57,12 +59,10 @@ def main() -> None:
     except ElasticError as error:
         print(f"elasticctl: {error}", file=sys.stderr)
         code = error.exit_code
-    except click.exceptions.Abort:
-        code = 130
-    except click.ClickException as error:
-        print(f"elasticctl: {error.format_message()}", file=sys.stderr)
+    except COMMAND_LINE_ERROR as error:
+        print(f"elasticctl: {' '.join(error.format_message().split())}", file=sys.stderr)  # type: ignore[attr-defined]
         code = 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end

@@ -1,0 +1,250 @@
+"""`elasticctl` as people and programs use it: real processes, a real cluster, its answers, refusals and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
+
+
+class Cli:
+    """The command with a cluster directory of its own."""
+
+    def __init__(self, directory: Path, cwd: Path) -> None:
+        self.directory = directory
+        self.cwd = cwd
+
+    def __call__(self, *arguments: str, code: int = 0, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        command = [ELASTICCTL, "--dir", str(self.directory), *arguments]
+        environ = {**os.environ, "ELASTICCTL_DIR": "", "ELASTICCTL_CONTROLLER": ""}
+        environ = {key: value for key, value in environ.items() if value}
+        done = subprocess.run(command, cwd=self.cwd, env=environ, capture_output=True, text=True, timeout=timeout_s)
+        assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr + done.stdout
+        assert "\x1b" not in done.stdout + done.stderr, "control characters in a pipe"
+        return done
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(arguments[0], "--json", *arguments[1:]).stdout)
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that belongs to the cluster, by its directory in command line or environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid != os.getpid() and str(self.directory) in " ".join(
+                    [*process.cmdline(), *process.environ().values()]
+                ):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+        return found
+
+
+@pytest.fixture(scope="module")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    base = tmp_path_factory.mktemp("cli")
+    (base / "sleep.yaml").write_text("name: sleep\ncommand: sleep 60\ngpus: 1\n")
+    (base / "train.py").write_text("print('hello'); raise SystemExit(3)\n")
+    command = Cli(base / "cluster", base)
+    command("up", "--gpus", "2")
+    yield command
+    command("down")
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Cli]:
+    """No cluster yet; whatever a test starts is ended."""
+    command = Cli(tmp_path / "cluster", tmp_path)
+    yield command
+    command("down")
+    assert command.processes() == []
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """What a refusal says: one sentence on stderr, nothing on stdout."""
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("elasticctl: ")
+    return line
+
+
+def test_a_job_goes_through_its_life(cli: Cli) -> None:
+    job = cli("submit", "sleep.yaml").stdout.strip()
+    assert job.startswith("sleep-")
+    assert job in [entry["job"] for entry in cli.json("status")["jobs"]]
+    assert job in cli("status").stdout
+    assert cli.json("status", job)["spec"]["command"] == ["sleep", "60"]
+    assert "sleep 60" in cli("status", job).stdout
+    assert cli("cancel", job).stdout == f"{job} cancelled\n"
+    assert cli("wait", job, code=1).stdout.startswith(f"{job} cancelled")
+    assert job not in [entry["job"] for entry in cli.json("status")["jobs"]]
+    assert job in [entry["job"] for entry in cli.json("status", "--all")["jobs"]]
+    kinds = [event["kind"] for event in cli.json("events", job)["events"]]
+    assert (kinds[0], kinds[-1]) == ("submitted", "cancelled")
+
+
+def test_a_jobs_own_exit_code_and_output_come_back(cli: Cli) -> None:
+    done = cli("submit", "--name", "three", "--follow", "--", sys.executable, "train.py", code=3)
+    job, *log = done.stdout.splitlines()
+    assert log == ["hello"]
+    assert cli("logs", job).stdout == "hello\n"
+    assert cli("logs", job, "--worker", "0").stdout == "hello\n"
+    assert cli("logs", job, "--since", "1h").stdout == "hello\n"
+    assert cli("wait", job, code=3).stdout.startswith(f"{job} failed")
+
+
+def test_servers_and_version_are_shown(cli: Cli) -> None:
+    (server,) = cli.json("servers")["servers"]
+    assert (server["server"]["server"], server["alive"], len(server["server"]["gpus"])) == ("local-1", True, 2)
+    assert "local-1" in cli("servers").stdout
+    assert cli.json("version")["cluster"]["servers"] == 1
+    assert cli("version").stdout.startswith("elasticctl 0.")
+
+
+def test_a_dry_run_submits_nothing(cli: Cli) -> None:
+    before = len(cli.json("status", "--all")["jobs"])
+    spec = cli.json("submit", "--dry-run", "--gpus", "1:4", "--", "sleep", "1")
+    assert (spec["gpus"], spec["virtual_workers"], spec["command"]) == ({"min": 1, "max": 4}, 4, ["sleep", "1"])
+    assert "command:" in cli("submit", "--dry-run", "sleep.yaml").stdout
+    assert len(cli.json("status", "--all")["jobs"]) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("command: sleep 1\ngpu: 2\n", ["gpu"]),
+        ("command: sleep 1\ngpus: {min: 4, max: 2}\n", ["gpus", "4", "2"]),
+        ("command: sleep 1\ngpus: 0\n", ["gpus", "0", "at least 1"]),
+        ("command: sleep 1\ngpus: many\n", ["gpus", "many"]),
+        ("command: sleep 1\ngpus: {max: 4}\nvirtual_workers: 2\n", ["virtual_workers", "2", "4"]),
+        ("command: sleep 1\nvirtual_workers: two\n", ["virtual_workers", "int"]),
+        ("gpus: 1\n", ["command", "missing"]),
+        ("command: no-such-program-anywhere\n", ["command", "no-such-program-anywhere"]),
+        ("command: python nothing.py\n", ["command", "nothing.py"]),
+        ("command: sleep 1\nname: Not A Name\n", ["name", "Not A Name"]),
+        ("command: sleep 1\ncheckpoint: {every: soon}\n", ["checkpoint.every", "soon"]),
+        ("command: sleep 1\ndeadline: 2h\n", ["deadline", "not support"]),
+        ("command: sleep 1\nworkdir: /no/where\n", ["workdir", "/no/where"]),
+        ("command: sleep 1\nenv: {ELASTICD_JOB: x}\n", ["ELASTICD_JOB"]),
+        ("command: [sleep\n", ["line"]),
+        ("- sleep\n", ["object"]),
+    ],
+)
+def test_a_wrong_job_file_is_refused_in_one_sentence_that_names_file_and_field(
+    cli: Cli, text: str, words: list[str]
+) -> None:
+    (cli.cwd / "wrong.yaml").write_text(text)
+    line = one_line(cli("submit", "wrong.yaml", code=2))
+    for word in ["wrong.yaml", *words]:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("submit", "missing.yaml"), "missing.yaml: no such file"),
+        (("submit",), "give a job file"),
+        (("submit", "--gpus", "3:1", "--", "sleep", "1"), "less than the minimum"),
+        (("submit", "--env", "X", "--", "sleep", "1"), "NAME=VALUE"),
+        (("submit", "--no-such-option", "sleep.yaml"), "--no-such-option"),
+        (("status", "nobody"), "there is no job 'nobody'"),
+        (("scale", "nobody", "2"), "there is no job 'nobody'"),
+        (("scale", "sleep", "zero"), "zero"),
+        (("cancel", "nobody"), "there is no job 'nobody'"),
+        (("logs", "nobody"), "there is no job 'nobody'"),
+        (("wait", "nobody"), "there is no job 'nobody'"),
+        (("status", "-w", "--json"), "exclude each other"),
+        (("frobnicate",), "frobnicate"),
+    ],
+)
+def test_wrong_usage_is_refused_in_one_sentence(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+    assert words in one_line(cli(*arguments, code=2))
+
+
+def test_a_share_beyond_the_virtual_workers_is_refused(cli: Cli) -> None:
+    job = cli("submit", "sleep.yaml").stdout.strip()
+    assert "1 to 1 GPUs" in one_line(cli("scale", job, "2", code=2))
+    cli("cancel", job)
+
+
+@pytest.mark.parametrize("command", [("events", "-f"), ("status", "-w")])
+def test_what_goes_on_for_ever_ends_quietly_on_ctrl_c(cli: Cli, command: tuple[str, ...]) -> None:
+    process = subprocess.Popen(
+        [ELASTICCTL, "--dir", str(cli.directory), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_without_a_cluster_everything_says_so_with_its_own_exit_code(tmp_path: Path) -> None:
+    nowhere = Cli(tmp_path / "nowhere", tmp_path)
+    assert "no cluster at" in one_line(nowhere("status", code=3))
+    refused = nowhere("--controller", "tcp://127.0.0.1:9", "status", code=3)
+    assert "no controller answers at tcp://127.0.0.1:9" in one_line(refused)
+    assert "no cluster at" in nowhere("down").stderr
+
+
+def test_up_again_starts_what_was_killed_and_the_jobs_are_still_there(alone: Cli) -> None:
+    alone("up", "--servers", "2", "--gpus", "1")
+    (alone.cwd / "sleep.yaml").write_text("name: sleep\ncommand: sleep 60\ngpus: 1\n")
+    job = alone("submit", "sleep.yaml").stdout.strip()
+    daemons = json.loads((alone.directory / "cluster.json").read_text())["daemons"]
+    for name in ("controller", "local-2"):
+        os.kill(daemons[name]["pid"], signal.SIGKILL)
+    assert alone.json("up")["started"] == ["controller", "local-2"]
+    assert alone.json("up")["started"] == []
+    assert [entry["job"] for entry in alone.json("status")["jobs"]] == [job]
+    assert "--servers 3" in one_line(alone("up", "--servers", "3", code=2))
+    assert len(alone.processes()) >= 4
+
+
+def test_down_leaves_nothing_and_kept_clusters_remember_their_jobs(alone: Cli) -> None:
+    alone("up", "--gpus", "1")
+    job = alone("submit", "--name", "stubborn", "--", "sh", "-c", "trap '' TERM; while true; do sleep 1; done")
+    deadline = time.monotonic() + 20
+    while alone.json("status", job.stdout.strip())["workers"][0]["phase"] != "starting":
+        assert time.monotonic() < deadline
+    alone("down", "--keep")
+    assert alone.processes() == []
+    alone("up")
+    assert [entry["job"] for entry in alone.json("status", "--all")["jobs"]] == [job.stdout.strip()]
+    alone("down")
+    assert alone.processes() == []
+    assert not alone.directory.exists()
+
+
+def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(alone: Cli) -> None:
+    done = alone("up", "--policy", "best-of-all", code=1)
+    assert "best-of-all" in done.stderr
+    assert "max-min" in done.stderr
+    assert alone.processes() == []
+    assert not (alone.directory / "cluster.json").exists()
+
+
+def test_a_directory_with_other_things_in_it_is_left_alone(alone: Cli) -> None:
+    alone.directory.mkdir()
+    (alone.directory / "thesis.tex").write_text("precious")
+    assert "thesis.tex" in one_line(alone("up", code=2))
+    assert (alone.directory / "thesis.tex").read_text() == "precious"
+
+
+def test_the_command_starts_without_anything_heavy() -> None:
+    program = "import sys, elasticd.ctl.main; print(*{'torch', 'numpy', 'zmq', 'rich.live'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
