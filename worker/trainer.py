@@ -113,9 +113,7 @@ class Trainer:
         self._communicator = Communicator.alone()
         self._reducer: Reducer = PlainReducer(self._communicator)
         self._ranges: tuple[range, ...] = ()
-        self._transfers: tuple[
-            Transfer, ...
-        ] = ()  # not empty: the generation's first step is still to come, or in progress
+        self._transfers: tuple[Transfer, ...] = ()  # not empty until the first step has been applied everywhere
         self._first_step_applied = False
         self._sending: Pending | None = None
 
