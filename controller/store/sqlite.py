@@ -6,48 +6,55 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from ...protocol.errors import OperatorError
 from .interface import Delete, If, Listing, Put, Record
 
 SCHEMA_VERSION = 1
-SCHEMA = """
-create table if not exists records (key text primary key, value blob not null, mod_revision integer not null) without rowid;
-create table if not exists meta (name text primary key, value integer not null) without rowid;
-insert or ignore into meta values ('revision', 0);
+# One transaction: a crash leaves either no schema or a whole one with its version, never tables of an unknown version.
+SCHEMA = f"""
+begin immediate;
+create table records (key text primary key, value blob not null, mod_revision integer not null) without rowid;
+create table meta (name text primary key, value integer not null) without rowid;
+insert into meta values ('revision', 0);
+pragma user_version = {SCHEMA_VERSION};
+commit;
 """
 
 
 class SqliteStore:
-    """`interface.Store` in one file. For one thread."""
+    """`interface.Store` in one file. For one thread.
+
+    What cannot be read raises OperatorError, for somebody has to look at the file. A commit that fails raises sqlite3.Error, as a
+    full disk may have room again: starting anew is the remedy.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open or create. Raises OperatorError if the file is in use, is no store, or is of a newer version."""
-        self._lock = _lock(path)
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None)
-            self._db.execute("pragma journal_mode = wal")
-            self._db.execute("pragma synchronous = full")
-            (version,) = self._db.execute("pragma user_version").fetchone()
-            if version > SCHEMA_VERSION:
-                raise OperatorError(f"{path} was written by a newer version (schema {version}, known {SCHEMA_VERSION})")
-            self._db.executescript(SCHEMA)
-            self._db.execute(f"pragma user_version = {SCHEMA_VERSION}")
-        except sqlite3.Error as error:
-            os.close(self._lock)
-            raise OperatorError(f"{path} cannot be used as the store: {error}") from None
-        except OperatorError:
-            os.close(self._lock)
-            raise
+        self._path = path
+        with ExitStack() as opened:
+            lock = _lock(path)
+            opened.callback(os.close, lock)
+            try:
+                self._db = _connect(path)
+                opened.callback(self._db.close)
+                _check_schema(self._db, path)
+                self._db.execute("pragma journal_mode = wal")
+                self._db.execute("pragma synchronous = full")
+            except sqlite3.Error as error:
+                raise OperatorError(f"{path} cannot be used as the store: {error}") from None
+            self._opened = opened.pop_all()  # closed in reverse: the database, then the lock
 
     def get(self, key: str) -> Record | None:
-        row = self._db.execute("select key, value, mod_revision from records where key = ?", (key,)).fetchone()
-        return Record(*row) if row else None
+        rows = self._read("select key, value, mod_revision from records where key = ?", (key,))
+        return Record(*rows[0]) if rows else None
 
     def list(self, prefix: str) -> Listing:
         query = "select key, value, mod_revision from records where key >= ? and key < ? order by key"
-        rows = self._db.execute(query, (prefix, prefix + "\U0010ffff")).fetchall()
+        rows = self._read(query, (prefix, prefix + "\U0010ffff"))
         return Listing(tuple(Record(*row) for row in rows), self._revision())
 
     def commit(self, conditions: Sequence[If], writes: Sequence[Put | Delete]) -> int | None:
@@ -67,11 +74,16 @@ class SqliteStore:
         return revision
 
     def close(self) -> None:
-        self._db.close()
-        os.close(self._lock)
+        self._opened.close()
+
+    def _read(self, query: str, arguments: tuple[str, ...] = ()) -> Sequence[tuple[Any, ...]]:
+        try:
+            return self._db.execute(query, arguments).fetchall()
+        except sqlite3.Error as error:
+            raise OperatorError(f"{self._path} cannot be read: {error}") from None
 
     def _revision(self) -> int:
-        (revision,) = self._db.execute("select value from meta where name = 'revision'").fetchone()
+        ((revision,),) = self._read("select value from meta where name = 'revision'")
         return int(revision)
 
     def _holds(self, condition: If) -> bool:
@@ -96,6 +108,27 @@ class SqliteStore:
             return revision - 1
         self._db.execute("update meta set value = ? where name = 'revision'", (revision,))
         return revision
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """The database, made for its owner alone: what it holds includes the environments of jobs."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise OperatorError(f"{path} cannot be used as the store: {error.strerror}") from None
+    return sqlite3.connect(path, isolation_level=None)
+
+
+def _check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Make the schema in an empty database. Raises OperatorError, changing nothing, if it is no store that this version knows."""
+    (version,) = db.execute("pragma user_version").fetchone()
+    tables = {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
+    if version > SCHEMA_VERSION:
+        raise OperatorError(f"{path} was written by a newer version (schema {version}, known {SCHEMA_VERSION})")
+    if version == 0 and not tables:
+        db.executescript(SCHEMA)
+    elif version != SCHEMA_VERSION or tables != {"records", "meta"}:
+        raise OperatorError(f"{path} is a database, but not a store of this program")
 
 
 def _lock(path: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -65,14 +66,53 @@ def test_what_is_no_store_is_refused_with_its_name(tmp_path: Path) -> None:
 
 
 def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
-    import sqlite3
-
     SqliteStore(tmp_path / "db").close()
     database = sqlite3.connect(tmp_path / "db")
     database.execute("pragma user_version = 99")
     database.close()
     with pytest.raises(OperatorError, match="newer version"):
         SqliteStore(tmp_path / "db")
+
+
+def test_a_database_of_another_program_is_refused_and_not_written_to(tmp_path: Path) -> None:
+    foreign = sqlite3.connect(tmp_path / "theirs")
+    foreign.execute("create table records (a integer)")
+    foreign.close()
+    before = (tmp_path / "theirs").read_bytes()
+    with pytest.raises(OperatorError, match="theirs is a database, but not a store"):
+        SqliteStore(tmp_path / "theirs")
+    assert (tmp_path / "theirs").read_bytes() == before
+
+
+def test_a_store_with_damaged_pages_is_refused_with_its_name(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db")
+    store.commit([], [Put(f"/jobs/{number}", bytes(300)) for number in range(200)])
+    store.close()
+    data = bytearray((tmp_path / "db").read_bytes())
+    for page in range(3 * 4096, len(data), 4096):
+        data[page : page + 64] = b"\xff" * 64
+    (tmp_path / "db").write_bytes(bytes(data))
+    store = SqliteStore(tmp_path / "db")
+    with pytest.raises(OperatorError, match="db cannot be read"):
+        store.list("/")
+    store.close()
+
+
+def test_a_store_that_could_not_be_opened_is_not_left_locked(tmp_path: Path) -> None:
+    (tmp_path / "db").write_bytes(b"junk" * 1000)
+    for _ in range(2):
+        with pytest.raises(OperatorError, match="not a database"):
+            SqliteStore(tmp_path / "db")
+    (tmp_path / "db").unlink()
+    SqliteStore(tmp_path / "db").close()
+
+
+def test_only_its_owner_can_read_what_is_stored(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db")
+    store.commit([], [Put("/a", b"1")])
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("db", "db-wal", "db-shm", "db.lock"), 0o600)
+    store.close()
 
 
 def test_every_acknowledged_commit_outlives_a_kill_at_any_moment(tmp_path: Path) -> None:
