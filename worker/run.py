@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -42,6 +42,8 @@ from .state import TrainingState
 from .trainer import Recipe, Trainer
 
 log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=torch.nn.Module)
 
 
 def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1) -> Run:
@@ -162,7 +164,7 @@ class Run:
 
     def prepare(
         self,
-        model: torch.nn.Module,
+        model: M,
         optimizer: torch.optim.Optimizer,
         dataset: Any,
         batch_size: int,
@@ -171,8 +173,9 @@ class Run:
         max_grad_norm: float | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
-    ) -> tuple[torch.nn.Module, ElasticOptimizer, Batches]:
-        """Make a model, its optimizer and a map-style dataset elastic.
+    ) -> tuple[M, Any, Batches]:
+        """Make a model, its optimizer and a map-style dataset elastic. The optimizer comes back as an `ElasticOptimizer`, typed Any
+        so that a script can go on calling it `optimizer`.
 
         batch_size: samples of one virtual worker's micro-batch, over which the loss must be a mean. N of them are a step.
         scheduler: stepped by the runtime once after every global step (one that is stepped per epoch: register it).
