@@ -174,8 +174,8 @@ class Run:
         collate: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
     ) -> tuple[M, Any, Batches]:
-        """Make a model, its optimizer and a map-style dataset elastic. The optimizer comes back as an `ElasticOptimizer`, typed Any
-        so that a script can go on calling it `optimizer`.
+        """Make a model, its optimizer and a map-style dataset elastic. The optimizer comes back as an `ElasticOptimizer`, typed
+        Any so that a script can go on calling it `optimizer`.
 
         batch_size: samples of one virtual worker's micro-batch, over which the loss must be a mean. N of them are a step.
         scheduler: stepped by the runtime once after every global step (one that is stepped per epoch: register it).
