@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticd.controller.scheduling.pipeline import Decision, decide
+from elasticd.controller.scheduling.placement import place
 from elasticd.controller.scheduling.plan import ChangeKind, plan
 from elasticd.controller.scheduling.policies import Policy, load_policy
 from elasticd.controller.scheduling.view import ClusterView, JobInView, ReasonCode, ServerInView
@@ -192,3 +194,64 @@ def test_a_new_job_is_put_on_the_fewest_servers(free: list[int], share: int) -> 
         k for k in range(1, 5) if any(sum(c) >= share for c in itertools.combinations(free, min(k, len(free))))
     )
     assert len({g.server for g in placed}) == fewest
+
+
+def placements(name: str, seen: ClusterView) -> dict[str, list[str]]:
+    return {job: [str(gpu) for gpu in gpus] for job, gpus in run(name, seen).placements.items()}
+
+
+def test_a_job_that_shrinks_stays_on_the_fewest_servers_and_with_its_first_worker_if_that_costs_none() -> None:
+    held = (gpu(0, 0), gpu(1, 0), gpu(1, 1), gpu(1, 2))
+    assert placements("max-min", view([job("a", 1, 4, held, manual=3)], 4, 4)) == {"a": ["s1:0", "s1:1", "s1:2"]}
+    assert placements("max-min", view([job("a", 1, 4, held, manual=1)], 4, 4)) == {"a": ["s0:0"]}
+
+
+def test_a_job_that_grows_takes_the_free_gpus_of_its_own_server_before_a_new_job_does() -> None:
+    seen = view([job("new", 2, 2), job("old", 1, 2, (gpu(0, 0),))], 2, 2)
+    assert placements("max-min", seen) == {"new": ["s1:0", "s1:1"], "old": ["s0:0", "s0:1"]}
+
+
+def test_two_jobs_that_talk_across_servers_do_not_share_one_where_that_can_be_avoided() -> None:
+    decision = run("fifo", view([job("a", 3, 3), job("b", 3, 3)], 2, 2, 2, 2))
+    assert not {g.server for g in decision.placements[JobId("a")]} & {g.server for g in decision.placements[JobId("b")]}
+
+
+def test_a_whole_job_is_not_split_to_keep_spread_jobs_apart() -> None:
+    decision = run("fifo", view([job("a", 3, 3), job("b", 3, 3), job("c", 2, 2)], 2, 2, 2, 2))
+    assert [len({g.server for g in gpus}) for gpus in decision.placements.values()] == [2, 2, 1]
+
+
+@given(st.data())
+def test_packed_shares_meet_no_other_job_on_the_network(data: st.DataObject) -> None:
+    """AFS App. E, Proposition 1: shares of 1, 2, 4 ... or k whole servers of 2^n GPUs can always be placed so."""
+    size, count = 2 ** data.draw(st.integers(0, 3)), data.draw(st.integers(1, 5))
+    allowed = sorted({2**k for k in range(4) if 2**k < size} | {size * k for k in range(1, count + 1)})
+    free, jobs = size * count, []
+    while free and len(jobs) < 12:
+        share = data.draw(st.sampled_from([share for share in allowed if share <= free]))
+        jobs.append(job(f"j{len(jobs)}", share, share))
+        free -= share
+    decision = run("fifo", view(jobs, *[size] * count))
+    spread_on: list[ServerId] = []
+    for one in jobs:
+        used = {g.server for g in decision.placements[one.job]}
+        assert len(used) == -(-one.max_gpus // size)
+        spread_on += used if len(used) > 1 else []
+    assert len(spread_on) == len(set(spread_on)), "two jobs with remote traffic on one server"
+
+
+@given(clusters())
+def test_a_job_that_shrinks_uses_as_few_servers_as_its_gpus_allow(seen: ClusterView) -> None:
+    decision = run("max-min", seen)
+    for before in seen.jobs:
+        share = decision.shares.get(before.job, 0)
+        if not 0 < share < before.share:
+            continue
+        held = sorted(Counter(g.server for g in before.placement).values(), reverse=True)
+        fewest = next(n for n in range(1, len(held) + 1) if sum(held[:n]) >= share)
+        assert len({g.server for g in decision.placements[before.job]}) == fewest
+
+
+def test_shares_that_do_not_fit_are_a_bug_of_the_caller_and_are_called_one() -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        place(view([job("a", 1, 9)], 4), {JobId("a"): 5})
