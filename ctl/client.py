@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 
@@ -13,13 +14,15 @@ from ..protocol.messages import Answer, Envelope, Refused, Reply, Request
 from ..runtime import transport
 
 REPEAT_INTERVAL_S = 1.0
+ADDRESS = re.compile(r"tcp://[^\s/]+:(\d{1,5})|ipc://.+")
 
 
 class Client:
     """A connection to one controller."""
 
     def __init__(self, address: str, keys: transport.Keys | None = None) -> None:
-        self._address = address
+        """Raises UserError if `address` is none; that nobody listens there shows when something is asked."""
+        self._address = _checked(address)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = transport.dealer(self._context, address, keys=keys)
         self._codec: Codec[Reply] = Codec(Reply)
@@ -27,7 +30,7 @@ class Client:
     def ask(self, request: Request, timeout_s: float = 10.0) -> Answer:
         """The answer to `request`. Raises UserError or RequestRefused with the controller's reason, ClusterUnreachable."""
         envelope = Envelope(id=secrets.token_hex(16), request=request)
-        data = self._codec.encode(envelope)
+        data = self._encode(envelope)
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
             transport.send(self._socket, data)
@@ -40,6 +43,12 @@ class Client:
         self._socket.close()
         self._context.term()
 
+    def _encode(self, envelope: Envelope) -> bytes:
+        try:
+            return self._codec.encode(envelope)
+        except (UnicodeEncodeError, OverflowError) as error:  # a file name that is no text, a number beyond 64 bits
+            raise UserError(f"this {type(envelope.request).__name__} cannot be sent: {error}") from None
+
     def _receive(self, request: str, wait_s: float) -> Reply | None:
         deadline = time.monotonic() + wait_s
         while (left_s := deadline - time.monotonic()) > 0:
@@ -48,6 +57,13 @@ class Client:
                 if reply.id == request:
                     return reply
         return None
+
+
+def _checked(address: str) -> str:
+    match = ADDRESS.fullmatch(address)
+    if match is None or (match[1] is not None and not 0 < int(match[1]) < 65536):
+        raise UserError(f"the controller's address {address!r} is not tcp://HOST:PORT, such as tcp://127.0.0.1:7700")
+    return address
 
 
 def _accepted(answer: Answer) -> Answer:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
+PIPE_COLUMNS = 10_000  # programs read lines: nothing is wrapped for them
+
 JSON = typer.Option("--json", help="One JSON document instead of text.", show_default=False)
 
 
@@ -78,7 +80,7 @@ def console() -> Console:
 
     if sys.stdout.isatty():
         return Console(highlight=False)
-    return Console(highlight=False, width=240, no_color=True, force_terminal=False)
+    return Console(highlight=False, width=PIPE_COLUMNS, no_color=True, force_terminal=False)
 
 
 def print_json(document: Any) -> None:

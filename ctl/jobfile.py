@@ -14,11 +14,17 @@ import msgspec
 
 from ..protocol.errors import UserError
 from ..protocol.model import CheckpointSpec, Determinism, GpuRange, JobSpec
-from ..runtime.config import load
+from ..runtime.config import convert, load_yaml
 
-NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")
-DURATION = re.compile(r"^(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?$")
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 PRIORITIES = {"low": -10, "normal": 0, "high": 10}
+MAX_GPUS = 4096  # this and what follows: as the controller has it, which checks again
+MAX_VIRTUAL_WORKERS = 4096
+MAX_STEPS = 10**15
+MAX_KEEP = 1000
+MAX_PRIORITY = 1_000_000
 
 # What of the submitter's environment travels with a job; everything else a job needs stands in its file.
 CAPTURED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "LANG", "USER")
@@ -45,11 +51,6 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     priority: str | int | None = None
     env: dict[str, str | int | float] | None = None
     workdir: str | None = None
-    deadline: Any = None
-    soft: Any = None
-    scaling: Any = None
-    type: Any = None
-    image: Any = None
 
 
 class Overrides(msgspec.Struct, frozen=True):
@@ -67,35 +68,61 @@ class Overrides(msgspec.Struct, frozen=True):
 
 
 def build(file: Path | None, options: Overrides, cwd: Path, environ: Mapping[str, str]) -> JobSpec:
-    """The job that `file` and `options` describe. Raises UserError, naming the file or option, the field and what is allowed."""
+    """The job that `file` and `options` describe. Raises UserError: file or option, field, what was found, what is allowed."""
     source = str(file) if file is not None else "the command line"
-    written = load(file, _File, UserError) if file is not None else _File()
-    for field in NOT_YET:
-        if getattr(written, field) is not None:
-            raise UserError(f"{source}: {field}: this version does not support it yet")
-    command = _command(source, options.command or written.command)
-    workdir = _workdir(source, written.workdir, cwd)
-    env = _environment(source, written.env or {}, options.env, environ)
-    _check_program(source, command, workdir, env)
-    gpus = _gpus(source, options.gpus if options.gpus is not None else written.gpus)
+    written = _read(file) if file is not None else _File()
+
+    def pick(field: str, option: object, in_file: object) -> tuple[str, Any]:
+        """The value of `field`, after the words that say where it stands."""
+        if option is not None:
+            return f"--{field.replace('_', '-').replace('.', '-')}", option
+        return f"{source}: {field}", in_file
+
+    command = _command(f"{source}: command", options.command or written.command)
+    workdir = _workdir(f"{source}: workdir", written.workdir, cwd)
+    env = _environment(f"{source}: env", written.env or {}, options.env, environ)
+    _check_program(f"{source}: command", command, workdir, env)
+    gpus = _gpus(*pick("gpus", options.gpus, written.gpus))
     checkpoint = written.checkpoint or _Checkpoint()
-    every = options.checkpoint_every if options.checkpoint_every is not None else checkpoint.every
+    where_every, every = pick("checkpoint.every", options.checkpoint_every, checkpoint.every)
+    where_name, name = pick("name", options.name, written.name)
     return JobSpec(
-        name=_name(source, options.name or written.name or _default_name(file, command)),
+        name=_name(where_name, name if name is not None else _default_name(file, command)),
         command=command,
         gpus=gpus,
-        virtual_workers=_virtual_workers(source, options.virtual_workers or written.virtual_workers, gpus),
+        virtual_workers=_virtual_workers(
+            *pick("virtual_workers", options.virtual_workers, written.virtual_workers), gpus
+        ),
         workdir=str(workdir),
         env=env,
-        max_steps=_at_least(source, "max_steps", options.max_steps or written.max_steps, 1),
+        max_steps=_within(*pick("max_steps", options.max_steps, written.max_steps), 1, MAX_STEPS),
         checkpoint=CheckpointSpec(
-            every_s=600.0 if every is None else duration_s(every, f"{source}: checkpoint.every"),
-            keep=_at_least(source, "checkpoint.keep", checkpoint.keep, 1) or 2,
+            every_s=600.0 if every is None else duration_s(every, where_every),
+            keep=_within(f"{source}: checkpoint.keep", checkpoint.keep, 1, MAX_KEEP) or 2,
         ),
-        determinism=_determinism(source, options.determinism or written.determinism),
-        priority=_priority(source, options.priority if options.priority is not None else written.priority),
+        determinism=_determinism(*pick("determinism", options.determinism, written.determinism)),
+        priority=_priority(*pick("priority", options.priority, written.priority)),
         user=environ.get("USER", ""),
     )
+
+
+def _read(file: Path) -> _File:
+    """The fields of a job file."""
+    try:
+        document = load_yaml(file, UserError)
+    except RecursionError:
+        raise UserError(f"{file}: is nested too deeply for a job file") from None
+    except ValueError as error:  # YAML's own scalars: a date that is none, a number of thousands of digits
+        raise UserError(f"{file}: holds a value that YAML cannot read: {error}") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{file}: must hold fields such as `command: python train.py`, not a {type(document).__name__}")
+    known = _File.__struct_fields__
+    for field in document:
+        if field in NOT_YET:
+            raise UserError(f"{file}: {field}: this version does not support it yet")
+        if field not in known:
+            raise UserError(f"{file}: unknown field {field!r}; known are {', '.join(known)}")
+    return convert(document, _File, str(file), UserError)
 
 
 def duration_s(value: str | float, where: str) -> float:
@@ -103,7 +130,7 @@ def duration_s(value: str | float, where: str) -> float:
     if isinstance(value, int | float):
         seconds = float(value)
     else:
-        match = DURATION.match(value.strip())
+        match = DURATION.fullmatch(value.strip())
         if match is None or not any(match.groups()):
             try:
                 seconds = float(value)
@@ -117,19 +144,30 @@ def duration_s(value: str | float, where: str) -> float:
     return seconds
 
 
-def _command(source: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
+def _text(where: str, value: str) -> str:
+    """`value` if it can be an argument or a variable of a process anywhere."""
+    if "\0" in value:
+        raise UserError(f"{where}: {value!r} contains a NUL character")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: {value!r} is not UTF-8") from None
+    return value
+
+
+def _command(where: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
     if not given:
-        raise UserError(f"{source}: command: missing; say what to run, such as `python train.py`")
+        raise UserError(f"{where}: missing; say what to run, such as `python train.py`")
     if isinstance(given, str):
         try:
             parts = shlex.split(given)
         except ValueError as error:
-            raise UserError(f"{source}: command: {error}") from None
+            raise UserError(f"{where}: {given!r} cannot be split into words: {error}") from None
     else:
         parts = list(given)
     if not parts or not parts[0]:
-        raise UserError(f"{source}: command: is empty")
-    return tuple(parts)
+        raise UserError(f"{where}: is empty; say what to run, such as `python train.py`")
+    return tuple(_text(where, part) for part in parts)
 
 
 def _default_name(file: Path | None, command: Sequence[str]) -> str:
@@ -144,115 +182,129 @@ def _default_name(file: Path | None, command: Sequence[str]) -> str:
     return cleaned or "job"
 
 
-def _name(source: str, name: str) -> str:
-    if not NAME.match(name):
-        raise UserError(f"{source}: name: {name!r} must be 1 to 40 of a-z, 0-9 and -, not beginning or ending with -")
+def _name(where: str, name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise UserError(f"{where}: {name!r} must be 1 to 40 of a-z, 0-9 and -, not beginning or ending with -")
     return name
 
 
-def _gpus(source: str, given: Any) -> GpuRange:
-    low, high = _gpu_bounds(source, given)
+def _gpus(where: str, given: Any) -> GpuRange:
+    low, high = _gpu_bounds(where, given)
     if low < 1:
-        raise UserError(f"{source}: gpus: the minimum is {low}; it must be at least 1")
+        raise UserError(f"{where}: the minimum is {low}; it must be at least 1")
     if high < low:
-        raise UserError(f"{source}: gpus: the maximum {high} is less than the minimum {low}")
-    if high > 65536:
-        raise UserError(f"{source}: gpus: the maximum {high} is over the limit of 65536")
+        raise UserError(f"{where}: the maximum {high} is less than the minimum {low}")
+    if high > MAX_GPUS:
+        raise UserError(f"{where}: the maximum {high} is over the limit of {MAX_GPUS}")
     return GpuRange(min=low, max=high)
 
 
-def _gpu_bounds(source: str, given: Any) -> tuple[int, int]:
+def _gpu_bounds(where: str, given: Any) -> tuple[int, int]:
     allowed = "a number, or a range such as 1:8 (in a file: {min: 1, max: 8})"
     match given:
         case None:
             return 1, 1
         case bool():
-            raise UserError(f"{source}: gpus: {given!r} is not {allowed}")
+            raise UserError(f"{where}: {given!r} is not {allowed}")
         case int():
             return given, given
-        case str():
-            parts = given.split(":")
-            if len(parts) > 2 or not all(re.fullmatch(r"-?\d+", part) for part in parts):
-                raise UserError(f"{source}: gpus: {given!r} is not {allowed}")
-            return int(parts[0]), int(parts[-1])
-    if not isinstance(given, dict):
-        raise UserError(f"{source}: gpus: {given!r} is not {allowed}")
-    unknown = sorted(map(str, set(given) - {"min", "max"}))
-    if unknown:
-        raise UserError(f"{source}: gpus: unknown field {unknown[0]!r}; known are min and max")
+        case str() if re.fullmatch(r"-?\d{1,9}(:-?\d{1,9})?", given, re.ASCII):
+            low, _, high = given.partition(":")
+            return int(low), int(high or low)
+        case dict():
+            return _gpu_fields(where, given)
+    raise UserError(f"{where}: {given!r} is not {allowed}")
+
+
+def _gpu_fields(where: str, given: dict[Any, Any]) -> tuple[int, int]:
     for key, value in given.items():
+        if key == "type":
+            raise UserError(f"{where}.type: this version does not support it yet")
+        if key not in ("min", "max"):
+            raise UserError(f"{where}: unknown field {key!r}; known are min and max")
         if not isinstance(value, int) or isinstance(value, bool):
-            raise UserError(f"{source}: gpus.{key}: {value!r} is not a whole number")
+            raise UserError(f"{where}.{key}: {value!r} is not a whole number")
     if "max" not in given:
-        raise UserError(f"{source}: gpus: max is missing")
+        raise UserError(f"{where}: max is missing; write {{min: 1, max: 8}}, or a number")
     return given.get("min", 1), given["max"]
 
 
-def _virtual_workers(source: str, given: int | None, gpus: GpuRange) -> int:
+def _virtual_workers(where: str, given: int | None, gpus: GpuRange) -> int:
     count = gpus.max if given is None else given
     if count < gpus.max:
-        raise UserError(
-            f"{source}: virtual_workers: {count} is less than gpus.max ({gpus.max}); a GPU needs at least one each"
-        )
+        raise UserError(f"{where}: {count} is less than gpus.max ({gpus.max}); a GPU needs at least one each")
+    if count > MAX_VIRTUAL_WORKERS:
+        raise UserError(f"{where}: {count} is over the limit of {MAX_VIRTUAL_WORKERS}")
     return count
 
 
-def _at_least(source: str, field: str, value: int | None, least: int) -> int | None:
-    if value is not None and value < least:
-        raise UserError(f"{source}: {field}: is {value}; it must be at least {least}")
+def _within(where: str, value: int | None, least: int, most: int) -> int | None:
+    if value is not None and not least <= value <= most:
+        raise UserError(f"{where}: is {value}; allowed are {least} to {most}")
     return value
 
 
-def _determinism(source: str, given: str | None) -> Determinism:
+def _determinism(where: str, given: str | None) -> Determinism:
+    if given is None:
+        return Determinism.ELASTIC
     try:
-        return Determinism(given or "elastic")
+        return Determinism(given)
     except ValueError:
         known = ", ".join(level.value for level in Determinism)
-        raise UserError(f"{source}: determinism: {given!r} is not one of {known}") from None
+        raise UserError(f"{where}: {given!r} is not one of {known}") from None
 
 
-def _priority(source: str, given: str | int | None) -> int:
+def _priority(where: str, given: str | int | None) -> int:
     if given is None:
         return 0
-    if isinstance(given, int):
-        return given
-    if given in PRIORITIES:
+    if isinstance(given, str) and given in PRIORITIES:
         return PRIORITIES[given]
-    if re.fullmatch(r"-?\d{1,6}", given):
-        return int(given)
-    raise UserError(f"{source}: priority: {given!r} is not low, normal, high or a whole number")
+    if isinstance(given, str) and re.fullmatch(r"-?\d{1,9}", given, re.ASCII):
+        given = int(given)
+    if not isinstance(given, int) or abs(given) > MAX_PRIORITY:
+        raise UserError(
+            f"{where}: {given!r} is not low, normal, high or a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
+    return given
 
 
 def _environment(
-    source: str, written: Mapping[str, Any], options: Sequence[str], environ: Mapping[str, str]
+    where: str, written: Mapping[str, Any], options: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    env = {key: environ[key] for key in CAPTURED if key in environ}
-    env.update({key: str(value) for key, value in written.items()})
+    env = {key: _text(f"variable {key}", environ[key]) for key in CAPTURED if key in environ}
+    for key, value in written.items():
+        env[_variable(where, key)] = _text(f"{where}.{key}", str(value))
     for option in options:
-        key, equals, value = option.partition("=")
+        key, equals, text = option.partition("=")
         if not equals:
-            raise UserError(f"--env {option}: must be NAME=VALUE")
-        env[key] = value
-    for key in env:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
-            raise UserError(f"{source}: env: {key!r} is not a name of a variable")
-        if key.startswith("ELASTICD_"):
-            raise UserError(f"{source}: env: {key} is set by the cluster; choose another name")
+            raise UserError(f"--env: {option!r} must be NAME=VALUE")
+        env[_variable("--env", key)] = _text(f"--env {key}", text)
     return env
 
 
-def _workdir(source: str, given: str | None, cwd: Path) -> Path:
-    workdir = (cwd / Path(given).expanduser()) if given else cwd
+def _variable(where: str, key: str) -> str:
+    if not VARIABLE.fullmatch(key):
+        raise UserError(
+            f"{where}: {key!r} is not a name of a variable: letters, digits and _, not beginning with a digit"
+        )
+    if key.startswith("ELASTICD_"):
+        raise UserError(f"{where}: {key} is set by the cluster; choose another name")
+    return key
+
+
+def _workdir(where: str, given: str | None, cwd: Path) -> Path:
+    workdir = (cwd / Path(_text(where, given)).expanduser()) if given else cwd
     if not workdir.is_dir():
-        raise UserError(f"{source}: workdir: {workdir} is not a directory")
-    return workdir.resolve()
+        raise UserError(f"{where}: {workdir} is not a directory")
+    return Path(_text(where, str(workdir.resolve())))
 
 
-def _check_program(source: str, command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> None:
+def _check_program(where: str, command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> None:
+    """The program must be there and executable, and a script that it is given too: better now than on a server."""
     program = command[0]
-    found = (workdir / program).exists() if os.sep in program else shutil.which(program, path=env.get("PATH"))
+    found = shutil.which(workdir / program) if os.sep in program else shutil.which(program, path=env.get("PATH"))
     if not found:
-        raise UserError(f"{source}: command: there is no program {program!r}")
-    scripts = [part for part in command[1:] if part.endswith(".py")]
-    if scripts and not (workdir / scripts[0]).is_file():
-        raise UserError(f"{source}: command: there is no file {scripts[0]} in {workdir}")
+        raise UserError(f"{where}: there is no program {program!r}")
+    script = next((part for part in command[1:] if part.endswith(".py")), None)
+    if script is not None and not (workdir / script).is_file():
+        raise UserError(f"{where}: there is no file {script} in {workdir}")

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,9 @@ from ..protocol.errors import RequestRefused, UserError
 from ..protocol.messages import (
     Cancel,
     Cancelled,
+    GetJob,
     GetJobs,
+    JobFound,
     Jobs,
     JobView,
     Scale,
@@ -22,9 +24,12 @@ from ..protocol.messages import (
     Submit,
     Submitted,
 )
-from ..protocol.model import JobPhase
+from ..protocol.model import JobPhase, Resize
 from . import render
 from .context import JSON, Context, console, of, print_json, say
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 POLL_S = 0.1
 WATCH_S = 0.5
@@ -68,7 +73,10 @@ def submit(
         str | None, typer.Option(help="none, static, elastic (the default) or heterogeneous.", show_default=False)
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check, show the job as it would be submitted, end.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Check, show the job as it would be, end. Does not ask when it would start yet."
+        ),
     ] = False,
     wait_for_end: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the job's code.")] = False,
     follow: Annotated[
@@ -145,11 +153,11 @@ def status(
     if watch and as_json:
         raise UserError("--watch and --json exclude each other: call `status --json` again and again")
     if watch:
-        _watch(lambda: _snapshot(shared, job, everything), until=lambda: False)
+        _watch(lambda: _snapshot(shared, job, everything))
     elif as_json:
         print_json(_document(shared, job, everything))
     else:
-        console().print(_snapshot(shared, job, everything))
+        console().print(_snapshot(shared, job, everything)[1])
 
 
 def _document(shared: Context, job: str | None, everything: bool) -> object:
@@ -159,36 +167,35 @@ def _document(shared: Context, job: str | None, everything: bool) -> object:
     return {"jobs": render.plain(answer.jobs), "time_s": answer.time_s, "policy": answer.policy}
 
 
-def _snapshot(shared: Context, job: str | None, everything: bool) -> object:
+def _snapshot(shared: Context, job: str | None, everything: bool) -> tuple[object, RenderableType]:
+    """What is so (the same as long as only time passes), and how it looks."""
     from rich.text import Text
 
     if job is not None:
-        return Text("\n".join(render.job_lines(shared.job(job), time.time())))
-    answer = shared.ask(GetJobs(final_too=everything), Jobs)
-    if not answer.jobs:
-        return Text("no jobs" if everything else "no unfinished jobs (status --all shows all)")
-    return render.job_table(answer.jobs, answer.time_s)
+        answer = shared.ask(GetJob(job=job), JobFound)
+        return answer.job, Text("\n".join(render.job_lines(answer.job, answer.time_s)))
+    jobs = shared.ask(GetJobs(final_too=everything), Jobs)
+    if not jobs.jobs:
+        return (), Text("no jobs" if everything else "no unfinished jobs (status --all shows all)")
+    return jobs.jobs, render.job_table(jobs.jobs, jobs.time_s)
 
 
-def _watch(snapshot: Callable[[], object], until: Callable[[], bool]) -> None:
-    """Show again and again: in place on a terminal, elsewhere a new text when it has changed."""
+def _watch(snapshot: Callable[[], tuple[object, RenderableType]]) -> None:
+    """Show until Ctrl-C: in place on a terminal, elsewhere a new text when something has changed."""
     if sys.stdout.isatty():
         from rich.live import Live
 
         with Live(console=console(), auto_refresh=False) as live:
-            while not until():
-                live.update(snapshot(), refresh=True)  # type: ignore[arg-type]
+            while True:
+                live.update(snapshot()[1], refresh=True)
                 time.sleep(WATCH_S)
-        return
-    last = ""
-    while not until():
-        target = console()
-        with target.capture() as captured:
-            target.print(snapshot())
-        text = captured.get()
-        if text != last:
-            print(text, flush=True)
-            last = text
+    shown: object = None
+    while True:
+        facts, text = snapshot()
+        if facts != shown:
+            console().print(text)
+            sys.stdout.flush()
+            shown = facts
         time.sleep(WATCH_S)
 
 
@@ -206,37 +213,43 @@ def scale(
     wanted = _share(share)
     before = shared.job(job)
     if wanted is not None and (before.share_gpus, before.manual_share) == (wanted, wanted):
-        _answer(
-            as_json,
-            {"job": before.job, "share_gpus": wanted, "changed": False},
-            f"{before.job} has {share} GPUs already",
-        )
+        document = {"job": before.job, "share_gpus": wanted, "generation": before.generation, "changed": False}
+        _answer(as_json, document, f"{before.job} has {render.count(wanted)} already")
         return
     order = shared.ask(Scale(job=before.job, share=wanted), Scaled, DECIDED_WITHIN_S)
-    if no_wait or wanted is None or order.generation <= before.generation:
-        word = f"back to the policy: {order.share} GPUs now" if wanted is None else f"ordered: {order.share} GPUs"
+    if wanted is not None and order.share < wanted:
+        say(f"elasticctl: {order.job}: {order.share} of {render.count(wanted)} can be had now")
+    document = {"job": order.job, "share_gpus": order.share, "generation": order.generation}
+    by = "by its policy" if wanted is None else "by hand"
+    if no_wait or not order.share:
+        _answer(as_json, document, f"{order.job}: set {by}, ordered {render.count(order.share)}")
+    elif order.generation <= before.generation and before.share_gpus == order.share:
         _answer(
             as_json,
-            {"job": order.job, "share_gpus": order.share, "generation": order.generation},
-            f"{order.job} {word} (generation {order.generation})",
+            {**document, "changed": False},
+            f"{order.job} has {render.count(order.share)} already, now set {by}",
         )
-        return
-    view = _until_resized(shared, order)
-    resize = next((r for r in reversed(view.resizes) if r.generation >= order.generation), None)
+    else:
+        _report(as_json, _until_resized(shared, order, wanted, before.share_gpus > 0), order)
+
+
+def _report(as_json: bool, view: JobView, order: Scaled) -> None:
+    """What came of an order, and what it cost."""
+    document = {"job": view.job, "share_gpus": view.share_gpus, "generation": view.generation}
+    resize = _measured(view, order)
     if resize is None:
-        _answer(
-            as_json,
-            {"job": order.job, "share_gpus": view.share_gpus, "generation": view.generation},
-            f"{order.job} has {view.share_gpus} GPUs (generation {view.generation})",
-        )
-        return
-    document = {
-        "job": order.job,
-        "share_gpus": view.share_gpus,
-        "paused_s": resize.paused_s,
-        **render.plain(resize),
-    }
-    _answer(as_json, document, render.describe_resize(order.job, resize))
+        _answer(as_json, document, f"{view.job} has {render.count(view.share_gpus)}")
+    else:
+        document |= {"paused_s": resize.paused_s, **render.plain(resize)}
+        _answer(as_json, document, render.describe_resize(view.job, resize))
+
+
+def _measured(view: JobView, order: Scaled) -> Resize | None:
+    """The switch that brought the present share, if its leader has reported it. A step between (a union) is not the end."""
+    return next(
+        (r for r in reversed(view.resizes) if r.generation >= order.generation and r.workers_after == view.share_gpus),
+        None,
+    )
 
 
 def _share(text: str) -> int | None:
@@ -247,25 +260,26 @@ def _share(text: str) -> int | None:
     return int(text)
 
 
-def _until_resized(shared: Context, order: Scaled) -> JobView:
-    """Poll until the order, or a later one, is in use and has been measured."""
+def _until_resized(shared: Context, order: Scaled, wanted: int | None, trained: bool) -> JobView:
+    """Poll until the order, or a later one, is in use and, where the job `trained` before, has been measured.
+
+    Raises RequestRefused if the job ends, or somebody sets another share meanwhile.
+    """
     if sys.stderr.isatty():
-        say(f"{order.job}: ordered {order.share} GPUs; it trains on while new workers prepare")
+        say(f"{order.job}: ordered {render.count(order.share)}; it trains on while new workers prepare")
     committed_at: float | None = None
     while True:
         view = shared.job(order.job)
         if view.phase.final:
-            raise RequestRefused(f"{view.job} ended ({view.phase.value}) before it was resized")
-        if view.manual_share is None:
-            raise RequestRefused(f"{view.job} was given back to the policy meanwhile")
-        if view.manual_share != order.share:
-            raise RequestRefused(f"{view.job} was set to {view.manual_share} GPUs meanwhile")
-        if any(r.generation >= order.generation and r.workers_after == order.share for r in view.resizes):
-            return view
-        if view.generation >= order.generation and view.share_gpus == order.share:
+            raise RequestRefused(f"{render.outcome(view)}, before it was resized")
+        if view.manual_share != wanted:
+            now = "given back to the policy" if view.manual_share is None else f"set to {view.manual_share} GPUs"
+            raise RequestRefused(f"{view.job} was {now} meanwhile")
+        if view.generation >= order.generation and view.share_gpus == view.wanted_gpus:
             committed_at = committed_at or time.monotonic()
-            if time.monotonic() > committed_at + MEASURED_WITHIN_S:
-                return view  # such as a job that started with this share: there was nothing to pause
+            waited_s = time.monotonic() - committed_at
+            if _measured(view, order) or not trained or waited_s > MEASURED_WITHIN_S:
+                return view
         time.sleep(POLL_S)
 
 
@@ -293,7 +307,7 @@ def wait(
         print_json({"jobs": render.plain(views)})
     else:
         for view in views:
-            print(f"{view.job} {view.phase.value}" + (f": {view.reason}" if view.reason else ""))
+            print(render.outcome(view))
     raise typer.Exit(next((code for view in views if (code := _exit_code(view))), 0))
 
 

@@ -1,9 +1,16 @@
-"""`elasticctl logs`: what the workers have written, in the order of time."""
+"""`elasticctl logs`: what the workers have written, in the order of time.
+
+Each worker's log is read from its server piece by piece; the pieces are merged by the time stamps of their lines. Lines of the
+same moment keep the order in which their worker wrote them.
+"""
 
 from __future__ import annotations
 
+import datetime
+import json
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,15 +19,29 @@ import typer
 from ..protocol.errors import RequestRefused, UserError
 from ..protocol.messages import GetLog, JobView, Log
 from ..protocol.model import WorkerId
-from .context import Context, of, say
+from .context import JSON, Context, of, print_json, say
 
 FOLLOW_S = 0.2
 PIECE_BYTES = 1 << 18
+STREAMS = {b"o": "stdout", b"e": "stderr"}
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
     app.command()(logs)
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a worker wrote, and when (Unix time)."""
+
+    time_s: float
+    worker: WorkerId
+    stream: str
+    text: str
+
+    def document(self) -> dict[str, object]:
+        return {"time_s": self.time_s, "worker": self.worker, "stream": self.stream, "text": self.text}
 
 
 @dataclass
@@ -30,6 +51,8 @@ class _Reader:
     worker: WorkerId
     offset: int = 0
     ended: bool = False
+    last_s: float = 0.0
+    complained: bool = False
 
 
 def logs(
@@ -37,46 +60,77 @@ def logs(
     job: Annotated[str, typer.Argument(help="Which job.", show_default=False)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     worker: Annotated[int | None, typer.Option(help="Only the worker with this number.", show_default=False)] = None,
-    since: Annotated[str | None, typer.Option(help="Only the last 10m, 2h, ...", show_default=False)] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            help="Only the last 10m, 2h, ..., or from a time on: 14:30, 2026-03-01T08:00.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Show what a job's workers have written."""
     shared = of(context)
-    after = 0.0
-    if since is not None:
-        from .jobfile import duration_s
-
-        after = time.time() - duration_s(since, "--since")
+    after_s = 0.0 if since is None else since_s(since, time.time())
     if follow:
-        follow_job(shared, job, worker, after)
+        follow_job(shared, job, worker, after_s, as_json)
         return
     view = shared.job(job)
-    readers = {reader.worker: reader for reader in _readers(view, worker)}
-    lines: list[tuple[float, str, WorkerId]] = []
-    for reader in readers.values():
-        while piece := _read(shared, view.job, reader):
-            lines += piece
-    _print(sorted(lines), after, several=len({name for *_, name in lines}) > 1)
+    lines = [line for reader in _readers(view, worker) for line in _read_all(shared, view, reader)]
+    chosen = _in_order(lines, after_s)
+    if as_json:
+        print_json({"job": view.job, "lines": [line.document() for line in chosen]})
+    else:
+        _print(chosen, several=len({line.worker for line in lines}) > 1)
 
 
-def follow_job(shared: Context, job: str, worker: int | None = None, after: float = 0.0) -> None:
+def follow_job(
+    shared: Context, job: str, worker: int | None = None, after_s: float = 0.0, as_json: bool = False
+) -> None:
     """Print what comes until the job is over and its logs have ended."""
     readers: dict[WorkerId, _Reader] = {}
     while True:
         view = shared.job(job)
         for reader in _readers(view, worker):
             readers.setdefault(reader.worker, reader)
-        lines: list[tuple[float, str, WorkerId]] = []
-        for reader in readers.values():
-            if not reader.ended:
-                lines += _read(shared, view.job, reader)
-        _print(sorted(lines), after, several=len(readers) > 1)
+        lines = [line for reader in readers.values() if not reader.ended for line in _read(shared, view, reader)]
+        if as_json:
+            for line in _in_order(lines, after_s):
+                print(json.dumps(line.document()))  # a stream: one document a line
+            sys.stdout.flush()
+        else:
+            _print(_in_order(lines, after_s), several=len(readers) > 1)
         if view.phase.final and not lines:
             return
         if not lines:
             time.sleep(FOLLOW_S)
 
 
+def since_s(text: str, now_s: float) -> float:
+    """The Unix time that `text` means: "10m" before now, a time of day (the last such), or a date with a time."""
+    from .jobfile import duration_s
+
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp() if "-" in text else _time_of_day(text, now_s)
+    except ValueError:
+        pass
+    try:
+        return now_s - duration_s(text, "--since")
+    except UserError:
+        raise UserError(
+            f"--since: {text!r} is neither a duration such as 10m, nor a time such as 14:30 or 2026-03-01T08:00"
+        ) from None
+
+
+def _time_of_day(text: str, now_s: float) -> float:
+    if ":" not in text:
+        raise ValueError(text)
+    now = datetime.datetime.fromtimestamp(now_s)
+    moment = datetime.datetime.combine(now.date(), datetime.time.fromisoformat(text))
+    return (moment if moment <= now else moment - datetime.timedelta(days=1)).timestamp()
+
+
 def _readers(view: JobView, worker: int | None) -> list[_Reader]:
+    """One for each worker that has been started, by number."""
     names = {w.worker: None for w in (*view.past_workers, *view.workers) if w.phase != "ordered"}
     chosen = [name for name in names if worker is None or name == f"{view.job}.{worker}"]
     if worker is not None and not chosen:
@@ -84,25 +138,43 @@ def _readers(view: JobView, worker: int | None) -> list[_Reader]:
     return [_Reader(name) for name in sorted(chosen, key=lambda name: int(name.rpartition(".")[2]))]
 
 
-def _read(shared: Context, job: str, reader: _Reader) -> list[tuple[float, str, WorkerId]]:
-    """The next lines of one worker's log: time, text, worker."""
-    try:
-        request = GetLog(job=job, worker=reader.worker, offset=reader.offset, limit=PIECE_BYTES)
-        piece = shared.ask(request, Log)
-    except RequestRefused as error:
-        say(f"elasticctl: log of {reader.worker}: {error}")
-        reader.ended = True
-        return []
-    reader.offset, reader.ended = piece.next_offset, piece.end
-    lines = []
-    for line in piece.data.splitlines():
-        stamp, _, rest = line.partition(b" ")
-        lines.append((float(stamp), rest[2:].decode(errors="replace"), reader.worker))
+def _read_all(shared: Context, view: JobView, reader: _Reader) -> list[Line]:
+    lines: list[Line] = []
+    while not reader.ended and (piece := _read(shared, view, reader)):
+        lines += piece
     return lines
 
 
-def _print(lines: list[tuple[float, str, WorkerId]], after: float, several: bool) -> None:
-    for at, text, worker in lines:
-        if at >= after:
-            print(f"[{worker.rpartition('.')[2]}] {text}" if several else text)
+def _read(shared: Context, view: JobView, reader: _Reader) -> list[Line]:
+    """The next lines of one worker's log."""
+    try:
+        request = GetLog(job=view.job, worker=reader.worker, offset=reader.offset, limit=PIECE_BYTES)
+        piece = shared.ask(request, Log)
+    except RequestRefused as error:
+        if not reader.complained:  # who follows goes on: the server may come back
+            say(f"elasticctl: log of {reader.worker}: {error}")
+        reader.complained = True
+        return []
+    reader.offset, reader.ended = piece.next_offset, piece.end
+    return [_parsed(line, reader) for line in piece.data.split(b"\n")[:-1]]
+
+
+def _parsed(line: bytes, reader: _Reader) -> Line:
+    """``<unix time> <o|e> <text>``. A line that a full disk has torn is shown whole, at the time of the one before it."""
+    stamp, _, rest = line.partition(b" ")
+    stream, _, text = rest.partition(b" ")
+    try:
+        reader.last_s, shown = float(stamp), text
+    except ValueError:
+        stream, shown = b"o", line
+    return Line(reader.last_s, reader.worker, STREAMS.get(stream, "stdout"), shown.decode(errors="replace"))
+
+
+def _in_order(lines: Iterable[Line], after_s: float) -> list[Line]:
+    return sorted((line for line in lines if line.time_s >= after_s), key=lambda line: line.time_s)  # stable
+
+
+def _print(lines: Iterable[Line], several: bool) -> None:
+    for line in lines:
+        print(f"[{line.worker.rpartition('.')[2]}] {line.text}" if several else line.text)
     sys.stdout.flush()

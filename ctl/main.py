@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -53,6 +54,8 @@ events.add_to(app)
 
 def main() -> None:
     """Run `elasticctl`; every error that the world can cause is one sentence on stderr and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a job's output may hold what this terminal cannot show
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -65,9 +68,18 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        _give_up_stdout()
         code = 0
+    except OSError as error:  # a full disk under stdout, a directory that may not be read
+        _give_up_stdout()
+        print(f"elasticctl: {error}", file=sys.stderr)
+        code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _give_up_stdout() -> None:
+    """What could not be written never will be; without this the interpreter tries again at its end, and complains."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

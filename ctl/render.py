@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..protocol.messages import EventView, JobView, ServerView
+from ..protocol.messages import EventView, JobView, ServerView, WorkerView
 from ..protocol.model import JobPhase, Resize
 
 if TYPE_CHECKING:
@@ -22,6 +24,15 @@ PHASE_STYLES = {
     JobPhase.FAILED: "red",
     JobPhase.CANCELLED: "dim",
 }
+
+
+# Escape sequences (colours, titles, cursor movements) and other control characters, C1 included.
+CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])?|[\x00-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """`text` on one line, without what would move the cursor or colour the terminal: a reason may quote a job's output."""
+    return CONTROL.sub(lambda found: " " if found[0] in "\t\n\r" else "", text)
 
 
 def plain(view: object) -> Any:
@@ -63,7 +74,7 @@ def eta_s(job: JobView) -> float | None:
 def describe_resize(job: str, resize: Resize) -> str:
     """One sentence on what a switch of generations cost."""
     return (
-        f"{job}: {resize.workers_before} -> {resize.workers_after} GPUs after step {resize.step}; longest time between two "
+        f"{job}: {resize.workers_before} -> {count(resize.workers_after)} after step {resize.step}; longest time between two "
         f"steps {milliseconds(resize.longest_gap_s)} (median {milliseconds(resize.median_step_s)} before, "
         f"{milliseconds(resize.median_step_after_s)} after): paused for {milliseconds(resize.paused_s)}"
     )
@@ -71,6 +82,11 @@ def describe_resize(job: str, resize: Resize) -> str:
 
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def count(number: int) -> str:
+    """ "1 GPU", "2 GPUs"."""
+    return f"{number} GPU" if number == 1 else f"{number} GPUs"
 
 
 def metrics(job: JobView) -> str:
@@ -81,6 +97,15 @@ def step(job: JobView) -> str:
     if job.step is None:
         return "-"
     return f"{job.step + 1}/{job.total_steps}" if job.total_steps else str(job.step + 1)
+
+
+def outcome(job: JobView, gap: str = " ") -> str:
+    """How it stands with a job, and why."""
+    return f"{job.job}{gap}{job.phase.value}" + (f": {printable(job.reason)}" if job.reason else "")
+
+
+def note(worker: WorkerView) -> str:
+    return f" ({printable(worker.reason)})" if worker.reason else ""
 
 
 def job_table(jobs: Sequence[JobView], now_s: float) -> Table:
@@ -97,7 +122,7 @@ def job_table(jobs: Sequence[JobView], now_s: float) -> Table:
             f"{job.samples_per_s:.0f}" if job.samples_per_s and not job.phase.final else "-",
             span((job.finished_s or now_s) - job.submitted_s),
             span(left) if left is not None else "-",
-            _escape(job.reason or metrics(job)),
+            _escape(printable(job.reason or metrics(job))),
         )
     return table
 
@@ -117,7 +142,7 @@ def server_table(servers: Sequence[ServerView], now_s: float) -> Table:
 
 def event_line(event: EventView) -> str:
     """One event as one line."""
-    return f"{clock(event.time_s)}  {event.kind:<14} {event.job or '-':<14} {event.text}"
+    return f"{clock(event.time_s)}  {event.kind:<14} {event.job or '-':<14} {printable(event.text)}"
 
 
 def job_lines(job: JobView, now_s: float) -> list[str]:
@@ -126,8 +151,8 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
     age = (job.finished_s or now_s) - job.submitted_s
     by_hand = f", set to {job.manual_share} by hand" if job.manual_share is not None else ""
     lines = [
-        f"{job.job}  {job.phase.value}" + (f": {job.reason}" if job.reason else ""),
-        f"  command          {' '.join(spec.command)}",
+        outcome(job, "  "),
+        f"  command          {printable(shlex.join(spec.command))}",
         f"  workdir          {spec.workdir}",
         f"  GPUs             {gpus(job)} (allowed {spec.gpus.min} to {spec.gpus.max}{by_hand})",
         f"  virtual workers  {spec.virtual_workers}, determinism {spec.determinism.value}",
@@ -141,9 +166,11 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
         lines.append(f"  metrics          {metrics(job)}")
     if job.workers:
         lines.append(f"  workers          generation {job.generation}")
-        lines += [f"    {w.worker:<16} {w.server}:{w.gpu:<3} {w.phase:<9} pid {w.pid or '-'}" for w in job.workers]
+        lines += [
+            f"    {w.worker:<16} {w.server}:{w.gpu:<3} {w.phase:<9} pid {w.pid or '-'}{note(w)}" for w in job.workers
+        ]
     failed = [worker for worker in job.past_workers if worker.exit_code not in (0, None)][-3:]
-    lines += [f"    {w.worker:<16} {w.server}:{w.gpu:<3} ended     {w.reason}" for w in failed]
+    lines += [f"    {w.worker:<16} {w.server}:{w.gpu:<3} ended     {printable(w.reason)}" for w in failed]
     if job.shares:
         lines.append("  share over time  " + share_line(job, now_s))
     lines += [f"    {describe_resize(job.job, resize)}" for resize in job.resizes[-3:]]
