@@ -53,8 +53,9 @@ class SqliteStore:
         return Record(*rows[0]) if rows else None
 
     def list(self, prefix: str) -> Listing:
-        query = "select key, value, mod_revision from records where key >= ? and key < ? order by key"
-        rows = self._read(query, (prefix, prefix + "\U0010ffff"))
+        # Keys are compared as UTF-8, in which no byte is 0xff.
+        query = "select key, value, mod_revision from records where key >= ? and key < cast(? as text) order by key"
+        rows = self._read(query, (prefix, prefix.encode() + b"\xff"))
         return Listing(tuple(Record(*row) for row in rows), self._revision())
 
     def commit(self, conditions: Sequence[If], writes: Sequence[Put | Delete]) -> int | None:
@@ -76,7 +77,7 @@ class SqliteStore:
     def close(self) -> None:
         self._opened.close()
 
-    def _read(self, query: str, arguments: tuple[str, ...] = ()) -> Sequence[tuple[Any, ...]]:
+    def _read(self, query: str, arguments: tuple[str | bytes, ...] = ()) -> Sequence[tuple[Any, ...]]:
         try:
             return self._db.execute(query, arguments).fetchall()
         except sqlite3.Error as error:
@@ -142,4 +143,7 @@ def _lock(path: Path) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise OperatorError(f"{path} is in use by another controller") from None
+    except OSError as error:  # not every network file system has locks
+        os.close(descriptor)
+        raise OperatorError(f"{path} cannot be locked: {error.strerror}") from None
     return descriptor
