@@ -35,10 +35,12 @@ def plan(view: ClusterView, decision: Decision) -> tuple[Change, ...]:
         wanted = decision.placements.get(job.job, ())
         if set(wanted) == set(job.placement):
             continue
-        changes.append((len(wanted) - len(job.placement), Change(_kind(job.placement, wanted), job.job, wanted)))
+        takes = bool(set(wanted) - set(job.placement))  # a job that has lost GPUs may take some although it shrinks
+        growth = len(wanted) - len(job.placement)
+        changes.append((takes, growth, Change(_kind(job.placement, wanted), job.job, wanted)))
     order = list(ChangeKind)
-    changes.sort(key=lambda entry: (order.index(entry[1].kind), entry[0]))
-    return tuple(change for _, change in changes)
+    changes.sort(key=lambda entry: (order.index(entry[2].kind), entry[0], entry[1]))
+    return tuple(change for _, _, change in changes)
 
 
 def _kind(before: tuple[GpuAddress, ...], after: tuple[GpuAddress, ...]) -> ChangeKind:
