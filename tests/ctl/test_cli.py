@@ -139,7 +139,7 @@ def test_a_dry_run_submits_nothing(cli: Cli) -> None:
         ("command: sleep 1\nworkdir: /no/where\n", ["workdir", "/no/where"]),
         ("command: sleep 1\nenv: {ELASTICD_JOB: x}\n", ["ELASTICD_JOB"]),
         ("command: [sleep\n", ["line"]),
-        ("- sleep\n", ["object"]),
+        ("- sleep\n", ["fields", "list"]),
     ],
 )
 def test_a_wrong_job_file_is_refused_in_one_sentence_that_names_file_and_field(
