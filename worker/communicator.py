@@ -202,6 +202,15 @@ class Communicator:
         except RuntimeError as error:
             raise CommunicatorBroken(str(error).partition("\n")[0]) from error
 
+    def poll(self, work: dist.Work) -> bool:
+        """Whether operations issued now may use the result of `work`. Does not block. Raises CommunicatorBroken as `wait`."""
+        if self._aborted.is_set():
+            raise CommunicatorBroken("abandoned")
+        if not work.is_completed():
+            return False
+        self.wait(work)
+        return True
+
     def all_reduce(self, tensor: torch.Tensor) -> dist.Work:
         """Sum over all ranks, in place."""
         return self._collective(tensor, lambda group: group.allreduce([tensor], _reduction(dist.ReduceOp.SUM)))
