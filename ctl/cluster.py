@@ -56,7 +56,7 @@ def down(
 
     directory = of(context).directory
     if stop(directory, keep):
-        print(f"stopped; {'kept' if keep else 'removed'} {directory}")
+        print(f"stopped; {'kept' if directory.exists() else 'removed'} {directory}")
     else:
         say(f"no cluster at {directory}")
 

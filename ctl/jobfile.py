@@ -49,7 +49,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     checkpoint: _Checkpoint | None = None
     determinism: str | None = None
     priority: str | int | None = None
-    env: dict[str, str | int | float] | None = None
+    env: dict[str, Any] | None = None
     workdir: str | None = None
 
 
@@ -273,6 +273,8 @@ def _environment(
 ) -> dict[str, str]:
     env = {key: _text(f"variable {key}", environ[key]) for key in CAPTURED if key in environ}
     for key, value in written.items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise UserError(f"{where}.{key}: {value!r} is neither text nor a number; put it in quotes")
         env[_variable(where, key)] = _text(f"{where}.{key}", str(value))
     for option in options:
         key, equals, text = option.partition("=")

@@ -2,7 +2,8 @@
 
 The directory holds the daemons' configuration (``controller.yaml``, ``local-1.yaml``, …), their state, their logs, and
 ``cluster.json``: what was asked for and which processes these are. A process is known by its number and start time, so a
-stale record never hits a stranger. Workers are found through the records that agents keep of them.
+stale record never hits a stranger. It is written before anything starts and again after each start (record, then act); how
+processes are found and ended, with a record or without, is in `leftovers`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -21,22 +21,16 @@ from pathlib import Path
 
 import msgspec
 import yaml
+from msgspec.structs import replace
 
 from ..protocol.errors import ClusterUnreachable, ElasticError, RequestRefused, UserError
 from ..protocol.messages import Ping, Pong
-from ..runtime.processes import runs, send, start_ticks
+from ..runtime.processes import start_ticks
+from .leftovers import CONTROLLER, Daemon, anything_runs, daemon_runs, stop_everything
 
 READY_WITHIN_S = 20.0
-STOP_GRACE_S = 3.0
-GONE_WITHIN_S = 15.0
-CONTROLLER = "controller"
-
-
-class Daemon(msgspec.Struct, frozen=True):
-    """A process of ours."""
-
-    pid: int
-    start_ticks: int
+TEMPORARY = ".new"
+OURS = (".lock", TEMPORARY)  # what a killed `up` may leave behind before the cluster has a record
 
 
 class LocalCluster(msgspec.Struct, frozen=True):
@@ -78,42 +72,41 @@ def up(directory: Path, servers: int | None, gpus: int | None, policy: str | Non
     """
     with _locked(directory):
         known = read(directory)
-        if known is None:
-            cluster = _create(directory, servers or 1, gpus, policy or "max-min")
-        else:
+        if known is not None:
             _check_same(directory, known, servers, gpus, policy)
-            cluster = known
-        missing = [name for name in cluster.names if not _daemon_runs(cluster, name)]
-        started = {name: _start(directory, name) for name in missing}
-        daemons = {name: Daemon(p.pid, start_ticks(p.pid) or 0) for name, p in started.items()}
-        cluster = msgspec.structs.replace(cluster, daemons={**cluster.daemons, **daemons})
+        cluster = known or _plan(directory, servers or 1, gpus, policy or "max-min")
         _write(directory, cluster)
+        _lay_out(directory, cluster)
+        missing = [name for name in cluster.names if not daemon_runs(directory, cluster.daemons, name)]
+        started: dict[str, subprocess.Popen[bytes]] = {}
         try:
+            for name in missing:
+                process = started[name] = _start(directory, name)
+                daemon = Daemon(process.pid, start_ticks(process.pid) or 0)
+                cluster = replace(cluster, daemons={**cluster.daemons, name: daemon})
+                _write(directory, cluster)
             _wait_until_ready(directory, cluster, started)
-        except BaseException:
-            if known is None:
-                _stop_everything(directory, cluster)
-                _remove(directory)
-            else:
-                for name, process in started.items():
-                    process.terminate()
-                    process.wait()
-                    del daemons[name]
+        except BaseException:  # Ctrl-C too: what was started here goes, what was there before stays
+            _take_back(directory, cluster, None if known is None else started)
             raise
         return cluster, missing
 
 
 def down(directory: Path, keep: bool) -> bool:
     """Stop all processes of the cluster and remove its directory, unless it is to be kept. False: there is none."""
-    cluster = read(directory)
-    if cluster is None:
+    if read(directory) is None and not anything_runs(directory, {}):
         return False
     with _locked(directory):
-        left = _stop_everything(directory, cluster)
+        cluster = read(directory)
+        left = stop_everything(directory, {} if cluster is None else cluster.daemons)
         if left:
             raise RequestRefused(f"these processes do not end: {', '.join(map(str, left))}")
-        if keep:
-            _write(directory, msgspec.structs.replace(cluster, daemons={}))
+        if cluster is None:  # somebody has removed the record, and perhaps put other things there
+            (directory / ".lock").unlink()
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        elif keep:
+            _write(directory, replace(cluster, daemons={}))
         else:
             _remove(directory)
     return True
@@ -122,42 +115,52 @@ def down(directory: Path, keep: bool) -> bool:
 # -- making
 
 
-def _create(directory: Path, servers: int, gpus: int | None, policy: str) -> LocalCluster:
-    foreign = [entry.name for entry in directory.iterdir() if entry.name != ".lock"]
+def _plan(directory: Path, servers: int, gpus: int | None, policy: str) -> LocalCluster:
+    """A new cluster. Raises UserError if the directory holds anything else."""
+    foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in OURS)
     if foreign:
         raise UserError(f"{directory} is not empty and not a cluster (there is {foreign[0]}): choose another --dir")
     if gpus is None and servers > 1:
         gpus = max(1, (os.cpu_count() or 1) // servers)
-    if "/" in policy or policy.endswith((".yaml", ".yml")):
-        policy = str(Path(policy).expanduser().absolute())
     clients, agents = (f"tcp://127.0.0.1:{port}" for port in _free_ports(2))
-    cluster = LocalCluster(clients, agents, servers, gpus, policy)
-    (directory / "log").mkdir()
+    return LocalCluster(clients, agents, servers, gpus, _policy(policy))
+
+
+def _policy(given: str) -> str:
+    """The name of a policy, or the path of a policy file from wherever one stands."""
+    is_file = "/" in given or given.endswith((".yaml", ".yml"))
+    return str(Path(given).expanduser().absolute()) if is_file else given
+
+
+def _lay_out(directory: Path, cluster: LocalCluster) -> None:
+    """The daemons' configuration, as far as it is not there: what an operator has changed is kept."""
+    (directory / "log").mkdir(exist_ok=True)
     _configure(
         directory,
         CONTROLLER,
         cluster="local",
         state_directory=str(directory / CONTROLLER),
-        listen_clients=clients,
-        listen_agents=agents,
-        policy=policy,
+        listen_clients=cluster.controller,
+        listen_agents=cluster.agents,
+        policy=cluster.policy,
     )
     for name in cluster.names[1:]:
-        slots = {} if gpus is None else {"cpu_slots": gpus}
+        slots = {} if cluster.gpus is None else {"cpu_slots": cluster.gpus}
         _configure(
             directory,
             name,
             server=name,
-            controller=agents,
+            controller=cluster.agents,
             state_directory=str(directory / name),
             checkpoint_directory=str(directory / "checkpoints"),
             **slots,
         )
-    return cluster
 
 
 def _configure(directory: Path, name: str, **options: str | int) -> None:
-    (directory / f"{name}.yaml").write_text(yaml.safe_dump(options, sort_keys=False), encoding="utf-8")
+    path = directory / f"{name}.yaml"
+    if not path.exists():
+        _write_whole(path, yaml.safe_dump(options, sort_keys=False).encode())
 
 
 def _free_ports(count: int) -> list[int]:
@@ -175,9 +178,9 @@ def _check_same(
     for option, given, there in (
         ("--servers", servers, known.servers),
         ("--gpus", gpus, known.gpus),
-        ("--policy", policy, known.policy),
+        ("--policy", policy and _policy(policy), known.policy),
     ):
-        if given is not None and given != there and str(given) != Path(str(there)).name:
+        if given is not None and given != there:
             raise UserError(
                 f"{option} {given}: the cluster at {directory} has {there}; `elasticctl down` first, or choose another --dir"
             )
@@ -197,9 +200,14 @@ def _start(directory: Path, name: str) -> subprocess.Popen[bytes]:
 
 
 def _write(directory: Path, cluster: LocalCluster) -> None:
-    temporary = directory / ".cluster.json"
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(cluster)))
-    os.replace(temporary, directory / "cluster.json")
+    _write_whole(directory / "cluster.json", msgspec.json.format(msgspec.json.encode(cluster)))
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """All or nothing, whenever this process is killed."""
+    temporary = path.with_name(TEMPORARY)
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
 
 
 def _wait_until_ready(directory: Path, cluster: LocalCluster, started: dict[str, subprocess.Popen[bytes]]) -> None:
@@ -234,6 +242,17 @@ def _tail(directory: Path, name: str, lines: int = 5) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
+def _take_back(directory: Path, cluster: LocalCluster, started: dict[str, subprocess.Popen[bytes]] | None) -> None:
+    """After a failed `up`: end what it `started`; None: the whole cluster is its work, and goes."""
+    if started is None:
+        stop_everything(directory, cluster.daemons)
+        _remove(directory)
+        return
+    for process in started.values():
+        process.kill()
+        process.wait()
+
+
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """One `up` or `down` at a time. Raises UserError if the directory cannot be used."""
@@ -247,74 +266,6 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-# -- ending
-
-
-def _daemon_runs(cluster: LocalCluster, name: str) -> bool:
-    daemon = cluster.daemons.get(name)
-    return daemon is not None and runs(daemon.pid, daemon.start_ticks)
-
-
-class _WorkerFile(msgspec.Struct, frozen=True):
-    """What an agent's shim writes down of a worker."""
-
-    shim_pid: int | None = None
-    shim_start_ticks: int | None = None
-    pid: int | None = None
-    start_ticks: int | None = None
-
-
-def _worker_files(directory: Path) -> list[_WorkerFile]:
-    found = []
-    for path in sorted(directory.glob("*/jobs/*/*.json")):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):  # it is being removed, or was never finished
-            found.append(msgspec.json.decode(path.read_bytes(), type=_WorkerFile))
-    return found
-
-
-def _running(directory: Path, cluster: LocalCluster) -> dict[str, list[int]]:
-    """Process numbers of what runs: daemons, shims, workers."""
-    workers = _worker_files(directory)
-    return {
-        "daemons": [d.pid for d in cluster.daemons.values() if runs(d.pid, d.start_ticks)],
-        "shims": [w.shim_pid for w in workers if w.shim_pid and runs(w.shim_pid, w.shim_start_ticks)],
-        "workers": [w.pid for w in workers if w.pid and runs(w.pid, w.start_ticks)],
-    }
-
-
-def _stop_everything(directory: Path, cluster: LocalCluster) -> list[int]:
-    """End all processes, gently first. Returns those that are left."""
-    began = time.monotonic()
-    while time.monotonic() < began + GONE_WITHIN_S:
-        found = _running(directory, cluster)
-        if not any(found.values()):
-            return []
-        late = time.monotonic() > began + STOP_GRACE_S
-        for pid in found["daemons"]:  # first, so that nobody starts workers again
-            send(pid, signal.SIGKILL if late else signal.SIGTERM)
-        if not found["daemons"]:
-            for pid in found["shims"]:
-                if not late:
-                    send(pid, signal.SIGTERM)
-            if late:
-                for pid in found["workers"]:
-                    send(pid, signal.SIGKILL, group=True)
-                if not found["workers"]:
-                    for pid in found["shims"]:
-                        send(pid, signal.SIGKILL)
-        _reap()
-        time.sleep(0.05)
-    left = _running(directory, cluster)
-    return [pid for pids in left.values() for pid in pids]
-
-
-def _reap() -> None:
-    """Daemons that this very process has started (an `up` that failed) are its children."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _remove(directory: Path) -> None:

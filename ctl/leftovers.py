@@ -1,0 +1,151 @@
+"""What runs of a local cluster, and its end.
+
+Daemons are known by the cluster's record, workers by the records that agents keep of them: a number and a start time each, so
+that a stale record never hits a stranger. A record may be missing (`up` was killed between a start and the writing, somebody
+has removed the directory), but command lines tell as well: a daemon's names its configuration file, a shim's its job's
+directory, and where these lie says whose they are. A cluster in a directory below is another cluster. A worker whose shim
+ends, ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from ..runtime.processes import runs, send, start_ticks
+
+STOP_GRACE_S = 3.0
+GONE_WITHIN_S = 15.0
+CONTROLLER = "controller"
+
+
+class Daemon(msgspec.Struct, frozen=True):
+    """A process of ours."""
+
+    pid: int
+    start_ticks: int
+
+
+class _Running(msgspec.Struct, frozen=True):
+    """Process numbers of what runs."""
+
+    daemons: tuple[int, ...]
+    shims: tuple[int, ...]
+    workers: tuple[int, ...]
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return self.daemons + self.shims + self.workers
+
+
+def daemon_runs(directory: Path, daemons: Mapping[str, Daemon], name: str) -> bool:
+    """Whether the daemon `name` of the cluster in `directory` runs."""
+    daemon = daemons.get(name)
+    if daemon is not None and runs(daemon.pid, daemon.start_ticks):
+        return True
+    configuration = directory / f"{name}.yaml"
+    return any(_configuration(line) == configuration for _, line in _command_lines())
+
+
+def anything_runs(directory: Path, daemons: Mapping[str, Daemon]) -> bool:
+    """Whether any process of the cluster in `directory` runs."""
+    return bool(_running(directory, daemons).all)
+
+
+def stop_everything(directory: Path, daemons: Mapping[str, Daemon]) -> tuple[int, ...]:
+    """End all processes, gently first. Returns those that are left."""
+    began = time.monotonic()
+    while (found := _running(directory, daemons)).all and time.monotonic() < began + GONE_WITHIN_S:
+        late = time.monotonic() > began + STOP_GRACE_S
+        if found.daemons:  # first, so that nobody starts workers again
+            _send(found.daemons, signal.SIGKILL if late else signal.SIGTERM)
+        elif not late:
+            _send(found.shims, signal.SIGTERM)
+        elif found.workers:
+            _send(found.workers, signal.SIGKILL, group=True)
+        else:
+            _send(found.shims, signal.SIGKILL)
+        _reap()
+        time.sleep(0.05)
+    return found.all
+
+
+def _running(directory: Path, daemons: Mapping[str, Daemon]) -> _Running:
+    workers = _worker_files(directory)
+    lines = list(_command_lines())
+    return _Running(
+        daemons=_merged(
+            [daemon.pid for daemon in daemons.values() if runs(daemon.pid, daemon.start_ticks)],
+            [pid for pid, line in lines if (file := _configuration(line)) and file.parent == directory],
+        ),
+        shims=_merged(
+            [w.shim_pid for w in workers if w.shim_pid and runs(w.shim_pid, w.shim_start_ticks)],
+            [pid for pid, line in lines if (job := _job_directory(line)) and job.parents[2:3] == (directory,)],
+        ),
+        workers=tuple(w.pid for w in workers if w.pid and runs(w.pid, w.start_ticks)),
+    )
+
+
+def _merged(recorded: list[int], seen: list[int]) -> tuple[int, ...]:
+    return tuple(sorted({*recorded, *seen}))
+
+
+class _WorkerFile(msgspec.Struct, frozen=True):
+    """What an agent's shim writes down of a worker."""
+
+    shim_pid: int | None = None
+    shim_start_ticks: int | None = None
+    pid: int | None = None
+    start_ticks: int | None = None
+
+
+def _worker_files(directory: Path) -> list[_WorkerFile]:
+    found = []
+    for path in sorted(directory.glob("*/jobs/*/*.json")):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):  # it is being removed, or was never finished
+            found.append(msgspec.json.decode(path.read_bytes(), type=_WorkerFile))
+    return found
+
+
+def _command_lines() -> Iterator[tuple[int, list[bytes]]]:
+    """Number and arguments of each process of this user that still runs."""
+    for entry in sorted(name for name in os.listdir("/proc") if name.isdecimal()):
+        with contextlib.suppress(OSError):  # it has just ended
+            if os.stat(f"/proc/{entry}").st_uid == os.geteuid():
+                arguments = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+                if start_ticks(int(entry)) is not None:
+                    yield int(entry), arguments
+
+
+def _configuration(line: list[bytes]) -> Path | None:
+    """The configuration file, if this is the command line of a daemon."""
+    match line:
+        case [_, b"-m", b"elasticd.controller" | b"elasticd.agent", b"--config", path, *_]:
+            return Path(os.fsdecode(path))
+    return None
+
+
+def _job_directory(line: list[bytes]) -> Path | None:
+    """The job's directory (CLUSTER/SERVER/jobs/JOB), if this is the command line of a shim."""
+    match line:
+        case [_, b"-I", b"-S", program, path, *_] if program.endswith(b"/agent/shim.py"):
+            return Path(os.fsdecode(path))
+    return None
+
+
+def _send(pids: tuple[int, ...], number: signal.Signals, group: bool = False) -> None:
+    for pid in pids:
+        send(pid, number, group)
+
+
+def _reap() -> None:
+    """Daemons that this very process has started (an `up` that failed) are its children."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
