@@ -23,8 +23,11 @@ from .virtual import derive_seed
 class SerialSampler:
     """Which samples a virtual worker trains in a step. Pure, but for a cache of the present epoch's order."""
 
-    def __init__(self, size: int, virtual_workers: int, batch_size: int, seed: int, shuffle: bool = True) -> None:
-        """size: samples in the data set. batch_size: samples of one virtual worker in a full step."""
+    def __init__(
+        self, size: int, virtual_workers: int, batch_size: int, seed: int, shuffle: bool = True, drop_last: bool = False
+    ) -> None:
+        """size: samples in the data set. batch_size: samples of one virtual worker in a full step.
+        drop_last: leave out a last step that would be short."""
         if min(size, virtual_workers, batch_size) < 1:
             raise ValueError(
                 f"{size} samples, {virtual_workers} virtual workers, batches of {batch_size}: all must be >= 1"
@@ -34,11 +37,13 @@ class SerialSampler:
         self.batch_size = batch_size
         self._seed = seed
         self._shuffle = shuffle
+        self._drop_last = drop_last
         self._order: tuple[int, numpy.ndarray[Any, numpy.dtype[numpy.int64]]] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.size // (self.virtual_workers * self.batch_size))
+        full = self.virtual_workers * self.batch_size
+        return self.size // full if self._drop_last else -(-self.size // full)
 
     def indices(self, epoch: int, step: int, virtual_worker: int) -> list[int]:
         """Samples of `virtual_worker` in `step` (counted within the epoch); may be empty in a short last step."""

@@ -5,34 +5,50 @@ at N. A *node* of it is an interval [lo, hi) of leaves: lo is a multiple of a po
 hosts a contiguous range of leaves and adds siblings as soon as it has both, which leaves it with the maximal nodes that
 its range covers. Which nodes those are follows from the range, so everybody knows who brings which, and nobody says so.
 
-To complete the tree the flat gradient is cut into buckets, and each bucket into one slice per worker. A worker receives
+To complete the tree the flat gradients are cut into buckets, and each bucket into one slice per worker. A worker receives
 its slice of everybody's nodes (all-to-all), adds the rest of the tree, and all slices are gathered: the traffic of a ring
 all-reduce if each worker brings one node. Addition is elementwise, so neither buckets nor slices change a bit of the result.
 
 A worker that hosts nothing (a joiner in its first step) brings no node but takes its slice like all others.
+
+A reduction begins before the gradient is complete: `advance` tells how much of it is, and starts what can be started without
+waiting, from within the backward pass. The collectives are started in one fixed order on all workers, whatever completes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from .communicator import Communicator
+from .communicator import Communicator, CommunicatorBroken
+from .gradients import Gradient, Layout
 
-BUCKET_ELEMENTS = 1 << 20  # measured: smaller ones pay for latency, one for all does not overlap sums with transfers
-BUCKETS_IN_FLIGHT = 2
+BUCKET_ELEMENTS = 1 << 20  # measured: smaller ones pay for latency, larger ones do not overlap sums with transfers
+PLAIN_BUCKET_ELEMENTS = 1 << 22
+BUCKETS_IN_FLIGHT = 3
 
 
-class Node(NamedTuple):
+class Summable(Protocol):
+    """What is added up in a tree: a tensor, or a gradient of several."""
+
+    def add_(self, other: Any, /) -> Any:
+        """Add `other`, elementwise, in place."""
+
+
+B = TypeVar("B", bound=Summable)
+
+
+@dataclass(frozen=True)
+class Node(Generic[B]):
     """The sum over the virtual workers [lo, hi), a node of the tree."""
 
     lo: int
     hi: int
-    buffer: torch.Tensor
+    buffer: B
 
 
 def cover(lo: int, hi: int, n: int) -> list[tuple[int, int]]:
@@ -53,70 +69,150 @@ def are_siblings(left: tuple[int, int], right: tuple[int, int], n: int) -> bool:
     return left[0] % (2 * size) == 0 and right == (left[1], min(left[0] + 2 * size, n))
 
 
-class TreeAccumulator:
+class TreeAccumulator(Generic[B]):
     """Adds leaves (or nodes) from left to right; siblings merge at once, so at most log2 n + 1 buffers are alive."""
 
-    def __init__(self, n: int, recycle: Callable[[torch.Tensor], None] = lambda buffer: None) -> None:
+    def __init__(self, n: int, recycle: Callable[[B], None] = lambda buffer: None) -> None:
         """recycle: is given each buffer whose value has been added to another one."""
         self._n = n
         self._recycle = recycle
-        self._nodes: list[Node] = []
+        self._nodes: list[Node[B]] = []
 
-    def push(self, virtual_worker: int, buffer: torch.Tensor) -> None:
+    def push(self, virtual_worker: int, buffer: B) -> None:
         """Take over `buffer`, the gradient of `virtual_worker`."""
         self.push_node(virtual_worker, virtual_worker + 1, buffer)
 
-    def push_node(self, lo: int, hi: int, buffer: torch.Tensor) -> None:
+    def push_node(self, lo: int, hi: int, buffer: B) -> None:
         """Take over `buffer`, the node [lo, hi), which starts where the last one ended."""
-        assert not self._nodes or self._nodes[-1].hi == lo, f"[{lo}, {hi}) does not follow {self._nodes[-1][:2]}"
+        self.hold(lo, hi, buffer)
+        self.merge()
+
+    def hold(self, lo: int, hi: int, buffer: B) -> None:
+        """Take over `buffer`, the node [lo, hi), whose value is still to come: `merge` adds it up."""
+        assert not self._nodes or self._nodes[-1].hi == lo, f"[{lo}, {hi}) does not follow {self._nodes[-1]}"
         self._nodes.append(Node(lo, hi, buffer))
-        while len(self._nodes) > 1 and are_siblings(self._nodes[-2][:2], self._nodes[-1][:2], self._n):
-            right = self._nodes.pop()
-            left = self._nodes.pop()
+
+    def extend(self, hi: int) -> None:
+        """The last node's buffer is given the sum up to `hi`."""
+        last = self._nodes.pop()
+        self._nodes.append(Node(last.lo, hi, last.buffer))
+
+    def merge(self) -> None:
+        """Add siblings, from the right."""
+        while len(self._nodes) > 1:
+            left, right = self._nodes[-2:]
+            if not are_siblings((left.lo, left.hi), (right.lo, right.hi), self._n):
+                return
             left.buffer.add_(right.buffer)
-            self._nodes.append(Node(left.lo, right.hi, left.buffer))
+            self._nodes[-2:] = [Node(left.lo, right.hi, left.buffer)]
             self._recycle(right.buffer)
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[Node[B]]:
         """What there is, from left to right."""
         return list(self._nodes)
 
 
 class Reducer(Protocol):
-    """Sums over all virtual workers of all workers."""
+    """The mean over all virtual workers of all workers. All workers start and finish a reduction in the same step.
 
-    def reduce(self, nodes: Sequence[Node], out: torch.Tensor) -> None:
-        """Write the sum of everybody's nodes to `out`, flat, on every worker. All workers call it in the same step.
+    After CommunicatorBroken the abandoned operations may still write to `out` and read the nodes: neither may be used again, and
+    the reducer may not either.
+    """
 
-        `out` may not share memory with a node. After CommunicatorBroken the abandoned operations may still write to `out` and
-        read the nodes: neither may be used again, and this reducer may not either.
-        """
+    def start(self, nodes: Sequence[Node[Gradient]], out: Gradient) -> None:
+        """Begin. nodes: this worker's, from left to right. Siblings need not be added up yet, and values may still come."""
+
+    def advance(self, flat: int, elements: int) -> None:
+        """The nodes' flat tensor `flat`, and all before it, are complete up to this element. Neither blocks nor raises."""
+
+    def finish(self) -> Gradient:
+        """The nodes are complete: wait for the result, which is in `out` or in the first node. Raises CommunicatorBroken."""
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """A part of a flat tensor that is reduced at once: `slice` elements for each worker, beyond its end in the padding."""
+
+    flat: int
+    begin: int
+    slice: int
+    complete_at: int  # elements of the flat tensor
+
+    def of(self, tensor: torch.Tensor, workers: int) -> torch.Tensor:
+        return tensor[self.begin : self.begin + workers * self.slice]
+
+
+def _buckets(layout: Layout, workers: int, elements: int) -> list[_Bucket]:
+    found: list[_Bucket] = []
+    for flat, size in enumerate(layout.sizes):
+        step = workers * -(-min(elements, size) // workers)
+        for begin in range(0, size, step):
+            rest = min(step, size - begin)
+            found.append(_Bucket(flat, begin, -(-rest // workers), begin + rest))
+    return found
 
 
 class PlainReducer:
     """The library's all-reduce over workers, for jobs that do not ask for more: the order depends on their number."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(
+        self, communicator: Communicator, layout: Layout, n: int, elements: int = PLAIN_BUCKET_ELEMENTS
+    ) -> None:
         self._communicator = communicator
+        self._n = n
+        self._buckets = _buckets(layout, communicator.size, elements)
 
-    def reduce(self, nodes: Sequence[Node], out: torch.Tensor) -> None:
-        if not nodes:
+    def start(self, nodes: Sequence[Node[Gradient]], out: Gradient) -> None:
+        if nodes:
+            (node,) = nodes
+            self._total = node.buffer
+        else:
             out.zero_()
-        for position, node in enumerate(nodes):
-            if position == 0:
-                out.copy_(node.buffer)
-            else:
-                out.add_(node.buffer)
-        self._communicator.wait(self._communicator.all_reduce(out))
+            self._total = out
+        self._works: list[dist.Work] = []
+        self._broken: CommunicatorBroken | None = None
+
+    def advance(self, flat: int, elements: int) -> None:
+        while self._broken is None and len(self._works) < len(self._buckets):
+            bucket = self._buckets[len(self._works)]
+            if (bucket.flat, bucket.complete_at) > (flat, elements):
+                return
+            part = self._total.flats[bucket.flat][bucket.begin : bucket.complete_at]
+            part.div_(self._n)
+            try:
+                self._works.append(self._communicator.all_reduce(part))
+            except CommunicatorBroken as error:
+                self._broken = error
+
+    def finish(self) -> Gradient:
+        last = self._buckets[-1]
+        self.advance(last.flat, last.complete_at)
+        if self._broken is not None:
+            raise self._broken
+        for work in self._works:
+            self._communicator.wait(work)
+        return self._total
 
 
 @dataclass
 class _Lane:
-    """Buffers of one bucket in flight. Kept from step to step: fresh ones cost more than the sums (8x against 2x)."""
+    """Memory of one bucket in flight. Kept from step to step: fresh memory costs more than the sums (8x against 2x)."""
 
-    incoming: torch.Tensor  # [nodes of all workers, slice]: our slice of them
-    outgoing: torch.Tensor  # [workers * own nodes, slice]: what each worker gets of our nodes
-    gathered: torch.Tensor  # [workers * slice], for a bucket that does not fit into the result as it is
+    incoming: torch.Tensor  # nodes of all workers, for each our slice
+    outgoing: torch.Tensor  # for each worker our nodes' slices, where they do not lie like that already
+
+
+@dataclass
+class _Flight:
+    """A reduction under way."""
+
+    nodes: Sequence[Node[Gradient]]
+    out: Gradient
+    steps: Iterator[tuple[str, int]]
+    next: tuple[str, int] | None
+    exchanges: list[dist.Work] = field(default_factory=list)
+    gathers: list[dist.Work] = field(default_factory=list)
+    broken: CommunicatorBroken | None = None
 
 
 class CanonicalReducer:
@@ -127,15 +223,12 @@ class CanonicalReducer:
         communicator: Communicator,
         ranges: Sequence[range],
         n: int,
-        numel: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        layout: Layout,
         bucket_elements: int = BUCKET_ELEMENTS,
     ) -> None:
-        """ranges: the virtual workers of each rank (`virtual.assign`). numel: of the flat gradient."""
+        """ranges: the virtual workers of each rank (`virtual.assign`)."""
         self._communicator = communicator
         self._n = n
-        self._numel = numel
         self._workers = communicator.size
         covers = [cover(hosted.start, hosted.stop, n) for hosted in ranges]
         hosting = [position for position, nodes in enumerate(covers) if nodes]
@@ -144,81 +237,120 @@ class CanonicalReducer:
         self._own = covers[communicator.rank]
         self._counts = [len(nodes) for nodes in covers]
         self._all = [node for nodes in covers for node in nodes]
-        self._slice = -(-min(bucket_elements, max(numel, 1)) // self._workers)
-        self._bucket = self._slice * self._workers
-        self._lanes: list[_Lane] = []
+        self._buckets = _buckets(layout, self._workers, bucket_elements)
+        self._lanes: list[list[_Lane]] = []
         if self._workers > 1:
-            lanes = min(BUCKETS_IN_FLIGHT, -(-numel // self._bucket))
-            self._lanes = [self._new_lane(dtype, device) for _ in range(lanes)]
+            self._lanes = [
+                [self._new_lane(flat, layout) for flat in range(len(layout.sizes))] for _ in range(BUCKETS_IN_FLIGHT)
+            ]
 
-    def _new_lane(self, dtype: torch.dtype, device: torch.device) -> _Lane:
-        # Zeros, since the last bucket's padding is added and sent too, and must not slow the sums down as denormals.
+    def _new_lane(self, flat: int, layout: Layout) -> _Lane:
+        dtype, device = layout.kinds[flat]
+        largest = max(bucket.slice for bucket in self._buckets if bucket.flat == flat)
+        rows = len(self._own) if len(self._own) > 1 else 0
         return _Lane(
-            incoming=torch.zeros(len(self._all), self._slice, dtype=dtype, device=device),
-            outgoing=torch.zeros(self._workers * len(self._own), self._slice, dtype=dtype, device=device),
-            gathered=torch.zeros(self._bucket, dtype=dtype, device=device),
+            incoming=torch.zeros(len(self._all) * largest, dtype=dtype, device=device),
+            outgoing=torch.zeros(self._workers * rows * largest, dtype=dtype, device=device),
         )
 
-    def reduce(self, nodes: Sequence[Node], out: torch.Tensor) -> None:
-        assert [(node.lo, node.hi) for node in nodes] == self._own, "these are not the nodes of the hosted range"
-        assert out.numel() == self._numel
+    def start(self, nodes: Sequence[Node[Gradient]], out: Gradient) -> None:
+        steps = self._steps()
+        self._flight = _Flight(nodes, out, steps, next(steps, None))
+
+    def _steps(self) -> Iterator[tuple[str, int]]:
+        """The order of the collectives: that of bucket b is gathered when the exchanges of the next ones have begun."""
+        ahead = BUCKETS_IN_FLIGHT - 1
+        for turn in range(len(self._buckets) + ahead if self._workers > 1 else 0):
+            if turn < len(self._buckets):
+                yield "exchange", turn
+            if turn >= ahead:
+                yield "gather", turn - ahead
+
+    def advance(self, flat: int, elements: int) -> None:
+        flight = self._flight
+        try:
+            while flight.broken is None and flight.next is not None:
+                kind, number = flight.next
+                bucket = self._buckets[number]
+                if kind == "gather":
+                    ready = self._communicator.poll(flight.exchanges[number])
+                else:
+                    before = number - BUCKETS_IN_FLIGHT  # it reads from our lane until it is gathered
+                    ready = (bucket.flat, bucket.complete_at) <= (flat, elements) and (
+                        before < 0 or self._communicator.poll(flight.gathers[before])
+                    )
+                if not ready:
+                    return
+                self._take_step(flight)
+        except CommunicatorBroken as error:
+            flight.broken = error
+
+    def finish(self) -> Gradient:
+        flight = self._flight
         if self._workers == 1:
-            out.copy_(nodes[0].buffer)
-            return
-        buckets = -(-self._numel // self._bucket)
-        exchanges: list[dist.Work] = []
-        gathers: list[dist.Work] = []
-        # Bucket b's all-to-all travels while the sums of bucket b - 1 are made and the gathering of bucket b - 2 ends. That
-        # one has to end before its lane is filled again, since it still reads from there.
-        for turn in range(buckets + 2):
-            if turn >= 2:
-                self._communicator.wait(gathers[turn - 2])
-                self._finish(turn - 2, out)
-            if turn < buckets:
-                exchanges.append(self._exchange(turn, nodes))
-            if 1 <= turn <= buckets:
-                self._communicator.wait(exchanges[turn - 1])
-                gathers.append(self._gather(turn - 1, out))
+            return self._sum_alone(flight.nodes)
+        while flight.broken is None and flight.next is not None:
+            kind, number = flight.next
+            if kind == "gather":
+                self._communicator.wait(flight.exchanges[number])
+            elif number >= BUCKETS_IN_FLIGHT:
+                self._communicator.wait(flight.gathers[number - BUCKETS_IN_FLIGHT])
+            self._take_step(flight)
+        if flight.broken is not None:
+            raise flight.broken
+        for work in flight.gathers[-BUCKETS_IN_FLIGHT:]:
+            self._communicator.wait(work)
+        return flight.out
 
-    def _lane(self, bucket: int) -> _Lane:
-        return self._lanes[bucket % len(self._lanes)]
+    def _sum_alone(self, nodes: Sequence[Node[Gradient]]) -> Gradient:
+        tree: TreeAccumulator[Gradient] = TreeAccumulator(self._n)
+        for node in nodes:
+            tree.push_node(node.lo, node.hi, node.buffer)
+        own = tree.nodes()
+        assert [(node.lo, node.hi) for node in own] == self._own, "these are not the nodes of the hosted range"
+        (root,) = own
+        for flat in root.buffer.flats:
+            flat.div_(self._n)
+        return root.buffer
 
-    def _part(self, bucket: int, flat: torch.Tensor) -> torch.Tensor:
-        return flat[bucket * self._bucket : (bucket + 1) * self._bucket]
+    def _take_step(self, flight: _Flight) -> None:
+        assert flight.next is not None
+        kind, number = flight.next
+        flight.next = next(flight.steps, None)
+        if kind == "exchange":
+            flight.exchanges.append(self._exchange(number, flight.nodes))
+        else:
+            flight.gathers.append(self._gather(number, flight.out))
 
-    def _exchange(self, bucket: int, nodes: Sequence[Node]) -> dist.Work:
-        lane = self._lane(bucket)
-        outgoing = lane.outgoing
-        table = outgoing.view(self._workers, len(nodes), self._slice)
-        for position, node in enumerate(nodes):
-            part = self._part(bucket, node.buffer)
-            if part.numel() < self._bucket:
-                self._fill_short(table[:, position], part)
-            elif len(nodes) == 1:
-                outgoing = part.view(self._workers, self._slice)  # has the right form already
-            else:
-                table[:, position].copy_(part.view(self._workers, self._slice))
-        return self._communicator.all_to_all(lane.incoming, outgoing, self._counts, [len(nodes)] * self._workers)
+    def _lane(self, number: int) -> _Lane:
+        return self._lanes[number % BUCKETS_IN_FLIGHT][self._buckets[number].flat]
 
-    def _fill_short(self, rows: torch.Tensor, part: torch.Tensor) -> None:
-        """The last bucket: what is missing is zeros."""
-        full, rest = divmod(part.numel(), self._slice)
-        rows[:full].copy_(part[: full * self._slice].view(full, self._slice))
-        rows[full:].zero_()
-        if rest:
-            rows[full, :rest].copy_(part[full * self._slice :])
+    def _exchange(self, number: int, nodes: Sequence[Node[Gradient]]) -> dist.Work:
+        """Give each worker its slice of our nodes, and get ours of everybody's."""
+        bucket, lane, workers = self._buckets[number], self._lane(number), self._workers
+        tree: TreeAccumulator[torch.Tensor] = TreeAccumulator(self._n)
+        for node in nodes:
+            tree.push_node(node.lo, node.hi, bucket.of(node.buffer.flats[bucket.flat], workers))
+        own = tree.nodes()
+        assert [(node.lo, node.hi) for node in own] == self._own, "these are not the nodes of the hosted range"
+        incoming = lane.incoming[: len(self._all) * bucket.slice].view(len(self._all), bucket.slice)
+        if len(own) == 1:
+            outgoing = own[0].buffer.view(workers, bucket.slice)  # lies as it has to
+        else:
+            rows = workers * len(own)
+            outgoing = lane.outgoing[: rows * bucket.slice].view(rows, bucket.slice)
+            table = outgoing.view(workers, len(own), bucket.slice)
+            for position, part in enumerate(own):
+                table[:, position].copy_(part.buffer.view(workers, bucket.slice))
+        return self._communicator.all_to_all(incoming, outgoing, self._counts, [len(own)] * workers)
 
-    def _gather(self, bucket: int, out: torch.Tensor) -> dist.Work:
-        lane = self._lane(bucket)
-        tree = TreeAccumulator(self._n)
+    def _gather(self, number: int, out: Gradient) -> dist.Work:
+        """Add our slice up, and give it to everybody."""
+        bucket = self._buckets[number]
+        incoming = self._lane(number).incoming[: len(self._all) * bucket.slice].view(len(self._all), bucket.slice)
+        tree: TreeAccumulator[torch.Tensor] = TreeAccumulator(self._n)
         for position, (lo, hi) in enumerate(self._all):
-            tree.push_node(lo, hi, lane.incoming[position])
+            tree.push_node(lo, hi, incoming[position])
         (root,) = tree.nodes()
-        part = self._part(bucket, out)
-        target = part if part.numel() == self._bucket else lane.gathered
-        return self._communicator.all_gather(target, root.buffer)
-
-    def _finish(self, bucket: int, out: torch.Tensor) -> None:
-        part = self._part(bucket, out)
-        if part.numel() < self._bucket:
-            part.copy_(self._lane(bucket).gathered[: part.numel()])
+        root.buffer.div_(self._n)
+        return self._communicator.all_gather(bucket.of(out.flats[bucket.flat], self._workers), root.buffer)

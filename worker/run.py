@@ -25,7 +25,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,13 +38,16 @@ from .checkpoint import CheckpointWriter
 from .control import ClusterControl, Control, SoloControl
 from .data import SerialSampler
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
+from .loading import Loader
 from .progress import StepTimes
 from .state import TrainingState
 from .trainer import Recipe, Trainer
+from .update import ElasticOptimizer, ElasticScaler, Update
 
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=torch.nn.Module)
+Scheduler = torch.optim.lr_scheduler.LRScheduler
 
 
 def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1) -> Run:
@@ -67,24 +71,6 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
     control = ClusterControl(environment, lambda: times.resizes)
     control.start()
     return Run(control, environment, times, environment.virtual_workers, seed)
-
-
-class ElasticOptimizer:
-    """The script's optimizer, acting once per global step. Everything else is the wrapped optimizer's."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, trainer: Trainer) -> None:
-        self._optimizer = optimizer
-        self._trainer = trainer
-
-    def step(self) -> None:
-        """This micro-batch's gradient is complete; after the last one of a global step the update is applied."""
-        self._trainer.micro_batch_done()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: each micro-batch starts from a gradient of zeros anyway."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
 
 
 class Batches:
@@ -114,6 +100,7 @@ class Run:
         self._seed = seed
         self._virtual_workers = virtual_workers
         self._registered: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
+        self._scaler: torch.amp.GradScaler | None = None
         self._trainer: Trainer | None = None
         self._epochs = 0
         self._finished = False
@@ -162,53 +149,101 @@ class Run:
             raise UserError(f"register({name!r}) was called after prepare(): call it before")
         self._registered[name] = (get, set)
 
+    def scaler(self, scaler: torch.amp.GradScaler) -> Any:
+        """Make a gradient scaler elastic: `scaler = run.scaler(torch.amp.GradScaler())`, before `prepare`.
+
+        The script uses the result as usual (`scale`, `step`, `update`). Each loss is scaled; the global gradient is scaled back,
+        and applied or, if it has overflowed, skipped, once for each global step.
+        """
+        if self._trainer is not None or self._scaler is not None:
+            raise UserError("scaler() was called twice, or after prepare(): call it once, before")
+        scaler.scale(
+            torch.zeros(1, device=self._device)
+        )  # it has no scale before the first loss, which a joiner has not seen
+        self._scaler = scaler
+        return ElasticScaler(scaler)
+
     def prepare(
         self,
         model: M,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         dataset: Any,
         batch_size: int,
         *,
-        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
         max_grad_norm: float | None = None,
+        before_update: Callable[[], None] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
+        overlap: bool = True,
     ) -> tuple[M, Any, Batches]:
         """Make a model, its optimizer and a map-style dataset elastic. The optimizer comes back as an `ElasticOptimizer`, typed
-        Any so that a script can go on calling it `optimizer`.
+        Any so that a script can go on calling it `optimizer`; several come back as a tuple, and each is stepped for each batch.
 
         batch_size: samples of one virtual worker's micro-batch, over which the loss must be a mean. N of them are a step.
         scheduler: stepped by the runtime once after every global step (one that is stepped per epoch: register it).
         max_grad_norm: clips the global gradient to this norm before the update.
+        before_update: called on every worker with the global gradient in the parameters' `grad`, just before the update.
+        drop_last: leave out an epoch's last step if it would have fewer than N * batch_size samples.
+        num_workers: processes that read batches ahead (0: this one, when it needs them), `prefetch_factor` each. They work
+        on a copy of the dataset; one with a method `set_epoch(epoch)` is told the epoch.
+        overlap: reduce gradients while the backward pass still computes others, if the script allows it.
         Raises UserError where the arguments cannot work.
         """
         if self._trainer is not None:
-            raise UserError("prepare() was called twice: a run trains one model with one optimizer")
+            raise UserError("prepare() was called twice: a run trains one model")
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        schedulers = [scheduler] if isinstance(scheduler, Scheduler) else list(scheduler or ())
+        sampler = self._sampler(dataset, batch_size, shuffle, drop_last)
+        model.to(self._device)
+        state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered)
+        update = Update(optimizers, schedulers, self._scaler, max_grad_norm, before_update)
+        if num_workers < 0 or prefetch_factor < 1:
+            raise UserError(
+                f"num_workers is {num_workers}, prefetch_factor {prefetch_factor}: at least 0 and 1 are needed"
+            )
+        loader = Loader(dataset, sampler, collate, self._seed, self._device, num_workers, prefetch_factor)
+        env = self._env
+        writer = CheckpointWriter(Path(env.checkpoint_directory), env.checkpoint_keep) if env else None
+        trainer = Trainer(self._recipe(overlap), self._control, self._times, state, update, sampler, loader, writer)
+        self._trainer = trainer
+        elastic = tuple(
+            ElasticOptimizer(each, partial(trainer.optimizer_stepped, position))
+            for position, each in enumerate(optimizers)
+        )
+        single = isinstance(optimizer, torch.optim.Optimizer)
+        return model, elastic[0] if single else elastic, Batches(trainer)
+
+    def _sampler(self, dataset: Any, batch_size: int, shuffle: bool, drop_last: bool) -> SerialSampler:
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
         columns = isinstance(dataset, tuple | list) and all(isinstance(part, torch.Tensor) for part in dataset)
         size = len(dataset[0]) if columns else len(dataset)
         if size < 1:
             raise UserError("the dataset is empty")
-        model.to(self._device)
-        state = TrainingState(model, optimizer, scheduler, self._registered)
-        sampler = SerialSampler(size, self._virtual_workers, batch_size, self._seed, shuffle)
+        n = self._virtual_workers
+        if drop_last and size < n * batch_size:
+            raise UserError(f"drop_last leaves nothing of {size} samples: one step needs {n} * {batch_size}")
+        return SerialSampler(size, n, batch_size, self._seed, shuffle, drop_last)
+
+    def _recipe(self, overlap: bool) -> Recipe:
         env = self._env
         determinism = env.determinism if env else Determinism.ELASTIC
         if determinism is not Determinism.NONE:
             torch.use_deterministic_algorithms(True, warn_only=True)
-        recipe = Recipe(
+            torch.backends.cudnn.benchmark = False
+        return Recipe(
             virtual_workers=self._virtual_workers,
             seed=self._seed,
             device=self._device,
             canonical=determinism in (Determinism.ELASTIC, Determinism.HETEROGENEOUS),
-            max_grad_norm=max_grad_norm,
+            overlap=overlap,
             max_steps=env.max_steps if env else None,
             checkpoint_every_s=env.checkpoint_every_s if env else 0.0,
         )
-        writer = CheckpointWriter(Path(env.checkpoint_directory), env.checkpoint_keep) if env else None
-        self._trainer = Trainer(recipe, self._control, self._times, state, sampler, dataset, collate, writer)
-        return model, ElasticOptimizer(optimizer, self._trainer), Batches(self._trainer)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left, up to `count`. A joiner begins in the one that the job is in; a leaver ends inside.

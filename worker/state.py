@@ -3,14 +3,15 @@
 It has two parts: a *header* of plain values, and the *tensors* in the order that the header gives. Whoever has the header knows
 what tensors will follow, so they are sent one by one from where they are to where they belong, without a serialized copy:
 
-    parameters, buffers, tensors of the optimizer's state (parameter by parameter), tensors among its hyperparameters
+    parameters, buffers, then for each optimizer the tensors of its state (parameter by parameter) and among its hyperparameters
 
-A fresh optimizer has no state before its first step. `adopt` therefore gives this one the structure of the header's.
+A fresh optimizer has no state before its first step, and a script may have unfrozen parameters or added them to a group since
+its beginning. `adopt` therefore gives model and optimizers the structure of the header's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from ..protocol.errors import PeerError, UserError
 from .plain import pack, unpack
 
-FORMAT = 1
+FORMAT = 2
 Accessors = tuple[Callable[[], Any], Callable[[Any], None]]
 
 
@@ -46,35 +47,39 @@ class TrainingState:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        optimizers: Sequence[torch.optim.Optimizer],
+        schedulers: Sequence[torch.optim.lr_scheduler.LRScheduler] = (),
+        scaler: torch.amp.GradScaler | None = None,
         registered: Mapping[str, Accessors] | None = None,
     ) -> None:
         """registered: by name, how to get and to set a value of the script's own. The mapping may still grow."""
         self.model = model
-        self.optimizer = optimizer
-        self.scheduler = scheduler
+        self.optimizers = list(optimizers)
+        self.schedulers = list(schedulers)
+        self.scaler = scaler
         self._registered: Mapping[str, Accessors] = registered if registered is not None else {}
 
     # -- giving
 
     def header(self, counters: Mapping[str, int]) -> dict[str, Any]:
         """All but the tensors, in plain values. Raises UserError, naming it, for a value that cannot be one."""
-        optimizer, numbered = self._pack_optimizer()
+        optimizers, numbered = self._pack_optimizers()
         return {
             "format": FORMAT,
             "counters": dict(counters),
             "tensors": [describe(name, tensor) for name, tensor in numbered],
-            "optimizer": optimizer,
-            "scheduler": None
-            if self.scheduler is None
-            else pack(self.scheduler.state_dict(), "the state of the scheduler"),
+            "trained": [position for position, tensor in enumerate(self._parameters()) if tensor.requires_grad],
+            "optimizers": optimizers,
+            "schedulers": [pack(each.state_dict(), "the state of a scheduler") for each in self.schedulers],
+            "scaler": None
+            if self.scaler is None
+            else pack(self.scaler.state_dict(), "the state of the gradient scaler"),
             "registered": self.registered_values(),
         }
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors themselves, not copies, in the header's order."""
-        return [tensor for _, tensor in self._pack_optimizer()[1]]
+        return [tensor for _, tensor in self._pack_optimizers()[1]]
 
     def registered_values(self) -> dict[str, Any]:
         """What the script has registered, packed."""
@@ -82,16 +87,41 @@ class TrainingState:
 
     # -- taking
 
-    def adopt(self, header: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Give the optimizer the structure of the header's. Returns the tensors to copy the header's into, in its order.
+    def trained_in(self, header: Mapping[str, Any]) -> list[torch.nn.Parameter]:
+        """This model's parameters that the header's script trains. Raises as `adopt`."""
+        self._check(header)
+        known = {id(parameter) for parameter in self.model.parameters()}
+        found = [
+            parameter for position, parameter in enumerate(self._parameters()) if position in set(header["trained"])
+        ]
+        return [
+            parameter for parameter in found if isinstance(parameter, torch.nn.Parameter) and id(parameter) in known
+        ]
 
-        Raises UserError, with nothing changed, if the header is of another model, optimizer or set of registered values.
+    def adopt(self, header: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Give parameters and optimizers the header's structure: which are trained, in which group, with what state.
+
+        Returns the tensors to copy the header's into, in its order. Raises UserError, with nothing changed, if the header is of
+        another model, other optimizers or another set of registered values.
         """
         self._check(header)
-        own = self._model_tensors()
-        targets: list[torch.Tensor] = [tensor for _, tensor in own]
-        descriptions = header["tensors"]
+        parameters = self._parameters()
+        targets = [tensor for _, tensor in self._model_tensors()]
+        trained = set(header["trained"])
+        for position, parameter in enumerate(parameters):
+            parameter.requires_grad_(position in trained)
+        for optimizer, theirs in zip(self.optimizers, header["optimizers"], strict=True):
+            self._adopt_optimizer(optimizer, theirs, parameters, header["tensors"], targets)
+        return targets
 
+    def _adopt_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        theirs: Mapping[str, Any],
+        parameters: Sequence[torch.Tensor],
+        descriptions: Sequence[list[Any]],
+        targets: list[torch.Tensor],
+    ) -> None:
         def take(device: torch.device) -> Callable[[int, Any], torch.Tensor]:
             def tensor_of(number: int, present: Any) -> torch.Tensor:
                 if number != len(targets):
@@ -102,20 +132,25 @@ class TrainingState:
 
             return tensor_of
 
-        optimized = self._optimized()
-        states = dict(header["optimizer"]["states"])
-        for position, parameter in enumerate(optimized):
-            present = self.optimizer.state.pop(parameter, None)
+        states = dict(theirs["states"])
+        for position, parameter in enumerate(parameters):
+            present = optimizer.state.pop(parameter, None)
             if position in states:
-                self.optimizer.state[parameter] = unpack(states[position], take(parameter.device), present)
-        for group, packed in zip(self.optimizer.param_groups, header["optimizer"]["groups"], strict=True):
-            group.update(unpack(packed, take(group["params"][0].device), group))
-        return targets
+                optimizer.state[parameter] = unpack(states[position], take(parameter.device), present)
+        for number, group in enumerate(theirs["groups"]):
+            members = [parameters[position] for position in group["params"]]
+            if number == len(optimizer.param_groups):  # added while the job ran
+                optimizer.param_groups.append({})
+            own = optimizer.param_groups[number]
+            own["params"] = members
+            own.update(unpack(group["options"], take(members[0].device), own))
 
     def finish(self, header: Mapping[str, Any]) -> None:
-        """After the tensors have come: the scheduler's state, and the script's own values."""
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(unpack(header["scheduler"]))
+        """After the tensors have come: the schedulers' state, the scaler's, and the script's own values."""
+        for scheduler, theirs in zip(self.schedulers, header["schedulers"], strict=True):
+            scheduler.load_state_dict(unpack(theirs))
+        if self.scaler is not None:
+            self.scaler.load_state_dict(unpack(header["scaler"]))
         self.set_registered(header["registered"])
 
     def set_registered(self, values: Mapping[str, Any]) -> None:
@@ -125,46 +160,62 @@ class TrainingState:
 
     # -- what there is
 
-    def _optimized(self) -> list[torch.Tensor]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
-    def _model_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Parameters, tied ones once; those that only the optimizer knows; buffers, whether persistent or not."""
+    def _named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """Parameters of the model, tied ones once, then those that only an optimizer knows."""
         named: list[tuple[str, torch.Tensor]] = list(self.model.named_parameters())
         known = {id(parameter) for _, parameter in named}
-        for position, parameter in enumerate(self._optimized()):
-            if id(parameter) not in known:
-                named.append((f"optimizer's parameter {position}", parameter))
-        parameters = [(name, parameter.detach()) for name, parameter in named]
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if id(parameter) not in known:
+                        known.add(id(parameter))
+                        named.append((f"an optimizer's parameter {len(named)}", parameter))
+        return named
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for _, parameter in self._named_parameters()]
+
+    def _model_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Parameters, then buffers, whether persistent or not."""
+        parameters = [(name, parameter.detach()) for name, parameter in self._named_parameters()]
         return [*parameters, *self.model.named_buffers()]
 
-    def _pack_optimizer(self) -> tuple[dict[str, Any], list[tuple[str, torch.Tensor]]]:
-        """The optimizer in plain values; and all tensors, as they are numbered."""
+    def _pack_optimizers(self) -> tuple[list[dict[str, Any]], list[tuple[str, torch.Tensor]]]:
+        """The optimizers in plain values; and all tensors, as they are numbered."""
         tensors = self._model_tensors()
+        positions = {id(parameter): position for position, parameter in enumerate(self._parameters())}
 
         def number(tensor: torch.Tensor, where: str) -> int:
             tensors.append((where, tensor.detach()))
             return len(tensors) - 1
 
-        optimized, state = self._optimized(), self.optimizer.state
-        positions = {id(parameter): position for position, parameter in enumerate(optimized)}
-        if any(id(key) not in positions for key in state):
+        return [self._pack_optimizer(each, positions, number) for each in self.optimizers], tensors
+
+    def _pack_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        positions: Mapping[int, int],
+        number: Callable[[torch.Tensor, str], int],
+    ) -> dict[str, Any]:
+        states = {positions.get(id(parameter)): state for parameter, state in optimizer.state.items()}
+        if None in states:
             raise UserError("the optimizer keeps state that belongs to no parameter, which cannot be carried along")
-        groups = self.optimizer.param_groups
-        packed = {
-            "kind": type(self.optimizer).__qualname__,
-            "sizes": [len(group["params"]) for group in groups],
+        return {
+            "kind": type(optimizer).__qualname__,
             "states": [
-                [position, pack(dict(state[parameter]), f"optimizer.state[{position}]", number)]
-                for position, parameter in enumerate(optimized)
-                if parameter in state
+                [position, pack(dict(states[position]), f"optimizer.state[{position}]", number)]
+                for position in sorted(position for position in states if position is not None)
             ],
             "groups": [
-                pack({key: group[key] for key in group if key != "params"}, f"optimizer.param_groups[{i}]", number)
-                for i, group in enumerate(groups)
+                {
+                    "params": [positions[id(parameter)] for parameter in group["params"]],
+                    "options": pack(
+                        {key: group[key] for key in group if key != "params"}, f"optimizer.param_groups[{i}]", number
+                    ),
+                }
+                for i, group in enumerate(optimizer.param_groups)
             ],
         }
-        return packed, tensors
 
     # -- whether it is ours
 
@@ -180,23 +231,34 @@ class TrainingState:
                 )
         if len(theirs) < len(own):
             raise UserError(f"another model: the training state ends before {_words(own[len(theirs)])}")
-        self._check_optimizer(header["optimizer"])
-        if (header["scheduler"] is None) != (self.scheduler is None):
-            there, here = ("no", "a") if self.scheduler is not None else ("a", "no")
-            raise UserError(f"the training state has {there} scheduler, this script {here} scheduler")
+        kinds = [type(optimizer).__qualname__ for optimizer in self.optimizers]
+        other_kinds = [other["kind"] for other in header["optimizers"]]
+        if kinds != other_kinds:
+            raise UserError(
+                f"another optimizer: the training state is that of {', '.join(other_kinds)}, this script has {', '.join(kinds)}"
+            )
+        for optimizer, other in zip(self.optimizers, header["optimizers"], strict=True):
+            _check_groups(optimizer, other["groups"], len(self._parameters()))
+        self._check_count("scheduler", len(header["schedulers"]), len(self.schedulers))
+        self._check_count("gradient scaler", header["scaler"] is not None, self.scaler is not None)
         if sorted(header["registered"]) != sorted(self._registered):
             there, here = (", ".join(sorted(names)) or "none" for names in (header["registered"], self._registered))
             raise UserError(f"the training state has the registered values {there}; this script registers {here}")
 
-    def _check_optimizer(self, theirs: Mapping[str, Any]) -> None:
-        kind = type(self.optimizer).__qualname__
-        if theirs["kind"] != kind:
-            raise UserError(f"another optimizer: the training state is that of {theirs['kind']}, this one is {kind}")
-        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
-        if list(theirs["sizes"]) != sizes:
+    def _check_count(self, what: str, theirs: int, ours: int) -> None:
+        if int(theirs) != int(ours):
             raise UserError(
-                f"another optimizer: its groups have {sizes} parameters, in the training state {theirs['sizes']}"
+                f"the training state has {int(theirs) or 'no'} {what}, this script {int(ours) or 'no'} {what}"
             )
+
+
+def _check_groups(optimizer: torch.optim.Optimizer, theirs: Sequence[Mapping[str, Any]], parameters: int) -> None:
+    """Groups and parameters may have been added while the job ran; a script that begins with more is another one."""
+    own = optimizer.param_groups
+    sizes, others = [len(group["params"]) for group in own], [len(group["params"]) for group in theirs]
+    known = all(0 <= position < parameters for group in theirs for position in group["params"])
+    if len(others) < len(sizes) or any(a > b for a, b in zip(sizes, others, strict=False)) or not known or 0 in others:
+        raise UserError(f"another optimizer: its groups have {sizes} parameters, in the training state {others}")
 
 
 def _words(description: list[Any]) -> str:

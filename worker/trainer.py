@@ -25,13 +25,17 @@ import torch
 import torch.distributed as dist
 
 from ..protocol.errors import UserError
+from .accumulation import Accumulation, same, trained
+from .buffers import ModelBuffers
 from .checkpoint import CheckpointWriter, latest
 from .communicator import Communicator, CommunicatorBroken
 from .control import Control, Progress, Switching
-from .data import SerialSampler, fetch, move_to
+from .data import SerialSampler
+from .gradients import Layout
+from .loading import Loader
 from .machine import Stall
 from .progress import StepTimes
-from .reduction import CanonicalReducer, PlainReducer, Reducer, TreeAccumulator
+from .reduction import CanonicalReducer, PlainReducer, Reducer
 from .replication import (
     Pending,
     Transfer,
@@ -42,6 +46,7 @@ from .replication import (
     start_sending,
 )
 from .state import TrainingState
+from .update import Update
 from .virtual import assign, derive_seed, seed_everything
 
 log = logging.getLogger(__name__)
@@ -55,22 +60,9 @@ class Recipe:
     seed: int
     device: torch.device
     canonical: bool  # reduce in the canonical order (determinism elastic and heterogeneous)
-    max_grad_norm: float | None
+    overlap: bool  # reduce while the backward pass goes on
     max_steps: int | None
     checkpoint_every_s: float
-
-
-class GradientBuffer:
-    """One flat gradient, and its views in the shapes of the parameters."""
-
-    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
-        first = parameters[0]
-        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
-        self.views: list[torch.Tensor] = []
-        offset = 0
-        for parameter in parameters:
-            self.views.append(self.flat[offset : offset + parameter.numel()].view_as(parameter))
-            offset += parameter.numel()
 
 
 class Trainer:
@@ -82,21 +74,19 @@ class Trainer:
         control: Control,
         times: StepTimes,
         state: TrainingState,
+        update: Update,
         sampler: SerialSampler,
-        dataset: Any,
-        collate: Callable[[list[Any]], Any] | None,
+        loader: Loader,
         writer: CheckpointWriter | None,
     ) -> None:
         self._recipe = recipe
         self._control = control
         self._times = times
         self._state = state
+        self._update = update
         self._sampler = sampler
-        self._dataset = dataset
-        self._collate = collate
+        self._loader = loader
         self._writer = writer
-        self._parameters = trainable(state.model)
-        self._buffers = list(state.model.buffers())
         self._checkpoint_at = time.monotonic() + recipe.checkpoint_every_s
 
         # where the loop is
@@ -111,7 +101,6 @@ class Trainer:
         # the generation in use
         self._switching: Switching | None = None
         self._communicator = Communicator.alone()
-        self._reducer: Reducer = PlainReducer(self._communicator)
         self._ranges: tuple[range, ...] = ()
         self._transfers: tuple[Transfer, ...] = ()  # not empty until the first step has been applied everywhere
         self._first_step_applied = False
@@ -119,21 +108,21 @@ class Trainer:
 
         # the step in progress
         self._step = -1
-        self._accumulator = TreeAccumulator(recipe.virtual_workers)
+        self._buffers = ModelBuffers(state.model)
         self._hosted: list[int] = []
         self._current: int | None = None  # virtual worker whose batch the script has
-        self._gradient: GradientBuffer | None = None
-        self._word_work: dist.Work
-        self._start_buffers: list[torch.Tensor] = []
-        self._new_buffers: list[torch.Tensor] = []
-        self._new_memory()
-
-    def _new_memory(self) -> None:
-        """Fresh buffers: an operation that was abandoned still owns the old ones."""
-        self._pool: dict[int, GradientBuffer] = {}  # all that exist, by address
-        self._free: list[GradientBuffer] = []
-        self._sum = GradientBuffer(self._parameters)
+        self._stepped: set[int] = set()  # optimizers that the script has stepped for it
         self._word = torch.zeros(1, dtype=torch.int64)
+        self._word_work: dist.Work
+        self._lay_out(trained(state.model))
+
+    def _lay_out(self, parameters: list[torch.nn.Parameter]) -> None:
+        """These are the parameters that are trained from now on."""
+        recipe = self._recipe
+        self._parameters = parameters
+        self._layout = Layout(parameters, padding=recipe.virtual_workers)
+        self._accumulation = Accumulation(self._layout, recipe.virtual_workers, recipe.canonical, recipe.overlap)
+        self._reducer: Reducer | None = None
 
     # -- what a script may ask
 
@@ -228,11 +217,10 @@ class Trainer:
         self._failure = None
         self._sending = None
         self._current = None
-        for parameter in self._parameters:
-            parameter.grad = None
-        if self._step == self._next_step and self._buffers:
-            self._set_buffers(self._start_buffers)
-        self._new_memory()
+        if self._step == self._next_step:
+            self._buffers.restore()
+        self._accumulation.forget()
+        self._word = torch.zeros(1, dtype=torch.int64)
         return self._control.failed(reason)
 
     def _enter(self, switching: Switching) -> None:
@@ -260,18 +248,13 @@ class Trainer:
     def _host(self, hosts: Sequence[bool]) -> None:
         """Divide the virtual workers among the members that host."""
         self._ranges = assign(self._recipe.virtual_workers, hosts)
-        flat = self._sum.flat
+        self._reducer = None
+
+    def _new_reducer(self) -> Reducer:
+        n = self._recipe.virtual_workers
         if self._recipe.canonical:
-            self._reducer = CanonicalReducer(
-                self._communicator,
-                self._ranges,
-                self._recipe.virtual_workers,
-                flat.numel(),
-                flat.dtype,
-                flat.device,
-            )
-        else:
-            self._reducer = PlainReducer(self._communicator)
+            return CanonicalReducer(self._communicator, self._ranges, n, self._layout)
+        return PlainReducer(self._communicator, self._layout, n)
 
     def _begin_or_resume(self) -> None:
         """The first holder of a job's state: the last checkpoint, or the script's own initial values."""
@@ -297,7 +280,7 @@ class Trainer:
         if targets:
             header = self._state.header({"applied": self._next_step - 1, "epoch": self.epoch})
             self._sending = start_sending(
-                self._communicator, targets, header, self._state.tensors(), mutable=self._buffers
+                self._communicator, targets, header, self._state.tensors(), mutable=self._buffers.live
             )
 
     def _join(self) -> None:
@@ -317,7 +300,7 @@ class Trainer:
             take_state()
             self._control.step_applied(self._next_step - 1, self._progress())
         else:
-            self._begin_step(first_step)
+            self._begin_step(first_step, self._state.trained_in(incoming.header))
             self._complete_step(take_state)
 
     def _finish_transfers(self) -> None:
@@ -340,7 +323,7 @@ class Trainer:
     # -- one step
 
     def _run_step(self) -> Iterator[Any]:
-        self._begin_step(self._next_step)
+        self._begin_step(self._next_step, trained(self._state.model))
         for virtual_worker in self._hosted:
             if self._communicator.aborted:
                 raise CommunicatorBroken("abandoned")
@@ -352,13 +335,20 @@ class Trainer:
         if not self._hosted:
             self._complete_step()
 
-    def _begin_step(self, step: int) -> None:
+    def _begin_step(self, step: int, parameters: list[torch.nn.Parameter]) -> None:
+        self._buffers.begin()
         self._step = step
+        if not same(parameters, self._parameters):
+            self._accumulation.close()
+            self._lay_out(parameters)
+        mine = self._ranges[self.rank]
+        if self._reducer is None:
+            self._reducer = self._new_reducer()
+            self._loader.assign(step, mine, self.total_steps)
         if self._holds_state():
             self._send_state()
-        self._hosted = [v for v in self._ranges[self.rank] if self._indices(step, v)]
-        self._accumulator = TreeAccumulator(self._recipe.virtual_workers, self._recycle)
-        self._start_buffers = [buffer.clone() for buffer in self._buffers]
+        self._hosted = [v for v in mine if self._indices(step, v)]
+        self._accumulation.begin()
         self._word[0] = self._control.step_started(last=step + 1 >= self.total_steps)
         self._word_work = self._communicator.all_reduce_max(self._word)
 
@@ -373,50 +363,28 @@ class Trainer:
 
     def _begin_micro_batch(self, virtual_worker: int) -> Any:
         recipe, step = self._recipe, self._step
-        self._set_buffers(self._start_buffers)
+        batch = self._loader.batch(step, virtual_worker)
+        self._buffers.begin_micro_batch()
         self._current = virtual_worker
-        self._gradient = self._take_buffer()
-        for parameter, view in zip(self._parameters, self._gradient.views, strict=True):
-            parameter.grad = view
-        seed_everything(derive_seed(recipe.seed, "data", step, virtual_worker))
-        batch = fetch(self._dataset, self._indices(step, virtual_worker), self._collate)
+        self._stepped.clear()
+        weight = self._sampler.weight(step % self._sampler.steps_per_epoch, virtual_worker)
+        last = virtual_worker == self._ranges[self.rank][-1]  # in a short step others may follow, which have no sample
+        self._accumulation.expect(virtual_worker, weight, self._reducer if last else None)
         seed_everything(derive_seed(recipe.seed, "model", step, virtual_worker))
-        return move_to(batch, recipe.device)
+        return batch
 
-    def _take_buffer(self) -> GradientBuffer:
-        """A gradient of zeros."""
-        if self._free:
-            buffer = self._free.pop()
-            buffer.flat.zero_()
-            return buffer
-        buffer = GradientBuffer(self._parameters)
-        self._pool[buffer.flat.data_ptr()] = buffer
-        return buffer
-
-    def _recycle(self, flat: torch.Tensor) -> None:
-        self._free.append(self._pool[flat.data_ptr()])
-
-    def _set_buffers(self, values: list[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for live, value in zip(self._buffers, values, strict=True):
-                live.copy_(value)
-
-    def micro_batch_done(self) -> None:
-        """The script has called `optimizer.step()`: this virtual worker's gradient is complete."""
-        virtual_worker, gradient = self._current, self._gradient
-        if virtual_worker is None or gradient is None:
+    def optimizer_stepped(self, optimizer: int) -> None:
+        """The script has called `step()` of this optimizer: with the last one the virtual worker's gradient is complete."""
+        virtual_worker = self._current
+        if virtual_worker is None or optimizer in self._stepped:
             raise UserError("optimizer.step() was called twice for one batch, or outside the loop over batches")
-        self._current = self._gradient = None
-        for parameter, view in zip(self._parameters, gradient.views, strict=True):
-            if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
-                view.copy_(parameter.grad)  # backward, or the script, has put another tensor there
-            parameter.grad = None
-        weight = self._sampler.weight(self._step % self._sampler.steps_per_epoch, virtual_worker)
-        if weight != 1.0:
-            gradient.flat.mul_(weight)
+        self._stepped.add(optimizer)
+        if len(self._stepped) < len(self._state.optimizers):
+            return
+        self._current = None
+        self._accumulation.completed()
         if virtual_worker == 0:
-            self._new_buffers = [buffer.clone() for buffer in self._buffers]
-        self._accumulator.push(virtual_worker, gradient.flat)
+            self._buffers.keep()
         if virtual_worker == self._hosted[-1]:
             try:
                 self._complete_step()
@@ -425,57 +393,32 @@ class Trainer:
 
     def _complete_step(self, before_update: Callable[[], None] = lambda: None) -> None:
         """Reduce, read the control word, apply the update. Raises CommunicatorBroken, with nothing applied."""
-        mine = self._ranges[self.rank]
-        for virtual_worker in mine[len(self._hosted) :]:  # whose slice of a short last step is empty
-            self._accumulator.push(virtual_worker, self._take_buffer().flat)
-        nodes = self._accumulator.nodes()
-        self._reducer.reduce(nodes, self._sum.flat)
-        for *_, flat in nodes:
-            self._recycle(flat)
-        self._share_buffers()
+        for virtual_worker in self._ranges[self.rank][len(self._hosted) :]:
+            self._accumulation.skip(virtual_worker)  # whose slice of a short last step is empty
+        assert self._reducer is not None
+        gradient = self._accumulation.reduce(self._reducer)
+        root = next(rank for rank, hosted in enumerate(self._ranges) if 0 in hosted)
+        self._buffers.share(self._communicator, root)
         self._communicator.wait(self._word_work)
         if self._sending is not None:
             self._sending.wait()
             self._sending = None
         before_update()
         self._control.word_read(int(self._word[0]))
+        for parameter, view in zip(self._layout.parameters, gradient.views, strict=True):
+            parameter.grad = view
         self._apply()
 
     def _apply(self) -> None:
-        self._sum.flat.div_(self._recipe.virtual_workers)
-        for parameter, view in zip(self._parameters, self._sum.views, strict=True):
-            parameter.grad = view
-        if self._recipe.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.max_grad_norm)
-        self._state.optimizer.step()
+        self._update.apply(self._parameters)
         for parameter in self._parameters:
             parameter.grad = None
-        if self._state.scheduler is not None:
-            self._state.scheduler.step()
-        if self._buffers:
-            self._set_buffers(self._new_buffers)
+        self._accumulation.applied()
+        self._buffers.apply()
         self._first_step_applied = True
         self._times.applied(self._step, time.monotonic())
         self._next_step = self._step + 1
         self._control.step_applied(self._step, self._progress())
-
-    def _share_buffers(self) -> None:
-        """Virtual worker 0's buffers become everyone's, as DistributedDataParallel's `broadcast_buffers` does."""
-        if not self._buffers:
-            return
-        root = next(rank for rank, hosted in enumerate(self._ranges) if 0 in hosted)
-        if self.rank != root:
-            self._new_buffers = [torch.empty_like(buffer) for buffer in self._buffers]
-        if self.world_size == 1:
-            return
-        packed = torch.cat([buffer.contiguous().reshape(-1).view(torch.uint8) for buffer in self._new_buffers])
-        self._communicator.wait(self._communicator.broadcast(packed, root))
-        offset = 0
-        for buffer in self._new_buffers:
-            size = buffer.numel() * buffer.element_size()
-            # clone: the slice of `packed` need not be aligned for the wider type
-            buffer.copy_(packed[offset : offset + size].clone().view(buffer.dtype).view(buffer.shape))
-            offset += size
 
     # -- what is told and kept
 
@@ -494,15 +437,3 @@ class Trainer:
     def _checkpoint(self, writer: CheckpointWriter) -> None:
         header = self._state.header({"applied": self._next_step - 1, "epoch": self.epoch})
         writer.save(self._next_step - 1, header, self._state.tensors())
-
-
-def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """The parameters that are trained, each once. Raises UserError where they cannot share one flat gradient."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise UserError("the model has no parameters to train")
-    kinds = {(str(parameter.dtype), str(parameter.device)) for parameter in parameters}
-    if len(kinds) > 1:
-        found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds))
-        raise UserError(f"all trained parameters must have one type and be on one device; found {found}")
-    return parameters

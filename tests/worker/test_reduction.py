@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticd.worker.communicator import Communicator
-from elasticd.worker.reduction import CanonicalReducer, PlainReducer, TreeAccumulator, cover
+from elasticd.worker.gradients import Gradient, Layout
+from elasticd.worker.reduction import CanonicalReducer, Node, PlainReducer, TreeAccumulator, cover
 from elasticd.worker.virtual import assign
 
 _spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
@@ -24,8 +25,6 @@ sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)
 run_ranks: Callable[..., list[torch.Tensor]] = _module.run_ranks
 
-CPU = torch.device("cpu")
-
 
 def leaves(n: int, numel: int) -> torch.Tensor:
     """Values of very different sizes, so that every order of addition gives other bits."""
@@ -33,8 +32,8 @@ def leaves(n: int, numel: int) -> torch.Tensor:
     return torch.randn(n, numel, generator=generator) * torch.logspace(-3, 3, n)[:, None]
 
 
-def accumulate(gradients: torch.Tensor, hosted: range) -> TreeAccumulator:
-    tree = TreeAccumulator(len(gradients))
+def accumulate(gradients: torch.Tensor, hosted: range) -> TreeAccumulator[torch.Tensor]:
+    tree: TreeAccumulator[torch.Tensor] = TreeAccumulator(len(gradients))
     for v in hosted:
         tree.push(v, gradients[v].clone())
     return tree
@@ -77,12 +76,12 @@ def test_nodes_left_after_accumulation_are_those_that_everybody_expects(case: tu
 def test_the_sum_has_the_bits_of_the_definition_for_every_division(case: tuple[int, list[range]]) -> None:
     n, ranges = case
     gradients = leaves(n, 17)
-    total = TreeAccumulator(n)
+    total: TreeAccumulator[torch.Tensor] = TreeAccumulator(n)
     for hosted in ranges:
         for node in accumulate(gradients, hosted).nodes():
-            total.push_node(*node)
+            total.push_node(node.lo, node.hi, node.buffer)
     (root,) = total.nodes()
-    assert root[:2] == (0, n)
+    assert (root.lo, root.hi) == (0, n)
     assert torch.equal(root.buffer, reference(gradients))
 
 
@@ -94,7 +93,7 @@ def test_few_buffers_are_alive_at_any_time(n: int) -> None:
         nonlocal alive
         alive -= 1
 
-    tree = TreeAccumulator(n, recycle)
+    tree: TreeAccumulator[torch.Tensor] = TreeAccumulator(n, recycle)
     one = torch.zeros(1)
     for v in range(n):
         alive += 1
@@ -105,22 +104,55 @@ def test_few_buffers_are_alive_at_any_time(n: int) -> None:
 
 
 def test_a_gap_between_nodes_is_a_bug() -> None:
-    tree = TreeAccumulator(4)
+    tree: TreeAccumulator[torch.Tensor] = TreeAccumulator(4)
     tree.push(0, torch.zeros(1))
     with pytest.raises(AssertionError, match="does not follow"):
         tree.push(2, torch.zeros(1))
 
 
+def layout_of(numel: int, n: int, dtype: torch.dtype = torch.float32) -> Layout:
+    """A model of parameters of several sizes, `numel` elements in all."""
+    sizes = [size for size in (numel // 2, numel // 3, numel - numel // 2 - numel // 3) if size]
+    return Layout([torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes], padding=n)
+
+
+def nodes_of(layout: Layout, gradients: torch.Tensor, hosted: range, merged: bool) -> list[Node[Gradient]]:
+    """This range's part of the tree, its siblings added up or not."""
+    tree: TreeAccumulator[Gradient] = TreeAccumulator(len(gradients))
+    for v in hosted:
+        leaf = layout.allocate()
+        leaf.flats[0][: gradients.shape[1]].copy_(gradients[v])
+        tree.hold(v, v + 1, leaf)
+        if merged or v + 1 < hosted.stop:
+            tree.merge()
+    return tree.nodes()
+
+
 def canonical(gradients: torch.Tensor, hosts: list[bool], bucket_elements: int) -> list[torch.Tensor]:
+    """What the reducer makes of it on each rank: at once, then told bit by bit how much is complete, as hooks do."""
     n, numel = gradients.shape
     ranges = assign(n, hosts)
 
     def run(communicator: Communicator) -> torch.Tensor:
-        reducer = CanonicalReducer(communicator, ranges, n, numel, gradients.dtype, CPU, bucket_elements)
-        out = torch.full((numel,), float("nan"), dtype=gradients.dtype)
-        for _ in range(2):  # buffers are used again
-            reducer.reduce(accumulate(gradients, ranges[communicator.rank]).nodes(), out)
-        return out
+        layout = layout_of(numel, n, gradients.dtype)
+        reducer = CanonicalReducer(communicator, ranges, n, layout, bucket_elements)
+        out = layout.allocate()
+        hosted = ranges[communicator.rank]
+        reducer.start(nodes_of(layout, gradients, hosted, merged=True), out)
+        first = reducer.finish().flats[0].clone()
+        nodes = nodes_of(layout, gradients, hosted, merged=False)
+        reducer.start(nodes, out)
+        late = [node.buffer.flats[0].clone() for node in nodes]
+        for node in nodes:
+            node.buffer.flats[0][:numel].fill_(float("nan"))  # still to come
+        step = max(1, numel // 7)
+        for begin in range(0, numel if hosted else 0, step):
+            for node, flat in zip(nodes, late, strict=True):
+                node.buffer.flats[0][begin : begin + step].copy_(flat[begin : begin + step])
+            reducer.advance(0, min(begin + step, numel))
+        second = reducer.finish().flats[0].clone()
+        assert torch.equal(first, second)
+        return second[:numel]
 
     return [run(Communicator.alone())] if len(hosts) == 1 else run_ranks(len(hosts), run)
 
@@ -133,7 +165,6 @@ def canonical(gradients: torch.Tensor, hosts: list[bool], bucket_elements: int) 
         [True] * 3,
         [True] * 4,
         [True] * 8,
-        [True] * 9,  # more workers than virtual workers
         [True, False],  # 1 -> 2
         [False, True, False, True],
     ],
@@ -144,7 +175,7 @@ def test_the_reduction_has_equal_bits_for_every_number_of_workers(
     hosts: list[bool], numel: int, bucket_elements: int
 ) -> None:
     gradients = leaves(8, numel)
-    expected = reference(gradients)
+    expected = reference(gradients) / 8
     for out in canonical(gradients, hosts, bucket_elements):
         assert torch.equal(out, expected)
 
@@ -153,23 +184,50 @@ def test_the_reduction_has_equal_bits_for_every_number_of_workers(
 def test_odd_numbers_of_virtual_workers_and_half_precision_have_equal_bits_too(workers: int) -> None:
     gradients = leaves(7, 501).to(torch.bfloat16)
     for out in canonical(gradients, [True] * workers, 100):
-        assert torch.equal(out, reference(gradients))
+        assert torch.equal(out, reference(gradients) / 7)
+
+
+def test_parameters_of_several_types_are_reduced_each_in_its_own() -> None:
+    def run(communicator: Communicator) -> list[torch.Tensor]:
+        kinds = (torch.float32, torch.bfloat16, torch.float64, torch.float32)
+        layout = Layout([torch.nn.Parameter(torch.zeros(50, dtype=kind)) for kind in kinds], padding=4)
+        leaf = layout.allocate()
+        for position, view in enumerate(leaf.views):
+            view.fill_(0.1 * (position + 1) * (communicator.rank + 1))
+        reducer = CanonicalReducer(communicator, assign(2, [True, True]), 2, layout, 16)
+        reducer.start([Node(communicator.rank, communicator.rank + 1, leaf)], layout.allocate())
+        return [view.clone() for view in reducer.finish().views]
+
+    for views in run_ranks(2, run):
+        assert [view.dtype for view in views] == [torch.float32, torch.float32, torch.float64, torch.bfloat16]
+        for position, view in enumerate(views):
+            expected = torch.full_like(view, 0.1 * (position + 1)).add_(torch.full_like(view, 0.2 * (position + 1)))
+            assert torch.equal(view, expected / 2)
 
 
 def test_nodes_of_another_range_are_a_bug() -> None:
-    reducer = CanonicalReducer(Communicator.alone(), (range(4),), 4, 3, torch.float32, CPU)
+    layout = layout_of(3, 4)
+    reducer = CanonicalReducer(Communicator.alone(), (range(4),), 4, layout)
+    reducer.start(nodes_of(layout, leaves(4, 3), range(3), merged=True), layout.allocate())
     with pytest.raises(AssertionError, match="not the nodes"):
-        reducer.reduce(accumulate(leaves(4, 3), range(3)).nodes(), torch.zeros(3))
+        reducer.finish()
 
 
-def test_the_plain_reduction_sums_over_workers_also_those_that_host_nothing() -> None:
+def test_the_plain_reduction_averages_over_workers_also_those_that_host_nothing() -> None:
     gradients = torch.arange(12.0).view(4, 3)
     ranges = assign(4, [True, False, True])
 
     def run(communicator: Communicator) -> torch.Tensor:
-        out = torch.full((3,), float("nan"))
-        PlainReducer(communicator).reduce(accumulate(gradients, ranges[communicator.rank]).nodes(), out)
-        return out
+        layout = layout_of(3, 4)
+        hosted = ranges[communicator.rank]
+        nodes = []
+        if hosted:
+            leaf = layout.allocate()
+            leaf.flats[0][:3].copy_(gradients[hosted.start : hosted.stop].sum(0))
+            nodes = [Node(hosted.start, hosted.stop, leaf)]
+        reducer = PlainReducer(communicator, layout, 4)
+        reducer.start(nodes, layout.allocate())
+        return reducer.finish().flats[0][:3].clone()
 
     for out in run_ranks(3, run):
-        assert torch.equal(out, gradients.sum(0))
+        assert torch.equal(out, gradients.mean(0))

@@ -65,18 +65,19 @@ class Tied(nn.Module):
 def make(optimizer: str = "adam", seed: int = 0, **kwargs: Any) -> TrainingState:
     torch.manual_seed(seed)
     model = Tied()
-    return TrainingState(model, OPTIMIZERS[optimizer](list(model.parameters())), **kwargs)
+    return TrainingState(model, [OPTIMIZERS[optimizer](list(model.parameters()))], **kwargs)
 
 
 def train(state: TrainingState, steps: int, seed: int = 1) -> None:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         x = torch.randn(8, 4, generator=generator)
-        state.optimizer.zero_grad()
+        (optimizer,) = state.optimizers
+        optimizer.zero_grad()
         state.model(x).backward()
-        state.optimizer.step()
-        if state.scheduler is not None:
-            state.scheduler.step()
+        optimizer.step()
+        for scheduler in state.schedulers:
+            scheduler.step()
         state.model.get_buffer("hidden").add_(1)
 
 
@@ -131,10 +132,10 @@ def test_parameters_that_only_the_optimizer_knows_travel_too() -> None:
     states = []
     for start in (1.0, 2.0):
         model, temperature = nn.Linear(1, 1), nn.Parameter(torch.tensor(start))
-        states.append(TrainingState(model, torch.optim.SGD([*model.parameters(), temperature], lr=0.1)))
+        states.append(TrainingState(model, [torch.optim.SGD([*model.parameters(), temperature], lr=0.1)]))
     copy(states[0], states[1])
     assert_equal(states[0], states[1])
-    assert states[1].optimizer.param_groups[0]["params"][2].item() == 1.0
+    assert states[1].optimizers[0].param_groups[0]["params"][2].item() == 1.0
 
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]] = {
@@ -153,7 +154,7 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler
 def test_schedulers_go_on_where_they_were(scheduler: str) -> None:
     source, target = make("adam", 1), make("adam", 2)
     for state in (source, target):
-        state.scheduler = SCHEDULERS[scheduler](state.optimizer)
+        state.schedulers = [SCHEDULERS[scheduler](state.optimizers[0])]
     train(source, 3)
     copy(source, target)
     train(source, 3)
@@ -199,14 +200,14 @@ def test_a_value_that_contains_itself_is_refused() -> None:
 
 def other_model(width: int) -> TrainingState:
     model = Tied(width)
-    return TrainingState(model, torch.optim.Adam(model.parameters()))
+    return TrainingState(model, [torch.optim.Adam(model.parameters())])
 
 
 def grouped() -> TrainingState:
     model = Tied()
     parameters = list(model.parameters())
     groups = [{"params": parameters[:2]}, {"params": parameters[2:]}]
-    return TrainingState(model, torch.optim.Adam(groups))
+    return TrainingState(model, [torch.optim.Adam(groups)])
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def grouped() -> TrainingState:
             lambda: other_model(5),
             r"another model: this one has first.weight \(float32, shape \[5, 5\]\) where .* \[4, 4\]",
         ),
-        (lambda: make("sgd"), "that of Adam, this one is SGD"),
+        (lambda: make("sgd"), "that of Adam, this script has SGD"),
         (grouped, r"its groups have \[2, 5\] parameters, in the training state \[7\]"),
         (lambda: make(registered={"n": (int, print)}), "the registered values none; this script registers n"),
     ],
@@ -232,10 +233,59 @@ def test_the_state_of_another_script_is_refused_and_changes_nothing(
     assert all(torch.equal(one, other) for one, other in zip(before, refusing.tensors(), strict=True))
 
 
+def test_parameters_that_were_unfrozen_or_grouped_while_the_job_ran_are_so_at_the_joiner_too() -> None:
+    def fresh(seed: int) -> TrainingState:
+        torch.manual_seed(seed)
+        model = Tied()
+        model.convolution.requires_grad_(False)
+        return TrainingState(model, [torch.optim.Adam([model.first.weight], lr=0.1)])
+
+    source, target = fresh(1), fresh(2)
+    train(source, 1)
+    source.model.get_submodule("convolution").requires_grad_(True)
+    (optimizer,) = source.optimizers
+    optimizer.add_param_group({"params": [source.model.get_parameter("convolution.weight")], "lr": 0.5})
+    optimizer.param_groups[0]["params"].append(source.model.get_parameter("norm.weight"))
+    train(source, 2)
+    header = source.header({})
+    expected = [name for name, parameter in source.model.named_parameters() if parameter.requires_grad]
+    found = {id(parameter) for parameter in target.trained_in(header)}
+    assert [name for name, parameter in target.model.named_parameters() if id(parameter) in found] == expected
+    copy(source, target)
+    assert_equal(source, target)
+    assert [group["lr"] for group in target.optimizers[0].param_groups] == [0.1, 0.5]
+    for state in (source, target):
+        train(state, 3, seed=5)
+    assert_equal(source, target)
+
+
+def test_several_optimizers_and_a_gradient_scaler_travel() -> None:
+    def fresh() -> TrainingState:
+        model = Tied()
+        optimizers = [
+            torch.optim.SGD(model.first.parameters(), lr=0.1, momentum=0.9),
+            torch.optim.Adam(model.norm.parameters()),
+        ]
+        return TrainingState(model, optimizers, scaler=torch.amp.GradScaler("cpu", init_scale=256.0))
+
+    source, target = fresh(), fresh()
+    assert source.scaler is not None
+    assert target.scaler is not None
+    for state in (source, target):
+        state.scaler.scale(torch.zeros(1))
+    for optimizer in source.optimizers:
+        source.model(torch.ones(8, 4)).backward()
+        optimizer.step()
+    source.scaler.update(1024.0)
+    copy(source, target)
+    assert_equal(source, target)
+    assert target.scaler.get_scale() == 1024.0
+
+
 def test_a_missing_scheduler_is_noticed() -> None:
     source, target = make(), make()
-    source.scheduler = SCHEDULERS["step"](source.optimizer)
-    with pytest.raises(UserError, match="has a scheduler, this script no scheduler"):
+    source.schedulers = [SCHEDULERS["step"](source.optimizers[0])]
+    with pytest.raises(UserError, match="has 1 scheduler, this script no scheduler"):
         target.adopt(source.header({}))
 
 

@@ -1,0 +1,246 @@
+"""This worker's part of a step's gradient, from one micro-batch after the other (design: worker-runtime 3).
+
+After each micro-batch the parameters' gradients are put into flat tensors, and these are added up as the canonical tree
+says: a virtual worker that is a right child is added to its sibling at once, so it needs no memory of its own. Without the
+canonical order everything goes into one gradient.
+
+The last micro-batch is different, since its reduction can travel while the rest of its backward pass is computed: hooks tell
+which gradients are complete, and the reducer is told how much of the flat tensors is (as DistributedDataParallel does, but
+in the parameters' order). That is right only if a backward pass runs once for each micro-batch and nobody changes a gradient
+between it and `optimizer.step()`. The first steps of a process, which do not overlap, watch whether the script is like that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from ..protocol.errors import UserError
+from .gradients import Gradient, GradientPool, Layout, Segment
+from .reduction import Node, Reducer, TreeAccumulator, are_siblings
+
+
+class Accumulation:
+    """Collects the gradients of the hosted virtual workers. For one thread, and the one that computes the backward pass."""
+
+    def __init__(self, layout: Layout, virtual_workers: int, canonical: bool, overlap: bool) -> None:
+        self._layout = layout
+        self._n = virtual_workers
+        self._canonical = canonical
+        self._overlap = overlap  # wanted, and nothing seen yet that forbids it
+        self._watched_steps = 0
+        self._segment_of = [i for i, segment in enumerate(layout.segments) for _ in segment.positions]
+        self._hooks: list[RemovableHandle] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with fresh memory: an operation that was abandoned still owns the old."""
+        self._pool = GradientPool(self._layout)
+        self._sum: Gradient | None = None
+        self.begin()
+
+    def close(self) -> None:
+        """Leave the parameters alone."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._tree: TreeAccumulator[Gradient] = TreeAccumulator(self._n, self._pool.give_back)
+        self._reducer: Reducer | None = None  # of a reduction that has begun
+        self._counted = False  # the present micro-batch's completed gradients are counted
+        self._used: list[Gradient] = []
+
+    # -- one micro-batch
+
+    def expect(self, virtual_worker: int, weight: float, last: Reducer | None) -> None:
+        """The script is about to compute the gradient of `virtual_worker`, to be multiplied by `weight`.
+
+        last: nothing follows in this step, so parts of it may be handed to this reducer as they are complete.
+        """
+        if not self._hooks:
+            self._watch()
+        for parameter in self._layout.parameters:
+            parameter.grad = None
+        self._virtual_worker = virtual_worker
+        self._weight = weight
+        overlaps = last is not None and self._overlap and self._watched_steps > 0
+        self._counted = overlaps or (self._overlap and self._watched_steps == 0)
+        if self._counted:
+            self._versions: list[int | None] = [None] * len(self._layout.parameters)
+            self._twice = False
+        self._ends_step = last is not None
+        if overlaps:
+            assert last is not None
+            self._waiting = [len(segment.positions) for segment in self._layout.segments]
+            self._placed = 0
+            self._target, self._adds = self._place_for(virtual_worker)
+            self._reducer = last
+            last.start(self.nodes(), self._take_sum())
+
+    def completed(self) -> None:
+        """The script says that the gradient is complete."""
+        parameters = self._layout.parameters
+        if self._reducer is not None:
+            self._check_untouched()
+            while self._placed < len(self._layout.segments):  # with parameters that took no part
+                self._put(self._layout.segments[self._placed])
+                self._placed += 1
+        else:
+            if self._counted and not self._was_untouched():
+                self._overlap = False
+            target, adds = self._place_for(self._virtual_worker)
+            self._put_all(range(len(parameters)), target, adds)
+            self._merge()
+        if self._ends_step:
+            self._watched_steps += 1
+        self._counted = False
+        for parameter in parameters:
+            parameter.grad = None
+
+    def skip(self, virtual_worker: int) -> None:
+        """`virtual_worker` has no sample in this step: its gradient is zero."""
+        for parameter in self._layout.parameters:
+            parameter.grad = None
+        self._weight = 1.0
+        target, adds = self._place_for(virtual_worker)
+        self._put_all(range(len(self._layout.parameters)), target, adds)
+        self._merge()
+
+    # -- the whole of it
+
+    def nodes(self) -> list[Node[Gradient]]:
+        """What there is, from left to right."""
+        return self._tree.nodes()
+
+    def reduce(self, reducer: Reducer) -> Gradient:
+        """Complete the step's reduction: the mean over all virtual workers, which is valid until the next step begins.
+
+        Raises CommunicatorBroken.
+        """
+        if self._reducer is None:
+            reducer.start(self.nodes(), self._take_sum())
+        total = reducer.finish()
+        for node in self.nodes():
+            if node.buffer is not total:
+                self._pool.give_back(node.buffer)
+        if total is not self._sum:
+            self._used.append(total)
+        self._tree = TreeAccumulator(self._n, self._pool.give_back)
+        self._reducer = None
+        return total
+
+    def applied(self) -> None:
+        """The update has been made: the gradient's memory is free again."""
+        for gradient in self._used:
+            self._pool.give_back(gradient)
+        self._used.clear()
+
+    def _take_sum(self) -> Gradient:
+        if self._sum is None:
+            self._sum = self._layout.allocate()
+        return self._sum
+
+    # -- placing
+
+    def _place_for(self, virtual_worker: int) -> tuple[Gradient, bool]:
+        """Where the gradient of `virtual_worker` goes, and whether it is added there."""
+        nodes = self._tree.nodes()
+        leaf = (virtual_worker, virtual_worker + 1)
+        if nodes and (not self._canonical or are_siblings((nodes[-1].lo, nodes[-1].hi), leaf, self._n)):
+            self._tree.extend(virtual_worker + 1)
+            return nodes[-1].buffer, True
+        target = self._pool.take()
+        self._tree.hold(virtual_worker, virtual_worker + 1, target)
+        return target, False
+
+    def _merge(self) -> None:
+        if self._canonical:
+            self._tree.merge()
+
+    def _put(self, segment: Segment) -> None:
+        self._put_all(segment.positions, self._target, self._adds)
+        assert self._reducer is not None
+        self._reducer.advance(segment.flat, segment.end)
+
+    def _put_all(self, positions: range, target: Gradient, adds: bool) -> None:
+        """Put the present gradients of these parameters into `target`."""
+        views: list[torch.Tensor] = []
+        grads: list[torch.Tensor] = []
+        for position in positions:
+            view, grad = target.views[position], self._layout.parameters[position].grad
+            if grad is None:
+                _put_zero(view, adds)
+            elif grad.is_sparse:
+                raise UserError("a parameter has a sparse gradient, which cannot be reduced: use sparse=False")
+            else:
+                views.append(view)
+                grads.append(grad)
+        if not views:
+            return
+        if self._weight != 1.0:
+            grads = list(torch._foreach_mul(grads, self._weight))
+        if adds:
+            torch._foreach_add_(views, grads)
+        else:
+            torch._foreach_copy_(views, grads)
+
+    # -- what the backward pass tells
+
+    def _watch(self) -> None:
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, position))  # type: ignore[no-untyped-call]
+            for position, parameter in enumerate(self._layout.parameters)
+        ]
+
+    def _accumulated(self, position: int, parameter: torch.Tensor) -> None:
+        """Autograd has completed this parameter's gradient, for one backward pass."""
+        if not self._counted:
+            return
+        if self._versions[position] is not None:
+            self._twice = True
+            return
+        assert parameter.grad is not None
+        self._versions[position] = parameter.grad._version
+        if self._reducer is None:
+            return
+        segments = self._layout.segments
+        self._waiting[self._segment_of[position]] -= 1
+        while self._placed < len(segments) and self._waiting[self._placed] == 0:
+            self._put(segments[self._placed])
+            self._placed += 1
+
+    def _was_untouched(self) -> bool:
+        """Whether every gradient is as one backward pass has left it."""
+        return not self._twice and all(
+            (None if parameter.grad is None else parameter.grad._version) == version
+            for parameter, version in zip(self._layout.parameters, self._versions, strict=True)
+        )
+
+    def _check_untouched(self) -> None:
+        if not self._was_untouched():
+            raise UserError(
+                "a gradient was changed between backward() and optimizer.step(), or backward() was called twice for one batch, "
+                "after steps in which it was not: pass overlap=False to prepare()"
+            )
+
+
+def _put_zero(view: torch.Tensor, adds: bool) -> None:
+    if adds:
+        view.add_(0.0)  # not nothing: it turns -0.0 into 0.0, as adding another worker's zeros does
+    else:
+        view.zero_()
+
+
+def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that are trained, each once, in the model's order."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def same(left: Sequence[torch.nn.Parameter], right: Sequence[torch.nn.Parameter]) -> bool:
+    """Whether these are the same parameters, in the same order."""
+    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
