@@ -1,0 +1,197 @@
+"""Training loops, each with something that is easily lost or done twice. Each returns the state that it ends with."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from elasticd.worker.run import Run
+
+SIZE = 6 * 4 * 5 - 7  # six steps of four virtual workers with five samples, the last one short
+EPOCHS = 4
+
+
+class Points(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Random points with random augmentation; `set_epoch` shifts them."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(SIZE, 12, generator=generator)
+        self.y = torch.randint(0, 3, (SIZE,), generator=generator)
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index] * (1 + 0.01 * self.epoch) + 0.1 * torch.randn(12), self.y[index]
+
+
+def network(width: int = 16) -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(
+        nn.Linear(12, width),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(width, width),
+        nn.Linear(width, 3),
+    )
+
+
+def train(
+    run: Run, model: nn.Module, optimizers: Any, before_epoch: Any = lambda epoch: None, **options: Any
+) -> list[Any]:
+    """The ordinary loop."""
+    single = isinstance(optimizers, torch.optim.Optimizer)
+    model, prepared, batches = run.prepare(model, optimizers, Points(), batch_size=5, **options)
+    for epoch in run.epochs(EPOCHS):
+        before_epoch(epoch)
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            for optimizer in [prepared] if single else prepared:
+                optimizer.step()
+                optimizer.zero_grad()
+    run.finish()
+    return [model.state_dict(), *(each.state_dict() for each in ([optimizers] if single else optimizers))]
+
+
+def plain(run: Run) -> list[Any]:
+    model = network()
+    return train(run, model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+
+
+def data_workers(run: Run) -> list[Any]:
+    """The result must be that of `plain`."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return train(run, model, optimizer, num_workers=2, prefetch_factor=3)
+
+
+def no_overlap(run: Run) -> list[Any]:
+    """The result must be that of `plain`."""
+    model = network()
+    return train(run, model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), overlap=False)
+
+
+def many_segments(run: Run) -> list[Any]:
+    """More than one segment and bucket, so that there is something to overlap."""
+    model = nn.Sequential(network(600), nn.Linear(3, 900), nn.ReLU(), nn.Linear(900, 900), nn.Linear(900, 3))
+    return train(run, model, torch.optim.AdamW(model.parameters(), lr=0.001), max_grad_norm=0.5)
+
+
+def several_optimizers_and_schedulers(run: Run) -> list[Any]:
+    model = network()
+    first = torch.optim.AdamW(model[0].parameters(), lr=0.01)
+    second = torch.optim.SGD([*model[1].parameters(), *model[4:].parameters()], lr=0.1, momentum=0.9, nesterov=True)
+    schedulers = [
+        torch.optim.lr_scheduler.LinearLR(first, 0.1, total_iters=8),
+        torch.optim.lr_scheduler.CosineAnnealingLR(second, 20),
+    ]
+    return train(run, model, [first, second], scheduler=schedulers)
+
+
+def mixed_precision(run: Run) -> list[Any]:
+    """autocast, and a scaler whose scale overflows at first: skipped steps."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    raw = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=5)
+    scaler = run.scaler(raw)
+    model, optimizer, batches = run.prepare(model, optimizer, Points(), batch_size=5, max_grad_norm=1.0)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = 64 * functional.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    run.finish()
+    assert raw.get_scale() < 2.0**127, "no step was skipped"
+    return [model.state_dict(), optimizer.state_dict(), raw.state_dict()]
+
+
+def several_types(run: Run) -> list[Any]:
+    """Parameters of three types, one of them without a gradient, one tied."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(6)
+            self.first = nn.Linear(12, 12)
+            self.tied = nn.Linear(12, 12)
+            self.tied.weight = self.first.weight
+            self.middle = nn.Linear(12, 8).to(torch.bfloat16)
+            self.last = nn.Linear(8, 3).to(torch.float64)
+            self.unused = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.tied(self.first(x).relu())
+            return torch.as_tensor(self.last(self.middle(x.bfloat16()).relu().double()))
+
+    model = Model()
+    return train(run, model, torch.optim.AdamW(model.parameters(), lr=0.01))
+
+
+def unfreezing(run: Run) -> list[Any]:
+    """Parameters that are trained from the second epoch on, in a group of their own."""
+    model = network()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.SGD(model[1:].parameters(), lr=0.05, momentum=0.9)
+
+    def before_epoch(epoch: int) -> None:
+        if epoch >= 1 and len(optimizer.param_groups) == 1:
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
+
+    return train(run, model, optimizer, before_epoch)
+
+
+def gradients_that_are_changed(run: Run) -> list[Any]:
+    """Two backward passes for each batch, and noise added to what they give: nothing may be sent before `step`."""
+    model = network()
+    model, optimizer, batches = run.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), Points(), batch_size=5
+    )
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            (0.1 * model(x).square().mean()).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.add_(0.01 * torch.randn_like(parameter))
+            optimizer.step()
+            optimizer.zero_grad()
+    run.finish()
+    return [model.state_dict(), optimizer.state_dict()]
+
+
+def global_gradient(run: Run) -> list[Any]:
+    """`before_update` sees the global gradient, once per step."""
+    model = network()
+    seen: list[float] = []
+    run.register("seen", lambda: list(seen), lambda values: seen.__setitem__(slice(None), values))
+
+    def clip() -> None:
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.02)
+        seen.append(float(sum(p.grad.abs().sum() for p in model.parameters() if p.grad is not None)))
+
+    state = train(run, model, torch.optim.Adam(model.parameters(), lr=0.01), before_update=clip)
+    return [*state, seen]
+
+
+def compiled(run: Run) -> list[Any]:
+    """A model that torch.compile has taken apart."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    model = torch.compile(nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3)), backend="aot_eager")
+    torch.manual_seed(5)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return train(run, model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), drop_last=True)
