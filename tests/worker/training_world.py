@@ -1,8 +1,8 @@
 """Ranks that train: `python training_world.py CASE ADDRESS TIMETABLE DIRECTORY` forks a process for each worker; each writes what
 it ends with to DIRECTORY.
 
-TIMETABLE is JSON: a list of [first step, [workers]]. All switch as it says; a worker that is new in an entry is a joiner. With one
-worker alone that is what `python script.py` does. The process imports torch once and stays single-threaded, so forking is safe.
+TIMETABLE is JSON: a list of [first step, [workers]]. All switch as it says; a worker that is new in an entry is a joiner. One
+worker alone is what `python script.py` does. The process imports torch once and stays single-threaded, so forking is safe.
 """
 
 from __future__ import annotations
