@@ -27,6 +27,17 @@ class GpuKind(enum.Enum):
     CPU = "cpu"  # a CPU slot, offered where a server has no GPU
 
 
+class GpuPlace(Value, frozen=True, kw_only=True):
+    """Where a GPU sits in its server, as far as its agent knows. `topology.link` says what lies between two of them.
+
+    Numbers compare only within a server: two GPUs with the same one hang on the same thing.
+    """
+
+    socket: int | None = None  # a processor with memory of its own: a NUMA node
+    switch: int | None = None  # between these GPUs there are only PCIe switches
+    nvlinks: tuple[int, ...] = ()  # indices of the GPUs that NVLink reaches, directly or through NVSwitches
+
+
 class Gpu(Value, frozen=True, kw_only=True):
     """One place where a worker can run."""
 
@@ -35,6 +46,7 @@ class Gpu(Value, frozen=True, kw_only=True):
     name: str  # "NVIDIA A100-SXM4-40GB", "CPU slot"
     uuid: str = ""
     memory_bytes: int = 0
+    place: GpuPlace = GpuPlace()
 
 
 class GpuAddress(Value, frozen=True, kw_only=True, order=True):
@@ -117,6 +129,7 @@ class Member(Value, frozen=True, kw_only=True):
 
     worker: WorkerId
     gpu: GpuAddress
+    place: GpuPlace = GpuPlace()  # of that GPU
 
 
 class Roster(Value, frozen=True, kw_only=True):

@@ -1,16 +1,33 @@
-"""State from those who have it to those who need it (Elan IV; design: worker-runtime 5).
+"""State from those who have it to those who need it: how a plan of transfers is carried out (Elan IV; design: worker-runtime 5).
 
-The planner is pure: each joiner gets a nearest holder, and the load is spread over equally near ones (finer levels of
-nearness come with the topology). A transfer sends the header of the state, its length first, and then the tensors from
-where they are, beside whatever collectives run. The sender must leave the tensors alone until it is done; those that change
-earlier (the model's buffers change in every forward pass, and are small) are copied first. What is received stands in new
-memory until all of it is there, so a receiver whose sender dies has lost nothing.
+`topology.plan_transfers` says who sends to whom. A transfer sends the header of the state, its length first, and then the tensors
+from where they are, in pieces, beside whatever collectives run. The sender must leave the tensors alone until it is done; those
+that change earlier (the model's buffers change in every forward pass, and are small) are copied first. What is received stands in
+new memory until all of it is there, so a receiver whose sender dies has lost nothing.
+
+Theory of operation of a plan
+-----------------------------
+Each rank makes a `Replication` of the same plan and plays its part in it; nobody directs. Three things make a plan more than its
+transfers:
+
+* *Headers go first.* They reach everybody at once, whatever their tensors must wait for: a joiner takes part in the collectives
+  of the others as soon as it has the header, so nobody stands still for a transfer whose turn has not come.
+* *A joiner passes on what it gets*, piece by piece as they arrive, from the memory that it receives into. So along a chain of
+  joiners the last one has the state a few pieces after the first, and the relay's own training does not wait for its sending.
+* *In turn.* A transfer with others before it on its lanes waits for them. The source of those knows by itself when they are
+  complete; their target knows as well, and tells the sources that do not (a *notice*).
+
+What can start at once is started by the caller's thread; what has to wait has a thread of its own. All of them wait through the
+communicator, so that when a peer is lost and it is aborted, they end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -18,35 +35,33 @@ import torch
 import torch.distributed as dist
 
 from ..protocol.errors import PeerError
-from ..protocol.model import GpuAddress
-from .communicator import Communicator
+from .communicator import Communicator, CommunicatorBroken
 from .state import allocate
+from .topology import Transfer, plan_transfers
+
+__all__ = [
+    "Incoming",
+    "Pending",
+    "Replication",
+    "Transfer",
+    "plan_transfers",
+    "receive_trailer",
+    "send_trailer",
+    "start_receiving",
+    "start_sending",
+]
 
 MAX_DOCUMENT_BYTES = 1 << 30
+PIECE_BYTES = 8 << 20  # of a tensor: what a relay has at least before it passes it on
 HEADER_TAG = 1  # and the next one: length, bytes
 TRAILER_TAG = 3
-TENSOR_TAG = 16  # of the first tensor
+NOTICE_TAG = 5
+TENSOR_TAG = 16  # of the first piece
+
+Send = Callable[[torch.Tensor, int, int], dist.Work]
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """Who sends the state to whom."""
-
-    source_rank: int
-    target_rank: int
-
-
-def plan_transfers(gpus: Sequence[GpuAddress], holders: Sequence[int], joiners: Sequence[int]) -> tuple[Transfer, ...]:
-    """One transfer for each joiner, in the order given. gpus: of all ranks. Raises ValueError if nobody has the state."""
-    if joiners and not holders:
-        raise ValueError("nobody has the state that the joiners need")
-    load = dict.fromkeys(holders, 0)
-    transfers: list[Transfer] = []
-    for joiner in joiners:
-        source = min(holders, key=lambda holder: (gpus[holder].server != gpus[joiner].server, load[holder], holder))
-        load[source] += 1
-        transfers.append(Transfer(source, joiner))
-    return tuple(transfers)
+# ------------------------------------------------------------------------------------------------------------ one transfer
 
 
 class Pending:
@@ -87,18 +102,8 @@ def start_sending(
 
     The others must not change until `wait` of the result has returned. Raises CommunicatorBroken.
     """
-    changing = {id(tensor) for tensor in mutable}
-    payload = [tensor.detach().clone() if id(tensor) in changing else tensor.detach() for tensor in tensors]
-    payload = [tensor.contiguous() for tensor in payload]
-    works: list[dist.Work] = []
-    for target in targets:
-        works += _send_document(communicator, target, HEADER_TAG, header)
-        works += [
-            communicator.send(tensor, target, TENSOR_TAG + position)
-            for position, tensor in enumerate(payload)
-            if tensor.numel()
-        ]
-    return Pending(communicator, works, payload)
+    plan = tuple(Transfer(communicator.rank, target) for target in targets)
+    return Replication(communicator, plan).give(header, tensors, mutable)
 
 
 def start_receiving(communicator: Communicator, source: int, device: torch.device) -> Incoming:
@@ -106,42 +111,257 @@ def start_receiving(communicator: Communicator, source: int, device: torch.devic
 
     device: where those come to that are on an accelerator at the source. Raises CommunicatorBroken, PeerError.
     """
-    header = _receive_document(communicator, source, HEADER_TAG)
-    if not isinstance(header.get("tensors"), list):
-        raise PeerError("a training state does not say what its tensors are")
-    payload = [allocate(description, device) for description in header["tensors"]]
-    works = [
-        communicator.receive(tensor, source, TENSOR_TAG + position)
-        for position, tensor in enumerate(payload)
-        if tensor.numel()
-    ]
-    return Incoming(header, Pending(communicator, works, payload))
+    return Replication(communicator, (Transfer(source, communicator.rank),)).take(device)
 
 
 def send_trailer(communicator: Communicator, target: int, document: dict[str, Any]) -> None:
     """Send a small document of plain values after a state. Does not block. Raises CommunicatorBroken."""
-    _send_document(communicator, target, TRAILER_TAG, document)
+    _send_bytes(communicator.send, target, TRAILER_TAG, _encode(document))
 
 
 def receive_trailer(communicator: Communicator, source: int) -> dict[str, Any]:
     """The document that follows a state. Raises CommunicatorBroken, PeerError."""
-    return _receive_document(communicator, source, TRAILER_TAG)
+    return _decode(_receive_bytes(communicator, source, TRAILER_TAG), source)
 
 
-def _send_document(communicator: Communicator, target: int, tag: int, document: dict[str, Any]) -> list[dist.Work]:
-    data = torch.frombuffer(bytearray(msgspec.msgpack.encode(document)), dtype=torch.uint8)
-    length = torch.tensor([data.numel()], dtype=torch.int64)
-    return [communicator.send(length, target, tag), communicator.send(data, target, tag + 1)]
+# ------------------------------------------------------------------------------------------------------------------ a plan
 
 
-def _receive_document(communicator: Communicator, source: int, tag: int) -> dict[str, Any]:
+class Replication:
+    """One rank's part in a plan that all ranks of `communicator` have. For one thread.
+
+    A rank with the state calls `give`, a joiner `take`; afterwards all may exchange a trailer. Each is called once.
+    """
+
+    def __init__(self, communicator: Communicator, transfers: Sequence[Transfer]) -> None:
+        self._communicator = communicator
+        self._transfers = transfers
+        self._outgoing = [
+            (position, transfer)
+            for position, transfer in enumerate(transfers)
+            if transfer.source_rank == communicator.rank
+        ]
+        self._incoming = next(
+            (p for p, transfer in enumerate(transfers) if transfer.target_rank == communicator.rank), None
+        )
+        self._posting = threading.Lock()  # a communicator's operations are begun by one thread at a time
+        self._sending = Pending(communicator, [], [])
+
+    @property
+    def source(self) -> int | None:
+        """Who sends the state to this rank; None: nobody, it has the state."""
+        return None if self._incoming is None else self._transfers[self._incoming].source_rank
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """To whom this rank sends the state."""
+        return tuple(transfer.target_rank for _, transfer in self._outgoing)
+
+    def give(
+        self, header: dict[str, Any], tensors: Sequence[torch.Tensor], mutable: Sequence[torch.Tensor] = ()
+    ) -> Pending:
+        """Begin to send the state to this rank's targets. Neither blocks nor reads `mutable` tensors after it returns.
+
+        The others must not change until `wait` of the result, or `sent`, has returned. Raises CommunicatorBroken.
+        """
+        if self._outgoing:
+            changing = {id(tensor) for tensor in mutable}
+            payload = [tensor.detach().clone() if id(tensor) in changing else tensor.detach() for tensor in tensors]
+            payload = [tensor.contiguous() for tensor in payload]
+            pieces = list(_pieces(payload))
+            self._sending = Pending(self._communicator, self._serve(_encode(header), pieces, []), payload)
+        return self._sending
+
+    def take(self, device: torch.device) -> Incoming:
+        """Wait for the header, begin to receive the tensors into new memory, and to pass them on.
+
+        That memory must not change until `sent` has returned. device: where those come to that are on an accelerator
+        at the source. Raises CommunicatorBroken, PeerError.
+        """
+        source = self.source
+        assert source is not None
+        data = _receive_bytes(self._communicator, source, HEADER_TAG)
+        header = _decode(data, source)
+        if not isinstance(header.get("tensors"), list):
+            raise PeerError("a training state does not say what its tensors are")
+        payload = [allocate(description, device) for description in header["tensors"]]
+        pieces = list(_pieces(payload))
+        with self._posting:
+            arriving = [
+                self._communicator.receive(piece, source, TENSOR_TAG + number) for number, piece in enumerate(pieces)
+            ]
+        self._sending = Pending(
+            self._communicator, [*self._serve(data, pieces, arriving), *self._notify(arriving)], payload
+        )
+        return Incoming(header, Pending(self._communicator, list(arriving), payload))
+
+    def sent(self) -> None:
+        """Until this rank has sent all that it is to send: before the communicator is retired. Raises CommunicatorBroken."""
+        self._sending.wait()
+
+    def send_trailer(self, document: dict[str, Any]) -> None:
+        """Send a small document of plain values after the state to this rank's targets. Does not block.
+
+        Raises CommunicatorBroken.
+        """
+        self._send_to_all(TRAILER_TAG, _encode(document))
+
+    def receive_trailer(self) -> dict[str, Any]:
+        """The document that follows the state; it is passed on as it is. Raises CommunicatorBroken, PeerError."""
+        source = self.source
+        assert source is not None
+        data = _receive_bytes(self._communicator, source, TRAILER_TAG)
+        self._send_to_all(TRAILER_TAG, data)
+        return _decode(data, source)
+
+    # -- sending
+
+    def _send(self, tensor: torch.Tensor, target: int, tag: int) -> dist.Work:
+        with self._posting:
+            return self._communicator.send(tensor, target, tag)
+
+    def _send_to_all(self, tag: int, data: torch.Tensor) -> list[dist.Work]:
+        return [work for target in self.targets for work in _send_bytes(self._send, target, tag, data)]
+
+    def _serve(self, header: torch.Tensor, pieces: list[torch.Tensor], arriving: list[dist.Work]) -> list[dist.Work]:
+        """Send to all targets: now, or as the pieces arrive (if they do) and each transfer's turn comes."""
+        works = self._send_to_all(HEADER_TAG, header)
+        notices = self._expect_notices()
+        begun: dict[int, list[dist.Work]] = {}
+        for position, transfer in self._outgoing:
+            first: list[dist.Work] = []
+            for earlier in transfer.after:
+                if earlier in notices:
+                    first.append(notices[earlier])
+                else:
+                    first += arriving if earlier == self._incoming else begun[earlier]
+            if first or arriving:
+                begun[position] = [_InBackground(self._sender(transfer.target_rank, pieces, first, arriving))]
+            else:
+                begun[position] = self._send_pieces(transfer.target_rank, pieces, [])
+            works += begun[position]
+        return works
+
+    def _sender(
+        self, target: int, pieces: list[torch.Tensor], first: list[dist.Work], arriving: list[dist.Work]
+    ) -> Callable[[], None]:
+        def run() -> None:
+            with _device_of(pieces):
+                for work in first:
+                    self._communicator.wait(work)
+                for work in self._send_pieces(target, pieces, arriving):
+                    self._communicator.wait(work)
+
+        return run
+
+    def _send_pieces(self, target: int, pieces: list[torch.Tensor], arriving: list[dist.Work]) -> list[dist.Work]:
+        """Each piece when it is there."""
+        works: list[dist.Work] = []
+        for number, piece in enumerate(pieces):
+            if arriving:
+                self._communicator.wait(arriving[number])
+            works.append(self._send(piece, target, TENSOR_TAG + number))
+        return works
+
+    # -- whose turn it is
+
+    def _expect_notices(self) -> dict[int, dist.Work]:
+        """Transfers between others that ours come after: what their targets will tell us."""
+        rank = self._communicator.rank
+        awaited = {earlier for _, transfer in self._outgoing for earlier in transfer.after}
+        return {
+            earlier: self._communicator.receive(_notice(), self._transfers[earlier].target_rank, NOTICE_TAG)
+            for earlier in sorted(awaited)
+            if rank not in (self._transfers[earlier].source_rank, self._transfers[earlier].target_rank)
+        }
+
+    def _notify(self, arriving: list[dist.Work]) -> list[dist.Work]:
+        """When all has arrived, tell those who wait for that."""
+        knowing = (self._communicator.rank, self.source)
+        waiting = sorted(
+            {t.source_rank for t in self._transfers if self._incoming in t.after and t.source_rank not in knowing}
+        )
+        if not waiting:
+            return []
+
+        def run() -> None:
+            for work in arriving:
+                self._communicator.wait(work)
+            for work in [self._send(_notice(), rank, NOTICE_TAG) for rank in waiting]:
+                self._communicator.wait(work)
+
+        return [_InBackground(run)]
+
+
+class _InBackground(dist.Work):
+    """Something that a thread does, to be waited for like any operation."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        super().__init__()
+        self._run = run
+        self._error = "the thread of a transfer has failed"  # until it has not
+        self._completed = threading.Event()
+        threading.Thread(target=self._main, name="elasticd-transfer", daemon=True).start()
+
+    def _main(self) -> None:
+        try:
+            self._run()
+            self._error = ""
+        except CommunicatorBroken as error:
+            self._error = str(error)
+        finally:
+            self._completed.set()
+
+    def is_completed(self) -> bool:
+        return self._completed.is_set()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._completed.wait()
+        if self._error:
+            raise RuntimeError(self._error)  # what works raise
+        return True
+
+
+# ------------------------------------------------------------------------------------------------------- pieces and bytes
+
+
+def _pieces(payload: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The memory of contiguous tensors in pieces, the same at both ends; empty tensors have none."""
+    for tensor in payload:
+        if tensor.numel():
+            yield from torch.split(tensor.view(-1).view(torch.uint8), PIECE_BYTES)
+
+
+def _device_of(pieces: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[object]:
+    """A new thread begins with the first accelerator as its present one."""
+    device = next((piece.device for piece in pieces if piece.device.type == "cuda"), None)
+    return contextlib.nullcontext() if device is None else torch.cuda.device(device)
+
+
+def _notice() -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.uint8)
+
+
+def _encode(document: dict[str, Any]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(msgspec.msgpack.encode(document)), dtype=torch.uint8)
+
+
+def _decode(data: torch.Tensor, source: int) -> dict[str, Any]:
+    try:
+        return msgspec.msgpack.decode(data.numpy().tobytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"rank {source} sent what is not a document: {error}") from None
+
+
+def _send_bytes(send: Send, target: int, tag: int, data: torch.Tensor) -> list[dist.Work]:
+    return [send(torch.tensor([data.numel()], dtype=torch.int64), target, tag), send(data, target, tag + 1)]
+
+
+def _receive_bytes(communicator: Communicator, source: int, tag: int) -> torch.Tensor:
     length = torch.zeros(1, dtype=torch.int64)
     communicator.wait(communicator.receive(length, source, tag))
     if not 0 < int(length) <= MAX_DOCUMENT_BYTES:
         raise PeerError(f"rank {source} announces a document of {int(length)} bytes")
     data = torch.empty(int(length), dtype=torch.uint8)
     communicator.wait(communicator.receive(data, source, tag + 1))
-    try:
-        return msgspec.msgpack.decode(data.numpy().tobytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise PeerError(f"rank {source} sent what is not a document: {error}") from None
+    return data

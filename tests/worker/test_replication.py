@@ -1,25 +1,19 @@
-"""State from holders to joiners: who sends to whom, and that what arrives is equal."""
+"""State from holders to joiners: what arrives is equal, in whatever order a plan has it sent, and nobody hangs."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from elasticd.protocol.errors import PeerError
-from elasticd.protocol.model import GpuAddress, ServerId
 from elasticd.worker.communicator import Communicator, CommunicatorBroken
 from elasticd.worker.replication import (
-    Transfer,
-    plan_transfers,
     receive_trailer,
     send_trailer,
     start_receiving,
@@ -38,41 +32,6 @@ run_ranks = _module.run_ranks
 CPU = torch.device("cpu")
 
 
-def on(*servers: str) -> list[GpuAddress]:
-    return [GpuAddress(server=ServerId(server), index=i) for i, server in enumerate(servers)]
-
-
-def test_a_joiner_gets_the_state_from_its_own_server_if_that_has_it() -> None:
-    assert plan_transfers(on("a", "b", "b", "a"), [0, 1], [2, 3]) == (Transfer(1, 2), Transfer(0, 3))
-
-
-def test_equally_near_holders_share_the_load() -> None:
-    assert plan_transfers(on("a", "a", "c", "c", "c"), [0, 1], [2, 3, 4]) == (
-        Transfer(0, 2),
-        Transfer(1, 3),
-        Transfer(0, 4),
-    )
-
-
-@given(servers=st.lists(st.sampled_from("abc"), min_size=2, max_size=12), data=st.data())
-def test_every_joiner_is_served_once_by_a_nearest_holder(servers: list[str], data: st.DataObject) -> None:
-    holds = data.draw(st.lists(st.booleans(), min_size=len(servers), max_size=len(servers)).filter(any))
-    holders = [rank for rank, has in enumerate(holds) if has]
-    joiners = [rank for rank, has in enumerate(holds) if not has]
-    transfers = plan_transfers(on(*servers), holders, joiners)
-    assert [transfer.target_rank for transfer in transfers] == joiners
-    load = Counter(transfer.source_rank for transfer in transfers)
-    for transfer in transfers:
-        near = [rank for rank in holders if servers[rank] == servers[transfer.target_rank]]
-        assert transfer.source_rank in (near or holders)
-    assert set(load) <= set(holders)
-
-
-def test_nobody_having_the_state_is_an_error() -> None:
-    with pytest.raises(ValueError, match="nobody has the state"):
-        plan_transfers(on("a", "a"), [], [0, 1])
-
-
 def make_state(optimizer: str, seed: int) -> TrainingState:
     generator = torch.Generator().manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -80,15 +39,15 @@ def make_state(optimizer: str, seed: int) -> TrainingState:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
     if optimizer == "adam":
-        return TrainingState(model, torch.optim.Adam(model.parameters(), lr=0.01))
-    return TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+        return TrainingState(model, [torch.optim.Adam(model.parameters(), lr=0.01)])
+    return TrainingState(model, [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)])
 
 
 def step(state: TrainingState, seed: int) -> None:
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(seed))
-    state.optimizer.zero_grad()
+    state.optimizers[0].zero_grad()
     state.model(x).square().mean().backward()
-    state.optimizer.step()
+    state.optimizers[0].step()
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])

@@ -1,0 +1,95 @@
+"""What lies between two GPUs, and what two transfers would share (Elan IV-2, its levels L1 to L4).
+
+Theory of operation
+-------------------
+Elan tells four levels of links apart: L1 traverses only PCIe switches, L2 a PCIe host bridge, L3 the link between two sockets, L4
+the network. The bandwidth falls in that order (its Figure 8: peer to peer, then shared memory, then network). NVLink, which
+its servers did not have, comes before L1. The levels nest, so a GPU's place needs no table of distances: it says which
+socket and which switch the GPU hangs on, and `link` compares two places.
+
+A place may be unknown, wholly or in part: an older agent does not tell it, and a driver need not answer. Then two GPUs of a
+server are taken to be as far apart as a server allows, and nothing is said about what their transfers share.
+
+A transfer occupies *lanes*, each in one direction, since all these links carry both directions at full speed:
+
+* its GPUs' own slots, out of the one and into the other, unless it goes over NVLink, which has wires of its own;
+* over L3 the link from the one socket to the other;
+* over L4 the network interface of each server. (That the way there may cross sockets too is not looked at.)
+
+Two transfers with a lane in common would halve each other's speed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from .model import GpuAddress, GpuPlace, ServerId
+
+
+class Link(enum.IntEnum):
+    """What a transfer between two GPUs traverses. Nearer ones are smaller."""
+
+    NVLINK = 0
+    SWITCH = 1  # L1
+    BRIDGE = 2  # L2
+    SOCKET = 3  # L3, or somewhere in one server, where nobody knows
+    NETWORK = 4  # L4
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A GPU of the cluster, and where it sits."""
+
+    gpu: GpuAddress
+    place: GpuPlace
+
+
+class LaneKind(enum.Enum):
+    """What carries a transfer in one direction."""
+
+    OUT_OF_GPU = "out of GPU"
+    INTO_GPU = "into GPU"
+    BETWEEN_SOCKETS = "between sockets"
+    OUT_OF_SERVER = "out of server"
+    INTO_SERVER = "into server"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One direction of a link that transfers may have in common."""
+
+    kind: LaneKind
+    server: ServerId
+    origin: int = 0  # the GPU, or the socket that it comes from
+    end: int = 0  # the socket that it goes to
+
+
+def link(a: Spot, b: Spot) -> Link:
+    """What a transfer between two different GPUs traverses; the same in both directions."""
+    if a.gpu.server != b.gpu.server:
+        return Link.NETWORK
+    if b.gpu.index in a.place.nvlinks or a.gpu.index in b.place.nvlinks:
+        return Link.NVLINK
+    if a.place.switch is not None and a.place.switch == b.place.switch:
+        return Link.SWITCH
+    if a.place.socket is not None and a.place.socket == b.place.socket:
+        return Link.BRIDGE
+    return Link.SOCKET
+
+
+def lanes(source: Spot, target: Spot) -> tuple[Lane, ...]:
+    """What a transfer from `source` to `target` occupies."""
+    level = link(source, target)
+    if level is Link.NVLINK:
+        return ()
+    found = [
+        Lane(LaneKind.OUT_OF_GPU, source.gpu.server, source.gpu.index),
+        Lane(LaneKind.INTO_GPU, target.gpu.server, target.gpu.index),
+    ]
+    if level is Link.NETWORK:
+        found.append(Lane(LaneKind.OUT_OF_SERVER, source.gpu.server))
+        found.append(Lane(LaneKind.INTO_SERVER, target.gpu.server))
+    elif level is Link.SOCKET and source.place.socket is not None and target.place.socket is not None:
+        found.append(Lane(LaneKind.BETWEEN_SOCKETS, source.gpu.server, source.place.socket, target.place.socket))
+    return tuple(found)
