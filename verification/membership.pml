@@ -1,0 +1,707 @@
+/* The membership protocol of one job: worker/machine.py under controller/generations.py, for three workers.
+
+   The handlers have the names that they have in worker/machine.py; README.md has the table, what is left out, and why. All
+   that a lock makes one piece there is one atomic step here. Messages are slots, one for each sender, receiver and kind: what
+   is in flight may wait for ever, a later one of its kind takes its place, and different kinds overtake one another. With LOSSY
+   messages are also lost and repeated.
+
+   `applied` counts no steps, which would have no end, but how near a worker is to the newest step that has been completed:
+   NEWEST, one or more less, or NOTHING. That is all the protocol compares, and it lets training go on for ever in a finite model.
+
+   SCENARIO  which rosters are ordered (see `plan`)       FAULTS  how many workers are killed, or 0
+   GLITCH    the fault is a link, all workers live        LOSSY   messages are lost and repeated, preparations time out
+   MUTANT_x  the protocol with a mistake in it: the check must find it                                                     */
+
+#ifndef SCENARIO
+#define SCENARIO 1
+#endif
+#ifndef FAULTS
+#define FAULTS 1
+#endif
+#ifndef TIMEOUTS
+#define TIMEOUTS 1
+#endif
+
+#define N        3   /* workers */
+#define G        7   /* generations, with those that the controller answers a fault with: never reached, see `give` */
+#define PLANNED  3   /* orders that the scheduler wants */
+#define NOTHING  0   /* `applied`: no state */
+#define NEWEST   3   /* `applied`: the newest completed step; 2 is one before, 1 is any before that */
+#define UNKNOWN  15  /* `base`: this worker cannot say yet */
+#define UNREADY  14  /* in a leader's table: has not said Ready */
+
+#define BIT(i)     (1 << (i))
+#define IN(set, i) (((set) >> (i)) & 1)
+#define AT(l, f)   ((l) * N + (f))
+#define GRP(w, g)  ((w) * (G + 1) + (g))
+
+/* ---- the controller's records ---- */
+byte newest, known;         /* newest order; greatest generation reported as committed */
+byte roster[G + 1], lead[G + 1], told[G + 1];  /* of each order: members, leader, broken generations it lists */
+byte broken;                /* generations, as bits */
+byte issued;                /* planned orders given */
+byte plan[PLANNED];
+bit recovery, joined;       /* is the newest order one after a loss; is it a union, given so that the state has somebody to go to */
+byte started;               /* workers whose process runs */
+byte reported[N];           /* the generation that a worker has said to stand still in */
+byte noticed;               /* losses that the controller knows of */
+bit over;                   /* nobody is left: the job starts again from its checkpoint, which is another model's matter */
+
+/* ---- the workers (worker/machine.py) ---- */
+mtype = { STARTING, WAITING, BOUNDARY, COLLECTIVE, RESULT, GONE };
+mtype thread[N] = STARTING; /* where the training thread stands */
+bit dead[N], left[N], arrived[N], abandoned[N], stopped[N], joining[N];
+byte gen[N], attempt[N], superseded[N], applied[N], order[N];
+byte proposed[N], decided[N];
+byte word[N], target[N];    /* of the completed step whose result is on its way to the training thread */
+
+byte g_attempt[N * (G + 1)], g_base[N * (G + 1)], g_holders[N * (G + 1)];  /* groups; attempt 0: none */
+bit g_built[N * (G + 1)];
+
+bit campaign[N];            /* for the leader's newest order */
+byte c_attempt[N], c_base[N], c_holders[N], c_prepared[N];
+byte r_base[N * N], r_applied[N * N];  /* campaign.ready, by leader and follower */
+
+/* ---- messages in flight, by sender and receiver; generation 0: none ---- */
+byte ready_g[N * N], ready_base[N * N], ready_applied[N * N];
+byte prepare_g[N * N], prepare_attempt[N * N], prepare_base[N * N], prepare_holders[N * N];
+byte prepared_g[N * N], prepared_attempt[N * N];
+byte commit_g[N * N], commit_attempt[N * N];
+
+byte hurt;                  /* generations with a member that has come out of the communicator: others may see it fail */
+byte faults = FAULTS;
+#ifdef LOSSY
+byte timeouts = TIMEOUTS;
+#endif
+
+hidden byte i, j, k, m, n, s, top, set, who;  /* scratch, never carried from one step to another */
+hidden byte all;
+
+/* ---- what a status report says ---- */
+#define USABLE(w)     (!IN(noticed, w) && !left[w])
+#define HAS_STATE(w)  (USABLE(w) && gen[w] > 0 && applied[w] != NOTHING)
+#define BASE(w)       (!arrived[w] -> UNKNOWN : ((gen[w] == 0 || stopped[w]) -> 0 : (abandoned[w] -> UNKNOWN : gen[w])))
+#define LEADS(w)      (order[w] > gen[w] && lead[order[w]] == w)
+#define BUILT(w, g)   (g_attempt[GRP(w, g)] && g_built[GRP(w, g)])
+#define ALL_PREPARED(w) (campaign[w] && c_attempt[w] > 0 && c_prepared[w] == roster[order[w]])
+#define IN_FLIGHT(w)  (proposed[w] && !stopped[w])
+#define LOST(g)       (IN(roster[g], 0) && dead[0] || IN(roster[g], 1) && dead[1] || IN(roster[g], 2) && dead[2])
+#define HURT(g)       (IN(hurt, g) || LOST(g))
+
+/* ---- the machine: preparing ---- */
+
+inline send_prepare(l, f) {
+  prepare_g[AT(l, f)] = order[l]; prepare_attempt[AT(l, f)] = c_attempt[l];
+  prepare_base[AT(l, f)] = c_base[l]; prepare_holders[AT(l, f)] = c_holders[l]
+}
+
+inline build(w, g, a, b, h) {
+  if :: a -> printf("STORY %d prepares %d, attempt %d from base %d, holders %d\n", w, g, a, b, h) :: else fi;
+  g_attempt[GRP(w, g)] = a; g_base[GRP(w, g)] = b; g_holders[GRP(w, g)] = h; g_built[GRP(w, g)] = 0
+}
+
+inline clear_campaign(w) {
+  c_base[w] = 0; c_holders[w] = 0; c_prepared[w] = 0;
+  for (j : 0 .. N - 1) { r_base[AT(w, j)] = UNREADY; r_applied[AT(w, j)] = 0 }
+}
+
+inline choose_holders(l, b) {
+  set = 0; top = NOTHING;
+  for (j : 0 .. N - 1) {
+    if :: IN(roster[order[l]], j) && r_applied[AT(l, j)] > top -> top = r_applied[AT(l, j)] :: else fi
+  }
+  for (j : 0 .. N - 1) {
+    if
+    :: !IN(roster[order[l]], j) -> skip
+    :: else ->
+       if
+       :: b && r_base[AT(l, j)] == b -> set = set | BIT(j)
+#ifdef MUTANT_HOLDERS
+       :: !b && top && r_applied[AT(l, j)] -> set = set | BIT(j)
+#else
+       :: !b && top && r_applied[AT(l, j)] == top -> set = set | BIT(j)
+#endif
+       :: else
+       fi
+    fi
+  }
+  if :: !b && !top -> set = BIT(l) :: else fi
+}
+
+inline prepare(l) {
+  m = BASE(l);
+#ifdef MUTANT_ATTEMPT
+  all = (m != UNKNOWN);
+#else
+  all = (m != UNKNOWN && !IN_FLIGHT(l));
+#endif
+  for (j : 0 .. N - 1) {
+    if
+    :: IN(roster[order[l]], j) && r_base[AT(l, j)] != 0 && r_base[AT(l, j)] != m -> all = 0
+    :: else
+    fi
+  }
+  if
+  :: all ->
+     choose_holders(l, m);
+     c_attempt[l]++; c_base[l] = m; c_holders[l] = set; c_prepared[l] = 0;
+     for (j : 0 .. N - 1) { if :: j != l && IN(roster[order[l]], j) -> send_prepare(l, j) :: else fi }
+     build(l, order[l], c_attempt[l], m, set)
+  :: else
+  fi
+}
+
+inline on_ready(l, f, b, a) {
+  printf("STORY %d takes Ready of %d for %d, base %d, applied %d\n", l, f, order[l], b, a);
+  if
+  :: campaign[l] && IN(roster[order[l]], f) ->
+     k = r_base[AT(l, f)];
+     r_base[AT(l, f)] = b; r_applied[AT(l, f)] = a;
+     if
+     :: c_attempt[l] && k == b ->
+        if :: !IN(c_prepared[l], f) && f != l -> send_prepare(l, f) :: else fi
+     :: else -> prepare(l)
+     fi
+  :: else
+  fi
+}
+
+/* `applied` counts only where nobody trains, so a Ready of a base is the same whatever has been applied. */
+inline advance(w) {
+  n = BASE(w);
+  if
+  :: order[w] > gen[w] && n != UNKNOWN && IN(roster[order[w]], w) ->
+     if
+     :: lead[order[w]] == w -> on_ready(w, w, n, (n -> 0 : applied[w]))
+     :: else ->
+        s = AT(w, lead[order[w]]);
+        if
+        :: dead[lead[order[w]]] || left[lead[order[w]]]
+        :: else -> ready_g[s] = order[w]; ready_base[s] = n; ready_applied[s] = (n -> 0 : applied[w])
+        fi
+     fi
+  :: else
+  fi
+}
+
+inline send_prepared(w, g) {
+  s = AT(w, lead[g]);
+  if
+  :: dead[lead[g]] || left[lead[g]]
+  :: else -> prepared_g[s] = g; prepared_attempt[s] = g_attempt[GRP(w, g)]
+  fi
+}
+
+/* ---- the machine: switches ---- */
+
+inline check_broken(w) {
+  if
+  :: gen[w] && !abandoned[w] && !stopped[w] && IN(told[order[w]], gen[w]) -> abandoned[w] = 1; hurt = hurt | BIT(gen[w])
+  :: else
+  fi
+}
+
+inline switch(w, g) {
+  printf("STORY %d switches to %d from %d, holders %d, applied %d\n", w, g, gen[w], g_holders[GRP(w, g)], applied[w]);
+  assert(BUILT(w, g) && IN(roster[g], w) && g > gen[w]);
+  gen[w] = g; attempt[w] = g_attempt[GRP(w, g)]; joining[w] = !IN(g_holders[GRP(w, g)], w);
+  if
+  :: !joining[w] && applied[w] == NOTHING -> assert(g_holders[GRP(w, g)] == BIT(w)); applied[w] = NEWEST
+  :: else
+  fi;
+  for (j : 1 .. g) { build(w, j, 0, 0, 0) }
+  abandoned[w] = 0; stopped[w] = 0; superseded[w] = 0; proposed[w] = 0; decided[w] = 0;
+  thread[w] = BOUNDARY;
+  if
+  :: campaign[w] ->
+     clear_campaign(w);
+     if :: order[w] <= g -> campaign[w] = 0; c_attempt[w] = 0 :: else fi
+  :: else
+  fi;
+  check_broken(w);
+  advance(w)
+}
+
+/* (d) Where nobody trains, the holders that a leader declares are those of the roster that are furthest. */
+inline check_holders(l) {
+  top = NOTHING;
+  for (j : 0 .. N - 1) { if :: IN(roster[order[l]], j) && applied[j] > top -> top = applied[j] :: else fi }
+  for (j : 0 .. N - 1) { if :: IN(c_holders[l], j) -> assert(applied[j] == top) :: else fi }
+  assert(c_holders[l] != 0 && (top != NOTHING || c_holders[l] == BIT(l)))
+}
+
+inline on_prepared(l, f, g, a) {
+  if
+  :: campaign[l] && g == order[l] && a == c_attempt[l] ->
+     c_prepared[l] = c_prepared[l] | BIT(f);
+     if
+     :: c_prepared[l] == roster[g] && c_base[l] == 0 && BASE(l) == 0 -> commit_by_message(l)
+#ifdef MUTANT_MESSAGE
+     :: c_prepared[l] == roster[g] && c_base[l] != 0 && BASE(l) == c_base[l] && thread[l] == BOUNDARY -> commit_by_message(l)
+#endif
+     :: else
+     fi
+  :: else
+  fi
+}
+
+inline commit_by_message(l) {
+  check_holders(l);
+  for (j : 0 .. N - 1) {
+    if
+    :: j != l && IN(roster[order[l]], j) && !dead[j] ->
+       commit_g[AT(l, j)] = order[l]; commit_attempt[AT(l, j)] = c_attempt[l]
+    :: else
+    fi
+  }
+  switch(l, order[l])
+}
+
+inline repeat_commit(l, f) {
+  printf("STORY %d repeats the commit of %d to %d\n", l, gen[l], f);
+  if :: !dead[f] -> commit_g[AT(l, f)] = gen[l]; commit_attempt[AT(l, f)] = attempt[l] :: else fi
+}
+
+inline on_commit(w, g, a) {
+  printf("STORY %d takes Commit of %d, attempt %d\n", w, g, a);
+  if
+  :: BUILT(w, g) && g_attempt[GRP(w, g)] == a && g > gen[w] ->
+     if
+#ifdef MUTANT_STRAGGLER
+     :: BASE(w) == 0 -> switch(w, g)
+#else
+     :: BASE(w) == 0 && (gen[w] == 0 || g_base[GRP(w, g)] != gen[w]) -> switch(w, g)
+#endif
+     :: BASE(w) != 0 && g_base[GRP(w, g)] == 0 && gen[w] ->
+        superseded[w] = g; abandoned[w] = 1; hurt = hurt | BIT(gen[w])
+#ifdef MUTANT_MESSAGE
+     :: BASE(w) != 0 && g_base[GRP(w, g)] != 0 && thread[w] == BOUNDARY -> switch(w, g)
+#endif
+     :: else
+     fi
+  :: else
+  fi
+}
+
+inline on_prepare(w, g, a, b, h) {
+  if
+  :: order[w] == g && g > gen[w] && lead[g] != w && (BASE(w) == 0 || BASE(w) == b) ->
+     if
+     :: g_attempt[GRP(w, g)] >= a -> if :: BUILT(w, g) -> send_prepared(w, g) :: else fi
+     :: else -> build(w, g, a, b, h)
+     fi
+  :: else
+  fi
+}
+
+inline on_built(w, g) {
+  printf("STORY %d has prepared %d, attempt %d\n", w, g, g_attempt[GRP(w, g)]);
+  g_built[GRP(w, g)] = 1;
+  if
+  :: lead[g] == w -> on_prepared(w, w, g, g_attempt[GRP(w, g)])
+  :: else -> send_prepared(w, g)
+  fi
+}
+
+inline on_order(w, g) {
+  printf("STORY %d hears order %d (members %d, leader %d, broken %d)\n", w, g, roster[g], lead[g], told[g]);
+  order[w] = g;
+  check_broken(w);
+  clear_campaign(w); c_attempt[w] = 0;
+  campaign[w] = LEADS(w);
+  advance(w)
+}
+
+inline on_failed(w) {
+  printf("STORY %d stops in %d, applied %d\n", w, gen[w], applied[w]);
+  assert(gen[w] > 0);
+  thread[w] = WAITING;
+  stopped[w] = 1; abandoned[w] = 1; decided[w] = 0; word[w] = 0; target[w] = 0; hurt = hurt | BIT(gen[w]);
+  if
+  :: superseded[w] -> switch(w, superseded[w])
+  :: else -> advance(w)
+  fi
+}
+
+/* ---- the training thread (worker/trainer.py) and the collective ---- */
+
+/* (c) All who complete a step do so in one generation, from one state, and nobody in it is further than that. Then everybody's
+   `applied` is counted from the new step on. */
+inline complete(g) {
+  set = 0; top = NOTHING; k = 0;
+  for (j : 0 .. N - 1) {
+    if
+    :: IN(roster[g], j) ->
+       assert(gen[j] == g && !dead[j] && !left[j]);
+       if :: proposed[j] > k -> k = proposed[j] :: else fi;
+       if :: applied[j] > top -> top = applied[j] :: else fi;
+       if :: !joining[j] -> set = set | BIT(j) :: else fi
+    :: else
+    fi
+  }
+  assert(set != 0 && top != NOTHING);
+  for (j : 0 .. N - 1) { if :: IN(set, j) -> assert(applied[j] == top) :: else fi }
+  if :: top == NEWEST -> slide() :: else -> top++ fi;
+  for (j : 0 .. N - 1) {
+    if
+    :: IN(roster[g], j) -> thread[j] = RESULT; word[j] = k; target[j] = top
+    :: else
+    fi
+  }
+}
+
+inline down(x) { if :: x > 1 -> x-- :: else fi }
+
+inline slide() {
+  for (j : 0 .. N - 1) { down(applied[j]); down(target[j]) }
+  for (j : 0 .. N * N - 1) { down(ready_applied[j]); down(r_applied[j]) }
+}
+
+inline start_step(w) {
+  decided[w] = 0;
+  proposed[w] = ((ALL_PREPARED(w) && c_base[w] == gen[w]) -> order[w] : 0);
+  thread[w] = COLLECTIVE;
+  printf("STORY %d begins a step of %d, proposes %d\n", w, gen[w], proposed[w]);
+  /* (b) nobody waits for one that has left */
+  for (j : 0 .. N - 1) { assert(!(IN(roster[gen[w]], j) && left[j])) }
+  all = 1;
+  for (j : 0 .. N - 1) {
+    if
+    :: IN(roster[gen[w]], j) && (dead[j] || gen[j] != gen[w] || thread[j] != COLLECTIVE) -> all = 0
+    :: else
+    fi
+  }
+  if :: all -> complete(gen[w]) :: else fi
+}
+
+/* (b) Whoever is left behind by a leaver knows: it has the result of the same step, has acted on it, or stands still. */
+inline check_leave(w, g) {
+  for (j : 0 .. N - 1) {
+    if
+    :: j != w && IN(roster[g], j) && !dead[j] && !left[j] && gen[j] == g ->
+       assert(thread[j] == RESULT && word[j] == decided[w] || thread[j] == BOUNDARY && decided[j] == decided[w] || stopped[j])
+    :: else
+    fi
+  }
+}
+
+inline leave(w) {
+  printf("STORY %d leaves %d, decided %d\n", w, gen[w], decided[w]);
+  check_leave(w, gen[w]);
+  left[w] = 1; thread[w] = GONE; forget(w)
+}
+
+/* Whoever is gone says and hears nothing more; what it has sent is still on its way. */
+inline forget(w) {
+  campaign[w] = 0; c_attempt[w] = 0; clear_campaign(w);
+  proposed[w] = 0; decided[w] = 0; word[w] = 0; target[w] = 0; joining[w] = 0; superseded[w] = 0;
+  for (j : 1 .. G) { build(w, j, 0, 0, 0) }
+  for (j : 0 .. N - 1) {
+    ready_g[AT(j, w)] = 0; ready_base[AT(j, w)] = 0; ready_applied[AT(j, w)] = 0;
+    prepared_g[AT(j, w)] = 0; prepared_attempt[AT(j, w)] = 0;
+    prepare_g[AT(j, w)] = 0; prepare_attempt[AT(j, w)] = 0; prepare_base[AT(j, w)] = 0; prepare_holders[AT(j, w)] = 0;
+    commit_g[AT(j, w)] = 0; commit_attempt[AT(j, w)] = 0
+  }
+}
+
+inline boundary(w) {
+  if
+  :: abandoned[w] || stopped[w] -> on_failed(w)
+  :: else ->
+     if
+     :: !decided[w] -> start_step(w)
+     :: else ->
+        if
+        :: !BUILT(w, decided[w]) -> leave(w)
+        :: else ->
+           if
+           :: lead[decided[w]] == w ->
+              for (j : 0 .. N - 1) {
+                if
+                :: IN(roster[decided[w]], j) && !IN(roster[gen[w]], j) && !dead[j] ->
+                   commit_g[AT(w, j)] = decided[w]; commit_attempt[AT(w, j)] = g_attempt[GRP(w, decided[w])]
+                :: else
+                fi
+              }
+           :: else
+           fi;
+           switch(w, decided[w])
+        fi
+     fi
+  fi
+}
+
+/* WordRead and StepApplied. */
+inline step_applied(w) {
+  printf("STORY %d applies a step of %d, word %d\n", w, gen[w], word[w]);
+  assert(word[w] == 0 || word[w] > gen[w]);
+  decided[w] = word[w];
+  if :: word[w] != proposed[w] -> proposed[w] = 0 :: else fi;
+  assert(applied[w] == NOTHING || target[w] > applied[w] || target[w] == 1);
+  applied[w] = target[w];
+  word[w] = 0; target[w] = 0; joining[w] = 0;
+  thread[w] = BOUNDARY
+}
+
+#define IN_STEP(w)   (thread[w] == COLLECTIVE || thread[w] == RESULT)
+#define MAY_FAIL(w)  (IN_STEP(w) && (HURT(gen[w]) || abandoned[w]) || thread[w] == BOUNDARY && HURT(gen[w]))
+
+proctype trainer(byte w) {
+  do
+  :: d_step { thread[w] == STARTING && IN(started, w) -> arrived[w] = 1; thread[w] = WAITING; advance(w); skip }
+  :: d_step { thread[w] == BOUNDARY -> boundary(w); skip }
+  :: d_step { thread[w] == RESULT -> step_applied(w); skip }
+  :: d_step { MAY_FAIL(w) -> on_failed(w); skip }
+  :: thread[w] == GONE || over -> break
+  od
+}
+
+/* ---- the control thread: orders, fellow workers, communicators that stand ---- */
+
+#define HEARS(w)  (thread[w] != GONE)
+
+inline take_ready(w, f) {
+  k = ready_g[AT(f, w)]; m = ready_base[AT(f, w)]; n = ready_applied[AT(f, w)];
+  ready_g[AT(f, w)] = 0; ready_base[AT(f, w)] = 0; ready_applied[AT(f, w)] = 0;
+  if
+  :: k == gen[w] && lead[k] == w -> repeat_commit(w, f)
+  :: k != gen[w] && k == order[w] -> who = m; on_ready(w, f, who, n)
+  :: else
+  fi
+}
+
+inline take_prepare(w, l) {
+  k = prepare_g[AT(l, w)]; m = prepare_attempt[AT(l, w)]; n = prepare_base[AT(l, w)]; set = prepare_holders[AT(l, w)];
+  prepare_g[AT(l, w)] = 0; prepare_attempt[AT(l, w)] = 0; prepare_base[AT(l, w)] = 0; prepare_holders[AT(l, w)] = 0;
+  on_prepare(w, k, m, n, set)
+}
+
+inline take_prepared(w, f) {
+  k = prepared_g[AT(f, w)]; m = prepared_attempt[AT(f, w)];
+  prepared_g[AT(f, w)] = 0; prepared_attempt[AT(f, w)] = 0;
+  if
+  :: k == gen[w] && lead[k] == w -> repeat_commit(w, f)
+  :: else -> who = k; on_prepared(w, f, who, m)
+  fi
+}
+
+inline take_commit(w, l) {
+  k = commit_g[AT(l, w)]; m = commit_attempt[AT(l, w)];
+  commit_g[AT(l, w)] = 0; commit_attempt[AT(l, w)] = 0;
+  who = k; on_commit(w, who, m)
+}
+
+#define DUE(w, g)  (g <= newest && g_attempt[GRP(w, g)] && !g_built[GRP(w, g)])
+
+/* Ready waits until the leader has the order (`_early` in the machine). */
+proctype control(byte w) {
+  do
+  :: d_step { HEARS(w) && IN(started, w) && order[w] < newest -> on_order(w, newest); skip }
+  :: d_step { HEARS(w) && IN(started, w) && order[w] + 1 < newest -> who = order[w] + 1; on_order(w, who); skip }
+#define HEAR(f)                                                                                                  \
+  :: d_step { HEARS(w) && ready_g[AT(f, w)] && ready_g[AT(f, w)] <= order[w] -> take_ready(w, f); skip }               \
+  :: d_step { HEARS(w) && prepare_g[AT(f, w)] -> take_prepare(w, f); skip }                                            \
+  :: d_step { HEARS(w) && prepared_g[AT(f, w)] -> take_prepared(w, f); skip }                                          \
+  :: d_step { HEARS(w) && commit_g[AT(f, w)] -> take_commit(w, f); skip }
+  HEAR(0)
+  HEAR(1)
+  HEAR(2)
+#define STANDS(g)                                                                                                \
+  :: d_step { DUE(w, g) -> on_built(w, g); skip }                                                                      \
+  :: d_step { DUE(w, g) && LOST(g) -> build(w, g, 0, 0, 0); skip }
+  STANDS(1)
+  STANDS(2)
+  STANDS(3)
+  STANDS(4)
+  STANDS(5)
+  STANDS(6)
+  STANDS(7)
+#ifdef LOSSY
+  :: d_step { HEARS(w) && RETRIES(w) && !ready_g[AT(w, lead[order[w]])] -> advance(w); skip }
+  :: d_step { HEARS(w) && timeouts && campaign[w] && c_attempt[w] && !ALL_PREPARED(w) -> timeouts--; prepare(w); skip }
+#define LOSE(f)                                                                                                  \
+  :: d_step { ready_g[AT(f, w)] -> ready_g[AT(f, w)] = 0; ready_base[AT(f, w)] = 0; ready_applied[AT(f, w)] = 0; skip } \
+  :: d_step { prepare_g[AT(f, w)] -> prepare_g[AT(f, w)] = 0; prepare_attempt[AT(f, w)] = 0;                     \
+              prepare_base[AT(f, w)] = 0; prepare_holders[AT(f, w)] = 0; skip }                                      \
+  :: d_step { prepared_g[AT(f, w)] -> prepared_g[AT(f, w)] = 0; prepared_attempt[AT(f, w)] = 0; skip }                 \
+  :: d_step { commit_g[AT(f, w)] -> commit_g[AT(f, w)] = 0; commit_attempt[AT(f, w)] = 0; skip }
+  LOSE(0)
+  LOSE(1)
+  LOSE(2)
+#endif
+  :: thread[w] == GONE || over -> break
+  od
+}
+
+/* ---- faults ---- */
+
+inline crash(w) {
+  printf("STORY %d is killed in %d\n", w, gen[w]);
+  dead[w] = 1; thread[w] = GONE; faults--; forget(w)
+}
+
+proctype fault() {
+  do
+#ifdef GLITCH
+  :: d_step { faults && IN_STEP(0) -> faults--; on_failed(0); skip }
+  :: d_step { faults && IN_STEP(1) -> faults--; on_failed(1); skip }
+  :: d_step { faults && IN_STEP(2) -> faults--; on_failed(2); skip }
+#else
+  :: d_step { faults && IN(started, 0) && HEARS(0) -> crash(0); skip }
+  :: d_step { faults && IN(started, 1) && HEARS(1) -> crash(1); skip }
+  :: d_step { faults && IN(started, 2) && HEARS(2) -> crash(2); skip }
+#endif
+  :: break
+  od
+}
+
+/* ---- the controller (controller/generations.py); reports reach it at once, and it takes its time ---- */
+
+inline with_state(r) {  /* set: the workers of `r` that have the state */
+  set = 0;
+  for (j : 0 .. N - 1) { if :: IN(r, j) && HAS_STATE(j) -> set = set | BIT(j) :: else fi }
+}
+
+inline usable(r) {
+  set = 0;
+  for (j : 0 .. N - 1) { if :: IN(r, j) && USABLE(j) -> set = set | BIT(j) :: else fi }
+}
+
+inline choose_leader(r) {  /* who: keeps the present leader while it can; else the first of those that are furthest */
+  with_state(r);
+  k = lead[newest];
+  if
+  :: newest && IN(r, k) && USABLE(k) && (IN(set, k) || set == 0) -> who = k
+  :: else ->
+     top = NOTHING; who = UNKNOWN;
+     for (j : 0 .. N - 1) {
+       if
+       :: set == 0 && IN(r, j) && who == UNKNOWN -> who = j
+       :: set && IN(set, j) && applied[j] > top -> who = j; top = applied[j]
+       :: else
+       fi
+     }
+  fi
+}
+
+inline give(r, l) {
+  printf("STORY order %d: members %d, leader %d, broken %d\n", newest + 1, r, l, broken);
+  assert(newest < G && r);
+  newest++;
+  roster[newest] = r; lead[newest] = l; started = started | (r);
+#ifndef MUTANT_BROKEN
+  told[newest] = broken
+#endif
+}
+
+inline break_by_loss(w) {
+  noticed = noticed | BIT(w);
+  for (j : 1 .. newest) { if :: j >= known && IN(roster[j], w) -> broken = broken | BIT(j) :: else fi }
+}
+
+/* broken_by_report: `w` stands still in `gen[w]`, so it will come to no later order by a step of it, unless that knew. */
+inline find_broken(w) {
+  set = 0;
+  if
+  :: USABLE(w) && gen[w] && (abandoned[w] || stopped[w]) ->
+     for (j : 1 .. newest) {
+       if :: j >= gen[w] && IN(roster[j], w) && !IN(told[j], gen[w]) -> set = set | BIT(j) | BIT(gen[w]) :: else fi
+     }
+  :: else
+  fi
+}
+
+#define NEWS(x)      (gen[x] > known)
+#define UNNOTICED(x) (dead[x] && !IN(noticed, x))
+#define BROKEN_AT(x) (USABLE(x) && gen[x] && (abandoned[x] || stopped[x]) && reported[x] != gen[x])
+#define HURT_MEMBER(x) (IN(roster[newest], x) && !USABLE(x))
+#define UNTOLD       ((broken & ~told[newest]) >> known)
+#define WOUNDED      (IN(broken, newest) || HURT_MEMBER(0) || HURT_MEMBER(1) || HURT_MEMBER(2) || UNTOLD)
+#define ANY_STATE    (HAS_STATE(0) || HAS_STATE(1) || HAS_STATE(2))
+
+inline recover() {
+  k = 0;
+  for (j : 0 .. N - 1) { if :: IN(roster[newest], j) && USABLE(j) && arrived[j] -> k = k | BIT(j) :: else fi }
+  with_state(k);
+  if :: set == 0 -> with_state(7); k = k | set :: else fi;
+  m = k; choose_leader(m); give(m, who);
+  recovery = 1; joined = 0
+}
+
+/* Nobody has the state (yet, or any more). */
+inline start_over() {
+  usable(roster[newest]);
+  if :: set == 0 -> usable(7) :: else fi;
+  if
+  :: set == 0 -> over = 1
+  :: else -> m = set; choose_leader(m); give(m, who); recovery = 0; joined = 0
+  fi
+}
+
+/* The order has named a leader that those who train do not know. */
+#define MISLED  (newest > known && known && !IN(roster[known], lead[newest]) && !HAS_STATE(lead[newest]))
+
+inline set_right() {
+  with_state(roster[newest]);
+  if :: set == 0 -> with_state(7); m = roster[newest] | set; joined = 1 :: else -> m = roster[newest]; joined = 0 fi;
+  choose_leader(m); give(m, who); recovery = 0
+}
+
+#define HANDED_ON(x)  (!IN(roster[newest], x) || HAS_STATE(x) && gen[x] >= newest)
+#define ON_THE_WAY    (joined && !(known >= newest && HANDED_ON(0) && HANDED_ON(1) && HANDED_ON(2)))
+
+inline towards_target() {
+  usable(plan[issued]);
+  m = set;
+  with_state(m);
+  if
+  :: newest == 0 -> issued++; choose_leader(m); give(m, who)
+  :: newest && (m == 0 || m == roster[newest]) -> issued++
+  :: newest && m && m != roster[newest] && (set || !ANY_STATE) -> issued++; choose_leader(m); give(m, who); recovery = 0; joined = 0
+  :: newest && m && m != roster[newest] && set == 0 && ANY_STATE ->
+     with_state(7); m = m | set;  /* nobody who has the state would stay: the union of both first */
+     if :: m == roster[newest] -> skip :: else -> choose_leader(m); give(m, who); recovery = 0; joined = 1 fi
+  fi
+}
+
+#define QUIET(x)      (!NEWS(x) && !UNNOTICED(x) && !BROKEN_AT(x))
+
+proctype controller() {
+  do
+#define REPORT(x)                                                                                                \
+  :: d_step { NEWS(x) -> known = gen[x]; if :: known == newest -> recovery = 0 :: else fi; skip }                      \
+  :: d_step { UNNOTICED(x) -> break_by_loss(x); skip }                                                                 \
+  :: d_step { BROKEN_AT(x) -> reported[x] = gen[x]; find_broken(x); broken = broken | set; skip }
+  REPORT(0)
+  REPORT(1)
+  REPORT(2)
+  :: d_step { newest && !over && WOUNDED && ANY_STATE -> recover(); skip }
+  :: d_step { newest && !over && WOUNDED && !ANY_STATE -> start_over(); skip }
+  :: d_step { newest && !over && !WOUNDED && ANY_STATE && !recovery && MISLED -> set_right(); skip }
+  :: d_step { !over && issued < PLANNED && (newest == 0 || (ANY_STATE || !known) && !WOUNDED && !recovery && !MISLED && !ON_THE_WAY) -> towards_target(); skip }
+  :: over -> break
+  od
+}
+
+init {
+  d_step { for (i : 0 .. N - 1) { clear_campaign(i) } }
+  if
+  :: SCENARIO == 1 -> plan[0] = 1; plan[1] = 7; plan[2] = 3   /* grow, then shrink */
+  :: SCENARIO == 2 -> plan[0] = 3; plan[1] = 6; plan[2] = 4   /* the leader leaves, then the next one */
+  :: SCENARIO == 3 -> plan[0] = 1; plan[1] = 2; plan[2] = 4   /* migration, twice: by way of unions */
+  :: SCENARIO == 4 -> plan[0] = 3; plan[1] = 7; plan[2] = 5   /* one comes, another one leaves */
+  :: SCENARIO == 5 -> plan[0] = 7; plan[1] = 3; plan[2] = 2   /* shrink, and the leader leaves */
+  fi;
+  atomic {
+    run controller(); run fault();
+    for (i : 0 .. N - 1) { run trainer(i); run control(i) }
+  }
+}
+
+/* (e) The newest order is reached by all of its members, for good. */
+#define THERE(x)  (!IN(roster[newest], x) || !dead[x] && !left[x] && gen[x] == newest && !abandoned[x] && applied[x] != NOTHING)
+#define REACHED   (over || newest && issued == PLANNED && THERE(0) && THERE(1) && THERE(2))
+
+#ifdef LIVENESS
+ltl reached { <> [] REACHED }
+#endif
