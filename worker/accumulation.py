@@ -1,17 +1,19 @@
 """This worker's part of a step's gradient, from one micro-batch after the other (design: worker-runtime 3).
 
-After each micro-batch the parameters' gradients are put into flat tensors, and these are added up as the canonical tree
-says: a virtual worker that is a right child is added to its sibling at once, so it needs no memory of its own. Without the
-canonical order everything goes into one gradient.
+The gradient of each micro-batch is put into flat tensors, and these are added up as the canonical tree says: a virtual worker
+that is a right child is added to its sibling at once, so it needs no memory of its own. Without the canonical order
+everything goes into one gradient.
 
-The last micro-batch is different, since its reduction can travel while the rest of its backward pass is computed: hooks tell
-which gradients are complete, and the reducer is told how much of the flat tensors is (as DistributedDataParallel does, but
-in the parameters' order). That is right only if a backward pass runs once for each micro-batch and nobody changes a gradient
-between it and `optimizer.step()`. The first steps of a process, which do not overlap, watch whether the script is like that.
+Gradients are moved while the backward pass computes others: hooks tell which are complete, and a segment of parameters that is
+complete is put in its place, so that its memory is free for the next. In a step's last micro-batch the reducer is told, too,
+and sends what is complete (as DistributedDataParallel does, but in the parameters' order). That is right only if one backward
+pass runs for each micro-batch and nobody changes a gradient between it and `optimizer.step()`. So the first step of a process,
+in which everything waits for `optimizer.step()`, watches whether the script is like that.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from functools import partial
 
@@ -19,8 +21,16 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ..protocol.errors import UserError
-from .gradients import Gradient, GradientPool, Layout, Segment
+from .gradients import Gradient, GradientPool, Layout
 from .reduction import Node, Reducer, TreeAccumulator, are_siblings
+
+
+class _Mode(enum.Enum):
+    """What hooks do in the present micro-batch."""
+
+    OFF = "off"
+    WATCHING = "watching"  # whether gradients may be moved before `optimizer.step()`
+    PLACING = "placing"  # move them
 
 
 class Accumulation:
@@ -52,7 +62,7 @@ class Accumulation:
         """A step begins."""
         self._tree: TreeAccumulator[Gradient] = TreeAccumulator(self._n, self._pool.give_back)
         self._reducer: Reducer | None = None  # of a reduction that has begun
-        self._counted = False  # the present micro-batch's completed gradients are counted
+        self._mode = _Mode.OFF
         self._used: list[Gradient] = []
 
     # -- one micro-batch
@@ -63,43 +73,43 @@ class Accumulation:
         last: nothing follows in this step, so parts of it may be handed to this reducer as they are complete.
         """
         if not self._hooks:
-            self._watch()
+            self._hook()
         for parameter in self._layout.parameters:
             parameter.grad = None
-        self._virtual_worker = virtual_worker
         self._weight = weight
-        overlaps = last is not None and self._overlap and self._watched_steps > 0
-        self._counted = overlaps or (self._overlap and self._watched_steps == 0)
-        if self._counted:
-            self._versions: list[int | None] = [None] * len(self._layout.parameters)
-            self._twice = False
         self._ends_step = last is not None
-        if overlaps:
-            assert last is not None
-            self._waiting = [len(segment.positions) for segment in self._layout.segments]
-            self._placed = 0
-            self._target, self._adds = self._place_for(virtual_worker)
-            self._reducer = last
-            last.start(self.nodes(), self._take_sum())
+        self._target, self._adds = self._place_for(virtual_worker)
+        self._versions: list[int | None] = [None] * len(self._layout.parameters)
+        self._twice = False
+        self._placed = 0  # segments
+        self._waiting = [len(segment.positions) for segment in self._layout.segments]
+        if not self._overlap:
+            self._mode = _Mode.OFF
+        elif self._watched_steps == 0:
+            self._mode = _Mode.WATCHING
+        else:
+            self._mode = _Mode.PLACING
+            if last is not None:
+                self._reducer = last
+                last.start(self.nodes(), self._take_sum())
 
     def completed(self) -> None:
-        """The script says that the gradient is complete."""
-        parameters = self._layout.parameters
-        if self._reducer is not None:
-            self._check_untouched()
-            while self._placed < len(self._layout.segments):  # with parameters that took no part
-                self._put(self._layout.segments[self._placed])
-                self._placed += 1
-        else:
-            if self._counted and not self._was_untouched():
-                self._overlap = False
-            target, adds = self._place_for(self._virtual_worker)
-            self._put_all(range(len(parameters)), target, adds)
-            self._merge()
+        """The script says that the gradient is complete. Raises UserError if what was sent was not."""
+        if self._mode is not _Mode.OFF and not self._was_untouched():
+            if self._mode is _Mode.PLACING:
+                raise UserError(
+                    "a gradient was changed between backward() and optimizer.step(), or backward() was called twice for one "
+                    "batch, after steps in which it was not: pass overlap=False to prepare()"
+                )
+            self._overlap = False
+        self._mode = _Mode.OFF
+        while self._placed < len(self._layout.segments):
+            self._put_next()
+        if self._reducer is None and self._canonical:
+            self._tree.merge()
         if self._ends_step:
             self._watched_steps += 1
-        self._counted = False
-        for parameter in parameters:
+        for parameter in self._layout.parameters:
             parameter.grad = None
 
     def skip(self, virtual_worker: int) -> None:
@@ -108,8 +118,9 @@ class Accumulation:
             parameter.grad = None
         self._weight = 1.0
         target, adds = self._place_for(virtual_worker)
-        self._put_all(range(len(self._layout.parameters)), target, adds)
-        self._merge()
+        self._put(range(len(self._layout.parameters)), target, adds)
+        if self._canonical:
+            self._tree.merge()
 
     # -- the whole of it
 
@@ -158,16 +169,20 @@ class Accumulation:
         self._tree.hold(virtual_worker, virtual_worker + 1, target)
         return target, False
 
-    def _merge(self) -> None:
-        if self._canonical:
-            self._tree.merge()
+    def _put_next(self) -> None:
+        """Put the next segment, which is complete, in its place."""
+        segment = self._layout.segments[self._placed]
+        self._placed += 1
+        self._put(segment.positions, self._target, self._adds)
+        if self._mode is _Mode.PLACING:
+            for position in segment.positions:
+                view = self._target.views[position]
+                self._layout.parameters[position].grad = view
+                self._versions[position] = view._version
+        if self._reducer is not None:
+            self._reducer.advance(segment.flat, segment.end)
 
-    def _put(self, segment: Segment) -> None:
-        self._put_all(segment.positions, self._target, self._adds)
-        assert self._reducer is not None
-        self._reducer.advance(segment.flat, segment.end)
-
-    def _put_all(self, positions: range, target: Gradient, adds: bool) -> None:
+    def _put(self, positions: range, target: Gradient, adds: bool) -> None:
         """Put the present gradients of these parameters into `target`."""
         views: list[torch.Tensor] = []
         grads: list[torch.Tensor] = []
@@ -191,7 +206,7 @@ class Accumulation:
 
     # -- what the backward pass tells
 
-    def _watch(self) -> None:
+    def _hook(self) -> None:
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._accumulated, position))  # type: ignore[no-untyped-call]
             for position, parameter in enumerate(self._layout.parameters)
@@ -199,20 +214,17 @@ class Accumulation:
 
     def _accumulated(self, position: int, parameter: torch.Tensor) -> None:
         """Autograd has completed this parameter's gradient, for one backward pass."""
-        if not self._counted:
+        if self._mode is _Mode.OFF:
             return
         if self._versions[position] is not None:
             self._twice = True
             return
         assert parameter.grad is not None
         self._versions[position] = parameter.grad._version
-        if self._reducer is None:
-            return
-        segments = self._layout.segments
-        self._waiting[self._segment_of[position]] -= 1
-        while self._placed < len(segments) and self._waiting[self._placed] == 0:
-            self._put(segments[self._placed])
-            self._placed += 1
+        if self._mode is _Mode.PLACING:
+            self._waiting[self._segment_of[position]] -= 1
+            while self._placed < len(self._waiting) and self._waiting[self._placed] == 0:
+                self._put_next()
 
     def _was_untouched(self) -> bool:
         """Whether every gradient is as one backward pass has left it."""
@@ -220,13 +232,6 @@ class Accumulation:
             (None if parameter.grad is None else parameter.grad._version) == version
             for parameter, version in zip(self._layout.parameters, self._versions, strict=True)
         )
-
-    def _check_untouched(self) -> None:
-        if not self._was_untouched():
-            raise UserError(
-                "a gradient was changed between backward() and optimizer.step(), or backward() was called twice for one batch, "
-                "after steps in which it was not: pass overlap=False to prepare()"
-            )
 
 
 def _put_zero(view: torch.Tensor, adds: bool) -> None:

@@ -48,7 +48,13 @@ class SerialSampler:
     def indices(self, epoch: int, step: int, virtual_worker: int) -> list[int]:
         """Samples of `virtual_worker` in `step` (counted within the epoch); may be empty in a short last step."""
         begin, end = self._slice(step, virtual_worker)
-        return [int(index) for index in self._order_of(epoch)[begin:end]]
+        found: list[int] = self._order_of(epoch)[begin:end].tolist()
+        return found
+
+    def has_samples(self, step: int, virtual_worker: int) -> bool:
+        """Whether `virtual_worker` has any sample in `step` (counted within the epoch)."""
+        begin, end = self._slice(step, virtual_worker)
+        return end > begin
 
     def weight(self, step: int, virtual_worker: int) -> float:
         """What to multiply a mean gradient by, so that the mean over all N virtual workers is that over the step's samples."""
@@ -79,9 +85,9 @@ class SerialSampler:
 
 def fetch(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
     """One batch: of a map-style data set, or of a tuple (list) of tensors that have one row for each sample."""
-    if collate is None and (columns := _columns(dataset)) is not None:
+    if collate is None and (found := columns(dataset)) is not None:
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        return tuple(column[rows.to(column.device)] for column in columns)
+        return tuple(column[rows.to(column.device)] for column in found)
     if hasattr(dataset, "__getitems__"):
         items = list(dataset.__getitems__(list(indices)))
     else:
@@ -89,7 +95,8 @@ def fetch(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], A
     return (collate or default_collate)(items)
 
 
-def _columns(dataset: Any) -> tuple[torch.Tensor, ...] | None:
+def columns(dataset: Any) -> tuple[torch.Tensor, ...] | None:
+    """The tensors of a data set that consists of them, one row for each sample; None if it is something else."""
     if isinstance(dataset, TensorDataset):
         return dataset.tensors
     if isinstance(dataset, tuple | list) and dataset and all(isinstance(column, torch.Tensor) for column in dataset):

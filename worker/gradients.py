@@ -111,8 +111,11 @@ class GradientPool:
 
 
 def _view(flat: torch.Tensor, offset: int, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The part of `flat` that is this parameter's: laid out in memory as the parameter is, where it fills its memory."""
-    part = flat[offset : offset + parameter.numel()]
+    """The part of `flat` that is this parameter's: laid out in memory as the parameter is, where it fills its memory.
+
+    With a version counter of its own (`data`), which tells whether somebody has changed it.
+    """
+    part = flat[offset : offset + parameter.numel()].data
     dense = sorted(zip(parameter.stride(), parameter.shape, strict=True))
     expected = 1
     for stride, length in dense:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from .data import SerialSampler, fetch, move_to
+from .data import SerialSampler, columns, fetch, move_to
 from .virtual import derive_seed, seed_everything
 
 
@@ -34,6 +34,7 @@ class _Reader(Dataset[Any]):
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
         self._dataset = dataset
         self._collate = collate
+        self._draws = collate is not None or columns(dataset) is None  # rows of tensors are taken as they are
         self._epoch: int | None = None
 
     def __getitem__(self, request: Request) -> tuple[tuple[int, int], Any]:
@@ -41,7 +42,8 @@ class _Reader(Dataset[Any]):
             self._epoch = request.epoch
             if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
                 set_epoch(request.epoch)
-        seed_everything(request.seed)
+        if self._draws:
+            seed_everything(request.seed)
         batch = fetch(self._dataset, request.indices, self._collate)
         return (request.step, request.virtual_worker), batch
 
@@ -129,12 +131,12 @@ class Loader:
         step, virtual_worker = self._cursor
         while step < self._end:
             for candidate in range(virtual_worker, self._hosted.stop):
-                request = self._request(step, candidate)
                 key = (step, candidate)
-                if request.indices and key not in self._stock and key not in self._under_way:
+                wanted = self._sampler.has_samples(step % self._sampler.steps_per_epoch, candidate)
+                if wanted and key not in self._stock and key not in self._under_way:
                     self._cursor = (step, candidate + 1)
                     self._under_way.add(key)
-                    return request
+                    return self._request(step, candidate)
             step, virtual_worker = step + 1, self._hosted.start
         self._cursor = (step, virtual_worker)
         raise StopIteration

@@ -347,7 +347,8 @@ class Trainer:
             self._loader.assign(step, mine, self.total_steps)
         if self._holds_state():
             self._send_state()
-        self._hosted = [v for v in mine if self._indices(step, v)]
+        within = step % self._sampler.steps_per_epoch
+        self._hosted = [v for v in mine if self._sampler.has_samples(within, v)]
         self._accumulation.begin()
         self._word[0] = self._control.step_started(last=step + 1 >= self.total_steps)
         self._word_work = self._communicator.all_reduce_max(self._word)
@@ -357,9 +358,6 @@ class Trainer:
 
     def _epoch_of(self, step: int) -> int:
         return step // self._sampler.steps_per_epoch
-
-    def _indices(self, step: int, virtual_worker: int) -> list[int]:
-        return self._sampler.indices(self._epoch_of(step), step % self._sampler.steps_per_epoch, virtual_worker)
 
     def _begin_micro_batch(self, virtual_worker: int) -> Any:
         recipe, step = self._recipe, self._step

@@ -47,7 +47,7 @@ def derive_seed(seed: int, *parts: int | str) -> int:
 def seed_everything(value: int) -> None:
     """Seed the global generators of Python, NumPy and torch, on the current CUDA device too if CUDA is in use."""
     random.seed(value)
-    numpy.random.seed([value & 0xFFFFFFFF, value >> 32])
+    numpy.random.seed((value ^ value >> 32) & 0xFFFFFFFF)
     # Not torch.manual_seed: without CUDA it queues a call with a formatted stack trace, for every micro-batch.
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
