@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
+import os
+import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +20,16 @@ from torch import nn
 from elasticd.protocol.errors import PeerError
 from elasticd.worker.communicator import Communicator, CommunicatorBroken
 from elasticd.worker.replication import (
+    PIECE_BYTES,
+    TENSOR_TAG,
+    Replication,
+    Transfer,
     receive_trailer,
     send_trailer,
     start_receiving,
     start_sending,
 )
-from elasticd.worker.state import TrainingState
+from elasticd.worker.state import TrainingState, describe
 
 _spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
 assert _spec is not None
@@ -27,7 +37,7 @@ assert _spec.loader is not None
 _module = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)
-run_ranks = _module.run_ranks
+RendezvousServer, run_ranks = _module.RendezvousServer, _module.run_ranks
 
 CPU = torch.device("cpu")
 
@@ -137,3 +147,134 @@ def test_what_is_no_document_is_the_peers_fault() -> None:
         return "refused"
 
     assert run_ranks(2, run) == ["", "refused"]
+
+
+# ------------------------------------------------------------------------------------------------------------------- plans
+
+
+def described(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    return {"tensors": [describe(str(number), tensor) for number, tensor in enumerate(tensors)]}
+
+
+def test_a_joiner_passes_pieces_on_before_it_has_them_all() -> None:
+    """The holder holds the second tensor back until the last of the chain has the first."""
+    tensors = [torch.arange(10.0), torch.arange(20.0)]
+    passed_on = threading.Event()
+
+    def run(c: Communicator) -> list[torch.Tensor]:
+        replication = Replication(c, (Transfer(0, 1), Transfer(1, 2, 1)))
+        if c.rank == 0:
+            send_header = start_sending(c, [1], described(tensors), [torch.empty(0)])  # and no tensor
+            send_header.wait()
+            c.wait(c.send(tensors[0], 1, TENSOR_TAG))
+            assert passed_on.wait(20.0)
+            c.wait(c.send(tensors[1], 1, TENSOR_TAG + 1))
+            return tensors
+        if c.rank == 1:
+            received = replication.take(CPU).wait()
+            replication.sent()
+            return received
+        header = start_receiving(c, 1, CPU)
+        first, _ = header.pending._works
+        c.wait(first)
+        passed_on.set()
+        return header.wait()
+
+    for received in run_ranks(3, run):
+        assert all(torch.equal(a, b) for a, b in zip(received, tensors, strict=True))
+
+
+def test_headers_reach_those_whose_turn_has_not_come() -> None:
+    """2 comes after 1, which does not get its tensors until 2 has said that it has the header."""
+    tensors = [torch.ones(3)]
+    here = threading.Event()
+
+    def run(c: Communicator) -> list[torch.Tensor]:
+        plan = (Transfer(0, 1), Transfer(3, 2, 1, after=(0,)))
+        if c.rank == 0:
+            start_sending(c, [1], described(tensors), [torch.empty(0)]).wait()
+            assert here.wait(20.0)
+            c.wait(c.send(tensors[0], 1, TENSOR_TAG))
+            return tensors
+        replication = Replication(c, plan)
+        if c.rank == 3:
+            replication.give(described(tensors), tensors)
+            replication.sent()
+            return tensors
+        incoming = replication.take(CPU)
+        if c.rank == 2:
+            here.set()
+        received = incoming.wait()
+        replication.sent()
+        return received
+
+    assert all(torch.equal(received[0], tensors[0]) for received in run_ranks(4, run))
+
+
+def test_a_trailer_is_passed_on_as_it_is() -> None:
+    def run(c: Communicator) -> dict[str, Any]:
+        replication = Replication(c, (Transfer(0, 1), Transfer(1, 2, 1)))
+        if replication.source is None:
+            replication.give({"tensors": []}, [])
+            replication.sent()
+            replication.send_trailer({"epoch": 4})
+            return {}
+        replication.take(CPU).wait()
+        replication.sent()
+        return replication.receive_trailer()
+
+    assert run_ranks(3, run) == [{}, {"epoch": 4}, {"epoch": 4}]
+
+
+def test_who_has_nobody_to_send_to_sends_nothing_and_copies_nothing() -> None:
+    replication = Replication(Communicator.alone(), ())
+    assert replication.give({}, [torch.ones(1)], []).wait() == []
+    assert (replication.source, replication.targets) == (None, ())
+
+
+def test_tensors_greater_than_a_piece_arrive() -> None:
+    tensors = [torch.arange(PIECE_BYTES // 2 + 3, dtype=torch.int32), torch.tensor(True)]
+
+    def run(c: Communicator) -> list[torch.Tensor]:
+        if c.rank == 0:
+            return start_sending(c, [1], described(tensors), tensors).wait()
+        return start_receiving(c, 0, CPU).wait()
+
+    assert all(torch.equal(a, b) for a, b in zip(run_ranks(2, run)[1], tensors, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------- ranks that are processes
+
+
+def run_processes(scenario: str, victim: int = -1) -> list[dict[str, Any]]:
+    """What the ranks of replication_ranks.py say, in rank order; all but the victim have ended by themselves."""
+    with RendezvousServer() as server:
+        script = str(Path(__file__).with_name("replication_ranks.py"))
+        command = [sys.executable, script, scenario, server.address, str(victim)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            said, _ = process.communicate(timeout=60.0)
+            assert process.returncode == 0, f"not all have ended in time; they said {said}"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return sorted(map(json.loads, said.splitlines()), key=lambda document: int(document["rank"]))
+
+
+@pytest.mark.parametrize("scenario", ["chain", "tree", "told"])
+def test_one_holder_serves_three_joiners_some_through_others(scenario: str) -> None:
+    holder, *joiners = run_processes(scenario)
+    assert len(joiners) == 3
+    for joiner in joiners:
+        assert joiner["digest"] == holder["digest"]
+        assert (joiner["step"], joiner["epoch"], joiner["threads"]) == (7, 3, [])
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("scenario", ["chain", "told"])
+def test_a_source_killed_in_the_middle_leaves_nobody_hanging(scenario: str, victim: int) -> None:
+    said = run_processes(scenario, victim)
+    assert [document["rank"] for document in said] == [rank for rank in range(4) if rank != victim]
+    for document in said:
+        assert document["error"]
+        assert document["threads"] == []

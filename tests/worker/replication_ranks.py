@@ -1,0 +1,124 @@
+"""Ranks that are real processes: `python replication_ranks.py SCENARIO ADDRESS VICTIM` forks one for each of the plan's ranks.
+
+The process imports torch once and stays single-threaded, so forking is safe; each child prints one JSON document. Rank 0 has the
+state. The victim, if any (-1: nobody), kills itself while the state is on its way; the others abort half a second later, as
+their control threads would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+import zmq
+
+from elasticd.worker.communicator import Communicator, CommunicatorBroken, RendezvousStore
+from elasticd.worker.replication import Replication, Transfer
+from elasticd.worker.state import describe
+
+LIMIT_S = 30.0
+CHAIN = (Transfer(0, 1), Transfer(1, 2, 1), Transfer(2, 3, 2))
+TREE = (Transfer(0, 1), Transfer(0, 2, 1, (0,)), Transfer(1, 3, 1))
+TOLD = (
+    Transfer(0, 1),
+    Transfer(0, 2),
+    Transfer(2, 3, 1, (0,)),
+)  # 2 serves 3 when 1 is complete, and only 1 can tell it
+SCENARIOS = {"chain": CHAIN, "tree": TREE, "told": TOLD}
+SIZE = 4
+NUMBERS = 8 << 20  # of the great tensor: several pieces
+
+
+def build(rank: int, address: str) -> Communicator:
+    store = RendezvousStore(zmq.Context(), address, f"p{rank}".encode(), "p", 30.0)
+    return Communicator.build("gloo", store, rank, SIZE, "127.0.0.1", 600.0)
+
+
+def state() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(NUMBERS, generator=generator), torch.empty(0), torch.tensor(3), torch.ones(5, 7)[:, :3]]
+
+
+def digest(tensors: list[torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def take_part(communicator: Communicator, plan: tuple[Transfer, ...], victim: int) -> dict[str, Any]:
+    rank = communicator.rank
+    replication = Replication(communicator, plan)
+    if replication.source is None:
+        tensors = state()
+        began = time.monotonic()
+        replication.give({"tensors": [describe(str(i), t) for i, t in enumerate(tensors)], "step": 7}, tensors)
+        begun_s = time.monotonic() - began
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replication.sent()
+        replication.send_trailer({"epoch": 3})
+        return {"digest": digest(tensors), "begun_s": begun_s}
+    incoming = replication.take(torch.device("cpu"))
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    tensors = incoming.wait()
+    replication.sent()
+    return {"digest": digest(tensors), "step": incoming.header["step"], **replication.receive_trailer()}
+
+
+def run(rank: int, address: str, plan: tuple[Transfer, ...], victim: int) -> dict[str, Any]:
+    communicator = build(rank, address)
+    communicator.wait(communicator.all_reduce(torch.ones(1)))
+    if victim >= 0:
+        timer = threading.Timer(0.5, communicator.abort)
+        timer.daemon = True
+        timer.start()
+    try:
+        result = take_part(communicator, plan, victim)
+        communicator.wait(communicator.all_reduce(torch.ones(1)))
+    except CommunicatorBroken as error:
+        result = {"error": str(error)}
+    threads = wait_for_transfer_threads()
+    communicator.retire()
+    return {**result, "threads": threads}
+
+
+def wait_for_transfer_threads() -> list[str]:
+    """Those that are still there after a while."""
+    deadline = time.monotonic() + 5.0
+    while True:
+        left = [thread.name for thread in threading.enumerate() if thread.name == "elasticd-transfer"]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.01)
+
+
+def main() -> None:
+    plan, address, victim = SCENARIOS[sys.argv[1]], sys.argv[2], int(sys.argv[3])
+    torch.set_num_threads(1)
+    for rank in range(SIZE):
+        if os.fork() == 0:
+            os.write(1, f"{json.dumps({'rank': rank, **run(rank, address, plan, victim)})}\n".encode())
+            return
+    deadline = time.monotonic() + LIMIT_S
+    left = SIZE
+    while left:
+        if os.waitpid(-1, os.WNOHANG)[0]:
+            left -= 1
+        elif time.monotonic() > deadline:
+            os.killpg(0, signal.SIGKILL)
+        else:
+            time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    os.setpgrp()
+    main()
