@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..protocol.model import GpuAddress, WorkerId, WorkerPhase
+from ..protocol.model import GpuAddress, GpuPlace, Server, WorkerId, WorkerPhase
 from .jobs import Job, OrderKind, OrderRecord, WorkerRecord, WorkerState
 
 WITH_STATE = (WorkerPhase.TRAINING, WorkerPhase.BROKEN)
@@ -216,6 +216,15 @@ def fresh(job: Job, worker: WorkerId) -> bool:
 
 def _same(places: tuple[Place, ...], order: OrderRecord) -> bool:
     return tuple(place.worker for place in places) == order.roster.workers
+
+
+def gpu_place(server: Server | None, gpu: GpuAddress) -> GpuPlace:
+    """Where `gpu` sits in its server, as the server's agent has told; nowhere if it has not.
+
+    A member's place stands in the roster, so that all members plan the same transfers (Elan IV), whatever agents tell later.
+    """
+    told = server.gpus if server is not None else ()
+    return next((each.place for each in told if each.index == gpu.index), GpuPlace())
 
 
 def choose_leader(job: Job, workers: tuple[WorkerId, ...]) -> WorkerId:

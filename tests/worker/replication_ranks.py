@@ -1,4 +1,4 @@
-"""Ranks that are real processes: `python replication_ranks.py SCENARIO ADDRESS VICTIM` forks one for each of the plan's ranks.
+"""Ranks that are real processes: `python replication_ranks.py ADDRESS PLAN:VICTIM...` forks four for each PLAN:VICTIM, in turn.
 
 The process imports torch once and stays single-threaded, so forking is safe; each child prints one JSON document. Rank 0 has the
 state. The victim, if any (-1: nobody), kills itself while the state is on its way; the others abort half a second later, as
@@ -31,13 +31,13 @@ TOLD = (
     Transfer(0, 2),
     Transfer(2, 3, 1, (0,)),
 )  # 2 serves 3 when 1 is complete, and only 1 can tell it
-SCENARIOS = {"chain": CHAIN, "tree": TREE, "told": TOLD}
+PLANS = {"chain": CHAIN, "tree": TREE, "told": TOLD}
 SIZE = 4
 NUMBERS = 8 << 20  # of the great tensor: several pieces
 
 
-def build(rank: int, address: str) -> Communicator:
-    store = RendezvousStore(zmq.Context(), address, f"p{rank}".encode(), "p", 30.0)
+def build(rank: int, address: str, case: str) -> Communicator:
+    store = RendezvousStore(zmq.Context(), address, f"{case}/{rank}".encode(), case, 30.0)
     return Communicator.build("gloo", store, rank, SIZE, "127.0.0.1", 600.0)
 
 
@@ -74,8 +74,10 @@ def take_part(communicator: Communicator, plan: tuple[Transfer, ...], victim: in
     return {"digest": digest(tensors), "step": incoming.header["step"], **replication.receive_trailer()}
 
 
-def run(rank: int, address: str, plan: tuple[Transfer, ...], victim: int) -> dict[str, Any]:
-    communicator = build(rank, address)
+def run(rank: int, address: str, case: str) -> dict[str, Any]:
+    name, _, number = case.partition(":")
+    plan, victim = PLANS[name], int(number)
+    communicator = build(rank, address, case)
     communicator.wait(communicator.all_reduce(torch.ones(1)))
     if victim >= 0:
         timer = threading.Timer(0.5, communicator.abort)
@@ -102,12 +104,18 @@ def wait_for_transfer_threads() -> list[str]:
 
 
 def main() -> None:
-    plan, address, victim = SCENARIOS[sys.argv[1]], sys.argv[2], int(sys.argv[3])
+    address, cases = sys.argv[1], sys.argv[2:]
     torch.set_num_threads(1)
-    for rank in range(SIZE):
-        if os.fork() == 0:
-            os.write(1, f"{json.dumps({'rank': rank, **run(rank, address, plan, victim)})}\n".encode())
-            return
+    for case in cases:
+        for rank in range(SIZE):
+            if os.fork() == 0:
+                os.write(1, f"{json.dumps({'case': case, 'rank': rank, **run(rank, address, case)})}\n".encode())
+                return
+        wait_for_children()
+
+
+def wait_for_children() -> None:
+    """Until all have ended. If that takes too long, everything is killed, this process too."""
     deadline = time.monotonic() + LIMIT_S
     left = SIZE
     while left:

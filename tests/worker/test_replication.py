@@ -20,6 +20,7 @@ from torch import nn
 from elasticd.protocol.errors import PeerError
 from elasticd.worker.communicator import Communicator, CommunicatorBroken
 from elasticd.worker.replication import (
+    NOTICE_TAG,
     PIECE_BYTES,
     TENSOR_TAG,
     Replication,
@@ -211,6 +212,53 @@ def test_headers_reach_those_whose_turn_has_not_come() -> None:
     assert all(torch.equal(received[0], tensors[0]) for received in run_ranks(4, run))
 
 
+class Log:
+    """A communicator of rank 3 that writes down what is begun; its operations are completed by hand."""
+
+    rank = 3
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, int, int]] = []
+        self._received: dict[int, threading.Event] = {}
+
+    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> threading.Event:
+        self.entries.append(("send", rank, tag))
+        sent = threading.Event()
+        sent.set()
+        return sent
+
+    def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> threading.Event:
+        self.entries.append(("receive", rank, tag))
+        return self._received.setdefault(tag, threading.Event())
+
+    def complete(self, rank: int, tag: int) -> None:
+        self.entries.append(("completed", rank, tag))
+        self._received[tag].set()
+
+    def wait(self, work: Any) -> None:
+        assert work.wait(20.0)
+
+
+def test_a_source_sends_nothing_but_the_header_until_it_is_told_that_its_turn_has_come() -> None:
+    log = Log()
+    replication = Replication(log, (Transfer(0, 1), Transfer(3, 2, 1, after=(0,))))  # type: ignore[arg-type]
+    replication.give(described([torch.ones(1)]), [torch.ones(1)])
+    header, notice = [("send", 2, 1), ("send", 2, 2)], ("receive", 1, NOTICE_TAG)
+    assert log.entries == [*header, notice]
+    log.complete(1, NOTICE_TAG)
+    replication.sent()
+    assert log.entries == [*header, notice, ("completed", 1, NOTICE_TAG), ("send", 2, TENSOR_TAG)]
+
+
+def test_a_source_that_has_sent_what_comes_before_needs_no_notice() -> None:
+    log = Log()
+    replication = Replication(log, (Transfer(3, 1), Transfer(3, 2, 1, after=(0,))))  # type: ignore[arg-type]
+    replication.give(described([torch.ones(1)]), [torch.ones(1)])
+    replication.sent()
+    headers = [("send", target, tag) for target in (1, 2) for tag in (1, 2)]
+    assert log.entries == [*headers, ("send", 1, TENSOR_TAG), ("send", 2, TENSOR_TAG)]
+
+
 def test_a_trailer_is_passed_on_as_it_is() -> None:
     def run(c: Communicator) -> dict[str, Any]:
         replication = Replication(c, (Transfer(0, 1), Transfer(1, 2, 1)))
@@ -246,35 +294,43 @@ def test_tensors_greater_than_a_piece_arrive() -> None:
 # ------------------------------------------------------------------------------------------------- ranks that are processes
 
 
-def run_processes(scenario: str, victim: int = -1) -> list[dict[str, Any]]:
-    """What the ranks of replication_ranks.py say, in rank order; all but the victim have ended by themselves."""
+Said = dict[str, list[dict[str, Any]]]
+WHOLE = ["chain:-1", "tree:-1", "told:-1"]
+KILLED = [f"{plan}:{victim}" for plan in ("chain", "told") for victim in (0, 1, 2)]
+
+
+@pytest.fixture(scope="module")
+def said() -> Said:
+    """For each case what the ranks of replication_ranks.py say, in rank order; all but the victims have ended by themselves."""
     with RendezvousServer() as server:
         script = str(Path(__file__).with_name("replication_ranks.py"))
-        command = [sys.executable, script, scenario, server.address, str(victim)]
+        command = [sys.executable, script, server.address, *WHOLE, *KILLED]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
-            said, _ = process.communicate(timeout=60.0)
-            assert process.returncode == 0, f"not all have ended in time; they said {said}"
+            printed, _ = process.communicate(timeout=150.0)
+            assert process.returncode == 0, f"not all have ended in time; they said {printed}"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    return sorted(map(json.loads, said.splitlines()), key=lambda document: int(document["rank"]))
+    found: Said = {case: [] for case in [*WHOLE, *KILLED]}
+    for document in sorted(map(json.loads, printed.splitlines()), key=lambda document: int(document["rank"])):
+        found[document["case"]].append(document)
+    return found
 
 
-@pytest.mark.parametrize("scenario", ["chain", "tree", "told"])
-def test_one_holder_serves_three_joiners_some_through_others(scenario: str) -> None:
-    holder, *joiners = run_processes(scenario)
+@pytest.mark.parametrize("case", WHOLE)
+def test_one_holder_serves_three_joiners_some_through_others(said: Said, case: str) -> None:
+    holder, *joiners = said[case]
     assert len(joiners) == 3
     for joiner in joiners:
         assert joiner["digest"] == holder["digest"]
         assert (joiner["step"], joiner["epoch"], joiner["threads"]) == (7, 3, [])
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize("scenario", ["chain", "told"])
-def test_a_source_killed_in_the_middle_leaves_nobody_hanging(scenario: str, victim: int) -> None:
-    said = run_processes(scenario, victim)
-    assert [document["rank"] for document in said] == [rank for rank in range(4) if rank != victim]
-    for document in said:
+@pytest.mark.parametrize("case", KILLED)
+def test_a_source_killed_in_the_middle_leaves_nobody_hanging(said: Said, case: str) -> None:
+    victim = int(case.partition(":")[2])
+    assert [document["rank"] for document in said[case]] == [rank for rank in range(4) if rank != victim]
+    for document in said[case]:
         assert document["error"]
         assert document["threads"] == []
