@@ -38,8 +38,8 @@ CASES = [
 
 
 @functools.cache
-def states(case: str, timetable: str) -> tuple[str, ...]:
-    """What the workers of the last roster end with, as JSON, in order of worker."""
+def outcome(case: str, timetable: str) -> tuple[tuple[str, ...], set[float]]:
+    """What the workers of the last roster end with, as JSON, in order of worker; and the norms of their models."""
     with _module.RendezvousServer() as server, tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, str(HERE / "training_world.py"), case, server.address, timetable, directory]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -49,11 +49,11 @@ def states(case: str, timetable: str) -> tuple[str, ...]:
     finished = [document for document in found if "state" in document]
     assert [document["worker"] for document in finished] == last
     assert len({document["steps"] for document in finished}) == 1
-    return tuple(json.dumps(document["state"]) for document in finished)
+    return tuple(json.dumps(document["state"], sort_keys=True) for document in finished), {document["norm"] for document in finished}
 
 
 def run(case: str, timetable: list[Any]) -> tuple[str, ...]:
-    return states(case, json.dumps(timetable))
+    return outcome(case, json.dumps(timetable))[0]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -73,3 +73,13 @@ def test_reading_ahead_and_overlapping_change_no_bit(case: str) -> None:
     (expected,) = run("plain", ALONE)
     assert set(run(case, ALONE)) == {expected}
     assert set(run(case, CHANGING)) == {expected}
+
+
+@pytest.mark.parametrize("determinism", ["none", "static"])
+def test_without_the_canonical_order_all_workers_agree_but_the_bits_are_their_number_s(determinism: str) -> None:
+    case = f"many_segments:{determinism}"
+    states, (norm,) = outcome(case, json.dumps(CHANGING))
+    assert len(set(states)) == 1
+    (expected,), (alone,) = outcome("many_segments", json.dumps(ALONE))
+    assert norm == pytest.approx(alone, rel=1e-3)
+    assert set(states) != {expected}, "the order of the sums made no difference: this compares nothing"

@@ -1,6 +1,8 @@
 """Ranks that train: `python training_world.py CASE ADDRESS TIMETABLE DIRECTORY` forks a process for each worker; each writes what
 it ends with to DIRECTORY.
 
+CASE is a function of `training_cases`, and after a colon the job's determinism (default elastic).
+
 TIMETABLE is JSON: a list of [first step, [workers]]. All switch as it says; a worker that is new in an entry is a joiner. One
 worker alone is what `python script.py` does. The process imports torch once and stays single-threaded, so forking is safe.
 """
@@ -11,6 +13,7 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,10 @@ import torch
 import training_cases
 import zmq
 
-from elasticd.protocol.model import GpuAddress, Member, Roster, ServerId, WorkerId
+from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
 from elasticd.worker.communicator import Communicator, RendezvousStore
 from elasticd.worker.control import LeftJob, Progress, Switching
+from elasticd.worker.environment import ClusterEnvironment
 from elasticd.worker.machine import Stall
 from elasticd.worker.progress import StepTimes
 from elasticd.worker.run import Run
@@ -101,12 +105,32 @@ def digest(value: Any) -> Any:
 
 def rank_main(case: str, me: int, address: str, entries: list[tuple[int, list[int]]]) -> dict[str, Any]:
     torch.set_num_threads(1)
-    run = Run(Timetable(me, address, entries), None, StepTimes(), VIRTUAL_WORKERS, seed=3)
+    name, _, determinism = case.partition(":")
+    place = environment(me, Determinism(determinism or "elastic"))
+    run = Run(Timetable(me, address, entries), place, StepTimes(), VIRTUAL_WORKERS, seed=3)
     try:
-        state = getattr(training_cases, case)(run)
+        state = getattr(training_cases, name)(run)
     except LeftJob:
         return {"worker": me, "left": run.steps_done}
-    return {"worker": me, "steps": run.steps_done, "state": digest(state)}
+    norm = float(sum(value.float().square().sum() for value in state[0].values()))
+    return {"worker": me, "steps": run.steps_done, "norm": norm, "state": digest(state)}
+
+
+def environment(me: int, determinism: Determinism) -> ClusterEnvironment:
+    """What an agent would say."""
+    return ClusterEnvironment(
+        job=JobId("w"),
+        worker=WorkerId(f"w.{me}"),
+        agent_address="",
+        address="127.0.0.1",
+        gpu_kind=GpuKind.CPU,
+        virtual_workers=VIRTUAL_WORKERS,
+        determinism=determinism,
+        checkpoint_directory=tempfile.mkdtemp(),
+        checkpoint_every_s=3600.0,
+        checkpoint_keep=1,
+        max_steps=None,
+    )
 
 
 def main() -> None:
