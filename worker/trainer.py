@@ -36,15 +36,7 @@ from .loading import Loader
 from .machine import Stall
 from .progress import StepTimes
 from .reduction import CanonicalReducer, PlainReducer, Reducer
-from .replication import (
-    Pending,
-    Transfer,
-    plan_transfers,
-    receive_trailer,
-    send_trailer,
-    start_receiving,
-    start_sending,
-)
+from .replication import Replication, plan_transfers
 from .state import TrainingState
 from .update import Update
 from .virtual import assign, derive_seed, seed_everything
@@ -102,9 +94,8 @@ class Trainer:
         self._switching: Switching | None = None
         self._communicator = Communicator.alone()
         self._ranges: tuple[range, ...] = ()
-        self._transfers: tuple[Transfer, ...] = ()  # not empty until the first step has been applied everywhere
+        self._replication: Replication | None = None  # of the state to joiners, until all of them are whole
         self._first_step_applied = False
-        self._sending: Pending | None = None
 
         # the step in progress
         self._step = -1
@@ -179,9 +170,9 @@ class Trainer:
 
     def finish(self, epochs: int) -> None:
         """The loop is over. The leader leaves a checkpoint of the end, so that whatever follows can be done again."""
-        if self._sending is not None:
+        if self._replication is not None:
             try:
-                self._sending.wait()
+                self._replication.sent()
             except CommunicatorBroken:
                 log.info("a joiner has gone before it had the state; the job is over anyway")
         if self._writer is not None and self.is_leader and self.finished:
@@ -215,7 +206,7 @@ class Trainer:
     def _recover(self, reason: str) -> Switching:
         """Give the step in progress up and wait for a generation without the lost member."""
         self._failure = None
-        self._sending = None
+        self._replication = None
         self._current = None
         if self._step == self._next_step:
             self._buffers.restore()
@@ -229,11 +220,7 @@ class Trainer:
         self._switching = switching
         self._communicator = switching.communicator
         self._first_step_applied = False
-        self._sending = None
-        holders = [rank for rank, holds in enumerate(switching.holders) if holds]
-        joiners = [rank for rank, holds in enumerate(switching.holders) if not holds]
-        gpus = [member.gpu for member in switching.roster.members]
-        self._transfers = plan_transfers(gpus, holders, joiners) if joiners else ()
+        self._replication = self._plan(switching)
         self._host(switching.holders)
         if switching.holders[switching.rank]:
             if not self._has_state:
@@ -244,6 +231,16 @@ class Trainer:
         else:
             self._times.restarted()
             self._join()
+
+    def _plan(self, switching: Switching) -> Replication | None:
+        """Who sends the state to whom; None if all have it."""
+        members = switching.roster.members
+        holders = [rank for rank, holds in enumerate(switching.holders) if holds]
+        joiners = [rank for rank, holds in enumerate(switching.holders) if not holds]
+        if not joiners:
+            return None
+        gpus, places = [member.gpu for member in members], [member.place for member in members]
+        return Replication(switching.communicator, plan_transfers(gpus, holders, joiners, places, relays=True))
 
     def _host(self, hosts: Sequence[bool]) -> None:
         """Divide the virtual workers among the members that host."""
@@ -275,13 +272,10 @@ class Trainer:
         self._has_state = True
 
     def _send_state(self) -> None:
-        """Begin to send the state to this worker's joiners; it must not change until `_sending.wait()`."""
-        targets = [transfer.target_rank for transfer in self._transfers if transfer.source_rank == self.rank]
-        if targets:
+        """Begin to send the state to this worker's joiners; it must not change until that is done (`Replication.sent`)."""
+        if self._replication is not None and self._replication.targets and not self._first_step_applied:
             header = self._state.header({"applied": self._next_step - 1, "epoch": self.epoch})
-            self._sending = start_sending(
-                self._communicator, targets, header, self._state.tensors(), mutable=self._buffers.live
-            )
+            self._replication.give(header, self._state.tensors(), mutable=self._buffers.live)
 
     def _join(self) -> None:
         """Receive the state, and take part in the first step without hosting anything in it.
@@ -289,8 +283,8 @@ class Trainer:
         What this worker holds itself stays whole until all of the new state is here: if the sender is lost on the way, a
         survivor that was one step behind still has its own.
         """
-        source = next(t.source_rank for t in self._transfers if t.target_rank == self.rank)
-        incoming = start_receiving(self._communicator, source, self._recipe.device)
+        assert self._replication is not None
+        incoming = self._replication.take(self._recipe.device)
 
         def take_state() -> None:
             self._take(incoming.header, incoming.wait())
@@ -305,19 +299,18 @@ class Trainer:
 
     def _finish_transfers(self) -> None:
         """After a generation's first step: hand over what the users' code has changed in it; then all members host."""
-        if not self._transfers or not self._first_step_applied:
+        replication = self._replication
+        if replication is None or not self._first_step_applied:
             return
-        transfers, self._transfers = self._transfers, ()
-        for transfer in transfers:
-            if transfer.source_rank == self.rank:
-                ours = {"epoch": self.epoch, "registered": self._state.registered_values()}
-                send_trailer(self._communicator, transfer.target_rank, ours)
-            elif transfer.target_rank == self.rank:
-                theirs = receive_trailer(self._communicator, transfer.source_rank)
-                self._position = int(theirs["epoch"])
-                # A script that has still to run the end of an epoch that others are past takes the values after it.
-                self._deferred = (self._position, theirs["registered"])
-                self.epoch_begins(self.epoch)
+        self._replication = None
+        if replication.source is None:
+            replication.send_trailer({"epoch": self.epoch, "registered": self._state.registered_values()})
+        else:
+            theirs = replication.receive_trailer()
+            self._position = int(theirs["epoch"])
+            # A script that has still to run the end of an epoch that others are past takes the values after it.
+            self._deferred = (self._position, theirs["registered"])
+            self.epoch_begins(self.epoch)
         self._host([True] * self.world_size)
 
     # -- one step
@@ -398,10 +391,9 @@ class Trainer:
         root = next(rank for rank, hosted in enumerate(self._ranges) if 0 in hosted)
         self._buffers.share(self._communicator, root)
         self._communicator.wait(self._word_work)
-        if self._sending is not None:
-            self._sending.wait()
-            self._sending = None
         before_update()
+        if self._replication is not None:
+            self._replication.sent()
         self._control.word_read(int(self._word[0]))
         for parameter, view in zip(self._layout.parameters, gradient.views, strict=True):
             parameter.grad = view

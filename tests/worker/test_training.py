@@ -49,7 +49,9 @@ def outcome(case: str, timetable: str) -> tuple[tuple[str, ...], set[float]]:
     finished = [document for document in found if "state" in document]
     assert [document["worker"] for document in finished] == last
     assert len({document["steps"] for document in finished}) == 1
-    return tuple(json.dumps(document["state"], sort_keys=True) for document in finished), {document["norm"] for document in finished}
+    return tuple(json.dumps(document["state"], sort_keys=True) for document in finished), {
+        document["norm"] for document in finished
+    }
 
 
 def run(case: str, timetable: list[Any]) -> tuple[str, ...]:
