@@ -34,7 +34,9 @@ class GpuPlace(Value, frozen=True, kw_only=True):
     """
 
     socket: int | None = None  # a processor with memory of its own: a NUMA node
-    switch: int | None = None  # between these GPUs there are only PCIe switches
+    switch: int | None = (
+        None  # between these GPUs there are only PCIe switches; a number of its own for a GPU without any
+    )
     nvlinks: tuple[int, ...] = ()  # indices of the GPUs that NVLink reaches, directly or through NVSwitches
 
 

@@ -12,7 +12,8 @@ server are taken to be as far apart as a server allows, and nothing is said abou
 
 A transfer occupies *lanes*, each in one direction, since all these links carry both directions at full speed:
 
-* its GPUs' own slots, out of the one and into the other, unless it goes over NVLink, which has wires of its own;
+* its GPUs' own slots, out of the one and into the other, where it is known how they are plugged in (a CPU slot is not plugged in
+  at all), unless it goes over NVLink, which has wires of its own;
 * over L3 the link from the one socket to the other;
 * over L4 the network interface of each server. (That the way there may cross sockets too is not looked at.)
 
@@ -83,10 +84,11 @@ def lanes(source: Spot, target: Spot) -> tuple[Lane, ...]:
     level = link(source, target)
     if level is Link.NVLINK:
         return ()
-    found = [
-        Lane(LaneKind.OUT_OF_GPU, source.gpu.server, source.gpu.index),
-        Lane(LaneKind.INTO_GPU, target.gpu.server, target.gpu.index),
-    ]
+    found: list[Lane] = []
+    if source.place.switch is not None:
+        found.append(Lane(LaneKind.OUT_OF_GPU, source.gpu.server, source.gpu.index))
+    if target.place.switch is not None:
+        found.append(Lane(LaneKind.INTO_GPU, target.gpu.server, target.gpu.index))
     if level is Link.NETWORK:
         found.append(Lane(LaneKind.OUT_OF_SERVER, source.gpu.server))
         found.append(Lane(LaneKind.INTO_SERVER, target.gpu.server))

@@ -1,9 +1,11 @@
 """State from those who have it to those who need it: how a plan of transfers is carried out (Elan IV; design: worker-runtime 5).
 
 `topology.plan_transfers` says who sends to whom. A transfer sends the header of the state, its length first, and then the tensors
-from where they are, in pieces, beside whatever collectives run. The sender must leave the tensors alone until it is done; those
-that change earlier (the model's buffers change in every forward pass, and are small) are copied first. What is received stands in
-new memory until all of it is there, so a receiver whose sender dies has lost nothing.
+in pieces, beside whatever collectives run: great ones from where they are, small ones (biases, step counts: most of all tensors,
+and next to nothing of the bytes) together in one buffer, since each piece costs as much as some hundred kilobytes.
+The sender must leave the tensors alone until it is done; those that change earlier (the model's buffers change in every forward
+pass) are copied first. What is received stands in new memory until all of it is there, so a receiver whose sender dies has lost
+nothing.
 
 Theory of operation of a plan
 -----------------------------
@@ -24,8 +26,9 @@ communicator, so that when a peer is lost and it is aborted, they end.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -53,6 +56,8 @@ __all__ = [
 
 MAX_DOCUMENT_BYTES = 1 << 30
 PIECE_BYTES = 8 << 20  # of a tensor: what a relay has at least before it passes it on
+SMALL_BYTES = 64 << 10  # tensors up to here travel together
+ALIGNMENT_BYTES = 16  # of each in their buffer: any type can be read there
 HEADER_TAG = 1  # and the next one: length, bytes
 TRAILER_TAG = 3
 NOTICE_TAG = 5
@@ -167,8 +172,7 @@ class Replication:
         if self._outgoing:
             changing = {id(tensor) for tensor in mutable}
             payload = [tensor.detach().clone() if id(tensor) in changing else tensor.detach() for tensor in tensors]
-            payload = [tensor.contiguous() for tensor in payload]
-            pieces = list(_pieces(payload))
+            payload, pieces = _pack([tensor.contiguous() for tensor in payload], fill=True)
             self._sending = Pending(self._communicator, self._serve(_encode(header), pieces, []), payload)
         return self._sending
 
@@ -184,8 +188,7 @@ class Replication:
         header = _decode(data, source)
         if not isinstance(header.get("tensors"), list):
             raise PeerError("a training state does not say what its tensors are")
-        payload = [allocate(description, device) for description in header["tensors"]]
-        pieces = list(_pieces(payload))
+        payload, pieces = _pack([allocate(description, device) for description in header["tensors"]], fill=False)
         with self._posting:
             arriving = [
                 self._communicator.receive(piece, source, TENSOR_TAG + number) for number, piece in enumerate(pieces)
@@ -325,11 +328,45 @@ class _InBackground(dist.Work):
 # ------------------------------------------------------------------------------------------------------- pieces and bytes
 
 
-def _pieces(payload: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The memory of contiguous tensors in pieces, the same at both ends; empty tensors have none."""
-    for tensor in payload:
-        if tensor.numel():
-            yield from torch.split(tensor.view(-1).view(torch.uint8), PIECE_BYTES)
+def _pack(tensors: list[torch.Tensor], fill: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Contiguous tensors with the small ones moved to common buffers, and their memory in pieces: the same at both ends.
+
+    fill: copy what the small ones hold. Empty tensors take part in nothing.
+    """
+    placed, pieces = list(tensors), list[torch.Tensor]()
+    for on_host in (True, False):
+        small = [
+            position
+            for position, tensor in enumerate(tensors)
+            if 0 < tensor.nbytes <= SMALL_BYTES and (tensor.device.type == "cpu") is on_host
+        ]
+        buffer, views = _together([tensors[position] for position in small])
+        for position, view in zip(small, views, strict=True):
+            if fill:
+                view.copy_(tensors[position])
+            placed[position] = view
+        pieces += _split(buffer)
+    for tensor in tensors:
+        if tensor.nbytes > SMALL_BYTES:
+            pieces += _split(tensor.view(-1).view(torch.uint8))
+    return placed, pieces
+
+
+def _together(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A buffer for tensors of one device, and a place in it for each."""
+    sizes = [-(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for tensor in tensors]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    buffer = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
+    starts = itertools.accumulate(sizes[:-1], initial=0)
+    views = [
+        buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for start, tensor in zip(starts, tensors, strict=False)
+    ]
+    return buffer, views
+
+
+def _split(memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.split(memory, PIECE_BYTES) if memory.numel() else ()
 
 
 def _device_of(pieces: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[object]:

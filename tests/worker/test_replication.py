@@ -22,6 +22,7 @@ from elasticd.worker.communicator import Communicator, CommunicatorBroken
 from elasticd.worker.replication import (
     NOTICE_TAG,
     PIECE_BYTES,
+    SMALL_BYTES,
     TENSOR_TAG,
     Replication,
     Transfer,
@@ -159,7 +160,7 @@ def described(tensors: list[torch.Tensor]) -> dict[str, Any]:
 
 def test_a_joiner_passes_pieces_on_before_it_has_them_all() -> None:
     """The holder holds the second tensor back until the last of the chain has the first."""
-    tensors = [torch.arange(10.0), torch.arange(20.0)]
+    tensors = [torch.arange(SMALL_BYTES * 1.0), torch.arange(SMALL_BYTES * 2.0)]
     passed_on = threading.Event()
 
     def run(c: Communicator) -> list[torch.Tensor]:
@@ -278,6 +279,18 @@ def test_who_has_nobody_to_send_to_sends_nothing_and_copies_nothing() -> None:
     replication = Replication(Communicator.alone(), ())
     assert replication.give({}, [torch.ones(1)], []).wait() == []
     assert (replication.source, replication.targets) == (None, ())
+
+
+def test_small_tensors_travel_together_and_great_ones_from_where_they_are() -> None:
+    log = Log()
+    replication = Replication(log, (Transfer(3, 1),))  # type: ignore[arg-type]
+    great = torch.ones(SMALL_BYTES)
+    tensors = [torch.ones(3), great, torch.tensor(True), torch.empty(0), torch.ones(2, dtype=torch.float64)]
+    payload = replication.give(described(tensors), tensors).wait()
+    assert [entry[2] for entry in log.entries] == [1, 2, TENSOR_TAG, TENSOR_TAG + 1]
+    assert payload[1].data_ptr() == great.data_ptr()
+    assert len({payload[position].untyped_storage().data_ptr() for position in (0, 2, 4)}) == 1
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(payload, tensors, strict=True))
 
 
 def test_tensors_greater_than_a_piece_arrive() -> None:

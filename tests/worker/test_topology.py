@@ -85,7 +85,24 @@ def test_gpus_of_which_nothing_is_known_are_as_far_apart_as_a_server_allows() ->
     assert link(silent[0], silent[1]) is Link.SOCKET
     assert link(known[0], silent[1]) is Link.SOCKET
     assert link(silent[0], unknown("b")[1]) is Link.NETWORK
-    assert {lane.kind for lane in lanes(silent[0], silent[1])} == {LaneKind.OUT_OF_GPU, LaneKind.INTO_GPU}
+    assert lanes(silent[0], silent[1]) == ()
+
+
+def test_cpu_slots_have_no_plug_of_their_own_so_one_serves_many_at_once() -> None:
+    slots = spots("a", [GpuPlace(socket=0)] * 4)
+    assert plan(slots, [0]) == plan(unknown("a", 4), [0]) == (Transfer(0, 1), Transfer(0, 2), Transfer(0, 3))
+    across = plan([*slots, *spots("b", [GpuPlace(socket=0)] * 3)], range(4))
+    assert pairs(across, 0) == [(0, 4)]
+    assert pairs(across, 1) == [(4, 5), (4, 6)]
+
+
+def test_what_a_transfer_occupies() -> None:
+    here, there = four_pcie("a"), four_pcie("b")
+    slots = [LaneKind.OUT_OF_GPU, LaneKind.INTO_GPU]
+    assert [lane.kind for lane in lanes(here[0], here[1])] == slots
+    assert [lane.kind for lane in lanes(here[0], here[2])] == [*slots, LaneKind.BETWEEN_SOCKETS]
+    assert [lane.kind for lane in lanes(here[0], there[0])] == [*slots, LaneKind.OUT_OF_SERVER, LaneKind.INTO_SERVER]
+    assert lanes(dgx_1("a")[0], dgx_1("a")[4]) == ()
 
 
 def test_nvlink_that_one_end_tells_of_is_enough() -> None:
