@@ -40,19 +40,8 @@ import torch.distributed as dist
 from ..protocol.errors import PeerError
 from .communicator import Communicator, CommunicatorBroken
 from .state import allocate
-from .topology import Transfer, plan_transfers
-
-__all__ = [
-    "Incoming",
-    "Pending",
-    "Replication",
-    "Transfer",
-    "plan_transfers",
-    "receive_trailer",
-    "send_trailer",
-    "start_receiving",
-    "start_sending",
-]
+from .topology import Transfer as Transfer
+from .topology import plan_transfers as plan_transfers
 
 MAX_DOCUMENT_BYTES = 1 << 30
 PIECE_BYTES = 8 << 20  # of a tensor: what a relay has at least before it passes it on
