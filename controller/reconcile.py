@@ -15,6 +15,7 @@ from .generations import (
     broken_to_list,
     choose_leader,
     ending,
+    gpu_place,
     next_step,
     unneeded,
 )
@@ -150,7 +151,12 @@ def _order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
                 return
         job.restart_at = None
     members = tuple(
-        Member(worker=place.worker or _new_worker(job, place.gpu, generation), gpu=place.gpu) for place in step.places
+        Member(
+            worker=place.worker or _new_worker(job, place.gpu, generation),
+            gpu=place.gpu,
+            place=gpu_place(session.server if (session := cluster.sessions.get(place.gpu.server)) else None, place.gpu),
+        )
+        for place in step.places
     )
     leader = choose_leader(job, tuple(member.worker for member in members))
     order = OrderRecord(

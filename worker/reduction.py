@@ -9,7 +9,8 @@ To complete the tree the flat gradients are cut into buckets, and each bucket in
 its slice of everybody's nodes (all-to-all), adds the rest of the tree, and all slices are gathered: the traffic of a ring
 all-reduce if each worker brings one node. Addition is elementwise, so neither buckets nor slices change a bit of the result.
 
-A worker that hosts nothing (a joiner in its first step) brings no node but takes its slice like all others.
+A worker that hosts nothing (a joiner in its first step) brings no node but takes its slice like all others. Two workers with one
+node each need none of this: a sum of two values has no order, so the library's all-reduce is canonical.
 
 A reduction begins before the gradient is complete: `advance` tells how much of it is, and starts what can be started without
 waiting, from within the backward pass. The collectives are started in one fixed order on all workers, whatever completes first.
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from .communicator import Communicator, CommunicatorBroken
 from .gradients import Gradient, Layout
 
-BUCKET_ELEMENTS = 1 << 20  # measured: smaller ones pay for latency, larger ones do not overlap sums with transfers
+BUCKET_ELEMENTS = 1 << 21  # measured: smaller ones pay for latency, larger ones do not overlap sums with transfers
 PLAIN_BUCKET_ELEMENTS = 1 << 22
 BUCKETS_IN_FLIGHT = 3
 
@@ -238,8 +239,9 @@ class CanonicalReducer:
         self._counts = [len(nodes) for nodes in covers]
         self._all = [node for nodes in covers for node in nodes]
         self._buckets = _buckets(layout, self._workers, bucket_elements)
+        self._pair = self._counts == [1, 1]
         self._lanes: list[list[_Lane]] = []
-        if self._workers > 1:
+        if self._workers > 1 and not self._pair:
             self._lanes = [
                 [self._new_lane(flat, layout) for flat in range(len(layout.sizes))] for _ in range(BUCKETS_IN_FLIGHT)
             ]
@@ -259,6 +261,9 @@ class CanonicalReducer:
 
     def _steps(self) -> Iterator[tuple[str, int]]:
         """The order of the collectives: that of bucket b is gathered when the exchanges of the next ones have begun."""
+        if self._pair:
+            yield from (("add", turn) for turn in range(len(self._buckets)))
+            return
         ahead = BUCKETS_IN_FLIGHT - 1
         for turn in range(len(self._buckets) + ahead if self._workers > 1 else 0):
             if turn < len(self._buckets):
@@ -275,10 +280,10 @@ class CanonicalReducer:
                 if kind == "gather":
                     ready = self._communicator.poll(flight.exchanges[number])
                 else:
+                    ready = (bucket.flat, bucket.complete_at) <= (flat, elements)
                     before = number - BUCKETS_IN_FLIGHT  # it reads from our lane until it is gathered
-                    ready = (bucket.flat, bucket.complete_at) <= (flat, elements) and (
-                        before < 0 or self._communicator.poll(flight.gathers[before])
-                    )
+                    if ready and kind == "exchange" and before >= 0:
+                        ready = self._communicator.poll(flight.gathers[before])
                 if not ready:
                     return
                 self._take_step(flight)
@@ -293,14 +298,23 @@ class CanonicalReducer:
             kind, number = flight.next
             if kind == "gather":
                 self._communicator.wait(flight.exchanges[number])
-            elif number >= BUCKETS_IN_FLIGHT:
+            elif kind == "exchange" and number >= BUCKETS_IN_FLIGHT:
                 self._communicator.wait(flight.gathers[number - BUCKETS_IN_FLIGHT])
             self._take_step(flight)
         if flight.broken is not None:
             raise flight.broken
+        if self._pair:
+            return self._finish_pair(flight)
         for work in flight.gathers[-BUCKETS_IN_FLIGHT:]:
             self._communicator.wait(work)
         return flight.out
+
+    def _finish_pair(self, flight: _Flight) -> Gradient:
+        total = flight.nodes[0].buffer
+        for bucket, work in zip(self._buckets, flight.exchanges, strict=True):
+            self._communicator.wait(work)
+            bucket.of(total.flats[bucket.flat], self._workers).div_(self._n)
+        return total
 
     def _sum_alone(self, nodes: Sequence[Node[Gradient]]) -> Gradient:
         tree: TreeAccumulator[Gradient] = TreeAccumulator(self._n)
@@ -317,7 +331,10 @@ class CanonicalReducer:
         assert flight.next is not None
         kind, number = flight.next
         flight.next = next(flight.steps, None)
-        if kind == "exchange":
+        if kind == "add":
+            (own,) = self._own_nodes(self._buckets[number], flight.nodes)
+            flight.exchanges.append(self._communicator.all_reduce(own.buffer))
+        elif kind == "exchange":
             flight.exchanges.append(self._exchange(number, flight.nodes))
         else:
             flight.gathers.append(self._gather(number, flight.out))
@@ -325,14 +342,19 @@ class CanonicalReducer:
     def _lane(self, number: int) -> _Lane:
         return self._lanes[number % BUCKETS_IN_FLIGHT][self._buckets[number].flat]
 
+    def _own_nodes(self, bucket: _Bucket, nodes: Sequence[Node[Gradient]]) -> list[Node[torch.Tensor]]:
+        """This worker's nodes of one bucket, siblings added up."""
+        tree: TreeAccumulator[torch.Tensor] = TreeAccumulator(self._n)
+        for node in nodes:
+            tree.push_node(node.lo, node.hi, bucket.of(node.buffer.flats[bucket.flat], self._workers))
+        own = tree.nodes()
+        assert [(node.lo, node.hi) for node in own] == self._own, "these are not the nodes of the hosted range"
+        return own
+
     def _exchange(self, number: int, nodes: Sequence[Node[Gradient]]) -> dist.Work:
         """Give each worker its slice of our nodes, and get ours of everybody's."""
         bucket, lane, workers = self._buckets[number], self._lane(number), self._workers
-        tree: TreeAccumulator[torch.Tensor] = TreeAccumulator(self._n)
-        for node in nodes:
-            tree.push_node(node.lo, node.hi, bucket.of(node.buffer.flats[bucket.flat], workers))
-        own = tree.nodes()
-        assert [(node.lo, node.hi) for node in own] == self._own, "these are not the nodes of the hosted range"
+        own = self._own_nodes(bucket, nodes)
         incoming = lane.incoming[: len(self._all) * bucket.slice].view(len(self._all), bucket.slice)
         if len(own) == 1:
             outgoing = own[0].buffer.view(workers, bucket.slice)  # lies as it has to
