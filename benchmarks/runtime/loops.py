@@ -1,0 +1,139 @@
+"""The training loops that are compared within one process: stock DistributedDataParallel, plain accumulation, and ours.
+
+Each is an endless iterator that yields after every applied step, so that blocks of steps of one and the other can take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import elasticd as elastic
+
+from .ranks import place_in
+from .workloads import Workload, build, sgd
+
+ENDLESS = 1_000_000
+Loop = Iterator[None]
+
+
+class Rival:
+    """A loop, and the library's global settings that it runs under."""
+
+    def __init__(self, name: str, loop: Loop) -> None:
+        """`loop` has been begun, up to its first step, so that the settings are those that it has made."""
+        self.name = name
+        self._loop = loop
+        self._deterministic = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(False)
+
+    def steps(self, count: int) -> float:
+        """Seconds for each of `count` steps."""
+        torch.use_deterministic_algorithms(self._deterministic, warn_only=True)
+        try:
+            began = perf_counter()
+            for _ in range(count):
+                next(self._loop)
+            return (perf_counter() - began) / count
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+def _rows(workload: Workload, rank: int, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Micro-batches of this rank: shuffled rows of the data, as ours takes them."""
+    x, y = workload.data
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        order = torch.randperm(len(x), generator=generator)
+        for rows in order.split(workload.batch_size * size):
+            mine = rows[rank * workload.batch_size : (rank + 1) * workload.batch_size]
+            yield x[mine], y[mine]
+
+
+def stock(name: str, rank: int, size: int) -> Rival:
+    """DistributedDataParallel as it comes."""
+    workload = build(name)
+    model = torch.nn.parallel.DistributedDataParallel(workload.model)
+    optimizer = sgd(model)
+
+    def loop() -> Loop:
+        for x, y in _rows(workload, rank, size):
+            workload.loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield
+
+    return Rival("ddp", loop())
+
+
+def accumulation(name: str, count: int) -> Rival:
+    """One process that adds up the gradients of `count` micro-batches."""
+    workload = build(name)
+    model, optimizer = workload.model, sgd(workload.model)
+
+    def loop() -> Loop:
+        batches = _rows(workload, 0, 1)
+        while True:
+            for _ in range(count):
+                x, y = next(batches)
+                (workload.loss(model(x), y) / count).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield
+
+    return Rival("accumulation", loop())
+
+
+def ours(label: str, name: str, variables: dict[str, str]) -> Rival:
+    """The product's loop, as a worker of the job that `variables` describe. Returns after the second step."""
+    with place_in(variables):
+        run = elastic.join()
+    workload = build(name)
+    model, optimizer, batches = run.prepare(workload.model, sgd(workload.model), workload.data, workload.batch_size)
+
+    def loop() -> Iterator[None]:
+        applied = 1  # in the first step the others get the state of rank 0
+        for _ in run.epochs(ENDLESS):
+            for x, y in batches:
+                workload.loss(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if run.steps_done > applied:
+                    applied = run.steps_done
+                    yield
+
+    begun = loop()
+    next(begun)
+    return Rival(label, begun)
+
+
+def in_turn(rivals: Sequence[Rival], warm_up: int, blocks: int, steps: int) -> dict[str, list[float]]:
+    """Seconds per step of each rival, block by block. In every block another one begins."""
+    times: dict[str, list[float]] = {rival.name: [] for rival in rivals}
+    for rival in rivals:
+        rival.steps(warm_up)
+    for block in range(blocks):
+        first = block % len(rivals)
+        for rival in [*rivals[first:], *rivals[:first]]:
+            dist.barrier()
+            times[rival.name].append(rival.steps(steps))
+    return times
+
+
+def ratio(times: dict[str, list[float]], numerator: str, denominator: str) -> float:
+    """Median over the blocks of one's time over the other's in the same block."""
+    return median(a / b for a, b in zip(times[numerator], times[denominator], strict=True))
+
+
+def medians(times: dict[str, list[float]]) -> dict[str, float]:
+    return {name: median(values) for name, values in times.items()}
+
+
+def results(times: dict[str, list[float]], parameters: int, **more: Any) -> dict[str, Any]:
+    """What a rank hands back."""
+    return {"times": times, "parameters": parameters, **more}

@@ -1,0 +1,28 @@
+"""Where a measurement was made: without that no number means anything."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+
+def describe() -> dict[str, str]:
+    """Processor, memory, versions, and how busy the machine was when this was called."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "processor": f"{os.cpu_count()} cores, {_first('/proc/cpuinfo', 'model name')}",
+        "memory": f"{int(_first('/proc/meminfo', 'MemTotal').split()[0]) / 2**20:.0f} GiB",
+        "system": f"Linux {platform.release()}, Python {platform.python_version()}",
+        "torch": version("torch"),
+        "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+    }
+
+
+def _first(path: str, name: str) -> str:
+    for line in Path(path).read_text().splitlines():
+        if line.startswith(name):
+            return line.partition(":")[2].strip()
+    return "unknown 0"

@@ -1,0 +1,66 @@
+"""The results, as JSON and as a table in docs/benchmarks.md.
+
+A run that measures some groups only keeps the others' rows: each group remembers when, and on what machine, it was measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .measurement import Measurement, number
+
+BEGIN = "<!-- bench-runtime: written by `make bench-runtime`, from here -->"
+END = "<!-- bench-runtime: to here -->"
+TITLES = {
+    "throughput": "Throughput while nothing changes, W = N (of stock DistributedDataParallel's, same W)",
+    "reduction": "The canonical reduction alone",
+    "hosting": "Hosting several virtual workers in one process",
+    "pauses": "Pauses: the longest time between two applied steps, less the median step",
+    "losses": "From SIGKILL of a worker to the next step that is applied without it",
+    "picture": "Thirty resizes of one job",
+}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The groups that were measured before."""
+    return dict(json.loads(path.read_text())["groups"]) if path.exists() else {}
+
+
+def write(path: Path, groups: Mapping[str, Any]) -> None:
+    """All groups, as they are now."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"groups": groups}, indent=1))
+
+
+def group(machine: Mapping[str, str], rows: Sequence[Measurement], notes: Sequence[str]) -> dict[str, Any]:
+    """One group's entry."""
+    return {"machine": dict(machine), "rows": [row.document() for row in rows], "notes": list(notes)}
+
+
+def publish(page: Path, groups: Mapping[str, Any]) -> None:
+    """Write the tables into the page, between its markers."""
+    text = page.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise ValueError(f"{page} has no place for the tables: {BEGIN!r} … {END!r}")
+    tables = [_table(name, groups[name]) for name in TITLES if name in groups]
+    page.write_text("\n\n".join([before + BEGIN, *tables, END + after]))
+
+
+def _table(name: str, entry: Mapping[str, Any]) -> str:
+    machine = entry["machine"]
+    lines = [f"### {TITLES[name]}", ""]
+    if entry["rows"]:
+        lines += ["| what | measured | goal | met | beside it | of |", "| --- | --- | --- | --- | --- | --- |"]
+    for document in entry["rows"]:
+        row = Measurement.of(document)
+        goal = row.goal.words(row.unit) if row.goal else ""
+        value = f"{number(row.value)} {row.unit}"
+        lines.append(f"| {row.what} | {value} | {goal} | {row.verdict} | {row.against} | {row.count} |")
+    lines += ["", *entry["notes"]] if entry["notes"] else []
+    about = ", ".join(machine[key] for key in ("date", "processor", "memory", "system")) + f", torch {machine['torch']}"
+    return "\n".join([*lines, "", f"*{about}; load before: {machine['load']}.*"])

@@ -1,0 +1,76 @@
+"""Throughput while nothing changes, W = N: ours against stock DistributedDataParallel (worker-runtime 10)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .loops import in_turn, medians, ours, ratio, stock
+from .measurement import Goal, Measurement
+from .processes import Family
+from .ranks import run_ranks
+
+GROUP = "throughput"
+MODES = ("none", "elastic")
+GOALS = {"none": Goal(0.997, at_least=True), "elastic": Goal(0.97, at_least=True)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model, and how much of it."""
+
+    model: str
+    warm_up: int
+    blocks: int
+    steps: int
+    compute_bound: bool = True
+
+
+FULL = (
+    Case("convolutions-0.1M", 3, 15, 4),
+    Case("transformer-10M", 3, 15, 4),
+    Case("transformer-100M", 2, 7, 1),
+    Case("stack-0.1M", 20, 31, 50, compute_bound=False),
+)
+QUICK = (Case("convolutions-0.1M", 2, 3, 2), Case("stack-0.1M", 5, 5, 20, compute_bound=False))
+
+
+def measure(family: Family, quick: bool) -> list[Measurement]:
+    """All cases with 1 and 2 workers."""
+    found = []
+    for case in QUICK if quick else FULL:
+        for workers in (1, 2):
+            jobs = [{"name": f"bench-{mode}", "virtual_workers": workers, "determinism": mode} for mode in MODES]
+            settings = {"model": case.model, "warm_up": case.warm_up, "blocks": case.blocks, "steps": case.steps}
+            times = run_ranks(family, "throughput:rank", workers, 3000.0, jobs=jobs, **settings)
+            found += [_row(case, workers, mode, times) for mode in MODES]
+    return found
+
+
+def _row(case: Case, workers: int, mode: str, times: dict[str, list[float]]) -> Measurement:
+    each = medians(times)
+    return Measurement(
+        group=GROUP,
+        what=f"{case.model}, W = {workers}, `determinism: {mode}`",
+        against=f"stock DDP: {each['ddp'] * 1e3:.1f} ms a step",
+        value=ratio(times, "ddp", f"bench-{mode}"),
+        unit="of its throughput",
+        goal=GOALS[mode] if case.compute_bound else None,
+        count=len(times["ddp"]),
+        detail={"times_s": times},
+    ).show()
+
+
+def rank(
+    rank: int,
+    size: int,
+    model: str,
+    warm_up: int,
+    blocks: int,
+    steps: int,
+    variables: dict[str, dict[str, str]],
+    **_: Any,
+) -> dict[str, list[float]]:
+    """One rank: the rivals' blocks in turn."""
+    rivals = [stock(model, rank, size), *(ours(name, model, place) for name, place in variables.items())]
+    return in_turn(rivals, warm_up, blocks, steps)
