@@ -1,9 +1,10 @@
 """Checkpoints: a job's state on disk, for the case that no worker survives.
 
-A checkpoint is one file. It is written in the background under another name, flushed to disk and only then given its name,
-so that a file with a checkpoint's name is complete whenever the process or the machine stops. Its contents are plain values
-and tensors, read without unpickling code. A file that cannot be read all the same (a disk may lie) is passed over for the
-one before it.
+A checkpoint is one file. The state is copied while the next step is computed, which does not change it until its update: so
+the training stands still only if copying takes longer than a step. It is written in the background under another name, flushed
+to disk and only then given its name, so that a file with a checkpoint's name is complete whenever the process or the machine
+stops. Its contents are plain values and tensors, read without unpickling code. A file that cannot be read all the same (a disk
+may lie) is passed over for the one before it.
 """
 
 from __future__ import annotations
@@ -86,22 +87,39 @@ class CheckpointWriter:
         self._queued: tuple[int, Document] | None = None
         self._writing = False
         self._error: str | None = None
+        self._copying: threading.Thread | None = None
 
-    def save(self, step: int, header: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> str | None:
-        """Copy the state after `step` and have it written. Returns why an earlier one could not be written, if so.
+    def save(
+        self,
+        step: int,
+        header: Mapping[str, Any],
+        tensors: Sequence[torch.Tensor],
+        mutable: Sequence[torch.Tensor] = (),
+    ) -> str | None:
+        """Begin to copy the state after `step`, to be written. Returns why an earlier one could not be written, if so.
 
+        The tensors must not change until `settle` has returned, except for those in `mutable`, which are copied at once.
         If the disk is so slow that one is still waiting to be written, this one takes its place.
         """
-        document = Document(dict(header), [tensor.detach().to("cpu", copy=True) for tensor in tensors])
+        self.settle()
+        changing = {id(tensor) for tensor in mutable}
+        taken = [tensor.detach().clone() if id(tensor) in changing else tensor.detach() for tensor in tensors]
+        self._copying = threading.Thread(
+            target=self._copy, args=(step, dict(header), taken), name="elasticd-snapshot", daemon=True
+        )
+        self._copying.start()
         with self._changed:
-            self._queued = step, document
-            if not self._writing:
-                self._writing = True
-                threading.Thread(target=self._write_all, name="elasticd-checkpoint", daemon=True).start()
             return self._take_error()
+
+    def settle(self) -> None:
+        """Until what `save` was given is copied: it may change again."""
+        if self._copying is not None:
+            self._copying.join()
+            self._copying = None
 
     def wait(self) -> str | None:
         """Until everything is written. Returns why the last one that failed did, if any."""
+        self.settle()
         with self._changed:
             self._changed.wait_for(lambda: not self._writing)
             return self._take_error()
@@ -109,6 +127,20 @@ class CheckpointWriter:
     def _take_error(self) -> str | None:
         error, self._error = self._error, None
         return error
+
+    def _copy(self, step: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        try:
+            document = Document(header, [tensor.to("cpu", copy=True) for tensor in tensors])
+        except RuntimeError as error:  # no memory for it
+            log.exception("the state of step %d could not be copied", step)
+            with self._changed:
+                self._error = f"the state of step {step} could not be copied: {error}"
+            return
+        with self._changed:
+            self._queued = step, document
+            if not self._writing:
+                self._writing = True
+                threading.Thread(target=self._write_all, name="elasticd-checkpoint", daemon=True).start()
 
     def _write_all(self) -> None:
         while True:

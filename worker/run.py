@@ -173,6 +173,7 @@ class Run:
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         max_grad_norm: float | None = None,
         before_update: Callable[[], None] | None = None,
+        after_update: Callable[[], None] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
@@ -187,6 +188,7 @@ class Run:
         scheduler: stepped by the runtime once after every global step (one that is stepped per epoch: register it).
         max_grad_norm: clips the global gradient to this norm before the update.
         before_update: called on every worker with the global gradient in the parameters' `grad`, just before the update.
+        after_update: called on every worker after it; the one place where a script may change parameters itself.
         drop_last: leave out an epoch's last step if it would have fewer than N * batch_size samples.
         num_workers: processes that read batches ahead (0: this one, when it needs them), `prefetch_factor` each. They work
         on a copy of the dataset; one with a method `set_epoch(epoch)` is told the epoch.
@@ -200,7 +202,7 @@ class Run:
         sampler = self._sampler(dataset, batch_size, shuffle, drop_last)
         model.to(self._device)
         state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered)
-        update = Update(optimizers, schedulers, self._scaler, max_grad_norm, before_update)
+        update = Update(optimizers, schedulers, self._scaler, max_grad_norm, before_update, after_update)
         if num_workers < 0 or prefetch_factor < 1:
             raise UserError(
                 f"num_workers is {num_workers}, prefetch_factor {prefetch_factor}: at least 0 and 1 are needed"

@@ -263,6 +263,7 @@ class Trainer:
 
     def _take(self, header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
         """Make the state that was received or loaded this worker's own."""
+        self._settle()
         with torch.no_grad():
             for own, new in zip(self._state.adopt(header), tensors, strict=True):
                 own.copy_(new)
@@ -399,12 +400,18 @@ class Trainer:
             parameter.grad = view
         self._apply()
 
+    def _settle(self) -> None:
+        """A checkpoint of the present state may still be copied: it is about to change."""
+        if self._writer is not None:
+            self._writer.settle()
+
     def _apply(self) -> None:
+        self._settle()
+        self._buffers.apply()  # before the update, after which a script may change them
         self._update.apply(self._parameters)
         for parameter in self._parameters:
             parameter.grad = None
         self._accumulation.applied()
-        self._buffers.apply()
         self._first_step_applied = True
         self._times.applied(self._step, time.monotonic())
         self._next_step = self._step + 1
@@ -426,4 +433,4 @@ class Trainer:
 
     def _checkpoint(self, writer: CheckpointWriter) -> None:
         header = self._state.header({"applied": self._next_step - 1, "epoch": self.epoch})
-        writer.save(self._next_step - 1, header, self._state.tensors())
+        writer.save(self._next_step - 1, header, self._state.tensors(), mutable=self._buffers.live)

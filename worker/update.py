@@ -24,13 +24,16 @@ class Update:
         scaler: torch.amp.GradScaler | None = None,
         max_grad_norm: float | None = None,
         before_update: Callable[[], None] | None = None,
+        after_update: Callable[[], None] | None = None,
     ) -> None:
-        """before_update: called with the global gradient in the parameters' `grad`, on every worker."""
+        """before_update: called with the global gradient in the parameters' `grad`, on every worker. after_update: with the new
+        parameters, on every worker."""
         self.optimizers = list(optimizers)
         self.schedulers = list(schedulers)
         self.scaler = scaler
         self._max_grad_norm = max_grad_norm
         self._before_update = before_update
+        self._after_update = after_update
 
     def apply(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Update the parameters from their `grad`, the mean over all virtual workers."""
@@ -50,6 +53,8 @@ class Update:
             self.scaler.update()
         for scheduler in self.schedulers:
             scheduler.step()
+        if self._after_update is not None:
+            self._after_update()
 
 
 class ElasticOptimizer:

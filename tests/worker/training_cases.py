@@ -174,7 +174,7 @@ def gradients_that_are_changed(run: Run) -> list[Any]:
 
 
 def global_gradient(run: Run) -> list[Any]:
-    """`before_update` sees the global gradient, once per step."""
+    """`before_update` sees the global gradient, `after_update` the new parameters, once per step."""
     model = network()
     seen: list[float] = []
     run.register("seen", lambda: list(seen), lambda values: seen.__setitem__(slice(None), values))
@@ -183,7 +183,13 @@ def global_gradient(run: Run) -> list[Any]:
         torch.nn.utils.clip_grad_value_(model.parameters(), 0.02)
         seen.append(float(sum(p.grad.abs().sum() for p in model.parameters() if p.grad is not None)))
 
-    state = train(run, model, torch.optim.Adam(model.parameters(), lr=0.01), before_update=clip)
+    def clamp() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.5, 0.5)
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    state = train(run, model, optimizer, before_update=clip, after_update=clamp)
     return [*state, seen]
 
 
