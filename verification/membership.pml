@@ -23,8 +23,10 @@
 #endif
 
 #define N        3   /* workers */
-#define G        7   /* generations, with those that the controller answers a fault with: never reached, see `give` */
+#define G        10  /* generations, with those that the controller answers a fault with: never reached, see `give` */
+#ifndef PLANNED
 #define PLANNED  3   /* orders that the scheduler wants */
+#endif
 #define NOTHING  0   /* `applied`: no state */
 #define NEWEST   3   /* `applied`: the newest completed step; 2 is one before, 1 is any before that */
 #define UNKNOWN  15  /* `base`: this worker cannot say yet */
@@ -36,11 +38,12 @@
 #define GRP(w, g)  ((w) * (G + 1) + (g))
 
 /* ---- the controller's records ---- */
-byte newest, known;         /* newest order; greatest generation reported as committed */
-byte roster[G + 1], lead[G + 1], told[G + 1];  /* of each order: members, leader, broken generations it lists */
-byte broken;                /* generations, as bits */
+byte newest;                /* newest order */
+byte roster[G + 1], lead[G + 1];
+short told[G + 1];          /* of each order, like `roster` and `lead`: the broken generations it lists, as bits */
+short broken;               /* generations, as bits */
 byte issued;                /* planned orders given */
-byte plan[PLANNED];
+byte plan[3];
 bit recovery, joined;       /* is the newest order one after a loss; is it a union, given so that the state has somebody to go to */
 byte started;               /* workers whose process runs */
 byte reported[N];           /* the generation that a worker has said to stand still in */
@@ -65,28 +68,40 @@ byte r_base[N * N], r_applied[N * N];  /* campaign.ready, by leader and follower
 /* ---- messages in flight, by sender and receiver; generation 0: none ---- */
 byte ready_g[N * N], ready_base[N * N], ready_applied[N * N];
 byte prepare_g[N * N], prepare_attempt[N * N], prepare_base[N * N], prepare_holders[N * N];
-byte prepared_g[N * N], prepared_attempt[N * N];
+byte prepared_g[N * N], prepared_attempt[N * N], prepared_base[N * N], prepared_applied[N * N];
 byte commit_g[N * N], commit_attempt[N * N];
 
-byte hurt;                  /* generations with a member that has come out of the communicator: others may see it fail */
+short hurt;                 /* generations with a member that has come out of the communicator: others may see it fail */
 byte faults = FAULTS;
 #ifdef LOSSY
 byte timeouts = TIMEOUTS;
 #endif
 
-hidden byte i, j, k, m, n, s, top, set, who;  /* scratch, never carried from one step to another */
+hidden byte i, j, k, m, n, s, top, set, who, what;  /* scratch, never carried from one step to another */
 hidden byte all;
+hidden short gens;
 
 /* ---- what a status report says ---- */
 #define USABLE(w)     (!IN(noticed, w) && !left[w])
 #define HAS_STATE(w)  (USABLE(w) && gen[w] > 0 && applied[w] != NOTHING)
 #define BASE(w)       (!arrived[w] -> UNKNOWN : ((gen[w] == 0 || stopped[w]) -> 0 : (abandoned[w] -> UNKNOWN : gen[w])))
+#define SAID(w)        (BASE(w) -> 0 : applied[w])
 #define LEADS(w)      (order[w] > gen[w] && lead[order[w]] == w)
 #define BUILT(w, g)   (g_attempt[GRP(w, g)] && g_built[GRP(w, g)])
 #define ALL_PREPARED(w) (campaign[w] && c_attempt[w] > 0 && c_prepared[w] == roster[order[w]])
-#define IN_FLIGHT(w)  (proposed[w] && !stopped[w])
+#define IN_FLIGHT(w)   proposed[w]
+#define KNOWN          (gen[0] > gen[1] -> (gen[0] > gen[2] -> gen[0] : gen[2]) : (gen[1] > gen[2] -> gen[1] : gen[2]))
 #define LOST(g)       (IN(roster[g], 0) && dead[0] || IN(roster[g], 1) && dead[1] || IN(roster[g], 2) && dead[2])
 #define HURT(g)       (IN(hurt, g) || LOST(g))
+
+/* ---- the network ---- */
+
+inline clear_ready(f, l)    { ready_g[AT(f, l)] = 0; ready_base[AT(f, l)] = 0; ready_applied[AT(f, l)] = 0 }
+inline clear_prepared(f, l) { prepared_g[AT(f, l)] = 0; prepared_attempt[AT(f, l)] = 0; prepared_base[AT(f, l)] = 0; prepared_applied[AT(f, l)] = 0 }
+inline clear_commit(l, f)   { commit_g[AT(l, f)] = 0; commit_attempt[AT(l, f)] = 0 }
+inline clear_prepare(l, f) {
+  prepare_g[AT(l, f)] = 0; prepare_attempt[AT(l, f)] = 0; prepare_base[AT(l, f)] = 0; prepare_holders[AT(l, f)] = 0
+}
 
 /* ---- the machine: preparing ---- */
 
@@ -155,10 +170,14 @@ inline on_ready(l, f, b, a) {
   printf("STORY %d takes Ready of %d for %d, base %d, applied %d\n", l, f, order[l], b, a);
   if
   :: campaign[l] && IN(roster[order[l]], f) ->
-     k = r_base[AT(l, f)];
+     k = r_base[AT(l, f)]; n = r_applied[AT(l, f)];
      r_base[AT(l, f)] = b; r_applied[AT(l, f)] = a;
      if
-     :: c_attempt[l] && k == b ->
+#ifdef MUTANT_APPLIED
+     :: c_holders[l] && k == b ->
+#else
+     :: c_holders[l] && k == b && n == a ->
+#endif
         if :: !IN(c_prepared[l], f) && f != l -> send_prepare(l, f) :: else fi
      :: else -> prepare(l)
      fi
@@ -172,12 +191,12 @@ inline advance(w) {
   if
   :: order[w] > gen[w] && n != UNKNOWN && IN(roster[order[w]], w) ->
      if
-     :: lead[order[w]] == w -> on_ready(w, w, n, (n -> 0 : applied[w]))
+     :: lead[order[w]] == w -> on_ready(w, w, BASE(w), SAID(w))
      :: else ->
         s = AT(w, lead[order[w]]);
         if
         :: dead[lead[order[w]]] || left[lead[order[w]]]
-        :: else -> ready_g[s] = order[w]; ready_base[s] = n; ready_applied[s] = (n -> 0 : applied[w])
+        :: else -> ready_g[s] = order[w]; ready_base[s] = n; ready_applied[s] = SAID(w)
         fi
      fi
   :: else
@@ -187,8 +206,9 @@ inline advance(w) {
 inline send_prepared(w, g) {
   s = AT(w, lead[g]);
   if
-  :: dead[lead[g]] || left[lead[g]]
-  :: else -> prepared_g[s] = g; prepared_attempt[s] = g_attempt[GRP(w, g)]
+  :: dead[lead[g]] || left[lead[g]] || prepared_g[s] > g  /* one of a newer order is on its way: this one matters no more */
+  :: else -> prepared_g[s] = g; prepared_attempt[s] = g_attempt[GRP(w, g)];
+     prepared_base[s] = BASE(w); prepared_applied[s] = SAID(w)
   fi
 }
 
@@ -201,6 +221,13 @@ inline check_broken(w) {
   fi
 }
 
+/* Nobody asks any more whether the communicator of a generation in which nobody stands is whole. */
+inline forget_hurt() {
+  for (j : 1 .. newest) {
+    if :: gen[0] != j && gen[1] != j && gen[2] != j -> hurt = hurt & ~BIT(j) :: else fi
+  }
+}
+
 inline switch(w, g) {
   printf("STORY %d switches to %d from %d, holders %d, applied %d\n", w, g, gen[w], g_holders[GRP(w, g)], applied[w]);
   assert(BUILT(w, g) && IN(roster[g], w) && g > gen[w]);
@@ -209,6 +236,7 @@ inline switch(w, g) {
   :: !joining[w] && applied[w] == NOTHING -> assert(g_holders[GRP(w, g)] == BIT(w)); applied[w] = NEWEST
   :: else
   fi;
+  forget_hurt();
   for (j : 1 .. g) { build(w, j, 0, 0, 0) }
   abandoned[w] = 0; stopped[w] = 0; superseded[w] = 0; proposed[w] = 0; decided[w] = 0;
   thread[w] = BOUNDARY;
@@ -222,17 +250,30 @@ inline switch(w, g) {
   advance(w)
 }
 
-/* (d) Where nobody trains, the holders that a leader declares are those of the roster that are furthest. */
+/* (d) Where nobody trains, the holders that a leader declares are those of the roster that are furthest. A roster with a
+   member that has gone on in a later generation will never take a step: its late commit harms nobody. */
 inline check_holders(l) {
-  top = NOTHING;
-  for (j : 0 .. N - 1) { if :: IN(roster[order[l]], j) && applied[j] > top -> top = applied[j] :: else fi }
-  for (j : 0 .. N - 1) { if :: IN(c_holders[l], j) -> assert(applied[j] == top) :: else fi }
-  assert(c_holders[l] != 0 && (top != NOTHING || c_holders[l] == BIT(l)))
+  top = NOTHING; all = 1;
+  for (j : 0 .. N - 1) {
+    if
+    :: IN(roster[order[l]], j) && !dead[j] ->
+       if :: gen[j] >= order[l] -> all = 0 :: else fi;
+       if :: applied[j] > top -> top = applied[j] :: else fi
+    :: else
+    fi
+  }
+  for (j : 0 .. N - 1) { if :: all && IN(c_holders[l], j) && !dead[j] -> assert(applied[j] == top) :: else fi }
+  assert(c_holders[l] != 0 && (!all || top != NOTHING || c_holders[l] == BIT(l)))
 }
 
 inline on_prepared(l, f, g, a) {
+#ifdef MUTANT_STALE
+#define UNDER_WAY(l)  1
+#else
+#define UNDER_WAY(l)  c_holders[l]
+#endif
   if
-  :: campaign[l] && g == order[l] && a == c_attempt[l] ->
+  :: campaign[l] && g == order[l] && a == c_attempt[l] && UNDER_WAY(l) ->
      c_prepared[l] = c_prepared[l] | BIT(f);
      if
      :: c_prepared[l] == roster[g] && c_base[l] == 0 && BASE(l) == 0 -> commit_by_message(l)
@@ -288,7 +329,7 @@ inline on_prepare(w, g, a, b, h) {
   :: order[w] == g && g > gen[w] && lead[g] != w && (BASE(w) == 0 || BASE(w) == b) ->
      if
      :: g_attempt[GRP(w, g)] >= a -> if :: BUILT(w, g) -> send_prepared(w, g) :: else fi
-     :: else -> build(w, g, a, b, h)
+     :: else -> if :: LOST(g) -> skip :: else -> build(w, g, a, b, h); on_built(w, g) fi
      fi
   :: else
   fi
@@ -298,14 +339,25 @@ inline on_built(w, g) {
   printf("STORY %d has prepared %d, attempt %d\n", w, g, g_attempt[GRP(w, g)]);
   g_built[GRP(w, g)] = 1;
   if
-  :: lead[g] == w -> on_prepared(w, w, g, g_attempt[GRP(w, g)])
-  :: else -> send_prepared(w, g)
+  :: lead[g] != w -> send_prepared(w, g)
+  :: else
   fi
+}
+
+/* What an order makes void is not kept in flight: its receiver would do nothing with it. */
+inline drop_stale(w) {
+  for (j : 0 .. N - 1) {
+    if :: ready_g[AT(j, w)] < order[w] -> clear_ready(j, w) :: else fi;
+    if :: prepared_g[AT(j, w)] < order[w] -> clear_prepared(j, w) :: else fi;
+    if :: prepare_g[AT(j, w)] < order[w] -> clear_prepare(j, w) :: else fi
+  }
 }
 
 inline on_order(w, g) {
   printf("STORY %d hears order %d (members %d, leader %d, broken %d)\n", w, g, roster[g], lead[g], told[g]);
-  order[w] = g;
+  order[w] = g; arrived[w] = 1;
+  if :: thread[w] == STARTING -> thread[w] = WAITING :: else fi;
+  drop_stale(w);
   check_broken(w);
   clear_campaign(w); c_attempt[w] = 0;
   campaign[w] = LEADS(w);
@@ -316,7 +368,7 @@ inline on_failed(w) {
   printf("STORY %d stops in %d, applied %d\n", w, gen[w], applied[w]);
   assert(gen[w] > 0);
   thread[w] = WAITING;
-  stopped[w] = 1; abandoned[w] = 1; decided[w] = 0; word[w] = 0; target[w] = 0; hurt = hurt | BIT(gen[w]);
+  stopped[w] = 1; abandoned[w] = 1; decided[w] = 0; proposed[w] = 0; word[w] = 0; target[w] = 0; hurt = hurt | BIT(gen[w]);
   if
   :: superseded[w] -> switch(w, superseded[w])
   :: else -> advance(w)
@@ -354,7 +406,7 @@ inline down(x) { if :: x > 1 -> x-- :: else fi }
 
 inline slide() {
   for (j : 0 .. N - 1) { down(applied[j]); down(target[j]) }
-  for (j : 0 .. N * N - 1) { down(ready_applied[j]); down(r_applied[j]) }
+  for (j : 0 .. N * N - 1) { down(ready_applied[j]); down(prepared_applied[j]); down(r_applied[j]) }
 }
 
 inline start_step(w) {
@@ -362,8 +414,8 @@ inline start_step(w) {
   proposed[w] = ((ALL_PREPARED(w) && c_base[w] == gen[w]) -> order[w] : 0);
   thread[w] = COLLECTIVE;
   printf("STORY %d begins a step of %d, proposes %d\n", w, gen[w], proposed[w]);
-  /* (b) nobody waits for one that has left */
-  for (j : 0 .. N - 1) { assert(!(IN(roster[gen[w]], j) && left[j])) }
+  /* (b) nobody waits for one that has left this generation */
+  for (j : 0 .. N - 1) { assert(!(IN(roster[gen[w]], j) && left[j] && gen[j] == gen[w])) }
   all = 1;
   for (j : 0 .. N - 1) {
     if
@@ -393,14 +445,12 @@ inline leave(w) {
 
 /* Whoever is gone says and hears nothing more; what it has sent is still on its way. */
 inline forget(w) {
+  abandoned[w] = 0; stopped[w] = 0; attempt[w] = 0; order[w] = 0;
   campaign[w] = 0; c_attempt[w] = 0; clear_campaign(w);
   proposed[w] = 0; decided[w] = 0; word[w] = 0; target[w] = 0; joining[w] = 0; superseded[w] = 0;
   for (j : 1 .. G) { build(w, j, 0, 0, 0) }
   for (j : 0 .. N - 1) {
-    ready_g[AT(j, w)] = 0; ready_base[AT(j, w)] = 0; ready_applied[AT(j, w)] = 0;
-    prepared_g[AT(j, w)] = 0; prepared_attempt[AT(j, w)] = 0;
-    prepare_g[AT(j, w)] = 0; prepare_attempt[AT(j, w)] = 0; prepare_base[AT(j, w)] = 0; prepare_holders[AT(j, w)] = 0;
-    commit_g[AT(j, w)] = 0; commit_attempt[AT(j, w)] = 0
+    clear_ready(j, w); clear_prepared(j, w); clear_prepare(j, w); clear_commit(j, w)
   }
 }
 
@@ -443,16 +493,16 @@ inline step_applied(w) {
   thread[w] = BOUNDARY
 }
 
-#define IN_STEP(w)   (thread[w] == COLLECTIVE || thread[w] == RESULT)
-#define MAY_FAIL(w)  (IN_STEP(w) && (HURT(gen[w]) || abandoned[w]) || thread[w] == BOUNDARY && HURT(gen[w]))
+#define IN_STEP(w)  (thread[w] == COLLECTIVE || thread[w] == RESULT)
 
+/* A step's end and the next one's begin are one piece: what could come between can as well come before, but for a failure. */
 proctype trainer(byte w) {
+end:
   do
-  :: d_step { thread[w] == STARTING && IN(started, w) -> arrived[w] = 1; thread[w] = WAITING; advance(w); skip }
   :: d_step { thread[w] == BOUNDARY -> boundary(w); skip }
-  :: d_step { thread[w] == RESULT -> step_applied(w); skip }
-  :: d_step { MAY_FAIL(w) -> on_failed(w); skip }
-  :: thread[w] == GONE || over -> break
+  :: d_step { thread[w] == RESULT -> step_applied(w); boundary(w); skip }
+  :: d_step { thread[w] == RESULT && (HURT(gen[w]) || abandoned[w]) -> step_applied(w); on_failed(w); skip }
+  :: d_step { IN_STEP(w) && (HURT(gen[w]) || abandoned[w]) -> on_failed(w); skip }
   od
 }
 
@@ -462,39 +512,57 @@ proctype trainer(byte w) {
 
 inline take_ready(w, f) {
   k = ready_g[AT(f, w)]; m = ready_base[AT(f, w)]; n = ready_applied[AT(f, w)];
-  ready_g[AT(f, w)] = 0; ready_base[AT(f, w)] = 0; ready_applied[AT(f, w)] = 0;
+  clear_ready(f, w);
   if
   :: k == gen[w] && lead[k] == w -> repeat_commit(w, f)
-  :: k != gen[w] && k == order[w] -> who = m; on_ready(w, f, who, n)
+  :: k != gen[w] && k == order[w] -> who = m; what = n; on_ready(w, f, who, what)
   :: else
   fi
 }
 
 inline take_prepare(w, l) {
   k = prepare_g[AT(l, w)]; m = prepare_attempt[AT(l, w)]; n = prepare_base[AT(l, w)]; set = prepare_holders[AT(l, w)];
-  prepare_g[AT(l, w)] = 0; prepare_attempt[AT(l, w)] = 0; prepare_base[AT(l, w)] = 0; prepare_holders[AT(l, w)] = 0;
+  clear_prepare(l, w);
   on_prepare(w, k, m, n, set)
 }
 
 inline take_prepared(w, f) {
-  k = prepared_g[AT(f, w)]; m = prepared_attempt[AT(f, w)];
-  prepared_g[AT(f, w)] = 0; prepared_attempt[AT(f, w)] = 0;
+  k = prepared_g[AT(f, w)]; m = prepared_attempt[AT(f, w)]; who = prepared_base[AT(f, w)]; what = prepared_applied[AT(f, w)];
+  clear_prepared(f, w);
   if
   :: k == gen[w] && lead[k] == w -> repeat_commit(w, f)
+  :: k != gen[w] && k == order[w] && campaign[w] && m == c_attempt[w] && (who != r_base[AT(w, f)] || what != r_applied[AT(w, f)]) ->
+#ifdef MUTANT_APPLIED
+     on_prepared(w, f, k, m)
+#else
+     on_ready(w, f, who, what)  /* it says something else than when this attempt began */
+#endif
   :: else -> who = k; on_prepared(w, f, who, m)
   fi
 }
 
 inline take_commit(w, l) {
   k = commit_g[AT(l, w)]; m = commit_attempt[AT(l, w)];
-  commit_g[AT(l, w)] = 0; commit_attempt[AT(l, w)] = 0;
+  clear_commit(l, w);
   who = k; on_commit(w, who, m)
 }
 
-#define DUE(w, g)  (g <= newest && g_attempt[GRP(w, g)] && !g_built[GRP(w, g)])
+/* A follower repeats its Ready for as long as it waits. Only the repeats that tell its leader something are modelled. */
+#define LEADER(w)   lead[order[w]]
+#define UNHEARD(w)  (campaign[LEADER(w)] && order[LEADER(w)] == order[w] && r_base[AT(LEADER(w), w)] != BASE(w) || NEWS_LOST(w))
+#ifdef LOSSY
+#define NEWS_LOST(w) (gen[LEADER(w)] == order[w] || !IN(c_prepared[LEADER(w)], w))
+#else
+#define NEWS_LOST(w) 0
+#endif
+#define RETRIES(w)  (order[w] > gen[w] && LEADER(w) != w && IN(roster[order[w]], w) && BASE(w) != UNKNOWN && \
+                     !ready_g[AT(w, LEADER(w))] && HEARS(LEADER(w)) && UNHEARD(w))
+
+#define DUE(w, g)  (g_attempt[GRP(w, g)] && !g_built[GRP(w, g)])
 
 /* Ready waits until the leader has the order (`_early` in the machine). */
 proctype control(byte w) {
+end:
   do
   :: d_step { HEARS(w) && IN(started, w) && order[w] < newest -> on_order(w, newest); skip }
   :: d_step { HEARS(w) && IN(started, w) && order[w] + 1 < newest -> who = order[w] + 1; on_order(w, who); skip }
@@ -506,30 +574,20 @@ proctype control(byte w) {
   HEAR(0)
   HEAR(1)
   HEAR(2)
-#define STANDS(g)                                                                                                \
-  :: d_step { DUE(w, g) -> on_built(w, g); skip }                                                                      \
-  :: d_step { DUE(w, g) && LOST(g) -> build(w, g, 0, 0, 0); skip }
-  STANDS(1)
-  STANDS(2)
-  STANDS(3)
-  STANDS(4)
-  STANDS(5)
-  STANDS(6)
-  STANDS(7)
+  :: d_step { HEARS(w) && LEADS(w) && DUE(w, order[w]) && !LOST(order[w]) ->
+              on_built(w, order[w]); on_prepared(w, w, order[w], c_attempt[w]); skip }
+  :: d_step { HEARS(w) && RETRIES(w) -> advance(w); skip }
 #ifdef LOSSY
-  :: d_step { HEARS(w) && RETRIES(w) && !ready_g[AT(w, lead[order[w]])] -> advance(w); skip }
   :: d_step { HEARS(w) && timeouts && campaign[w] && c_attempt[w] && !ALL_PREPARED(w) -> timeouts--; prepare(w); skip }
 #define LOSE(f)                                                                                                  \
-  :: d_step { ready_g[AT(f, w)] -> ready_g[AT(f, w)] = 0; ready_base[AT(f, w)] = 0; ready_applied[AT(f, w)] = 0; skip } \
-  :: d_step { prepare_g[AT(f, w)] -> prepare_g[AT(f, w)] = 0; prepare_attempt[AT(f, w)] = 0;                     \
-              prepare_base[AT(f, w)] = 0; prepare_holders[AT(f, w)] = 0; skip }                                      \
-  :: d_step { prepared_g[AT(f, w)] -> prepared_g[AT(f, w)] = 0; prepared_attempt[AT(f, w)] = 0; skip }                 \
-  :: d_step { commit_g[AT(f, w)] -> commit_g[AT(f, w)] = 0; commit_attempt[AT(f, w)] = 0; skip }
+  :: d_step { ready_g[AT(f, w)] -> clear_ready(f, w); skip }                                                     \
+  :: d_step { prepare_g[AT(f, w)] -> clear_prepare(f, w); skip }                                                 \
+  :: d_step { prepared_g[AT(f, w)] -> clear_prepared(f, w); skip }                                               \
+  :: d_step { commit_g[AT(f, w)] -> clear_commit(f, w); skip }
   LOSE(0)
   LOSE(1)
   LOSE(2)
 #endif
-  :: thread[w] == GONE || over -> break
   od
 }
 
@@ -541,6 +599,7 @@ inline crash(w) {
 }
 
 proctype fault() {
+end:
   do
 #ifdef GLITCH
   :: d_step { faults && IN_STEP(0) -> faults--; on_failed(0); skip }
@@ -551,7 +610,6 @@ proctype fault() {
   :: d_step { faults && IN(started, 1) && HEARS(1) -> crash(1); skip }
   :: d_step { faults && IN(started, 2) && HEARS(2) -> crash(2); skip }
 #endif
-  :: break
   od
 }
 
@@ -595,27 +653,26 @@ inline give(r, l) {
 }
 
 inline break_by_loss(w) {
-  noticed = noticed | BIT(w);
-  for (j : 1 .. newest) { if :: j >= known && IN(roster[j], w) -> broken = broken | BIT(j) :: else fi }
+  noticed = noticed | BIT(w); applied[w] = NOTHING; reported[w] = 0;
+  for (j : 1 .. newest) { if :: j >= KNOWN && IN(roster[j], w) -> broken = broken | BIT(j) :: else fi }
 }
 
 /* broken_by_report: `w` stands still in `gen[w]`, so it will come to no later order by a step of it, unless that knew. */
 inline find_broken(w) {
-  set = 0;
+  gens = 0;
   if
   :: USABLE(w) && gen[w] && (abandoned[w] || stopped[w]) ->
      for (j : 1 .. newest) {
-       if :: j >= gen[w] && IN(roster[j], w) && !IN(told[j], gen[w]) -> set = set | BIT(j) | BIT(gen[w]) :: else fi
+       if :: j >= gen[w] && IN(roster[j], w) && !IN(told[j], gen[w]) -> gens = gens | BIT(j) | BIT(gen[w]) :: else fi
      }
   :: else
   fi
 }
 
-#define NEWS(x)      (gen[x] > known)
 #define UNNOTICED(x) (dead[x] && !IN(noticed, x))
 #define BROKEN_AT(x) (USABLE(x) && gen[x] && (abandoned[x] || stopped[x]) && reported[x] != gen[x])
 #define HURT_MEMBER(x) (IN(roster[newest], x) && !USABLE(x))
-#define UNTOLD       ((broken & ~told[newest]) >> known)
+#define UNTOLD       ((broken & ~told[newest]) >> KNOWN)
 #define WOUNDED      (IN(broken, newest) || HURT_MEMBER(0) || HURT_MEMBER(1) || HURT_MEMBER(2) || UNTOLD)
 #define ANY_STATE    (HAS_STATE(0) || HAS_STATE(1) || HAS_STATE(2))
 
@@ -639,7 +696,7 @@ inline start_over() {
 }
 
 /* The order has named a leader that those who train do not know. */
-#define MISLED  (newest > known && known && !IN(roster[known], lead[newest]) && !HAS_STATE(lead[newest]))
+#define MISLED  (newest > KNOWN && KNOWN && !IN(roster[KNOWN], lead[newest]) && !HAS_STATE(lead[newest]))
 
 inline set_right() {
   with_state(roster[newest]);
@@ -648,7 +705,7 @@ inline set_right() {
 }
 
 #define HANDED_ON(x)  (!IN(roster[newest], x) || HAS_STATE(x) && gen[x] >= newest)
-#define ON_THE_WAY    (joined && !(known >= newest && HANDED_ON(0) && HANDED_ON(1) && HANDED_ON(2)))
+#define ON_THE_WAY    (joined && !(KNOWN >= newest && HANDED_ON(0) && HANDED_ON(1) && HANDED_ON(2)))
 
 inline towards_target() {
   usable(plan[issued]);
@@ -664,21 +721,30 @@ inline towards_target() {
   fi
 }
 
-#define QUIET(x)      (!NEWS(x) && !UNNOTICED(x) && !BROKEN_AT(x))
+inline learn() {
+  for (i : 0 .. N - 1) {
+    if :: UNNOTICED(i) -> break_by_loss(i) :: else fi;
+    if :: BROKEN_AT(i) -> reported[i] = gen[i]; find_broken(i); broken = broken | gens :: else fi
+  }
+}
+
+inline answer() {
+  if
+  :: WOUNDED && ANY_STATE -> recover()
+  :: WOUNDED && !ANY_STATE -> start_over()
+  :: else
+  fi
+}
+
+#define RECOVERING  (recovery && newest > KNOWN)
+#define BAD_NEWS    (UNNOTICED(0) || UNNOTICED(1) || UNNOTICED(2) || BROKEN_AT(0) || BROKEN_AT(1) || BROKEN_AT(2))
 
 proctype controller() {
   do
-#define REPORT(x)                                                                                                \
-  :: d_step { NEWS(x) -> known = gen[x]; if :: known == newest -> recovery = 0 :: else fi; skip }                      \
-  :: d_step { UNNOTICED(x) -> break_by_loss(x); skip }                                                                 \
-  :: d_step { BROKEN_AT(x) -> reported[x] = gen[x]; find_broken(x); broken = broken | set; skip }
-  REPORT(0)
-  REPORT(1)
-  REPORT(2)
-  :: d_step { newest && !over && WOUNDED && ANY_STATE -> recover(); skip }
-  :: d_step { newest && !over && WOUNDED && !ANY_STATE -> start_over(); skip }
-  :: d_step { newest && !over && !WOUNDED && ANY_STATE && !recovery && MISLED -> set_right(); skip }
-  :: d_step { !over && issued < PLANNED && (newest == 0 || (ANY_STATE || !known) && !WOUNDED && !recovery && !MISLED && !ON_THE_WAY) -> towards_target(); skip }
+  :: d_step { newest && !over && (BAD_NEWS || WOUNDED) -> learn(); answer(); skip }
+  :: d_step { newest && !over && !WOUNDED && ANY_STATE && !RECOVERING && MISLED -> set_right(); skip }
+  :: d_step { !over && issued < PLANNED && (newest == 0 || (ANY_STATE || !KNOWN) && !WOUNDED && !RECOVERING && !MISLED && !ON_THE_WAY) ->
+              towards_target(); skip }
   :: over -> break
   od
 }
@@ -691,7 +757,20 @@ init {
   :: SCENARIO == 3 -> plan[0] = 1; plan[1] = 2; plan[2] = 4   /* migration, twice: by way of unions */
   :: SCENARIO == 4 -> plan[0] = 3; plan[1] = 7; plan[2] = 5   /* one comes, another one leaves */
   :: SCENARIO == 5 -> plan[0] = 7; plan[1] = 3; plan[2] = 2   /* shrink, and the leader leaves */
+  :: SCENARIO == 6 -> plan[0] = 3; plan[1] = 6; plan[2] = 7   /* the first order is overtaken, and its leader wanted again */
   fi;
+#ifdef WARM
+  d_step {  /* the first order has been reached */
+    newest = 1; roster[1] = plan[0]; lead[1] = (IN(plan[0], 0) -> 0 : 1); started = plan[0]; issued = 1;
+    for (i : 0 .. N - 1) {
+      if
+      :: IN(plan[0], i) ->
+         arrived[i] = 1; gen[i] = 1; attempt[i] = 1; applied[i] = NEWEST; order[i] = 1; thread[i] = BOUNDARY
+      :: else
+      fi
+    }
+  }
+#endif
   atomic {
     run controller(); run fault();
     for (i : 0 .. N - 1) { run trainer(i); run control(i) }
