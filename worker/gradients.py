@@ -40,7 +40,7 @@ class Layout:
         self.parameters: list[torch.nn.Parameter] = []
         self.segments: list[Segment] = []  # in the order in which they are sent
         self.sizes: list[int] = []  # elements of each flat tensor, without the padding
-        self._padding = padding
+        self.padding = padding
         self._kinds = list(kinds)
         self._places: list[tuple[int, int]] = []  # flat tensor and offset, by position
         for flat, members in enumerate(kinds.values()):
@@ -66,7 +66,7 @@ class Layout:
     def allocate(self) -> Gradient:
         """A gradient of zeros."""
         flats = [
-            torch.zeros(size + self._padding, dtype=dtype, device=device)
+            torch.zeros(size + self.padding, dtype=dtype, device=device)
             for size, (dtype, device) in zip(self.sizes, self._kinds, strict=True)
         ]
         views = [

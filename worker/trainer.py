@@ -111,7 +111,8 @@ class Trainer:
         """These are the parameters that are trained from now on."""
         recipe = self._recipe
         self._parameters = parameters
-        self._layout = Layout(parameters, padding=recipe.virtual_workers)
+        # There may be more workers than virtual workers: while a whole roster is being replaced, old and new are there.
+        self._layout = Layout(parameters, padding=max(recipe.virtual_workers, self.world_size))
         self._accumulation = Accumulation(self._layout, recipe.virtual_workers, recipe.canonical, recipe.overlap)
         self._reducer: Reducer | None = None
 
@@ -332,7 +333,7 @@ class Trainer:
     def _begin_step(self, step: int, parameters: list[torch.nn.Parameter]) -> None:
         self._buffers.begin()
         self._step = step
-        if not same(parameters, self._parameters):
+        if not same(parameters, self._parameters) or self.world_size > self._layout.padding:
             self._accumulation.close()
             self._lay_out(parameters)
         mine = self._ranges[self.rank]

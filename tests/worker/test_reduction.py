@@ -113,7 +113,7 @@ def test_a_gap_between_nodes_is_a_bug() -> None:
 def layout_of(numel: int, n: int, dtype: torch.dtype = torch.float32) -> Layout:
     """A model of parameters of several sizes, `numel` elements in all."""
     sizes = [size for size in (numel // 2, numel // 3, numel - numel // 2 - numel // 3) if size]
-    return Layout([torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes], padding=n)
+    return Layout([torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes], padding=n + 1)
 
 
 def nodes_of(layout: Layout, gradients: torch.Tensor, hosted: range, merged: bool) -> list[Node[Gradient]]:
@@ -165,6 +165,7 @@ def canonical(gradients: torch.Tensor, hosts: list[bool], bucket_elements: int) 
         [True] * 3,
         [True] * 4,
         [True] * 8,
+        [True] * 9,  # more workers than virtual workers
         [True, False],  # 1 -> 2
         [False, True, False, True],
     ],

@@ -70,6 +70,12 @@ def test_a_worker_for_each_virtual_worker_gives_the_same_bits(case: str) -> None
     assert set(run(case, ALL)) == {expected}
 
 
+def test_a_roster_may_be_replaced_by_another_while_both_are_more_workers_than_virtual_workers() -> None:
+    (expected,) = run("many_segments", ALONE)
+    moving = [[0, [0, 1, 2, 3]], [5, [0, 1, 2, 3, 4, 5, 6]], [9, [4, 5, 6]]]
+    assert set(run("many_segments", moving)) == {expected}
+
+
 @pytest.mark.parametrize("case", ["data_workers", "no_overlap"])
 def test_reading_ahead_and_overlapping_change_no_bit(case: str) -> None:
     (expected,) = run("plain", ALONE)
