@@ -56,7 +56,7 @@ class _Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x + self.body(x))  # type: ignore[no-any-return]
+        return torch.relu(x + self.body(x))
 
 
 class _Language(nn.Module):

@@ -1,0 +1,36 @@
+"""The measured job, ours: `python -m benchmarks.runtime.train_elastic WORKLOAD RECORD [PACE_S]`, until it is ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import elasticd as elastic
+
+from .record import Recorder
+from .workloads import build, sgd
+
+ENDLESS = 1_000_000
+
+
+def main(name: str, record: str, pace_s: float) -> None:
+    """pace_s: how long an accelerator would compute one micro-batch, beside what is computed here."""
+    run = elastic.join()
+    workload = build(name)
+    recorder = Recorder(record)
+    model, optimizer, batches = run.prepare(workload.model, sgd(workload.model), workload.data, workload.batch_size)
+    applied = 0
+    for _ in run.epochs(ENDLESS):
+        for x, y in batches:
+            if pace_s:
+                time.sleep(pace_s)
+            workload.loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if run.steps_done > applied:
+                applied = run.steps_done
+                recorder.applied(applied - 1, run.rank, run.world_size)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)
