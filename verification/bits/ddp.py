@@ -1,0 +1,152 @@
+"""The same training under DistributedDataParallel, and whether it ends with the same bits.
+
+    torchrun --nproc-per-node 4 -m verification.bits.ddp cnn 4 result.pt --canonical
+
+Each rank is one virtual worker: it reads that one's slice of each step, with that one's seeds. With two ranks DDP is used as it is;
+with four its all-reduce adds in another order than the tree, so `worker.ddp.canonical_hook` takes its place, and the run without the
+hook is shown beside it. Buffers are rank 0's. All steps are full ones: DDP knows no weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import elasticd
+from elasticd.worker.data import SerialSampler, fetch
+from elasticd.worker.ddp import CanonicalState, canonical_hook
+from elasticd.worker.virtual import derive_seed, seed_everything
+
+from .training import BATCH_SIZE, MODELS, SEED, Recipe, build, document, gradient_size, save
+from .verdict import differing_bits
+
+EPOCHS = 3
+STEPS_PER_EPOCH = 12
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One run under DDP beside the elastic one."""
+
+    model: str
+    processes: int
+    hook: bool
+    steps: int
+    differing_bits: int
+
+    def text(self) -> str:
+        how = "canonical hook" if self.hook else "as it is"
+        return (
+            f"DistributedDataParallel ({how}), {self.model}, {self.processes} processes, {self.steps} steps:"
+            f" {self.differing_bits} bits differ"
+        )
+
+
+def full_steps(ranks: int) -> int:
+    """Samples of a data set all of whose steps are full."""
+    return STEPS_PER_EPOCH * ranks * BATCH_SIZE
+
+
+# ------------------------------------------------------------------------------------------------------- under DDP
+
+
+def train_ddp(recipe: Recipe, canonical: bool) -> dict[str, Any]:
+    """An ordinary DDP loop, but for the seeds, on this rank."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model, optimizer, scheduler = build(recipe)
+    dataset = recipe.dataset(full_steps(ranks))
+    sampler = SerialSampler(full_steps(ranks), ranks, BATCH_SIZE, SEED)
+    parallel = DistributedDataParallel(model, bucket_cap_mb=0.01)  # several buckets
+    if canonical:
+        parallel.register_comm_hook(CanonicalState(), canonical_hook)
+    seen: list[float] = []
+    for step in range(EPOCHS * STEPS_PER_EPOCH):
+        epoch, within = divmod(step, STEPS_PER_EPOCH)
+        seed_everything(derive_seed(SEED, "data", step, rank))
+        batch = fetch(dataset, sampler.indices(epoch, within, rank))
+        seed_everything(derive_seed(SEED, "model", step, rank))
+        recipe.loss(parallel, batch).backward()
+        if recipe.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
+        seen.append(gradient_size(model))
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        optimizer.zero_grad()
+    return document(model, optimizer, scheduler, {"seen": seen})
+
+
+def train_elastic(recipe: Recipe, run: elasticd.Run) -> dict[str, Any]:
+    """The same with this project, whose script knows nothing of ranks."""
+    model, optimizer, scheduler = build(recipe)
+    seen: list[float] = []
+    _, elastic, batches = run.prepare(
+        model,
+        optimizer,
+        recipe.dataset(full_steps(run.virtual_workers)),
+        BATCH_SIZE,
+        scheduler=scheduler,
+        max_grad_norm=recipe.max_grad_norm,
+        before_update=lambda: seen.append(gradient_size(model)),
+    )
+    for _ in run.epochs(EPOCHS):
+        for batch in batches:
+            recipe.loss(model, batch).backward()
+            elastic.step()
+    return document(model, optimizer, scheduler, {"seen": seen})
+
+
+# -------------------------------------------------------------------------------------------------------- comparing
+
+
+def compare(work: Path, model: str, ranks: int, hook: bool) -> Comparison:
+    """Train both ways in processes of their own."""
+    paths = work / "ddp.pt", work / "elastic.pt"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    flags = ["--canonical"] if hook else []
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "ELASTIC_VIRTUAL_WORKERS": str(ranks)}
+    module = ["-m", __name__, model, str(paths[0]), *flags]
+    subprocess.run([*torchrun, *module], env=variables, check=True, stderr=subprocess.DEVNULL, timeout=300)
+    subprocess.run([sys.executable, "-m", __name__, model, str(paths[1])], env=variables, check=True, timeout=300)
+    bits = differing_bits(*(torch.load(path, weights_only=True) for path in paths))
+    return Comparison(model, ranks, hook, EPOCHS * STEPS_PER_EPOCH, bits)
+
+
+def compare_all(work: Path) -> list[Comparison]:
+    """What must be equal."""
+    found = []
+    for ranks, hook in ((2, False), (2, True), (4, True)):
+        for model in MODELS:
+            found.append(compare(work, model, ranks, hook))
+            print(found[-1].text(), flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", choices=sorted(MODELS))
+    parser.add_argument("path")
+    parser.add_argument("--canonical", action="store_true")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    if "RANK" not in os.environ:
+        save(train_elastic(MODELS[chosen.model], elasticd.join(seed=SEED)), chosen.path)
+        return
+    dist.init_process_group("gloo")
+    result = train_ddp(MODELS[chosen.model], chosen.canonical)
+    if dist.get_rank() == 0:
+        save(result, chosen.path)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

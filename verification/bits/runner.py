@@ -1,0 +1,52 @@
+"""One history with all that belongs to it: its directory, its story, what it is compared with."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from . import story, training
+from .history import Course, History
+from .nursery import Nursery
+from .story import Story
+from .verdict import Verdict, judge
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a history trains."""
+
+    seed: int
+    model: str
+    virtual_workers: int
+    epochs: int
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * training.STEPS_PER_EPOCH
+
+
+class Expected(Protocol):
+    """What a training must end with."""
+
+    def of(self, plan: Plan) -> dict[str, Any]: ...
+
+
+def run_history(nursery: Nursery, work: Path, plan: Plan, expected: Expected) -> tuple[Verdict, Course]:
+    """Run the story of the plan's seed and compare it."""
+    told = story.tell(plan.seed, plan.virtual_workers, plan.steps)
+    return run_story(nursery, work, plan, told, expected.of(plan))
+
+
+def run_story(
+    nursery: Nursery, work: Path, plan: Plan, told: Story, reference: dict[str, Any] | None
+) -> tuple[Verdict, Course]:
+    """Run this story. Its directory stays until the next run of the same seed."""
+    directory = work / str(plan.seed)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    course = History(nursery, directory, plan.model, plan.virtual_workers, plan.epochs, told).run()
+    verdict = judge(course, plan.model, plan.virtual_workers, plan.steps, reference)
+    return verdict, course

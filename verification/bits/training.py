@@ -1,0 +1,199 @@
+"""What is trained: a small convolutional network and a small transformer, with everything whose bits are easily lost.
+
+    ELASTIC_VIRTUAL_WORKERS=4 python -m verification.bits.training cnn 16 result.pt
+
+The network has batch normalization, dropout, random augmentation and SGD with momentum; the transformer has dropout, AdamW, a
+learning rate that warms up, and gradient clipping. In the last step of each epoch one virtual worker has no sample. Both
+register a list that grows with every step, so that a step which is run twice, or not at all, shows there too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import elasticd
+
+SEED = 7  # of the job
+BATCH_SIZE = 3  # of one virtual worker
+STEPS_PER_EPOCH = 12
+SIDE = 8  # of an image, in pixels
+TOKENS = 12  # of a sentence
+WORDS = 16
+WIDTH = 24
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model with all that belongs to its training."""
+
+    build: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None
+    max_grad_norm: float | None
+    dataset: Callable[[int], Any]
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+
+
+# ---------------------------------------------------------------------------------------------------- the network
+
+
+class Images(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Random images, seen through noise that is drawn anew each time."""
+
+    def __init__(self, size: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._images = torch.randn(size, 1, SIDE, SIDE, generator=generator)
+        self._labels = torch.randint(0, 4, (size,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._images[index] + 0.1 * torch.randn(1, SIDE, SIDE), self._labels[index]
+
+
+def _network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(16 * (SIDE // 2) ** 2, 4),
+    )
+
+
+def _label_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    images, labels = batch
+    return functional.cross_entropy(model(images), labels)
+
+
+# ------------------------------------------------------------------------------------------------- the transformer
+
+
+class Transformer(nn.Module):
+    """Predicts the next word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.places = nn.Parameter(0.02 * torch.randn(TOKENS, WIDTH))
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.1, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.out = nn.Linear(WIDTH, WORDS, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(TOKENS)
+        found: torch.Tensor = self.out(self.layers(self.words(tokens) + self.places, mask=mask, is_causal=True))
+        return found
+
+
+def _sentences(size: int) -> Sequence[torch.Tensor]:
+    return (torch.randint(0, WORDS, (size, TOKENS + 1), generator=torch.Generator().manual_seed(2)),)
+
+
+def _next_word_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    (tokens,) = batch
+    return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+MODELS = {
+    "cnn": Recipe(
+        build=_network,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4),
+        scheduler=None,
+        max_grad_norm=None,
+        dataset=Images,
+        loss=_label_loss,
+    ),
+    "transformer": Recipe(
+        build=Transformer,
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=40),
+        max_grad_norm=0.5,
+        dataset=_sentences,
+        loss=_next_word_loss,
+    ),
+}
+
+
+# ------------------------------------------------------------------------------------------------------- the loop
+
+
+def build(recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
+    """The model as the training begins, its optimizer and scheduler."""
+    torch.manual_seed(SEED)
+    model = recipe.build()
+    optimizer = recipe.optimizer(model)
+    return model, optimizer, recipe.scheduler(optimizer) if recipe.scheduler is not None else None
+
+
+def dataset_size(virtual_workers: int) -> int:
+    """In an epoch's last step there is a sample for all but one."""
+    return (STEPS_PER_EPOCH - 1) * virtual_workers * BATCH_SIZE + virtual_workers - 1
+
+
+def gradient_size(model: nn.Module) -> float:
+    """A number that depends on all of the global gradient."""
+    return float(sum(p.grad.abs().sum() for p in model.parameters() if p.grad is not None))
+
+
+def train(name: str, run: elasticd.Run, epochs: int) -> dict[str, Any]:
+    """Train `name` of MODELS. Returns all that the training ends with."""
+    recipe = MODELS[name]
+    model, optimizer, scheduler = build(recipe)
+    seen: list[float] = []
+    run.register("seen", lambda: list(seen), lambda values: seen.__setitem__(slice(None), values))
+    _, elastic, batches = run.prepare(
+        model,
+        optimizer,
+        recipe.dataset(dataset_size(run.virtual_workers)),
+        BATCH_SIZE,
+        scheduler=scheduler,
+        max_grad_norm=recipe.max_grad_norm,
+        before_update=lambda: seen.append(gradient_size(model)),
+    )
+    for _ in run.epochs(epochs):
+        for batch in batches:
+            recipe.loss(model, batch).backward()
+            elastic.step()
+            elastic.zero_grad()
+    run.finish()
+    return document(model, optimizer, scheduler, {"seen": seen, "steps": run.steps_done})
+
+
+def document(model: nn.Module, optimizer: Any, scheduler: Any, beside: dict[str, Any]) -> dict[str, Any]:
+    """What is compared: parameters and buffers, the optimizer's and the scheduler's state, and what is kept beside them."""
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict() if scheduler is not None else {},
+        "beside": beside,
+    }
+
+
+def save(what: dict[str, Any], path: str) -> None:
+    """Write it so that the file is complete as soon as it has its name."""
+    torch.save(what, path + ".part")
+    os.replace(path + ".part", path)
+
+
+def main() -> None:
+    name, epochs, path = sys.argv[1:]
+    save(train(name, elasticd.join(seed=SEED), int(epochs)), path)
+
+
+if __name__ == "__main__":
+    main()

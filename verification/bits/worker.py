@@ -1,0 +1,66 @@
+"""A worker's process of a history: the training script of `training`, in the environment that an agent makes, with points in it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import elasticd
+from elasticd.worker.run import join  # now, not in the worker: the nursery forks what it has imported
+
+from . import training
+from .points import Board, Fuse, Journal, install
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What a worker is told when it is forked."""
+
+    worker: str
+    slot: int  # on the board
+    model: str
+    epochs: int
+    directory: str  # of the history
+    variables: dict[str, str]
+
+    def path(self, kind: str) -> Path:
+        return path_of(Path(self.directory), self.slot, kind)
+
+
+def path_of(directory: Path, slot: int, kind: str) -> Path:
+    """kind: "log", "journal" or "result"."""
+    return directory / f"{slot}.{kind}"
+
+
+def warm_up() -> None:
+    """Import and load what a worker's first step would, without ever having a second thread."""
+    torch.set_num_threads(1)
+    for recipe in training.MODELS.values():
+        model, optimizer, scheduler = training.build(recipe)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def run(errand: Errand) -> None:
+    """The whole life of a worker, up to the end of the script; the interpreter ends as it always does."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(errand.path("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.environ.update(errand.variables)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    install(Fuse(Board(Path(errand.directory, "board")), errand.slot), Journal(errand.path("journal")))
+    assert elasticd.join is join
+    document = training.train(errand.model, join(seed=training.SEED), errand.epochs)
+    training.save(document, str(errand.path("result")))
+    sys.stdout.flush()
