@@ -39,7 +39,6 @@ class MeasuredJob(ABC):
     """One job in a directory of its own."""
 
     name: str
-    handles_losses = False
 
     def __init__(self, family: Family, directory: Path, load: Load) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -64,6 +63,10 @@ class MeasuredJob(ABC):
     def move(self) -> None:
         """Ask for another worker in the place of one that there is."""
         raise NotImplementedError(f"{self.name} cannot be asked for a move")
+
+    def replace_lost(self) -> None:
+        """Start others for workers that were killed, where nobody else does."""
+        return
 
     def lines(self) -> list[Applied]:
         return self.record.read()
@@ -104,7 +107,6 @@ class OurJob(MeasuredJob):
     """Ours: a cluster of real daemons, two servers with two CPU slots each, made and ended through elasticctl."""
 
     name = "elasticctl"
-    handles_losses = True
 
     def start(self, workers: int) -> None:
         cluster = self.directory / "cluster"
@@ -150,7 +152,6 @@ class TorchrunJob(MeasuredJob):
     """torchrun's elastic launch, one agent of one worker for each: a change restarts all workers from the last checkpoint."""
 
     name = "torchrun"
-    handles_losses = True
 
     def start(self, workers: int) -> None:
         self._port = free_port()

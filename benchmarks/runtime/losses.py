@@ -15,6 +15,7 @@ from statistics import median
 from .jobs import Load, MeasuredJob, OurJob, TorchrunJob, kill
 from .measurement import Goal, Measurement, number
 from .processes import Family, until
+from .torchft_job import TorchftJob, installed
 
 GROUP = "losses"
 WORKERS = 3
@@ -55,9 +56,10 @@ class Loss:
 def measure(family: Family, quick: bool) -> list[Measurement]:
     """Each rank in turn, the leader's too."""
     found: list[Measurement] = []
+    rivals: list[type[MeasuredJob]] = [TorchrunJob, *([TorchftJob] if installed() else [])]
     for plan in QUICK if quick else FULL:
         ours = _losses(family, OurJob, plan, plan.ours)
-        theirs = _losses(family, TorchrunJob, plan, plan.theirs)
+        theirs = {rival.name: _losses(family, rival, plan, plan.theirs) for rival in rivals}
         found += _rows(plan, ours, theirs)
     return found
 
@@ -73,6 +75,7 @@ def _losses(family: Family, regime: type[MeasuredJob], plan: Plan, count: int) -
                 old = job.until_steady(WORKERS, plan.steps, not_these=old)
                 time.sleep(plan.quiet_s)
                 found.append(_one(job, turn % WORKERS, plan.steps))
+                job.replace_lost()
                 print(f"  {plan.load.model} {job.name}: {found[-1]}", flush=True)
         finally:
             job.close()
@@ -97,21 +100,23 @@ def _one(job: MeasuredJob, rank: int, steps: int) -> Loss:
     return until(f"{job.name} goes on without a worker", probe, RECOVERED_WITHIN_S)
 
 
-def _rows(plan: Plan, ours: list[Loss], theirs: list[Loss]) -> list[Measurement]:
+def _rows(plan: Plan, ours: list[Loss], theirs: dict[str, list[Loss]]) -> list[Measurement]:
     our_ms = [loss.recovered_s * 1e3 for loss in ours]
-    their_ms = [loss.recovered_s * 1e3 for loss in theirs]
     step_ms = median(loss.step_s for loss in ours) * 1e3
-    repeated = max(loss.repeated for loss in theirs)
-    beside = f"torchrun: median {number(median(their_ms) / 1e3)} s, up to {repeated} steps repeated"
-    detail = {"ours": [asdict(loss) for loss in ours], "torchrun": [asdict(loss) for loss in theirs]}
-    name = plan.load.model
+    beside = "; ".join(f"{name}: {_summary(losses)}" for name, losses in theirs.items())
+    detail = {name: [asdict(loss) for loss in losses] for name, losses in {OurJob.name: ours, **theirs}.items()}
 
     def row(text: str, against: str, value: float, unit: str, goal: Goal | None) -> Measurement:
-        return Measurement(GROUP, f"{name}: {text}", against, value, unit, len(ours), goal, detail).show()
+        return Measurement(GROUP, f"{plan.load.model}: {text}", against, value, unit, len(ours), goal, detail).show()
 
-    lost = max(loss.repeated for loss in ours)
     return [
         row("median", beside, median(our_ms), "ms", Goal(MEDIAN_MS)),
         row("worst", f"median step {number(step_ms)} ms", max(our_ms), "ms", Goal(WORST_MS)),
-        row("most steps repeated", "the one that was under way", lost, "", Goal(1)),
+        row("most steps repeated", "the one under way", max(loss.repeated for loss in ours), "", Goal(1)),
     ]
+
+
+def _summary(losses: list[Loss]) -> str:
+    middle_s = median(loss.recovered_s for loss in losses)
+    repeated = max(loss.repeated for loss in losses)
+    return f"median {number(middle_s)} s, up to {repeated} steps repeated"
