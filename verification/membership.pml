@@ -370,7 +370,7 @@ inline on_failed(w) {
   thread[w] = WAITING;
   stopped[w] = 1; abandoned[w] = 1; decided[w] = 0; proposed[w] = 0; word[w] = 0; target[w] = 0; hurt = hurt | BIT(gen[w]);
   if
-  :: superseded[w] -> switch(w, superseded[w])
+  :: superseded[w] -> who = superseded[w]; switch(w, who)
   :: else -> advance(w)
   fi
 }
@@ -475,7 +475,7 @@ inline boundary(w) {
               }
            :: else
            fi;
-           switch(w, decided[w])
+           who = decided[w]; switch(w, who)
         fi
      fi
   fi
@@ -620,6 +620,17 @@ inline with_state(r) {  /* set: the workers of `r` that have the state */
   for (j : 0 .. N - 1) { if :: IN(r, j) && HAS_STATE(j) -> set = set | BIT(j) :: else fi }
 }
 
+/* set: who keeps the state for a roster that has nobody with it. Whoever stands in a generation that another one has overtaken
+   is about to leave, or will never hear of a switch: it is asked only if nobody else is left. */
+inline keepers() {
+#ifdef MUTANT_UNION
+  with_state(7)
+#else
+  who = roster[KNOWN]; with_state(who);
+  if :: set == 0 -> with_state(7) :: else fi
+#endif
+}
+
 inline usable(r) {
   set = 0;
   for (j : 0 .. N - 1) { if :: IN(r, j) && USABLE(j) -> set = set | BIT(j) :: else fi }
@@ -680,7 +691,7 @@ inline recover() {
   k = 0;
   for (j : 0 .. N - 1) { if :: IN(roster[newest], j) && USABLE(j) && arrived[j] -> k = k | BIT(j) :: else fi }
   with_state(k);
-  if :: set == 0 -> with_state(7); k = k | set :: else fi;
+  if :: set == 0 -> keepers(); k = k | set :: else fi;
   m = k; choose_leader(m); give(m, who);
   recovery = 1; joined = 0
 }
@@ -700,12 +711,19 @@ inline start_over() {
 
 inline set_right() {
   with_state(roster[newest]);
-  if :: set == 0 -> with_state(7); m = roster[newest] | set; joined = 1 :: else -> m = roster[newest]; joined = 0 fi;
+  if :: set == 0 -> keepers(); m = roster[newest] | set; joined = 1 :: else -> m = roster[newest]; joined = 0 fi;
   choose_leader(m); give(m, who); recovery = 0
 }
 
 #define HANDED_ON(x)  (!IN(roster[newest], x) || HAS_STATE(x) && gen[x] >= newest)
 #define ON_THE_WAY    (joined && !(KNOWN >= newest && HANDED_ON(0) && HANDED_ON(1) && HANDED_ON(2)))
+
+/* The union has been ordered, and nobody who is wanted has the state yet. */
+#define BITS(x0, x1, x2)  ((x0) | ((x1) << 1) | ((x2) << 2))
+#define WANTED            (plan[issued] & BITS(USABLE(0), USABLE(1), USABLE(2)))
+#define WITH_STATE        BITS(HAS_STATE(0), HAS_STATE(1), HAS_STATE(2))
+#define UNION_STANDS      (newest && ANY_STATE && WANTED && !(WANTED & WITH_STATE) && !(WANTED & ~roster[newest]) && \
+                           (roster[newest] & WITH_STATE))
 
 inline towards_target() {
   usable(plan[issued]);
@@ -716,8 +734,8 @@ inline towards_target() {
   :: newest && (m == 0 || m == roster[newest]) -> issued++
   :: newest && m && m != roster[newest] && (set || !ANY_STATE) -> issued++; choose_leader(m); give(m, who); recovery = 0; joined = 0
   :: newest && m && m != roster[newest] && set == 0 && ANY_STATE ->
-     with_state(7); m = m | set;  /* nobody who has the state would stay: the union of both first */
-     if :: m == roster[newest] -> skip :: else -> choose_leader(m); give(m, who); recovery = 0; joined = 1 fi
+     keepers(); m = m | set;  /* nobody who has the state would stay: the union of both first */
+     choose_leader(m); give(m, who); recovery = 0; joined = 1
   fi
 }
 
@@ -743,7 +761,7 @@ proctype controller() {
   do
   :: d_step { newest && !over && (BAD_NEWS || WOUNDED) -> learn(); answer(); skip }
   :: d_step { newest && !over && !WOUNDED && ANY_STATE && !RECOVERING && MISLED -> set_right(); skip }
-  :: d_step { !over && issued < PLANNED && (newest == 0 || (ANY_STATE || !KNOWN) && !WOUNDED && !RECOVERING && !MISLED && !ON_THE_WAY) ->
+  :: d_step { !over && issued < PLANNED && (newest == 0 || (ANY_STATE || !KNOWN) && !WOUNDED && !RECOVERING && !MISLED && !ON_THE_WAY && !UNION_STANDS) ->
               towards_target(); skip }
   :: over -> break
   od
