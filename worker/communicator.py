@@ -10,11 +10,12 @@ one in use, and the switch is the exchange of a pointer (design: worker-runtime 
   joiner do not stand in the queue before the gradients of a step. The library says of a point-to-point operation of Gloo that it
   is done only to somebody who waits for it, so a thread for each direction and peer does.
 * *Groups are destroyed elsewhere.* That takes 10 ms, and for ever where an operation is stuck. A daemon thread, the
-  keeper, owns a communicator's groups; at the end of the process it is simply frozen, with whatever it owns.
+  keeper, owns a communicator's groups; at the end of the process it is simply frozen (`ending`), with whatever it owns.
 """
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -36,6 +37,7 @@ POLL_FIRST_S = 20e-6
 POLL_GROWTH = 1.5
 POLL_LAST_S = 1e-3
 RETIRE_AFTER_S = 1.0  # a peer may still be reading the last of what we sent; closing at once can reset the connection
+DESTROYED_WITHIN_S = 5.0
 GLOO_THREADS = 2
 
 
@@ -115,10 +117,10 @@ class Communicator:
         self._groups = groups
         self._timeout = timedelta(seconds=timeout_s)
         self._aborted = threading.Event()
-        self._retired = threading.Event()
+        self._keeper: _Keeper | None = None
         self._waiters: dict[tuple[str, int], queue.SimpleQueue[_Awaited | None]] = {}
         if groups is not None:
-            _in_background("elasticd-keeper", _keep, self._retired, (groups, keep))
+            self._keeper = _Keeper((groups, keep))
 
     @classmethod
     def alone(cls) -> Communicator:
@@ -183,7 +185,8 @@ class Communicator:
         self._groups = None
         for waiter in list(self._waiters.values()):
             waiter.put(None)
-        self._retired.set()
+        if self._keeper is not None:
+            self._keeper.release()
 
     # -- operations
 
@@ -314,10 +317,39 @@ def _in_background(name: str, run: Callable[..., None], *args: Any) -> None:
     threading.Thread(target=run, args=args, name=name, daemon=True).start()
 
 
-def _keep(retired: threading.Event, owned: tuple[Any, ...]) -> None:
-    """Hold the last reference to `owned`; the thread drops it as it ends, and if that blocks, nobody else does."""
-    retired.wait()
-    time.sleep(RETIRE_AFTER_S)
+class _Keeper:
+    """A thread that holds the last reference to a communicator's groups, and drops it a while after they are not used any more.
+
+    If that blocks, nobody else does. A process that ends in the middle of it would be aborted by the C++ library, so its end
+    waits for one that has begun, but not for ever, and none begins after that.
+    """
+
+    def __init__(self, owned: tuple[Any, ...]) -> None:
+        self._owned: tuple[Any, ...] | None = owned
+        self._released = threading.Event()
+        self._ending = threading.Event()
+        self._begun = threading.Lock()  # held while the groups are destroyed
+        atexit.register(self._process_ends)
+        _in_background("elasticd-keeper", self._run)
+
+    def release(self) -> None:
+        """Nobody uses the groups any more. For any thread."""
+        self._released.set()
+
+    def _run(self) -> None:
+        self._released.wait()
+        if self._ending.wait(RETIRE_AFTER_S):
+            return
+        with self._begun:
+            if self._ending.is_set():
+                return
+            self._owned = None
+        atexit.unregister(self._process_ends)
+
+    def _process_ends(self) -> None:
+        self._ending.set()
+        if self._begun.acquire(timeout=DESTROYED_WITHIN_S):
+            self._begun.release()
 
 
 def _await_all(works: queue.SimpleQueue[_Awaited | None], timeout: timedelta) -> None:

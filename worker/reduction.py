@@ -281,9 +281,6 @@ class CanonicalReducer:
                     ready = self._communicator.poll(flight.exchanges[number])
                 else:
                     ready = (bucket.flat, bucket.complete_at) <= (flat, elements)
-                    before = number - BUCKETS_IN_FLIGHT  # it reads from our lane until it is gathered
-                    if ready and kind == "exchange" and before >= 0:
-                        ready = self._communicator.poll(flight.gathers[before])
                 if not ready:
                     return
                 self._take_step(flight)
@@ -298,14 +295,12 @@ class CanonicalReducer:
             kind, number = flight.next
             if kind == "gather":
                 self._communicator.wait(flight.exchanges[number])
-            elif kind == "exchange" and number >= BUCKETS_IN_FLIGHT:
-                self._communicator.wait(flight.gathers[number - BUCKETS_IN_FLIGHT])
             self._take_step(flight)
         if flight.broken is not None:
             raise flight.broken
         if self._pair:
             return self._finish_pair(flight)
-        for work in flight.gathers[-BUCKETS_IN_FLIGHT:]:
+        for work in flight.gathers:
             self._communicator.wait(work)
         return flight.out
 
@@ -374,5 +369,7 @@ class CanonicalReducer:
         for position, (lo, hi) in enumerate(self._all):
             tree.push_node(lo, hi, incoming[position])
         (root,) = tree.nodes()
-        root.buffer.div_(self._n)
-        return self._communicator.all_gather(bucket.of(out.flats[bucket.flat], self._workers), root.buffer)
+        part = bucket.of(out.flats[bucket.flat], self._workers)
+        own = part.view(self._workers, bucket.slice)[self._communicator.rank]
+        torch.div(root.buffer, self._n, out=own)  # frees the lane, and needs no copy from elsewhere when it is gathered
+        return self._communicator.all_gather(part, own)
