@@ -40,6 +40,7 @@ from ..runtime import transport
 from ..runtime.clock import Clock
 from ..runtime.loop import Loop
 from .communicator import Communicator, Rendezvous, RendezvousStore
+from .ending import freeze_threads_at_exit
 from .environment import ClusterEnvironment
 from .machine import (
     Abandon,
@@ -221,6 +222,7 @@ class ClusterControl:
 
     def start(self) -> None:
         """Begin to talk to the agent."""
+        freeze_threads_at_exit()
         self._thread.start()
 
     # -- for the training thread

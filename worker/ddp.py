@@ -1,7 +1,7 @@
 """The canonical sum for DistributedDataParallel: a communication hook with which plain DDP gives this project's bits.
 
-A run under DDP with one process for each virtual worker, the same data and the same seeds then ends with the parameters of the elastic
-run, bit for bit, so that one can be checked against the other (EasyScale 3.3 compares with DDP in the same way)::
+A run under DDP with one process for each virtual worker, the same data and the same seeds then ends with the parameters of the
+elastic run, bit for bit, so that one can be checked against the other (EasyScale 3.3 compares with DDP in the same way)::
 
     model = DistributedDataParallel(model)
     model.register_comm_hook(CanonicalState(), canonical_hook)

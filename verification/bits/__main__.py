@@ -36,7 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=int, metavar="SEED", help="this history alone, with its story")
     parser.add_argument("--model", choices=MODELS, help="of all histories; default: as the seed says")
     parser.add_argument("--virtual-workers", type=int, metavar="N", help="of all histories; default: 4, 5 or 8")
-    parser.add_argument("--epochs", type=int, default=16, help="of 12 steps each")
+    parser.add_argument("--epochs", type=int, default=12, help="of 12 steps each")
     parser.add_argument("--no-ddp", action="store_true", help="without the comparison with DistributedDataParallel")
     parser.add_argument("--json", type=Path, default=Path("out/bits.json"))
     return parser.parse_args()

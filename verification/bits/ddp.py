@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 4 -m verification.bits.ddp cnn 4 result.pt --canonical
 
-Each rank is one virtual worker: it reads that one's slice of each step, with that one's seeds. With two ranks DDP is used as it is;
-with four its all-reduce adds in another order than the tree, so `worker.ddp.canonical_hook` takes its place, and the run without the
-hook is shown beside it. Buffers are rank 0's. All steps are full ones: DDP knows no weights.
+Each rank is one virtual worker: it reads that one's slice of each step, with that one's seeds. With two ranks DDP is used as it
+is; with four its all-reduce adds in another order than the tree, so `worker.ddp.canonical_hook` takes its place. Buffers are rank
+0's. All steps are full ones: DDP knows no weights.
 """
 
 from __future__ import annotations

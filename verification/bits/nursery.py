@@ -1,7 +1,7 @@
-"""Workers by fork: `python -m verification.bits.nursery` has imported all that a worker needs, and forks one for each line it reads.
+"""Workers by fork: `python -m verification.bits.nursery` has imported all that a worker needs, and forks one for each line.
 
-It must stay single-threaded, or its children would hang; that is why it is a process of its own. Lines in are `worker.Errand`s as
-JSON; lines out tell the start and the end of each. When its input ends it ends, and its children with it.
+It must stay single-threaded, or its children would hang; that is why it is a process of its own. Lines in are `worker.Errand`s
+as JSON; lines out tell the start and the end of each. When its input ends it ends, and its children with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The controller and the agent of one job in this process, its workers as real processes.
 
-All decisions are the product's: the controller's `intake` and `reconcile`, the agent's machine. Only the scheduler is left out: the
-driver says itself on which GPUs the job is to train. Nothing is lost between the two, and nothing is waited for.
+All decisions are the product's: the controller's `intake` and `reconcile`, the agent's machine. Only the scheduler is left out:
+the driver says itself on which GPUs the job is to train. Nothing is lost between the two, and nothing is waited for.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Who(enum.Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """A new target: that many GPUs, at least `moved` of which are not in the present one. Given `after_s` after the one before."""
+    """A new target: that many GPUs, at least `moved` of them not in the present one; given `after_s` after the one before."""
 
     share: int
     moved: int = 0

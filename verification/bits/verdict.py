@@ -1,4 +1,4 @@
-"""Whether a history went as it must: no differing bit, no lost step, at most the step in flight repeated, nobody stuck or crashed."""
+"""Whether a history went as it must: no bit differs, no step is lost, only the one in flight repeated, nobody stuck or crashed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's process of a history: the training script of `training`, in the environment that an agent makes, with points in it."""
+"""A worker's process: the training script of `training`, in the environment that an agent makes, with points in it."""
 
 from __future__ import annotations
 
