@@ -338,12 +338,12 @@ class _Keeper:
 
     def _run(self) -> None:
         self._released.wait()
-        if self._ending.wait(RETIRE_AFTER_S):
-            return
-        with self._begun:
-            if self._ending.is_set():
-                return
-            self._owned = None
+        if not self._ending.wait(RETIRE_AFTER_S):
+            with self._begun:
+                if not self._ending.is_set():
+                    self._owned = None
+        if self._owned is not None:
+            threading.Event().wait()  # to the end of the process, which freezes this thread with what it refers to
         atexit.unregister(self._process_ends)
 
     def _process_ends(self) -> None:
