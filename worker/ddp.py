@@ -11,12 +11,13 @@ processes there is just one order. The hook cuts each bucket into one slice for 
 gradients (all-to-all), adds them in the order of the canonical tree, and gathers the slices.
 """
 
-from __future__ import annotations
+# Without "from __future__ import annotations": DDP looks at the hook's annotations, and wants types there, not their names.
 
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket  # the stubs of torch.distributed lack it
 
 from .reduction import TreeAccumulator
 
@@ -40,7 +41,7 @@ class CanonicalState:
         return self._scratch[key]
 
 
-def canonical_hook(state: CanonicalState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def canonical_hook(state: CanonicalState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket over all ranks, adding as the canonical tree over as many virtual workers does.
 
     Register it with `DistributedDataParallel.register_comm_hook(state, canonical_hook)`. Rank r stands for virtual worker r.
@@ -63,7 +64,9 @@ def canonical_hook(state: CanonicalState, bucket: dist.GradBucket) -> torch.futu
     assert gather is not None
 
     def copy_back(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        future.wait()
-        return gradient.copy_(outgoing[: gradient.numel()])
+        future.wait()  # raises what has failed
+        gradient.copy_(outgoing[: gradient.numel()])
+        return gradient
 
-    return gather.get_future().then(copy_back)  # type: ignore[no-any-return]
+    averaged: torch.futures.Future[torch.Tensor] = gather.get_future().then(copy_back)
+    return averaged

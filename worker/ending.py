@@ -1,9 +1,9 @@
 """The end of a worker's process, which has threads that cannot be ended.
 
-A communicator's threads spend their time in the library's C++ code: they connect, wait for an operation, destroy a group. When the
-interpreter ends, Python (before 3.14) ends each daemon thread that comes back from there with `pthread_exit`. That unwinds its
-stack; the library's destructors forbid it, and C++ then calls `std::terminate`: the process is killed by SIGABRT, and a worker that
-had done all of its work counts as lost. So from that moment on such a thread is frozen instead, as Python 3.14 does it.
+A communicator's threads spend their time in the library's C++ code: they connect, wait for an operation, destroy a group. When
+the interpreter ends, Python (before 3.14) ends each daemon thread that comes back from there with `pthread_exit`. That unwinds
+its stack; the library's destructors forbid it, and C++ then calls `std::terminate`: SIGABRT kills the process, and a worker
+that had done all of its work counts as lost. So from that moment on such a thread is frozen instead, as Python 3.14 does it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a history went as it must: no bit differs, no step is lost, only the one in flight repeated, nobody stuck or crashed."""
+"""Whether a history went as it must: no bit differs, no step is lost, only the one in flight is repeated, nobody is stuck."""
 
 from __future__ import annotations
 
