@@ -15,6 +15,7 @@ from ..protocol.errors import OperatorError
 from ..runtime import config, transport
 
 ServerName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!ELASTICD_)[A-Za-z_][A-Za-z0-9_]*$")]  # those are the cluster's
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +29,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cpu_slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     checkpoint_directory: str | None = None
     heartbeat_interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=60)] = 1.0
+    warm_start: bool = True
+    worker_environment: dict[Variable, str] = msgspec.field(default_factory=dict)
     log_file: str | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 

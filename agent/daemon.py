@@ -14,6 +14,7 @@ import logging
 import os
 import pwd
 import secrets
+import sys
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ from ..runtime.clock import Clock
 from ..runtime.loop import Loop
 from . import config, topology
 from .config import AgentConfig
+from .environment import Surroundings, common_environment
 from .events import (
     Action,
     ControllerMessage,
@@ -46,9 +48,10 @@ from .events import (
     TimePassed,
     WorkerStatusReceived,
 )
+from .forking import WarmProcesses, located
 from .logfiles import JobFiles, read_piece
 from .machine import AgentMachine
-from .processes import Processes, Surroundings
+from .processes import Processes
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +102,7 @@ class AgentDaemon:
             checkpoints=options.checkpoints,
             home=home(),
             gpus=gpus,
+            variables=options.worker_environment,
         )
         server = Server(
             server=ServerId(options.server),
@@ -109,7 +113,11 @@ class AgentDaemon:
             version=__version__,
         )
         self._files = JobFiles(state / "jobs")
-        self._processes = Processes(self._files, around, self._loop, self._dispatch)
+        self._warm = None
+        if options.warm_start:
+            standard = (located(sys.executable), common_environment(around))
+            self._warm = WarmProcesses(state, standard, self._loop, self._clock)
+        self._processes = Processes(self._files, around, self._loop, self._warm, self._dispatch)
         self._machine = AgentMachine(server, secrets.token_hex(8), options.heartbeat_interval_s)
         self._loop.add_socket(self._controller, self._on_controller)
         self._loop.add_socket(self._workers, self._on_worker)
@@ -129,6 +137,8 @@ class AgentDaemon:
     def close(self) -> None:
         """Let go of everything; the workers go on."""
         self._processes.close()
+        if self._warm is not None:
+            self._warm.close()
         self._controller.close()
         self._workers.close()
         self._context.term()
@@ -159,9 +169,12 @@ class AgentDaemon:
         deadline = self._machine.next_deadline()
         if deadline is not None and self._clock.now() >= deadline:
             self._dispatch(TimePassed())
+        if self._warm is not None:
+            self._warm.pass_time()
 
     def _next_deadline(self) -> float | None:
-        return self._machine.next_deadline()
+        deadlines = [self._machine.next_deadline(), self._warm.next_deadline() if self._warm is not None else None]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     # -- effects out
 
@@ -185,7 +198,7 @@ class AgentDaemon:
             case StartProcess(start):
                 return self._processes.start(start)
             case SignalProcess(worker, how):
-                self._processes.signal(worker, how)
+                return self._processes.signal(worker, how)
             case ForgetWorker(job, worker):
                 self._processes.forget(job, worker)
             case ReadLogPiece(request, growing):

@@ -20,17 +20,18 @@ import msgspec
 
 from ..protocol.errors import PeerError
 from ..protocol.messages import StartWorker, WorkerExit
-from ..protocol.model import Gpu, GpuKind, JobId, WorkerId
+from ..protocol.model import JobId, WorkerId
 from ..runtime.loop import Loop
-from . import shim
+from . import launch, shim
+from .environment import Surroundings, environment
 from .events import ProcessExited, ProcessFailed, Started, StopSignal
+from .forking import Channel, WarmProcesses, find_interpreter
 from .logfiles import JobFiles
 
 log = logging.getLogger(__name__)
 
 SHIM_GRACE_S = 60.0  # after which a shim kills by itself, should the agent that asked it to stop be gone
 SHIM_START_S = 2.0  # how long shims may take to write their records, when an agent was killed just after starting them
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -66,49 +67,6 @@ def _runs(pid: int | None, ticks: int | None) -> bool:
     return pid is not None and ticks is not None and shim.start_ticks(pid) == ticks
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """What all workers of a server are told."""
-
-    agent_address: str  # of the workers' socket
-    address: str  # IP address of the server
-    checkpoints: Path
-    home: str
-    gpus: tuple[Gpu, ...]
-
-    def gpu(self, index: int) -> Gpu | None:
-        return next((gpu for gpu in self.gpus if gpu.index == index), None)
-
-
-def environment(start: StartWorker, gpu: Gpu, around: Surroundings) -> dict[str, str]:
-    """All variables of a worker. From scratch: nothing of the daemon's own environment is in it."""
-    spec = start.spec
-    visible = (gpu.uuid or str(gpu.index)) if gpu.kind is GpuKind.CUDA else ""
-    made = {
-        "PATH": DEFAULT_PATH,
-        "HOME": around.home,
-        "LANG": "C.UTF-8",
-        "TMPDIR": "/tmp",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-        **spec.env,
-        "ELASTICD_JOB": start.job,
-        "ELASTICD_WORKER": start.worker,
-        "ELASTICD_AGENT": around.agent_address,
-        "ELASTICD_ADDRESS": around.address,
-        "ELASTICD_GPU_KIND": gpu.kind.value,
-        "ELASTICD_VIRTUAL_WORKERS": str(spec.virtual_workers),
-        "ELASTICD_DETERMINISM": spec.determinism.value,
-        "ELASTICD_CHECKPOINT_DIRECTORY": str(around.checkpoints / start.job),
-        "ELASTICD_CHECKPOINT_EVERY_S": repr(spec.checkpoint.every_s),
-        "ELASTICD_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
-        "CUDA_VISIBLE_DEVICES": visible,
-    }
-    if spec.max_steps is not None:
-        made["ELASTICD_MAX_STEPS"] = str(spec.max_steps)
-    return made
-
-
 @dataclass
 class _Watched:
     """A shim that runs."""
@@ -119,17 +77,34 @@ class _Watched:
     child: subprocess.Popen[bytes] | None  # to be reaped, if it is ours
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A worker that a warm process has been asked for."""
+
+    start: StartWorker
+    environment: dict[str, str]
+    channel: Channel
+
+
 class Processes:
     """The workers' processes of one server."""
 
     def __init__(
-        self, files: JobFiles, around: Surroundings, loop: Loop, on_exit: Callable[[ProcessExited], None]
+        self,
+        files: JobFiles,
+        around: Surroundings,
+        loop: Loop,
+        warm: WarmProcesses | None,
+        tell: Callable[[ProcessExited | ProcessFailed], None],
     ) -> None:
+        """`warm`: what to fork workers from, where that is possible."""
         self._files = files
         self._around = around
         self._loop = loop
-        self._on_exit = on_exit
+        self._warm = warm
+        self._tell = tell
         self._watched: dict[WorkerId, _Watched] = {}
+        self._asked: dict[WorkerId, _Asked] = {}
 
     def start(self, start: StartWorker) -> ProcessFailed | None:
         """Write a record, start a shim. Returns why that failed, or None."""
@@ -144,22 +119,64 @@ class Processes:
             self._files.of(start.job, start.worker, "exit").unlink(missing_ok=True)
             record = Record(start.job, start.worker, start.gpu, start.spec.command)
             shim.write_whole(str(record_path), msgspec.to_builtins(record))
-            child = subprocess.Popen(
-                _command(directory, start),
-                env=environment(start, gpu, self._around),
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                close_fds=True,
-            )
+            made = environment(start, gpu, self._around)
+            channel = self._ask(start, made)
+            if channel is None:
+                self._execute(start, made)
+            else:
+                self._asked[start.worker] = _Asked(start, made, channel)
         except (OSError, PeerError, ValueError) as error:  # ValueError: a zero byte in a variable or an argument
-            log.error("worker %s cannot be started: %s", start.worker, error)
-            return ProcessFailed(start.worker, f"cannot be started: {error}")
+            return _failed(start, error)
+        return None
+
+    def _ask(self, start: StartWorker, made: dict[str, str]) -> Channel | None:
+        """Ask a warm process for the worker, if one can have it."""
+        spec = start.spec
+        asked = launch.parse(spec.command, made) if self._warm is not None else None
+        found = find_interpreter(spec.command[0], made, spec.workdir) if asked is not None else None
+        if self._warm is None or asked is None or found is None:
+            return None
+        request = {
+            "directory": str(self._files.directory(start.job)),
+            "job": start.job,
+            "worker": start.worker,
+            "gpu": start.gpu,
+            "grace_s": SHIM_GRACE_S,
+            "workdir": spec.workdir,
+            "command": spec.command,
+            "environment": made,
+            "executable": found.path,
+            "module": asked.module,
+            "name": asked.name,
+            "arguments": asked.arguments,
+        }
+        key = launch.key_of(found, made)
+        return self._warm.fork(found, key, request, lambda shim: self._on_forked(start.worker, shim))
+
+    def _on_forked(self, worker: WorkerId, forked: tuple[int, int] | None) -> None:
+        asked = self._asked.pop(worker)
+        if forked is not None:
+            self._watch(asked.start.job, worker, *forked, None)
+            log.info("forked worker=%s gpu=%d shim_pid=%d", worker, asked.start.gpu, forked[0])
+            return
+        try:
+            self._execute(asked.start, asked.environment)
+        except (OSError, ValueError) as error:
+            self._tell(_failed(asked.start, error))
+
+    def _execute(self, start: StartWorker, made: dict[str, str]) -> None:
+        child = subprocess.Popen(
+            _command(self._files.directory(start.job), start),
+            env=made,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            close_fds=True,
+        )
         self._watch(start.job, start.worker, child.pid, os.pidfd_open(child.pid), child)
         log.info("started worker=%s gpu=%d shim_pid=%d", start.worker, start.gpu, child.pid)
-        return None
 
     def adopt(self) -> Started:
         """Find the workers that earlier agents have started: those that run, and those that have ended and are not forgotten."""
@@ -180,20 +197,25 @@ class Processes:
                 )
         return Started(tuple(running), tuple(exited))
 
-    def signal(self, worker: WorkerId, how: StopSignal) -> None:
-        """Signal a worker's process group; nothing if it has ended."""
+    def signal(self, worker: WorkerId, how: StopSignal) -> ProcessFailed | None:
+        """Signal a worker's process group; nothing if it has ended. Returns its end, if it has not begun yet."""
+        asked = self._asked.pop(worker, None)
+        if asked is not None and self._warm is not None:
+            self._warm.cancel(asked.channel)
+            return ProcessFailed(worker, "it was stopped before it began")
         watched = self._watched.get(worker)
         if watched is None:
-            return
+            return None
         log.info("signal worker=%s how=%s", worker, how.value)
         if how is StopSignal.TERMINATE:
             _send(watched, signal.SIGTERM)  # the shim passes it on to the group, and keeps the log to the end
-            return
+            return None
         record = _read(self._files.of(watched.job, worker, "json"))
         if record is not None and record.pid is not None and record.worker_runs:
             shim.signal_group(record.pid, signal.SIGKILL)
         else:
             _send(watched, signal.SIGKILL)
+        return None
 
     def forget(self, job: JobId, worker: WorkerId) -> None:
         """Remove the records of an ended worker. Its log stays."""
@@ -206,6 +228,7 @@ class Processes:
 
     def close(self) -> None:
         """Let go of the processes. They go on."""
+        self._asked.clear()  # whoever closes the warm processes closes their channels: none of these begins
         for watched in self._watched.values():
             self._loop.remove_descriptor(watched.descriptor)
             os.close(watched.descriptor)
@@ -240,7 +263,7 @@ class Processes:
             watched.child.wait()
         end = self._read_exit(watched.job, worker)
         log.info("ended worker=%s reason=%s", worker, end.reason)
-        self._on_exit(ProcessExited(worker, end.exit_code, end.reason))
+        self._tell(ProcessExited(worker, end.exit_code, end.reason))
 
     def _read_exit(self, job: JobId, worker: WorkerId) -> ExitRecord:
         """How a worker ended whose shim is gone. If the shim could not say it, nothing of the worker may be left."""
@@ -252,6 +275,11 @@ class Processes:
         if record is not None and record.pid is not None and record.worker_runs:
             shim.signal_group(record.pid, signal.SIGKILL)
         return ExitRecord(None, "the process that kept it was killed" if record and record.pid else "it never started")
+
+
+def _failed(start: StartWorker, error: Exception) -> ProcessFailed:
+    log.error("worker %s cannot be started: %s", start.worker, error)
+    return ProcessFailed(start.worker, f"cannot be started: {error}")
 
 
 def _command(directory: Path, start: StartWorker) -> list[str]:

@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 Workers must go on while the agent is down (cluster 1), so neither their output nor their exit code may depend on it. The
-shim, the standard library alone and started as ``python -I -S shim.py``, is the worker's parent in the agent's stead:
+shim, the standard library alone and started as ``python -I -S shim.py`` (or forked, with its worker, from a warm process:
+`warm`), is the worker's parent in the agent's stead:
 
 * the worker runs in a session of its own, with the shim's environment (never in the argument list, where all can read it);
 * each line of its output goes to ``WORKER.log`` as ``<Unix time, 6 decimals> <o|e> <text>``, bytes as they came, cut into
@@ -13,6 +14,9 @@ shim, the standard library alone and started as ``python -I -S shim.py``, is the
 * SIGTERM to the shim ends the worker's whole process group, by SIGTERM and after a grace by SIGKILL. What is left of the
   group when the worker has ended is killed before the exit is written down, so that its GPU is free by then;
 * if the shim itself is killed, the kernel kills the worker (PR_SET_PDEATHSIG).
+
+Nothing is synced to the disk: survivors wait for the news of a worker's end, and after a crash of the machine the boot id in
+the record tells that nothing of it runs any more.
 """
 
 from __future__ import annotations
@@ -53,8 +57,6 @@ def write_whole(path: str, document: dict[str, object]) -> None:
     temporary = f"{path}.new"
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(document, file)
-        file.flush()
-        os.fsync(file.fileno())
     os.replace(temporary, path)
 
 
@@ -113,6 +115,15 @@ class Output:
             self.last_error = shown[-1].decode(errors="replace").strip() if shown else self.last_error
 
 
+class Child:
+    """A worker's process that has been started: its number, and the read ends of the pipes that it writes to."""
+
+    def __init__(self, pid: int, stdout: int, stderr: int) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.stderr = stderr
+
+
 class Shim:
     """One worker from its start to its exit record."""
 
@@ -120,7 +131,6 @@ class Shim:
         self._base = os.path.join(directory, worker)
         self._grace_s = grace_s
         self._output = Output(f"{self._base}.log")
-        self._selector = selectors.DefaultSelector()
         self._kill_at: float | None = None
         self._asked_to_stop = False
         self._woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -129,8 +139,11 @@ class Shim:
         for number in (signal.SIGINT, signal.SIGHUP):  # a handler, not SIG_IGN: the worker would inherit that
             signal.signal(number, lambda number, frame: None)
 
-    def run(self, record: dict[str, object], argv: list[str], workdir: str) -> None:
-        """Start `argv` in `workdir`, write `record` with the pids, return when the exit record is written."""
+    def run(self, record: dict[str, object], argv: list[str], workdir: str) -> bool:
+        """Start `argv` in `workdir`, write `record` with the pids, return when the exit record is written.
+
+        False: this is not the shim, but the worker that it has forked (see `_start`).
+        """
         record |= {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid()), "boot_id": boot_id()}
         write_whole(f"{self._base}.json", record)
         try:
@@ -140,70 +153,68 @@ class Shim:
             reason = f"cannot start {argv[0]}{where}: {error.strerror}"
             self._output.take("e", f"{reason}\n".encode())
             self._finish(127 if isinstance(error, FileNotFoundError) else 126, reason)
-            return
+            return True
+        if child is None:
+            return False
         write_whole(f"{self._base}.json", record | {"pid": child.pid, "start_ticks": start_ticks(child.pid)})
-        self._watch(child)
-        code = child.returncode
+        code = self._watch(child)
         if code < 0:
             self._finish(code, f"killed by {signal_name(-code)}")
         else:
             because = f": {self._output.last_error}"[:MAX_REASON_CHARACTERS] if code and self._output.last_error else ""
             self._finish(code, f"exit code {code}{because}")
+        return True
 
-    def _start(self, argv: list[str], workdir: str) -> subprocess.Popen[bytes]:
-        libc = ctypes.CDLL(None)
+    def _start(self, argv: list[str], workdir: str) -> Child | None:
+        """Start the worker. None: this process is the worker (of a shim that forks instead of executing `argv`)."""
         parent = os.getpid()
-
-        def die_with_parent() -> None:
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died before the call
-                os._exit(1)
-
-        return subprocess.Popen(
+        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        child = subprocess.Popen(
             argv,
             cwd=workdir,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=out[1],
+            stderr=err[1],
             start_new_session=True,
-            preexec_fn=die_with_parent,  # safe: the shim has one thread
+            preexec_fn=lambda: die_with(parent),  # safe: the shim has one thread
         )
+        child.returncode = 0  # `_watch` waits for it
+        os.close(out[1])
+        os.close(err[1])
+        return Child(child.pid, out[0], err[0])
 
-    def _watch(self, child: subprocess.Popen[bytes]) -> None:
-        """Log the worker's output until it has ended and its group is gone."""
-        assert child.stdout is not None
-        assert child.stderr is not None
+    def _watch(self, child: Child) -> int:
+        """Log the worker's output until it has ended and its group is gone. Returns its exit code, or minus its signal."""
         ended = os.pidfd_open(child.pid)
-        self._selector.register(child.stdout, selectors.EVENT_READ, "o")
-        self._selector.register(child.stderr, selectors.EVENT_READ, "e")
-        self._selector.register(self._woken, selectors.EVENT_READ, "signal")
-        self._selector.register(ended, selectors.EVENT_READ, "ended")
+        selector = selectors.DefaultSelector()
+        selector.register(child.stdout, selectors.EVENT_READ, "o")
+        selector.register(child.stderr, selectors.EVENT_READ, "e")
+        selector.register(self._woken, selectors.EVENT_READ, "signal")
+        selector.register(ended, selectors.EVENT_READ, "ended")
         running = True
         while running:
             self._stop_if_asked(child.pid)
-            for key, _ in self._selector.select(self._wait_s()):
+            for key, _ in selector.select(self._wait_s()):
                 if key.data == "signal":
                     os.read(key.fd, 512)
                 elif key.data == "ended":
                     running = False
-                else:
-                    self._read(key.fd, key.data)
+                elif not self._read(key.fd, key.data):
+                    selector.unregister(key.fd)
         signal_group(child.pid, signal.SIGKILL)  # before the worker is reaped: its number can't be anyone else's yet
-        child.wait()
-        self._read_rest(child.stdout.fileno(), "o")
-        self._read_rest(child.stderr.fileno(), "e")
+        _, status = os.waitpid(child.pid, 0)
+        for descriptor, stream in ((child.stdout, "o"), (child.stderr, "e")):
+            if descriptor in selector.get_map():
+                self._read_rest(descriptor, stream)
+        return os.waitstatus_to_exitcode(status)
 
     def _read(self, descriptor: int, stream: str) -> bool:
         data = os.read(descriptor, READ_BYTES)
         self._output.take(stream, data)
-        if not data:
-            self._selector.unregister(descriptor)
         return bool(data)
 
     def _read_rest(self, descriptor: int, stream: str) -> None:
         """What is still in the pipe. A process that left the group may hold it open: don't wait for its end."""
-        if descriptor not in self._selector.get_map():
-            return
         os.set_blocking(descriptor, False)
         try:
             while self._read(descriptor, stream):
@@ -230,6 +241,13 @@ class Shim:
         write_whole(f"{self._base}.exit", {"exit_code": exit_code, "reason": reason})
 
 
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent, which was number `parent`, ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(1)
+
+
 def signal_group(group: int, number: int) -> None:
     """Send a signal to a process group that may be gone."""
     try:
@@ -251,6 +269,7 @@ def main(arguments: list[str]) -> None:
     directory, job, worker, gpu, grace_s, workdir, *argv = arguments
     shim = Shim(directory, worker, float(grace_s))
     shim.run({"job": job, "worker": worker, "gpu": int(gpu), "argv": argv}, argv, workdir)
+    os._exit(0)  # there is nothing to tidy up, and others wait for this end
 
 
 if __name__ == "__main__":

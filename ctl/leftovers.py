@@ -3,8 +3,8 @@
 Daemons are known by the cluster's record, workers by the records that agents keep of them: a number and a start time each, so
 that a stale record never hits a stranger. A record may be missing (`up` was killed between a start and the writing, somebody
 has removed the directory), but command lines tell as well: a daemon's names its configuration file, a shim's its job's
-directory, and where these lie says whose they are. A cluster in a directory below is another cluster. A worker whose shim
-ends, ends with it.
+directory, a warm process's its agent's state, and where these lie says whose they are. A cluster in a directory below is
+another cluster. A worker whose shim ends, ends with it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _running(directory: Path, daemons: Mapping[str, Daemon]) -> _Running:
     return _Running(
         daemons=_merged(
             [daemon.pid for daemon in daemons.values() if runs(daemon.pid, daemon.start_ticks)],
-            [pid for pid, line in lines if (file := _configuration(line)) and file.parent == directory],
+            [pid for pid, line in lines if (file := _configuration(line) or _warm(line)) and file.parent == directory],
         ),
         shims=_merged(
             [w.shim_pid for w in workers if w.shim_pid and runs(w.shim_pid, w.shim_start_ticks)],
@@ -127,6 +127,14 @@ def _configuration(line: list[bytes]) -> Path | None:
     """The configuration file, if this is the command line of a daemon."""
     match line:
         case [_, b"-m", b"elasticd.controller" | b"elasticd.agent", b"--config", path, *_]:
+            return Path(os.fsdecode(path))
+    return None
+
+
+def _warm(line: list[bytes]) -> Path | None:
+    """The state directory of its agent, if this is the command line of a process that workers are forked from."""
+    match line:
+        case [_, b"-m", b"elasticd.agent.warm", path, *_]:
             return Path(os.fsdecode(path))
     return None
 

@@ -1,0 +1,87 @@
+"""The variables of a worker, purely. From scratch: nothing of the daemon's own environment is in them.
+
+Later ones win: what every worker gets, what the operator has set for this server (`worker_environment`), what the job has
+set, what the cluster says, and what the job's determinism pins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..protocol.messages import StartWorker
+from ..protocol.model import Determinism, Gpu, GpuKind
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+# cuBLAS repeats its results only if it may not choose its workspace anew (torch.use_deterministic_algorithms asks for this).
+REPEATABLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+# Worker-runtime 3, D2: kernels that are the same on all servers, whatever these set. Each of them changes bits if it differs.
+PINNED = {
+    **REPEATABLE,
+    "OMP_NUM_THREADS": "1",  # sums are split by threads
+    "MKL_NUM_THREADS": "1",  # the same, and it goes before OMP_NUM_THREADS
+    "ATEN_CPU_CAPABILITY": "default",  # torch's own kernels: vectors of another length add in another order
+    "MKL_CBWR": "COMPATIBLE",  # MKL's code path that all x86 processors have, of Intel and others
+    "ONEDNN_MAX_CPU_ISA": "SSE41",  # convolutions, and matrix products that don't go to MKL
+    "OPENBLAS_NUM_THREADS": "1",  # NumPy's matrix products in the data pipeline
+    "OPENBLAS_CORETYPE": "Nehalem",  # the same on the smallest processor that torch runs on
+}
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all workers of a server are told."""
+
+    agent_address: str  # of the workers' socket
+    address: str  # IP address of the server
+    checkpoints: Path
+    home: str
+    gpus: tuple[Gpu, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)  # the operator's, for all workers of this server
+
+    def gpu(self, index: int) -> Gpu | None:
+        return next((gpu for gpu in self.gpus if gpu.index == index), None)
+
+
+def common_environment(around: Surroundings) -> dict[str, str]:
+    """What every worker of a server gets, unless its job says otherwise."""
+    return {
+        "PATH": DEFAULT_PATH,
+        "HOME": around.home,
+        "LANG": "C.UTF-8",
+        "TMPDIR": "/tmp",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **around.variables,
+    }
+
+
+def environment(start: StartWorker, gpu: Gpu, around: Surroundings) -> dict[str, str]:
+    """All variables of a worker."""
+    spec = start.spec
+    visible = (gpu.uuid or str(gpu.index)) if gpu.kind is GpuKind.CUDA else ""
+    repeatable = {} if spec.determinism is Determinism.NONE else REPEATABLE
+    made = {
+        **repeatable,
+        **common_environment(around),
+        **spec.env,
+        "ELASTICD_JOB": start.job,
+        "ELASTICD_WORKER": start.worker,
+        "ELASTICD_AGENT": around.agent_address,
+        "ELASTICD_ADDRESS": around.address,
+        "ELASTICD_GPU_KIND": gpu.kind.value,
+        "ELASTICD_VIRTUAL_WORKERS": str(spec.virtual_workers),
+        "ELASTICD_DETERMINISM": spec.determinism.value,
+        "ELASTICD_CHECKPOINT_DIRECTORY": str(around.checkpoints / start.job),
+        "ELASTICD_CHECKPOINT_EVERY_S": repr(spec.checkpoint.every_s),
+        "ELASTICD_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
+        "CUDA_VISIBLE_DEVICES": visible,
+    }
+    if spec.max_steps is not None:
+        made["ELASTICD_MAX_STEPS"] = str(spec.max_steps)
+    if spec.determinism is Determinism.HETEROGENEOUS:
+        made |= PINNED
+    return made

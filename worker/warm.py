@@ -1,0 +1,30 @@
+"""What a process loads before workers are forked from it (worker-runtime 9): whatever nearly every training script imports.
+
+The agent's warm process (`agent.warm`) is told this module's name and calls the two functions; nothing else knows it. What
+is loaded here must neither start a thread nor touch a GPU: a child of fork has only the thread that forked, and a CUDA
+driver that has been started once is of no use in a child.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import os
+
+import numpy
+import torch
+
+from . import run as run  # with all that it imports
+
+
+def prepare() -> None:
+    """Load what torch puts off until it is first used: the first step of an optimizer imports most of torch's compiler."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    torch.optim.SGD([parameter], lr=0.1, momentum=0.9).step()
+
+
+def renew() -> None:
+    """In a forked worker: draw anew what a fresh process draws from the system at its start (`random` does so by itself)."""
+    numpy.random.seed()
+    torch.default_generator.seed()
+    multiprocessing.process.current_process().authkey = os.urandom(32)
