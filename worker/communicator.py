@@ -16,29 +16,34 @@ one in use, and the switch is the exchange of a pointer (design: worker-runtime 
 from __future__ import annotations
 
 import atexit
+import math
+import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store  # the stubs of torch.distributed lack them
 
 from ..protocol.errors import ElasticError, OperatorError
+from .groups import Groups, add_device_groups, build_host_groups, gpu_identity, nccl, shield
 from .rendezvous import Rendezvous, RendezvousCancelled, RendezvousStore
 
 __all__ = ["Communicator", "CommunicatorBroken", "Rendezvous", "RendezvousCancelled", "RendezvousStore"]
 
+SPIN_S = (
+    50e-6  # measured: half the time of a small operation on the same machine, and less of the processor than sleeping
+)
 POLL_FIRST_S = 20e-6
 POLL_GROWTH = 1.5
 POLL_LAST_S = 1e-3
+POLL_LAST_DEVICE_S = 100e-6  # a device stands still until it is noticed that it has ended
 RETIRE_AFTER_S = 1.0  # a peer may still be reading the last of what we sent; closing at once can reset the connection
 DESTROYED_WITHIN_S = 5.0
-GLOO_THREADS = 2
 
 
 class CommunicatorBroken(ElasticError):
@@ -87,21 +92,22 @@ class _Awaited(dist.Work):
         return True
 
 
-@dataclass(frozen=True)
-class _Groups:
-    """The process groups of one communicator. Tensors on an accelerator take the device groups, all others the host groups."""
+class _OnDevice(dist.Work):
+    """An operation that is a kernel on a device, where later kernels can be ordered after it although it is not completed."""
 
-    host: dist.ProcessGroup
-    host_transfer: dist.ProcessGroup
-    device: dist.ProcessGroup | None = None
-    device_transfer: dist.ProcessGroup | None = None
+    def __init__(self, work: dist.Work) -> None:
+        super().__init__()
+        self._work = work
 
-    def collective(self, tensor: torch.Tensor) -> dist.ProcessGroup:
-        return self.host if tensor.device.type == "cpu" or self.device is None else self.device
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
 
-    def transfer(self, tensor: torch.Tensor) -> dist.ProcessGroup:
-        on_host = tensor.device.type == "cpu" or self.device_transfer is None
-        return self.host_transfer if on_host else self.device_transfer  # type: ignore[return-value]
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return self._work.wait()
+
+    def order(self) -> None:
+        """What is issued on the present stream from now on comes after it."""
+        self._work.block_current_stream()
 
 
 class Communicator:
@@ -111,16 +117,18 @@ class Communicator:
     one thread, as is `wait`; `abort` and `retire` are for any.
     """
 
-    def __init__(self, rank: int, size: int, groups: _Groups | None, timeout_s: float, keep: tuple[Any, ...]) -> None:
+    def __init__(self, rank: int, size: int, groups: Groups | None, timeout_s: float, keep: tuple[Any, ...]) -> None:
         self.rank = rank
         self.size = size
         self._groups = groups
         self._timeout = timedelta(seconds=timeout_s)
         self._aborted = threading.Event()
+        self._lock = threading.Lock()
+        self._in_flight: deque[_OnDevice] = deque()  # they own their tensors, which kernels use until they have ended
         self._keeper: _Keeper | None = None
         self._waiters: dict[tuple[str, int], queue.SimpleQueue[_Awaited | None]] = {}
         if groups is not None:
-            self._keeper = _Keeper((groups, keep))
+            self._keeper = _Keeper(groups, keep)
 
     @classmethod
     def alone(cls) -> Communicator:
@@ -136,26 +144,25 @@ class Communicator:
         size: int,
         address: str,
         timeout_s: float,
+        device: torch.device | None = None,
     ) -> Communicator:
         """Meet the other members in `store` and connect to them. Blocks; all members do so at about the same time.
 
         backend: "gloo", or "nccl" for CUDA tensors beside it. address: the IP address that we are reached at.
-        timeout_s: after that long an operation fails even if nobody aborts.
-        Raises RendezvousCancelled if the store was cancelled, CommunicatorBroken if the others cannot be reached in time.
+        timeout_s: after that long an operation fails even if nobody aborts. device: of NCCL; None: the only one that we see.
+        Raises RendezvousCancelled if the store was cancelled, CommunicatorBroken if the others cannot be reached in time,
+        OperatorError if two members have one GPU.
         """
         if size == 1:
             store.close()
             return cls.alone()
         timeout = timedelta(seconds=timeout_s)
-        # A Python reference to all stores: a group keeps a C++ one, and that calls back into Python.
-        stores = [PrefixStore(name, store) for name in ("host", "host-transfer", "device", "device-transfer")]
         try:
-            host = _gloo(stores[0], rank, size, address, timeout)
-            host_transfer = _gloo(stores[1], rank, size, address, timeout)
-            groups = _Groups(host, host_transfer)
+            groups = build_host_groups(store, rank, size, address, timeout)
             if backend == "nccl":
-                device, device_transfer = (_nccl(stores[i], rank, size, timeout) for i in (2, 3))
-                groups = _Groups(host, host_transfer, device, device_transfer)
+                shield(os.environ)
+                gpu = device or torch.device("cuda", 0)
+                groups = add_device_groups(groups, store, rank, size, timeout, gpu, gpu_identity(gpu), nccl)
             elif backend != "gloo":
                 raise OperatorError(f"there is no backend {backend!r}: use gloo or nccl")
         except (RuntimeError, TimeoutError) as error:
@@ -164,7 +171,7 @@ class Communicator:
             raise CommunicatorBroken(f"cannot connect rank {rank} of {size}: {error}".partition("\n")[0]) from error
         finally:
             store.close()
-        return cls(rank, size, groups, timeout_s, (store, stores))
+        return cls(rank, size, groups, timeout_s, (store,))
 
     # -- its end
 
@@ -174,11 +181,14 @@ class Communicator:
 
     def abort(self) -> None:
         """Give everything in progress up: waits raise CommunicatorBroken, now and ever after. For any thread."""
-        self._aborted.set()
-        groups = self._groups
+        with self._lock:
+            if self._aborted.is_set():
+                return
+            self._aborted.set()
+            groups, in_flight = self._groups, list(self._in_flight)
         if groups is not None and groups.device is not None:
             # NCCL's kernels would spin on the device for ever; Gloo's operations sit in threads that nobody waits for.
-            _in_background("elasticd-abort", _abort_device, groups)
+            _in_background("elasticd-abort", _abort, groups, in_flight)
 
     def retire(self) -> None:
         """It is not used any more: its groups are destroyed in a while, in the background. For any thread."""
@@ -194,10 +204,14 @@ class Communicator:
         """Until `work`, if any, is completed. Raises CommunicatorBroken if it failed or everything is aborted."""
         if work is None:
             return
-        pause_s = POLL_FIRST_S
+        pause_s, longest_s = POLL_FIRST_S, POLL_LAST_DEVICE_S if isinstance(work, _OnDevice) else POLL_LAST_S
+        spins_until = time.perf_counter() + SPIN_S
         while not self._aborted.is_set() and not work.is_completed():
-            time.sleep(pause_s)
-            pause_s = min(pause_s * POLL_GROWTH, POLL_LAST_S)
+            if time.perf_counter() < spins_until:
+                os.sched_yield()
+            else:
+                time.sleep(pause_s)
+                pause_s = min(pause_s * POLL_GROWTH, longest_s)
         if self._aborted.is_set():
             raise CommunicatorBroken("abandoned")
         try:
@@ -206,25 +220,33 @@ class Communicator:
             raise CommunicatorBroken(str(error).partition("\n")[0]) from error
 
     def poll(self, work: dist.Work) -> bool:
-        """Whether operations issued now may use the result of `work`. Does not block. Raises CommunicatorBroken as `wait`."""
+        """Whether operations issued now may use the result of `work`. Does not block. Raises CommunicatorBroken as `wait`.
+
+        On a device that is so at once, since they can be ordered after it. Only `wait` tells that it has not failed: nothing that
+        cannot be taken back may be issued before.
+        """
         if self._aborted.is_set():
             raise CommunicatorBroken("abandoned")
-        if not work.is_completed():
-            return False
-        self.wait(work)
-        return True
+        if work.is_completed():
+            self.wait(work)
+            return True
+        if isinstance(work, _OnDevice):
+            work.order()
+            return True
+        return False
 
     def all_reduce(self, tensor: torch.Tensor) -> dist.Work:
         """Sum over all ranks, in place."""
-        return self._collective(tensor, lambda group: group.allreduce([tensor], _reduction(dist.ReduceOp.SUM)))
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        return self._collective(tensor, lambda group: group.allreduce([real], _reduction(dist.ReduceOp.SUM)))
 
     def all_reduce_max(self, tensor: torch.Tensor) -> dist.Work:
         """Greatest over all ranks, elementwise, in place."""
         return self._collective(tensor, lambda group: group.allreduce([tensor], _reduction(dist.ReduceOp.MAX)))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work:
-        """Everybody's `tensor` becomes that of `root`."""
-        return self._collective(tensor, lambda group: group.broadcast(tensor, root))
+        """Everybody's `tensor`, which is contiguous, becomes that of `root`."""
+        return self._collective(tensor, lambda group: group.broadcast(_as_bytes(tensor), root))
 
     def all_to_all(
         self, out: torch.Tensor, inp: torch.Tensor, out_splits: list[int], in_splits: list[int]
@@ -232,13 +254,14 @@ class Communicator:
         """Rows of `inp`, `in_splits[r]` for each rank r, go there; `out_splits[r]` rows of `out` come from rank r."""
         if self.size == 1:
             out.copy_(inp)
-        return self._collective(out, lambda group: group.alltoall_base(out, inp, out_splits, in_splits))
+        to, of = _rows_as_bytes(out), _rows_as_bytes(inp)
+        return self._collective(out, lambda group: group.alltoall_base(to, of, out_splits, in_splits))
 
     def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> dist.Work:
         """`out` becomes everybody's `inp`, in rank order."""
         if self.size == 1:
             out.copy_(inp)
-        return self._collective(out, lambda group: group._allgather_base(out, inp))
+        return self._collective(out, lambda group: group._allgather_base(_as_bytes(out), _as_bytes(inp)))
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> dist.Work:
         """To `rank`, which calls `receive` with the same tag. Any type, contiguous, not empty, not to be changed meanwhile."""
@@ -265,7 +288,7 @@ class Communicator:
         self._waiter(direction, peer).put(awaited)
         return awaited
 
-    def _present(self) -> _Groups:
+    def _present(self) -> Groups:
         groups = self._groups
         if groups is None or self._aborted.is_set():
             raise CommunicatorBroken("abandoned")
@@ -273,9 +296,18 @@ class Communicator:
 
     def _start(self, group: dist.ProcessGroup, start: Callable[[dist.ProcessGroup], dist.Work]) -> dist.Work:
         try:
-            return start(group)
+            work = start(group)
         except RuntimeError as error:  # the connection is known to be lost already
             raise CommunicatorBroken(str(error).partition("\n")[0]) from error
+        groups = self._groups
+        if groups is None or not groups.is_on_device(group):
+            return work
+        on_device = _OnDevice(work)
+        with self._lock:
+            while self._in_flight and self._in_flight[0].is_completed():
+                self._in_flight.popleft()
+            self._in_flight.append(on_device)
+        return on_device
 
     def _waiter(self, direction: str, peer: int) -> queue.SimpleQueue[_Awaited | None]:
         waiter = self._waiters.get((direction, peer))
@@ -283,23 +315,6 @@ class Communicator:
             waiter = self._waiters[direction, peer] = queue.SimpleQueue()
             _in_background(f"elasticd-{direction}-{peer}", _await_all, waiter, self._timeout)
         return waiter
-
-
-def _gloo(store: Store, rank: int, size: int, address: str, timeout: timedelta) -> dist.ProcessGroup:
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # else it asks the resolver for our name
-    options._timeout = timeout
-    options._threads = GLOO_THREADS
-    return dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[return-value]
-
-
-def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    options = dist.ProcessGroupNCCL.Options()
-    options.config.blocking = 0  # so that a member which never comes can be aborted
-    options._timeout = timeout
-    group = dist.ProcessGroupNCCL(store, rank, size, options)
-    group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
-    return group  # type: ignore[return-value]
 
 
 def _reduction(operation: Any) -> Any:
@@ -313,6 +328,12 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
+def _rows_as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, with as many rows as that has."""
+    row_bytes = tensor.element_size() * math.prod(tensor.shape[1:])
+    return _as_bytes(tensor).view(tensor.shape[0], row_bytes)
+
+
 def _in_background(name: str, run: Callable[..., None], *args: Any) -> None:
     threading.Thread(target=run, args=args, name=name, daemon=True).start()
 
@@ -324,8 +345,9 @@ class _Keeper:
     waits for one that has begun, but not for ever, and none begins after that.
     """
 
-    def __init__(self, owned: tuple[Any, ...]) -> None:
-        self._owned: tuple[Any, ...] | None = owned
+    def __init__(self, groups: Groups, needed: tuple[Any, ...]) -> None:
+        """needed: what the groups use."""
+        self._owned: tuple[Groups, tuple[Any, ...]] | None = (groups, needed)
         self._released = threading.Event()
         self._ending = threading.Event()
         self._begun = threading.Lock()  # held while the groups are destroyed
@@ -340,7 +362,10 @@ class _Keeper:
         self._released.wait()
         if not self._ending.wait(RETIRE_AFTER_S):
             with self._begun:
-                if not self._ending.is_set():
+                if not self._ending.is_set() and self._owned is not None:
+                    self._owned[
+                        0
+                    ].abort_device()  # nothing runs there any more, and to free one group is to wait for the other
                     self._owned = None
         if self._owned is not None:
             threading.Event().wait()  # to the end of the process, which freezes this thread with what it refers to
@@ -357,7 +382,7 @@ def _await_all(works: queue.SimpleQueue[_Awaited | None], timeout: timedelta) ->
         work.run(timeout)
 
 
-def _abort_device(groups: _Groups) -> None:
-    for group in (groups.device, groups.device_transfer):
-        if group is not None:
-            group.abort()
+def _abort(groups: Groups, in_flight: list[_OnDevice]) -> None:
+    """in_flight: kept alive until nothing uses their tensors any more."""
+    groups.abort_device()
+    in_flight.clear()

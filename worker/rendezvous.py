@@ -7,6 +7,7 @@ until a timeout, and CoDDL 4.3 asks for an order that is out of date to be given
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import dataclass, field
@@ -23,7 +24,6 @@ from ..runtime import transport
 MAX_SCOPES = 16  # attempts that are under way at a time are few; the least recently used one gives way
 MAX_KEYS = 1 << 16  # in a scope: a few for each member
 MAX_VALUE_BYTES = 1 << 20
-POLL_INTERVAL_MS = 20
 
 
 class RendezvousCancelled(ElasticError):
@@ -109,8 +109,10 @@ def _cancelled(scope: _Scope) -> list[tuple[bytes, StoreValue]]:
 
 
 class RendezvousStore(Store):
-    """A member's half. Made in one thread, then used by the one that builds the communicator; `cancel` is for any thread.
+    """A member's half. One thread at a time uses it; `cancel` and `close` are for any.
 
+    A value is set once (a counter is none), so what has been read is kept and not asked for again, and `expect` asks for many at
+    once: libraries ask for one value of one member after the other, twice.
     Keep a Python reference for as long as a communicator uses it: without one the overridden methods are lost.
     """
 
@@ -128,7 +130,15 @@ class RendezvousStore(Store):
         self._timeout_s = timeout_s
         self._cancelled = threading.Event()
         self._codec: Codec[StoreValue] = Codec(StoreValue)
+        self._values: dict[str, bytes] = {}
+        self._asked: set[str] = set()  # for membership only
+        self._in_use = threading.Lock()  # of the socket, which a thread holds while it waits for an answer
+        self._waking = threading.Lock()  # of the descriptor
+        self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._socket = transport.dealer(context, leader_address, identity)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
 
     @property
     def cancelled(self) -> bool:
@@ -136,30 +146,54 @@ class RendezvousStore(Store):
 
     def cancel(self) -> None:
         """Make the wait in progress, and all later ones, raise RendezvousCancelled."""
-        self._cancelled.set()
+        with self._waking:
+            self._cancelled.set()
+            if self._wake is not None:
+                os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Close the socket. The store is of no more use; a communicator that stands does not need it."""
-        self._socket.close(linger=0)
+        """Close the socket; to who still uses the store it is cancelled. A communicator that stands needs it no more."""
+        with self._waking:
+            wake, self._wake = self._wake, None
+            if wake is None:
+                return
+            os.eventfd_write(wake, 1)
+        with self._in_use:
+            self._socket.close(linger=0)
+            os.close(wake)
+
+    def expect(self, keys: list[str]) -> None:
+        """Ask for values that will be waited for; does not wait."""
+        with self._in_use:
+            self._raise_if_over()
+            self._request(keys)
 
     # -- torch.distributed.Store. Parameter names are those of the C++ callers, which pass them by position.
 
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
-        self._socket.send(self._codec.encode(StoreSet(scope=self._scope, key=key, value=data)))
+        with self._in_use:
+            self._raise_if_over()
+            self._values[key] = data
+            self._socket.send(self._codec.encode(StoreSet(scope=self._scope, key=key, value=data)))
 
     def get(self, key: str) -> bytes:
-        return self._ask(StoreGet(scope=self._scope, key=key), self._timeout_s)
+        return self._ask([key], self._timeout_s)[0]
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._ask(StoreAdd(scope=self._scope, key=key, amount=amount), self._timeout_s))
+        with self._in_use:
+            self._raise_if_over()
+            self._values.pop(key, None)
+            self._asked.add(key)
+            self._socket.send(self._codec.encode(StoreAdd(scope=self._scope, key=key, amount=amount)))
+        (total,) = self._ask([key], self._timeout_s)
+        self._values.pop(key, None)  # others go on counting
+        return int(total)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all `keys` are there: no longer than `timeout`, nor than this store's own."""
         limit_s = min(self._timeout_s, timeout.total_seconds()) if timeout is not None else self._timeout_s
-        deadline = time.monotonic() + limit_s
-        for key in keys:
-            self._ask(StoreGet(scope=self._scope, key=key), deadline - time.monotonic())
+        self._ask(keys, limit_s)
 
     def has_extended_api(self) -> bool:
         return False
@@ -167,27 +201,42 @@ class RendezvousStore(Store):
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
 
-    def _ask(self, request: StoreGet | StoreAdd, timeout_s: float) -> bytes:
+    def _ask(self, keys: list[str], timeout_s: float) -> list[bytes]:
+        """The values of `keys`, as soon as all are there."""
         deadline = time.monotonic() + timeout_s
-        self._raise_if_cancelled()
-        self._socket.send(self._codec.encode(request))
-        while True:
-            if self._socket.poll(POLL_INTERVAL_MS):
-                answer = self._receive()
-                if answer is not None and answer.cancelled:
-                    self._cancelled.set()
-                elif answer is not None and answer.key == request.key:
-                    return answer.value
-            self._raise_if_cancelled()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"rendezvous {self._scope}: nobody has set {request.key} within {timeout_s:.1f} s")
+        with self._in_use:
+            self._raise_if_over()
+            self._request(keys)
+            while missing := [key for key in keys if key not in self._values]:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(
+                        f"rendezvous {self._scope}: nobody has set {missing[0]} within {timeout_s:.1f} s"
+                    )
+                self._poller.poll(int(left_s * 1e3) + 1)
+                self._receive()
+                self._raise_if_over()
+            return [self._values[key] for key in keys]
 
-    def _receive(self) -> StoreValue | None:
-        try:
-            return self._codec.decode(self._socket.recv_multipart()[-1])
-        except PeerError:
-            return None  # not for us; the deadline still holds
+    def _request(self, keys: list[str]) -> None:
+        for key in keys:
+            if key not in self._values and key not in self._asked:
+                self._asked.add(key)
+                self._socket.send(self._codec.encode(StoreGet(scope=self._scope, key=key)))
 
-    def _raise_if_cancelled(self) -> None:
-        if self._cancelled.is_set():
+    def _receive(self) -> None:
+        """Take what has come."""
+        while self._socket.poll(0):
+            try:
+                answer = self._codec.decode(self._socket.recv_multipart()[-1])
+            except PeerError:
+                continue  # not for us; the deadline still holds
+            if answer.cancelled:
+                self._cancelled.set()
+            elif answer.key in self._asked:
+                self._asked.discard(answer.key)
+                self._values[answer.key] = answer.value
+
+    def _raise_if_over(self) -> None:
+        if self._cancelled.is_set() or self._wake is None:
             raise RendezvousCancelled(f"rendezvous {self._scope} was cancelled")

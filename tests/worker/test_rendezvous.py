@@ -138,3 +138,26 @@ def test_a_wait_can_be_cancelled_from_both_sides(side: str) -> None:
             store.get("other")
         timer.join()
         store.close()
+
+
+def test_a_store_asks_for_what_it_expects_before_it_waits_and_keeps_what_it_has_read() -> None:
+    with RendezvousServer() as server:
+        one, other = server.store("one"), server.store("other")
+        other.expect(["early", "late"])
+        one.set("early", b"1")
+        other.wait(["early"], timedelta(seconds=10))
+        one.set("late", b"2")
+        assert [other.get(key) for key in ("early", "late", "early")] == [b"1", b"2", b"1"]
+        one.close()
+        other.close()
+
+
+def test_closing_a_store_ends_a_wait_in_another_thread() -> None:
+    with RendezvousServer() as server:
+        store = server.store("w", timeout_s=60.0)
+        timer = threading.Timer(0.05, store.close)
+        timer.start()
+        with pytest.raises(r.RendezvousCancelled):
+            store.get("k")
+        timer.join()
+        store.close()
