@@ -1,8 +1,8 @@
 """The control plane of one worker: the shell around `machine.Membership` (CoDDL 4.3's sMPI stack, over ZeroMQ).
 
-One thread owns all sockets: a DEALER to the agent, a ROUTER for followers and for the rendezvous of new communicators, a
-DEALER to the present leader. The training thread calls the methods of `ClusterControl` between and within steps; they drive
-the same machine under one lock and cost microseconds, since whatever has to be sent is left to the control thread.
+One thread owns all sockets: a DEALER to the agent, a ROUTER for followers and for the rendezvous of new communicators, DEALERs
+to the leaders of the latest orders. The training thread calls the methods of `ClusterControl` between and within steps; they
+drive the same machine under one lock and cost microseconds, since whatever has to be sent is left to the control thread.
 Communicators are built in threads of their own, beside the one in use.
 
 Outside a cluster `SoloControl` stands in its place: one worker, one generation, nobody to talk to.
@@ -77,6 +77,7 @@ M = TypeVar("M")
 
 HEARTBEAT_INTERVAL_S = 0.5
 LAST_REPORT_S = 5.0
+MAX_LEADERS = 16  # connections to the leaders of orders, old and new
 BUILD_TIMEOUT_S = 15.0  # for the rendezvous; operations of a communicator wait as long as it is not abandoned
 
 
@@ -215,7 +216,7 @@ class ClusterControl:
         self._agent = transport.dealer(self._context, environment.agent_address, identity)
         self._router = transport.router(self._context)
         self._address = transport.bind(self._router, f"tcp://{environment.address}:*")
-        self._leader: tuple[str, zmq.Socket[bytes]] | None = None
+        self._leaders: dict[str, zmq.Socket[bytes]] = {}  # by address; the one used last is the last
         self._loop.add_socket(self._agent, self._on_agent)
         self._loop.add_socket(self._router, self._on_fellow)
         self._thread = threading.Thread(target=self._run, name="elasticd-control", daemon=True)
@@ -444,14 +445,16 @@ class ClusterControl:
                 transport.send(self._leader_socket(target.decode()), data)
 
     def _leader_socket(self, address: str) -> zmq.Socket[bytes]:
-        if self._leader is not None and self._leader[0] == address:
-            return self._leader[1]
-        if self._leader is not None:
-            self._loop.remove_socket(self._leader[1])
-            self._leader[1].close()
-        socket = transport.dealer(self._context, address, self._env.worker.encode())
-        self._loop.add_socket(socket, self._on_leader)
-        self._leader = (address, socket)
+        """The connection to a leader. Those of overtaken orders stay: their leaders may still have to tell us of a commit."""
+        socket = self._leaders.pop(address, None)
+        if socket is None:
+            if len(self._leaders) >= MAX_LEADERS:
+                oldest = self._leaders.pop(next(iter(self._leaders)))
+                self._loop.remove_socket(oldest)
+                oldest.close()
+            socket = transport.dealer(self._context, address, self._env.worker.encode())
+            self._loop.add_socket(socket, self._on_leader)
+        self._leaders[address] = socket
         return socket
 
     def _status(self) -> bytes:

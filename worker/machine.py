@@ -27,7 +27,7 @@ order always finds its communicator.
 thread comes out of whatever it waits for, says which step it has applied, and stands still until the next commit.
 
 Everything that can be lost is repeated: `Ready` and `Prepared` every `RETRY_INTERVAL_S`, answered by `Commit` where that has
-been decided; a preparation that takes longer than `PREPARE_TIMEOUT_S` starts again with the next attempt.
+been decided, `Prepared` also to the leaders of overtaken orders, which may have decided before; a preparation that takes longer than `PREPARE_TIMEOUT_S` starts again with the next attempt.
 
 The machine is pure. Its shell (`control`) owns sockets, threads and communicators.
 """
@@ -405,20 +405,32 @@ class Membership:
     def _advance(self, now: float) -> list[Action]:
         """Do what the newest order asks for next: say Ready to its leader, or lead."""
         order, base = self._order, self._base()
+        self._retry_at = None
         if order is None or order.generation <= self.generation or base is None:
-            self._retry_at = None
             return []
+        overtaken = self._ask_overtaken(base)
+        if overtaken:
+            self._retry_at = now + RETRY_INTERVAL_S
         if self._me not in order.roster.workers:
-            self._retry_at = None
-            return []
+            return overtaken
         ready = Ready(job=self._job, generation=order.generation, worker=self._me, base=base, applied=self._applied)
         if self._leads():
-            self._retry_at = None
-            return self._on_ready(now, ready)
+            return [*overtaken, *self._on_ready(now, ready)]
         self._retry_at = now + RETRY_INTERVAL_S
         if not order.leader_address:
+            return overtaken
+        return [*overtaken, SendLeader(order.leader_address, ready)]
+
+    def _ask_overtaken(self, base: int) -> list[Action]:
+        """Ask the leaders of overtaken orders: they may have committed before they heard of the next, and who stands still learns
+        of that by message alone."""
+        if base:
             return []
-        return [SendLeader(order.leader_address, ready)]
+        return [
+            SendLeader(group.leader_address, self._prepared(group, ""))
+            for generation, group in sorted(self._groups.items())
+            if group.built and generation < self.order_generation and group.roster.leader != self._me
+        ]
 
     def _on_time(self, now: float) -> list[Action]:
         actions: list[Action] = []

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from elasticd.protocol.errors import InvalidTransition
-from elasticd.protocol.messages import Order, Prepare, Ready
-from elasticd.protocol.model import WorkerId, WorkerPhase
+from elasticd.protocol.messages import Commit, Order, Prepare, Ready
+from elasticd.protocol.model import GpuAddress, Member, Roster, ServerId, WorkerId, WorkerPhase
 from elasticd.worker import machine as m
 
 _spec = importlib.util.spec_from_file_location("membership_world", Path(__file__).with_name("membership_world.py"))
@@ -122,6 +122,30 @@ def test_a_follower_that_hears_of_an_order_before_its_leader_need_not_say_ready_
         world.deliver((follower.name, worker(0)))
     world.deliver(("controller", worker(0)))
     assert isinstance(world.channels[worker(0), follower.name][-1], Prepare)
+
+
+def test_a_newcomer_asks_the_leader_of_an_overtaken_order_whether_it_had_been_committed() -> None:
+    """Its leader may have, just before; then those who train wait for the newcomer in their next step."""
+    me, old, new = worker(1), worker(0), worker(2)
+
+    def order(generation: int, workers: list[WorkerId], leader: WorkerId) -> m.OrderReceived:
+        members = tuple(Member(worker=w, gpu=GpuAddress(server=ServerId("s"), index=i)) for i, w in enumerate(workers))
+        roster = Roster(generation=generation, members=members, leader=leader)
+        return m.OrderReceived(Order(job=JOB, roster=roster, leader_address=f"address of {leader}"))
+
+    newcomer = m.Membership(JOB, me)
+    newcomer.handle(0.0, m.Arrived())
+    newcomer.handle(0.0, order(2, [old, me], old))
+    newcomer.handle(0.0, m.PeerSaid(Prepare(job=JOB, generation=2, attempt=1, base=1, holders=(old,))))
+    (prepared,) = newcomer.handle(0.0, m.GroupBuilt(2, 1))
+    assert isinstance(prepared, m.SendLeader)
+    assert prepared in newcomer.handle(0.1, order(3, [new, me], new))
+    deadline = newcomer.next_deadline()
+    assert deadline is not None
+    assert prepared in newcomer.handle(deadline, m.TimePassed())
+    assert prepared in newcomer.handle(deadline, order(4, [new], new)), "it is not in the newest roster"
+    actions = newcomer.handle(deadline, m.PeerSaid(Commit(job=JOB, generation=2, attempt=1)))
+    assert any(isinstance(action, m.Switch) and action.roster.generation == 2 for action in actions)
 
 
 class Churn(RuleBasedStateMachine):
