@@ -123,7 +123,8 @@ class Communicator:
         self._groups = groups
         self._timeout = timedelta(seconds=timeout_s)
         self._aborted = threading.Event()
-        self._lock = threading.Lock()
+        self._aborting = threading.Lock()
+        self._starting = threading.Lock()  # not for `abort`: to ask a device can take as long as the device is stuck
         self._in_flight: deque[_OnDevice] = deque()  # they own their tensors, which kernels use until they have ended
         self._keeper: _Keeper | None = None
         self._waiters: dict[tuple[str, int], queue.SimpleQueue[_Awaited | None]] = {}
@@ -181,11 +182,12 @@ class Communicator:
 
     def abort(self) -> None:
         """Give everything in progress up: waits raise CommunicatorBroken, now and ever after. For any thread."""
-        with self._lock:
+        with self._aborting:
             if self._aborted.is_set():
                 return
             self._aborted.set()
-            groups, in_flight = self._groups, list(self._in_flight)
+        groups, in_flight = self._groups, self._in_flight
+        self._in_flight = deque()
         if groups is not None and groups.device is not None:
             # NCCL's kernels would spin on the device for ever; Gloo's operations sit in threads that nobody waits for.
             _in_background("elasticd-abort", _abort, groups, in_flight)
@@ -303,7 +305,7 @@ class Communicator:
         if groups is None or not groups.is_on_device(group):
             return work
         on_device = _OnDevice(work)
-        with self._lock:
+        with self._starting:
             while self._in_flight and self._in_flight[0].is_completed():
                 self._in_flight.popleft()
             self._in_flight.append(on_device)
@@ -382,7 +384,7 @@ def _await_all(works: queue.SimpleQueue[_Awaited | None], timeout: timedelta) ->
         work.run(timeout)
 
 
-def _abort(groups: Groups, in_flight: list[_OnDevice]) -> None:
+def _abort(groups: Groups, in_flight: deque[_OnDevice]) -> None:
     """in_flight: kept alive until nothing uses their tensors any more."""
     groups.abort_device()
     in_flight.clear()

@@ -1,20 +1,27 @@
-"""A real rendezvous server, and real communicators in the threads of one process."""
+"""A real rendezvous server, and real communicators in the threads of one process.
+
+The *device* lane is the code of GPUs where there is none: its groups are real ones of Gloo behind the face of NCCL's, and its
+tensors are all but int64 ones.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 import zmq
 
 from elasticd.protocol.codec import Codec
 from elasticd.protocol.messages import StoreAdd, StoreGet, StoreSet
 from elasticd.runtime import transport
 from elasticd.worker.communicator import Communicator, Rendezvous, RendezvousStore
+from elasticd.worker.groups import Groups, add_device_groups, build_host_groups
 
 torch.set_num_threads(1)
 R = TypeVar("R")
@@ -66,12 +73,97 @@ class RendezvousServer:
                 transport.send(self._router, peer, self._codec.encode(answer))
 
 
-def run_ranks(size: int, run: Callable[[Communicator], R]) -> list[R]:
+class Kernel(dist.Work):
+    """An operation of a device group: it completes by itself, when its group's device is running, and can be ordered after."""
+
+    def __init__(self, group: DeviceGroup, work: dist.Work, tensors: tuple[Any, ...]) -> None:
+        super().__init__()
+        self._group = group
+        self._tensors = tensors
+        self._error: RuntimeError | None = None
+        self._done = threading.Event()
+        threading.Thread(target=self._run, args=(work,), daemon=True).start()
+
+    def _run(self, work: dist.Work) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self._error = error
+        self._group.running.wait()
+        self._done.set()
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        assert self._done.is_set(), "this would stop the host"
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def block_current_stream(self) -> None:
+        self._group.ordered += 1
+
+
+class DeviceGroup:
+    """A group of Gloo behind the face of NCCL's."""
+
+    def __init__(self, gloo: dist.ProcessGroup) -> None:
+        self._gloo = gloo
+        self.ordered = 0  # operations that later ones were ordered after
+        self.aborted = 0
+        self.running = threading.Event()
+        self.running.set()
+        self.abort_lasts = threading.Event()
+        self.abort_lasts.set()
+
+    def __getattr__(self, name: str) -> Callable[..., Kernel]:
+        operation = getattr(self._gloo, name)
+        return lambda *args: Kernel(self, operation(*args), args)
+
+    def abort(self) -> None:
+        self.aborted += 1
+        self.abort_lasts.wait(10.0)
+        self.running.set()
+
+
+class DeviceLane(Groups):
+    """Everything but control words belongs on the device."""
+
+    def collective(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        return self.host if tensor.dtype is torch.int64 else self.device
+
+    def transfer(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        return self.host_transfer if tensor.dtype is torch.int64 else self.device_transfer
+
+
+def device_group(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> DeviceGroup:
+    """In place of `groups.nccl`."""
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    return DeviceGroup(dist.ProcessGroupGloo(store, rank, size, options))
+
+
+def build(lane: str, store: RendezvousStore, rank: int, size: int, gpu: str | None = None) -> Communicator:
+    """A communicator of one rank. lane: host, or device."""
+    if lane == "host":
+        return Communicator.build("gloo", store, rank, size, "127.0.0.1", 30.0)
+    timeout, device = timedelta(seconds=30), torch.device("cpu")
+    try:
+        host = build_host_groups(store, rank, size, "127.0.0.1", timeout)
+        made = add_device_groups(host, store, rank, size, timeout, device, gpu or f"gpu-{rank}", device_group)
+    finally:
+        store.close()
+    groups = DeviceLane(made.host, made.host_transfer, made.device, made.device_transfer)
+    return Communicator(rank, size, groups, 30.0, (store,))
+
+
+def run_ranks(size: int, run: Callable[[Communicator], R], lane: str = "host") -> list[R]:
     """`run` on each of `size` ranks, each in a thread with a communicator of its own. Their results by rank."""
     with RendezvousServer() as server, ThreadPoolExecutor(size) as pool:
 
         def rank_main(rank: int) -> Any:
-            communicator = Communicator.build("gloo", server.store(f"w{rank}"), rank, size, "127.0.0.1", 30.0)
+            communicator = build(lane, server.store(f"w{rank}"), rank, size)
             try:
                 return run(communicator)
             finally:

@@ -48,7 +48,11 @@ def run_processes(scenario: str, size: int, lasting: int) -> list[dict[str, Any]
             process.wait()
 
 
-def test_collectives_of_three() -> None:
+LANES = pytest.mark.parametrize("lane", ["host", "device"])
+
+
+@LANES
+def test_collectives_of_three(lane: str) -> None:
     def run(c: Communicator) -> tuple[list[float], int, list[float], list[float], list[float]]:
         total, most = torch.tensor([float(c.rank), 1.0]), torch.tensor([c.rank * 2])
         copy = torch.tensor([float(c.rank)])
@@ -67,9 +71,49 @@ def test_collectives_of_three() -> None:
             c.wait(work)
         return total.tolist(), int(most), copy.tolist(), gathered.tolist(), got.view(-1).tolist()
 
-    for rank, (total, most, copy, gathered, got) in enumerate(run_ranks(3, run)):
+    for rank, (total, most, copy, gathered, got) in enumerate(run_ranks(3, run, lane)):
         assert (total, most, copy, gathered) == ([3.0, 3.0], 4, [1.0], [0.0, 1.0, 2.0])
         assert got == [[], [1.0], [2.0, 3.0]][rank]
+
+
+@LANES
+@pytest.mark.parametrize(
+    "dtype", [torch.complex64, torch.int16, torch.float8_e4m3fn, torch.bool, torch.bfloat16, torch.float16], ids=str
+)
+def test_what_is_only_moved_may_be_of_any_type(lane: str, dtype: torch.dtype) -> None:
+    def values(rank: int) -> torch.Tensor:
+        return torch.tensor([[rank, 1], [0, rank]], dtype=torch.float32).to(dtype)
+
+    def run(c: Communicator) -> None:
+        mine, theirs = values(c.rank), values(1 - c.rank)
+        gathered, got = torch.empty(4, 2, dtype=dtype), torch.empty(3, 2, dtype=dtype)
+        copy = mine.clone()
+        rows = torch.cat([mine, mine[:1]])  # two for rank 0, one for rank 1
+        own, other = (2, 2) if c.rank == 0 else (1, 1)
+        got = torch.empty(own + other, 2, dtype=dtype)
+        for work in (
+            c.broadcast(copy, 1),
+            c.all_gather(gathered, mine),
+            c.all_to_all(got, rows, [own, own], [2, 1]),
+        ):
+            c.wait(work)
+        want = [values(0), values(1)] if c.rank == 0 else [values(0)[:1], values(1)[:1]]
+        assert copy.view(torch.uint8).tolist() == values(1).view(torch.uint8).tolist()
+        assert gathered.view(torch.uint8).tolist() == torch.cat([values(0), values(1)]).view(torch.uint8).tolist()
+        assert got.view(torch.uint8).tolist() == torch.cat(want).view(torch.uint8).tolist()
+        assert theirs.shape == mine.shape
+
+    run_ranks(2, run, lane)
+
+
+@LANES
+def test_sums_of_complex_numbers(lane: str) -> None:
+    def run(c: Communicator) -> list[complex]:
+        tensor = torch.tensor([1 + 2j, c.rank * 1j])
+        c.wait(c.all_reduce(tensor))
+        return tensor.tolist()
+
+    assert run_ranks(2, run, lane) == [[2 + 4j, 1j]] * 2
 
 
 def test_state_travels_while_collectives_run_and_messages_are_told_apart_by_tag() -> None:
