@@ -15,6 +15,7 @@ from .station import slot_of
 from .worker import path_of
 
 AT_ONCE_S = 0.1
+MOST_REPEATED = 2  # the step in flight, and the one before if only workers that are dead had applied it
 LOG_LINES = 40
 
 
@@ -175,7 +176,7 @@ def _find_problems(
             say(f"{worker} ended after {document['beside']['steps']} steps instead of {verdict.steps}")
     if verdict.lost_steps:
         say(f"{verdict.lost_steps} steps that a survivor had applied were run again")
-    if most > 1 and not verdict.restarts:
+    if most > MOST_REPEATED and not verdict.restarts:
         say(f"{most} steps were repeated at once")
     for worker, code in course.exit_codes.items():
         by_story = worker in course.killed or (worker in course.stopped and code < 0)
