@@ -143,7 +143,9 @@ class OurJob(MeasuredJob):
 
     def _run(self, *arguments: str) -> None:
         with self.log.open("ab") as log:
-            code = subprocess.run([*self._elasticctl, *arguments], stdout=log, stderr=log, check=False).returncode
+            command = [*self._elasticctl, *arguments]
+            # In a session of its own: Ctrl-C is for this process, which ends the cluster.
+            code = subprocess.run(command, stdout=log, stderr=log, check=False, start_new_session=True).returncode
         if code:
             raise MeasurementFailed(f"elasticctl {arguments[0]} ended with {code}\n{self.story()}")
 

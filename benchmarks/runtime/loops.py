@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
-from time import perf_counter
-from typing import Any
+from time import perf_counter, process_time
 
 import torch
 import torch.distributed as dist
@@ -112,28 +111,28 @@ def ours(label: str, name: str, variables: dict[str, str]) -> Rival:
     return Rival(label, begun)
 
 
-def in_turn(rivals: Sequence[Rival], warm_up: int, blocks: int, steps: int) -> dict[str, list[float]]:
-    """Seconds per step of each rival, block by block. In every block another one begins."""
-    times: dict[str, list[float]] = {rival.name: [] for rival in rivals}
+Times = dict[str, list[float]]  # seconds for each step, by rival and block
+
+
+def in_turn(rivals: Sequence[Rival], warm_up: int, blocks: int, steps: int) -> dict[str, Times]:
+    """What each rival's steps take, block by block: on the clock ("wall"), and of this process's processors ("cpu").
+
+    In every block another rival begins.
+    """
+    wall: Times = {rival.name: [] for rival in rivals}
+    cpu: Times = {rival.name: [] for rival in rivals}
     for rival in rivals:
         rival.steps(warm_up)
     for block in range(blocks):
         first = block % len(rivals)
         for rival in [*rivals[first:], *rivals[:first]]:
             dist.barrier()
-            times[rival.name].append(rival.steps(steps))
-    return times
+            began_s = process_time()
+            wall[rival.name].append(rival.steps(steps))
+            cpu[rival.name].append((process_time() - began_s) / steps)
+    return {"wall": wall, "cpu": cpu}
 
 
-def ratio(times: dict[str, list[float]], numerator: str, denominator: str) -> float:
+def ratio(times: Times, numerator: str, denominator: str) -> float:
     """Median over the blocks of one's time over the other's in the same block."""
     return median(a / b for a, b in zip(times[numerator], times[denominator], strict=True))
-
-
-def medians(times: dict[str, list[float]]) -> dict[str, float]:
-    return {name: median(values) for name, values in times.items()}
-
-
-def results(times: dict[str, list[float]], parameters: int, **more: Any) -> dict[str, Any]:
-    """What a rank hands back."""
-    return {"times": times, "parameters": parameters, **more}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
-from .loops import in_turn, medians, ours, ratio, stock
-from .measurement import Goal, Measurement
+from .loops import Times, in_turn, ours, ratio, stock
+from .measurement import Goal, Measurement, number
 from .processes import Family
 from .ranks import run_ranks
 
@@ -47,16 +48,17 @@ def measure(family: Family, quick: bool) -> list[Measurement]:
     return found
 
 
-def _row(case: Case, workers: int, mode: str, times: dict[str, list[float]]) -> Measurement:
-    each = medians(times)
+def _row(case: Case, workers: int, mode: str, times: dict[str, Times]) -> Measurement:
+    step_ms = median(times["wall"]["ddp"]) * 1e3
+    work = ratio(times["cpu"], f"bench-{mode}", "ddp")
     return Measurement(
         group=GROUP,
         what=f"{case.model}, W = {workers}, `determinism: {mode}`",
-        against=f"stock DDP: {each['ddp'] * 1e3:.1f} ms a step",
-        value=ratio(times, "ddp", f"bench-{mode}"),
+        against=f"stock DDP: {number(step_ms)} ms a step; ours takes {work:.3f} of its processor time",
+        value=ratio(times["wall"], "ddp", f"bench-{mode}"),
         unit="of its throughput",
         goal=GOALS[mode] if case.compute_bound else None,
-        count=len(times["ddp"]),
+        count=case.blocks,
         detail={"times_s": times},
     ).show()
 
@@ -70,7 +72,7 @@ def rank(
     steps: int,
     variables: dict[str, dict[str, str]],
     **_: Any,
-) -> dict[str, list[float]]:
+) -> dict[str, Times]:
     """One rank: the rivals' blocks in turn."""
     rivals = [stock(model, rank, size), *(ours(name, model, place) for name, place in variables.items())]
     return in_turn(rivals, warm_up, blocks, steps)
