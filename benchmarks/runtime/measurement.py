@@ -17,6 +17,7 @@ class Goal:
         return value >= self.bound if self.at_least else value <= self.bound
 
     def words(self, unit: str) -> str:
+        """As it stands in the table."""
         return f"{'>=' if self.at_least else '<='} {number(self.bound)} {unit}".rstrip()
 
 
@@ -57,9 +58,7 @@ class Measurement:
 
 def number(value: float) -> str:
     """Three or four digits that mean something."""
-    if value == 0 or abs(value) >= 1000:
-        return f"{value:.0f}"
-    if abs(value) >= 100:
+    if abs(value) >= 100 or value in (0.0, 1.0):
         return f"{value:.0f}"
     if abs(value) >= 10:
         return f"{value:.1f}"
