@@ -1,0 +1,193 @@
+"""What the processes of `benchmarks.gpu` run: `python -m benchmarks.gpu_ranks ROLE RANK SIZE RESULT SETTINGS`.
+
+Each process sees one GPU (or none), as the agent starts workers. The library's own process group, for the rivals, is made before
+any of ours, so that its settings are the stock ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import elasticd as elastic
+from elasticd.worker.control import ClusterControl
+from elasticd.worker.environment import read_cluster
+from elasticd.worker.gradients import Layout
+from elasticd.worker.reduction import CanonicalReducer, Node, TreeAccumulator
+from elasticd.worker.replication import start_receiving, start_sending
+from elasticd.worker.state import describe
+from elasticd.worker.virtual import assign
+
+from .runtime.loops import ENDLESS, Loop, Rival, Times, in_turn, ours
+from .runtime.ranks import place_in
+from .runtime.workloads import build, sgd
+
+TENSORS = 25  # that a state or a gradient is made of
+
+
+def synchronize(device: torch.device) -> None:
+    """Until the device has done all that it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class OnDevice(Rival):
+    """A loop whose steps are over when the device has done them."""
+
+    def __init__(self, name: str, loop: Loop, device: torch.device) -> None:
+        super().__init__(name, loop)
+        self._device = device
+
+    def steps(self, count: int) -> float:
+        synchronize(self._device)
+        began = perf_counter()
+        super().steps(count)
+        synchronize(self._device)
+        return (perf_counter() - began) / count
+
+
+def stock(name: str, rank: int, size: int, device: torch.device) -> Loop:
+    """DistributedDataParallel as it comes, each rank on its share of every shuffled step."""
+    workload = build(name)
+    model = torch.nn.parallel.DistributedDataParallel(workload.model.to(device))
+    optimizer = sgd(model)
+    x, y = workload.data
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        for rows in torch.randperm(len(x), generator=generator).split(workload.batch_size * size):
+            mine = rows[rank * workload.batch_size : (rank + 1) * workload.batch_size]
+            if not len(mine):
+                continue
+            workload.loss(model(x[mine].to(device)), y[mine].to(device)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield
+
+
+def compare(rank: int, size: int, device: torch.device, settings: dict[str, Any]) -> dict[str, Times]:
+    """Steps of stock DistributedDataParallel and of ours, block by block."""
+    model = settings["model"]
+    rivals: list[Rival] = [OnDevice("ddp", stock(model, rank, size, device), device)]
+    for name, variables in settings["variables"].items():
+        rivals.append(OnDevice(name, _steps_of(ours(name, model, variables)), device))
+    return in_turn(rivals, settings["warm_up"], settings["blocks"], settings["steps"])
+
+
+def _steps_of(rival: Rival) -> Iterator[None]:
+    while True:
+        rival.steps(1)
+        yield
+
+
+def exchange(rank: int, size: int, device: torch.device, settings: dict[str, Any]) -> dict[str, Any]:
+    """The communicator by itself: the canonical reduction against the library's all-reduce, and a state on its way."""
+    with place_in(settings["variables"]["bench"]):
+        environment = read_cluster(os.environ)
+    assert environment is not None
+    control = ClusterControl(environment, lambda: ())
+    control.start()
+    communicator = control.arrive().communicator
+    elements, repetitions = settings["elements"], settings["repetitions"]
+
+    ranges = assign(size, [True] * size)
+    part = torch.nn.Parameter(torch.zeros(elements // TENSORS, device=device))
+    layout = Layout([part for _ in range(TENSORS)], padding=size)
+    reducer = CanonicalReducer(communicator, ranges, size, layout)
+    tree: TreeAccumulator[Any] = TreeAccumulator(size)
+    tree.push(rank, layout.allocate())
+    nodes: list[Node[Any]] = tree.nodes()
+    out, flat = layout.allocate(), torch.ones(elements, device=device)
+
+    def canonical() -> None:
+        reducer.start(nodes, out)
+        reducer.finish()
+
+    state = [torch.ones(elements // TENSORS, device=device) for _ in range(TENSORS)]
+
+    def transfer() -> None:
+        if rank == 0:
+            start_sending(communicator, [1], {"tensors": [describe("state", tensor) for tensor in state]}, state).wait()
+        elif rank == 1:
+            start_receiving(communicator, 0, device).wait()
+
+    rivals: dict[str, Callable[[], object]] = {
+        "all-reduce": lambda: dist.all_reduce(flat),
+        "canonical": canonical,
+        "transfer": transfer,
+    }
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    for turn in range(repetitions + 1):
+        for name, run in rivals.items():
+            synchronize(device)
+            dist.barrier()
+            began = perf_counter()
+            run()
+            synchronize(device)
+            dist.barrier()
+            if turn:
+                times[name].append(perf_counter() - began)
+    return {"times_s": times, "bytes": elements // TENSORS * TENSORS * 4}
+
+
+def train(rank: int, size: int, device: torch.device, settings: dict[str, Any]) -> str:
+    """A whole job, as a worker of it: the digest of its model's and its optimizer's bits at the end."""
+    with place_in(settings["variables"]["bits"]):
+        run = elastic.join()
+    workload = build(settings["model"])
+    plain = sgd(workload.model)
+    model, optimizer, batches = run.prepare(workload.model, plain, workload.data, workload.batch_size)
+    for _ in run.epochs(ENDLESS):
+        for x, y in batches:
+            workload.loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    digest = hashlib.sha256()
+    for tensor in [*model.state_dict().values(), *(plain.state[p]["momentum_buffer"] for p in model.parameters())]:
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+ROLES: dict[str, Callable[[int, int, torch.device, dict[str, Any]], Any]] = {
+    "compare": compare,
+    "exchange": exchange,
+    "train": train,
+}
+
+
+def main() -> None:
+    role, rank, size, result, text = sys.argv[1:]
+    settings = json.loads(text)
+    torch.set_num_threads(1)
+    device = torch.device(settings["device"])
+    if device.type == "cuda":
+        device = torch.device("cuda", 0)
+        torch.cuda.set_device(device)
+    if role != "train":  # whose workers come and go
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=int(rank), world_size=int(size))
+    value = ROLES[role](int(rank), int(size), device, settings)
+    Path(result).write_text(json.dumps(value))
+    if role != "train":
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    code = 0
+    try:
+        main()
+    except SystemExit as left:  # a worker that is not needed any more
+        code = int(left.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # jobs are joined but not finished: nothing of theirs is to run at the end
