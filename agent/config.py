@@ -29,6 +29,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cpu_slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     checkpoint_directory: str | None = None
     heartbeat_interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=60)] = 1.0
+    worker_silence_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
     warm_start: bool = True
     worker_environment: dict[Variable, str] = msgspec.field(default_factory=dict)
     log_file: str | None = None

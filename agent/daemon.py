@@ -117,8 +117,10 @@ class AgentDaemon:
         if options.warm_start:
             standard = (located(sys.executable), common_environment(around))
             self._warm = WarmProcesses(state, standard, self._loop, self._clock)
-        self._processes = Processes(self._files, around, self._loop, self._warm, self._dispatch)
-        self._machine = AgentMachine(server, secrets.token_hex(8), options.heartbeat_interval_s)
+        self._processes = Processes(self._files, around, self._loop, self._clock, self._warm, self._dispatch)
+        self._machine = AgentMachine(
+            server, secrets.token_hex(8), options.heartbeat_interval_s, options.worker_silence_s
+        )
         self._loop.add_socket(self._controller, self._on_controller)
         self._loop.add_socket(self._workers, self._on_worker)
 
@@ -164,16 +166,20 @@ class AgentDaemon:
             log.warning("dropped bytes from a worker: %s", error)
             return
         self._dispatch(WorkerStatusReceived(status))
+        self._processes.heard(status.worker)
 
     def _on_turn(self) -> None:
         deadline = self._machine.next_deadline()
         if deadline is not None and self._clock.now() >= deadline:
             self._dispatch(TimePassed())
+        self._processes.pass_time()
         if self._warm is not None:
             self._warm.pass_time()
 
     def _next_deadline(self) -> float | None:
-        deadlines = [self._machine.next_deadline(), self._warm.next_deadline() if self._warm is not None else None]
+        deadlines = [self._machine.next_deadline(), self._processes.next_deadline()]
+        if self._warm is not None:
+            deadlines.append(self._warm.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     # -- effects out

@@ -12,7 +12,10 @@ tells the controller everything that changes. Both of its lines may lose message
 * a worker gets the newest order of its job when it first speaks, whenever its status names an older one, and now and then
   as long as it has not committed it. Every local worker of the job gets it, also those that are no longer in the roster:
   how else would they know;
-* a worker id is started once, whatever is repeated: known are the running, the ended, and the lately forgotten.
+* a worker id is started once, whatever is repeated: known are the running, the ended, and the lately forgotten;
+* a worker that has spoken and then says nothing for long (it was stopped, its control thread is wedged) is killed: its fellows
+  wait for it in every step. Only time in which this agent could have heard it counts, and one that is still starting is
+  given more: loading data may keep the interpreter from everything else.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from ..protocol.messages import (
     WorkerExit,
     WorkerReport,
 )
-from ..protocol.model import JobId, Server, WorkerId, WorkerStatus
+from ..protocol.model import JobId, Server, WorkerId, WorkerPhase, WorkerStatus
 from .events import (
     Action,
     ControllerMessage,
@@ -61,6 +64,9 @@ REPORT_INTERVAL_S = (
     0.4  # a status that only tells of progress is passed on this often: a little more than workers' heartbeats
 )
 ORDER_REPEAT_S = 2.0
+WATCH_INTERVAL_S = 1.0  # between turns, as long as silences are watched
+AWAY_S = 2.5  # without a turn for so long, the agent itself was stopped, or the machine slept
+STARTING_PATIENCE = 10.0  # times the silence that is allowed later
 MAX_ORDERS = 4096
 MAX_FORGOTTEN = 4096
 MAX_EXITS_PER_HEARTBEAT = 64
@@ -75,16 +81,22 @@ class _Process:
     reported_at: float = 0.0
     ordered_at: float = 0.0
     kill_at: float | None = None
+    heard_at: float = 0.0  # later by as long as the agent was away since
+    hung: str = ""  # why it was killed for its silence
 
 
 class AgentMachine:
     """The state machine of one agent."""
 
-    def __init__(self, server: Server, incarnation: str, heartbeat_interval_s: float) -> None:
+    def __init__(
+        self, server: Server, incarnation: str, heartbeat_interval_s: float, worker_silence_s: float = float("inf")
+    ) -> None:
         self._server = server
         self._incarnation = incarnation
         self._session = Session(heartbeat_interval_s)
+        self._worker_silence_s = worker_silence_s
         self._started = False
+        self._turned_at = 0.0
         self._running: dict[WorkerId, _Process] = {}
         self._exited: dict[WorkerId, WorkerExit] = {}
         self._forgotten: dict[WorkerId, None] = {}  # newest last, bounded
@@ -95,7 +107,10 @@ class AgentMachine:
         if not self._started:
             return None
         kills = (process.kill_at for process in self._running.values() if process.kill_at is not None)
-        return min(self._session.deadline(), min(kills, default=float("inf")))
+        silences = (process.heard_at + self._silence_allowed_s(process) for process in self._running.values())
+        silence = min(silences, default=float("inf"))
+        turn = self._turned_at + WATCH_INTERVAL_S if silence < float("inf") else silence  # so that an absence is seen
+        return min(self._session.deadline(), silence, turn, min(kills, default=float("inf")))
 
     def handle(self, now: float, event: Event) -> list[Action]:
         """Take one fact. Raises InvalidTransition, with nothing changed, unless `Started` comes first and once."""
@@ -103,6 +118,7 @@ class AgentMachine:
             raise InvalidTransition(
                 f"{type(event).__name__} to an agent that has {'' if self._started else 'not '}started"
             )
+        self._leave_out_absence(now)
         match event:
             case Started(running, exited):
                 self._started = True
@@ -190,7 +206,7 @@ class AgentMachine:
         before = process.status
         if before is not None and status.sequence < before.sequence:
             return []
-        process.status = status
+        process.status, process.heard_at = status, now
         actions: list[Action] = [SendWorker(status.worker, StatusReceived(sequence=status.sequence))]
         if before is None or _without_progress(status) != _without_progress(before):
             process.reported_at = float("-inf")
@@ -214,7 +230,9 @@ class AgentMachine:
         if process is None:
             return []
         phase = process.status.phase if process.status else None
-        record = WorkerExit(job=process.job, worker=worker, exit_code=exit_code, reason=reason, phase=phase)
+        record = WorkerExit(
+            job=process.job, worker=worker, exit_code=exit_code, reason=process.hung or reason, phase=phase
+        )
         self._exited[worker] = record
         return self._tell(record)
 
@@ -223,6 +241,7 @@ class AgentMachine:
     def _pass_time(self, now: float) -> list[Action]:
         actions: list[Action] = []
         for worker, process in self._running.items():
+            self._judge_silence(now, process)
             if process.kill_at is not None and now >= process.kill_at:
                 process.kill_at = now + 1.0  # again, should the process be stuck in the kernel
                 actions.append(SignalProcess(worker, StopSignal.KILL))
@@ -234,6 +253,27 @@ class AgentMachine:
                 repeated = list(self._exited.values())[:MAX_EXITS_PER_HEARTBEAT]
                 actions += [SendController(record) for record in repeated]
         return actions
+
+    def _silence_allowed_s(self, process: _Process) -> float:
+        """Those at their end may be busy with the script's last lines, or with ending, and speak no more."""
+        phase = process.status.phase if process.status is not None else None
+        if phase in (None, WorkerPhase.FINISHED, WorkerPhase.LEFT) or process.hung:
+            return float("inf")
+        return self._worker_silence_s * (STARTING_PATIENCE if phase is WorkerPhase.STARTING else 1.0)
+
+    def _judge_silence(self, now: float, process: _Process) -> None:
+        silent_s = now - process.heard_at
+        if silent_s >= self._silence_allowed_s(process):
+            process.hung = f"said nothing for {silent_s:.0f} s"
+            process.kill_at = now
+
+    def _leave_out_absence(self, now: float) -> None:
+        """What workers say while the agent is away is heard only afterwards: that time is not their silence."""
+        away_s = now - self._turned_at
+        self._turned_at = now
+        if away_s >= AWAY_S:
+            for process in self._running.values():
+                process.heard_at += away_s
 
     def _hello(self) -> AgentHello:
         statuses = [process.status for process in self._running.values() if process.status is not None]

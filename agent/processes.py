@@ -2,6 +2,10 @@
 
 A shim is watched through a pidfd, which becomes readable when the process ends, whether it is our child or was started by an
 earlier agent. What is written down is read back from the files that the shim keeps (see `shim`).
+
+The fellows of a dead worker wait for the news, so it must be quick. The shim's own end comes too late: a forked one has the
+memory of torch to give back, some 10 ms. Therefore a worker that has joined its job is watched as well, and once it is dead
+its exit record, which the shim writes when nothing of the worker is left, is looked for every millisecond, for a while.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import msgspec
 from ..protocol.errors import PeerError
 from ..protocol.messages import StartWorker, WorkerExit
 from ..protocol.model import JobId, WorkerId
+from ..runtime.clock import Clock
 from ..runtime.loop import Loop
 from . import launch, shim
 from .environment import Surroundings, environment
@@ -31,6 +36,8 @@ from .logfiles import JobFiles
 log = logging.getLogger(__name__)
 
 SHIM_GRACE_S = 60.0  # after which a shim kills by itself, should the agent that asked it to stop be gone
+LOOK_INTERVAL_S = 0.001
+LOOK_FOR_S = 0.1
 SHIM_START_S = 2.0  # how long shims may take to write their records, when an agent was killed just after starting them
 
 
@@ -75,6 +82,9 @@ class _Watched:
     pid: int
     descriptor: int  # pidfd
     child: subprocess.Popen[bytes] | None  # to be reaped, if it is ours
+    worker: int | None = None  # pidfd of the worker itself, once it has spoken
+    look_until: float | None = None  # the worker is dead: its exit record is due
+    told: bool = False  # the worker's end has been told; the shim is just ending
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,7 @@ class Processes:
         files: JobFiles,
         around: Surroundings,
         loop: Loop,
+        clock: Clock,
         warm: WarmProcesses | None,
         tell: Callable[[ProcessExited | ProcessFailed], None],
     ) -> None:
@@ -101,10 +112,12 @@ class Processes:
         self._files = files
         self._around = around
         self._loop = loop
+        self._clock = clock
         self._warm = warm
         self._tell = tell
         self._watched: dict[WorkerId, _Watched] = {}
         self._asked: dict[WorkerId, _Asked] = {}
+        self._dead: dict[WorkerId, _Watched] = {}  # whose exit records are looked for
 
     def start(self, start: StartWorker) -> ProcessFailed | None:
         """Write a record, start a shim. Returns why that failed, or None."""
@@ -217,6 +230,38 @@ class Processes:
             _send(watched, signal.SIGKILL)
         return None
 
+    def heard(self, worker: WorkerId) -> None:
+        """A worker has spoken: from now on others may depend on it."""
+        watched = self._watched.get(worker)
+        if watched is None or watched.worker is not None:
+            return
+        record = _read(self._files.of(watched.job, worker, "json"))
+        if record is None or record.pid is None or not record.worker_runs:
+            return
+        try:
+            descriptor = os.pidfd_open(record.pid)
+        except ProcessLookupError:
+            return
+        if not record.worker_runs:  # its number may be somebody else's by now
+            os.close(descriptor)
+            return
+        watched.worker = descriptor
+        self._loop.add_descriptor(descriptor, lambda: self._died(worker))
+
+    def next_deadline(self) -> float | None:
+        """When `pass_time` has something to do."""
+        return self._clock.now() + LOOK_INTERVAL_S if self._dead else None
+
+    def pass_time(self) -> None:
+        """Look for the exit records that are due."""
+        now = self._clock.now()
+        for worker, watched in list(self._dead.items()):
+            end = self._written_end(watched.job, worker)
+            if end is not None:
+                self._tell_end(worker, watched, end)
+            elif watched.look_until is not None and now >= watched.look_until:
+                del self._dead[worker]  # the shim is slow: its end will tell
+
     def forget(self, job: JobId, worker: WorkerId) -> None:
         """Remove the records of an ended worker. Its log stays."""
         try:
@@ -230,11 +275,11 @@ class Processes:
         """Let go of the processes. They go on."""
         self._asked.clear()  # whoever closes the warm processes closes their channels: none of these begins
         for watched in self._watched.values():
-            self._loop.remove_descriptor(watched.descriptor)
-            os.close(watched.descriptor)
+            self._release(watched)
             if watched.child is not None:
                 watched.child.returncode = 0  # keeps subprocess from complaining of a child that runs on, as it should
         self._watched.clear()
+        self._dead.clear()
 
     def _rewatch(self, record: Record) -> bool:
         if record.shim_pid is None or not record.shim_runs:
@@ -255,22 +300,49 @@ class Processes:
         self._watched[worker] = _Watched(job, pid, descriptor, child)
         self._loop.add_descriptor(descriptor, lambda: self._ended(worker))
 
+    def _died(self, worker: WorkerId) -> None:
+        """The worker's own process is dead. Its shim will kill what is left of its group, and write down how it ended."""
+        watched = self._watched[worker]
+        self._release_worker(watched)
+        watched.look_until = self._clock.now() + LOOK_FOR_S
+        self._dead[worker] = watched
+
     def _ended(self, worker: WorkerId) -> None:
         watched = self._watched.pop(worker)
-        self._loop.remove_descriptor(watched.descriptor)
-        os.close(watched.descriptor)
+        self._release(watched)
         if watched.child is not None:
             watched.child.wait()
-        end = self._read_exit(watched.job, worker)
+        if not watched.told:
+            self._tell_end(worker, watched, self._read_exit(watched.job, worker))
+
+    def _tell_end(self, worker: WorkerId, watched: _Watched, end: ExitRecord) -> None:
+        self._dead.pop(worker, None)
+        watched.told = True
         log.info("ended worker=%s reason=%s", worker, end.reason)
         self._tell(ProcessExited(worker, end.exit_code, end.reason))
 
-    def _read_exit(self, job: JobId, worker: WorkerId) -> ExitRecord:
-        """How a worker ended whose shim is gone. If the shim could not say it, nothing of the worker may be left."""
+    def _release(self, watched: _Watched) -> None:
+        self._release_worker(watched)
+        self._loop.remove_descriptor(watched.descriptor)
+        os.close(watched.descriptor)
+
+    def _release_worker(self, watched: _Watched) -> None:
+        if watched.worker is not None:
+            self._loop.remove_descriptor(watched.worker)
+            os.close(watched.worker)
+            watched.worker = None
+
+    def _written_end(self, job: JobId, worker: WorkerId) -> ExitRecord | None:
         try:
             return msgspec.json.decode(self._files.of(job, worker, "exit").read_bytes(), type=ExitRecord)
         except (OSError, msgspec.MsgspecError):
-            pass
+            return None
+
+    def _read_exit(self, job: JobId, worker: WorkerId) -> ExitRecord:
+        """How a worker ended whose shim is gone. If the shim could not say it, nothing of the worker may be left."""
+        end = self._written_end(job, worker)
+        if end is not None:
+            return end
         record = _read(self._files.of(job, worker, "json"))
         if record is not None and record.pid is not None and record.worker_runs:
             shim.signal_group(record.pid, signal.SIGKILL)

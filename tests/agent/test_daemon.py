@@ -158,6 +158,22 @@ def eventually(holds: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+SPEAKING = """
+import os, sys, time, zmq
+from elasticd.protocol.codec import Codec
+from elasticd.protocol.messages import Status, ToWorkerFromAgent
+from elasticd.protocol.model import WorkerPhase, WorkerStatus
+from elasticd.runtime import transport
+worker = os.environ["ELASTICD_WORKER"]
+line = transport.dealer(zmq.Context(), os.environ["ELASTICD_AGENT"], worker.encode())
+for sequence in range(1, 10**6):
+    status = WorkerStatus(job="digits-1", worker=worker, pid=os.getpid(), address="tcp://127.0.0.1:9", phase=WorkerPhase.TRAINING,
+                          generation=1, order=1, floor=0, applied=sequence, sequence=sequence)
+    line.send(Codec(ToWorkerFromAgent).encode(Status(status=status)))
+    time.sleep(0.1)
+"""
+
+
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("c"))
@@ -337,6 +353,47 @@ def test_orders_and_statuses_pass_between_controller_and_worker_also_after_a_res
     assert StatusReceived(sequence=1) in heard
     eventually(lambda: order in heard or heard.extend(say_and_hear()))
     speaks_for_it.close()
+
+
+def test_a_worker_that_is_stopped_is_killed_and_its_fellow_goes_on(tmp_path_factory: pytest.TempPathFactory) -> None:
+    cluster = Cluster(tmp_path_factory.mktemp("c"), "warm_start: false\nworker_silence_s: 2")
+    second = WorkerId("digits-1.1")
+    try:
+        cluster.start_agent()
+        cluster.controller.send(start_worker(sys.executable, "-c", SPEAKING))
+        cluster.controller.send(start_worker(sys.executable, "-c", SPEAKING, worker=second, gpu=1))
+        for worker in (WORKER, second):
+            cluster.controller.expect(WorkerReport, lambda report, worker=worker: report.status.worker == worker)
+        os.kill(cluster.record()["pid"], signal.SIGSTOP)
+        gone = cluster.controller.expect(WorkerExit)
+        assert (gone.worker, gone.exit_code, gone.reason) == (WORKER, -9, "said nothing for 2 s")
+        cluster.controller.expect(WorkerReport, lambda report: report.status.worker == second)
+
+        assert cluster.agent is not None
+        applied = cluster.controller.expect(WorkerReport).status.applied or 0
+        cluster.agent.send_signal(signal.SIGSTOP)  # what nobody hears is no silence
+        pid = cluster.record(second)["pid"]
+        time.sleep(4.0)  # there is nothing to poll for: the agent is stopped
+        cluster.agent.send_signal(signal.SIGCONT)
+        cluster.controller.expect(WorkerReport, lambda report: (report.status.applied or 0) > applied + 20)
+        assert shim.start_ticks(pid) is not None
+    finally:
+        cluster.close()
+
+
+def test_the_death_of_a_worker_that_has_spoken_is_told_while_its_shim_still_ends(cluster: Cluster) -> None:
+    cluster.start_agent()
+    cluster.controller.send(start_worker(sys.executable, "-c", SPEAKING))
+    cluster.controller.expect(WorkerReport)
+    record = cluster.record()
+    cluster.controller.expect(WorkerReport)
+    exit_record = cluster.directory / "state" / "jobs" / JOB / f"{WORKER}.exit"
+    os.kill(record["shim_pid"], signal.SIGSTOP)
+    exit_record.write_text(json.dumps({"exit_code": -9, "reason": "killed by SIGKILL"}))  # as the shim would
+    os.kill(record["pid"], signal.SIGKILL)
+    assert cluster.controller.expect(WorkerExit).reason == "killed by SIGKILL"
+    assert shim.start_ticks(record["shim_pid"]) is not None
+    os.kill(record["shim_pid"], signal.SIGKILL)
 
 
 def test_a_second_agent_on_the_same_state_is_refused_with_one_line(cluster: Cluster) -> None:

@@ -45,11 +45,12 @@ class Agent:
         )
         standard = (located(sys.executable), common_environment(around))
         self.warm = WarmProcesses(state, standard, self.loop, Clock()) if warm else None
-        self.processes = Processes(JobFiles(state / "jobs"), around, self.loop, self.warm, self._on_end)
+        self.processes = Processes(JobFiles(state / "jobs"), around, self.loop, Clock(), self.warm, self._on_end)
         self.ends: dict[WorkerId, ProcessExited | ProcessFailed] = {}
         self.count = 0
 
     def _on_turn(self) -> None:
+        self.processes.pass_time()
         if self.warm is not None:
             self.warm.pass_time()
 
