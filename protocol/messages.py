@@ -183,6 +183,8 @@ class Prepared(Message, frozen=True, kw_only=True):
     generation: int
     attempt: int
     worker: WorkerId
+    base: int  # as in Ready, and what it says now: it may have moved since
+    applied: int | None
     error: str = ""
 
 

@@ -77,12 +77,32 @@ byte faults = FAULTS;
 byte timeouts = TIMEOUTS;
 #endif
 
+/* With ENDS, training pauses when two steps have brought nothing new, until something else happens. Then the model has no
+   run without end, and (e) becomes: it has no cycle, and where it stops the newest order has been reached. */
+#ifdef ENDS
+byte idle;
+#define ASKS(g, x)   (IN(roster[g], x) && gen[x] == g && (proposed[x] || joining[x]))
+#define GOES_ON(g)   (idle < 2 || ASKS(g, 0) || ASKS(g, 1) || ASKS(g, 2))
+#define NEWS         idle = 0
+#define STEPPED(w)   idle = (w -> 0 : idle + 1)
+#else
+#define GOES_ON(g)   1
+#define NEWS         skip
+#define STEPPED(w)   skip
+#endif
+
 hidden byte i, j, k, m, n, s, top, set, who, what;  /* scratch, never carried from one step to another */
 hidden byte all;
 hidden short gens;
 
 /* ---- what a status report says ---- */
-#define USABLE(w)     (!IN(noticed, w) && !left[w])
+/* One that stands in a generation lower than the committed one and is not in that leaves, or will never hear of a switch. */
+#ifdef MUTANT_OVERTAKEN
+#define OVERTAKEN(w)  0
+#else
+#define OVERTAKEN(w)  (gen[w] && gen[w] < KNOWN && !IN(roster[KNOWN], w))
+#endif
+#define USABLE(w)     (!IN(noticed, w) && !left[w] && !OVERTAKEN(w))
 #define HAS_STATE(w)  (USABLE(w) && gen[w] > 0 && applied[w] != NOTHING)
 #define BASE(w)       (!arrived[w] -> UNKNOWN : ((gen[w] == 0 || stopped[w]) -> 0 : (abandoned[w] -> UNKNOWN : gen[w])))
 #define SAID(w)        (BASE(w) -> 0 : applied[w])
@@ -266,23 +286,25 @@ inline check_holders(l) {
   assert(c_holders[l] != 0 && (!all || top != NOTHING || c_holders[l] == BIT(l)))
 }
 
-inline on_prepared(l, f, g, a) {
-#ifdef MUTANT_STALE
-#define UNDER_WAY(l)  1
+/* Prepared counts only if it says what the attempt began with; else it is as good as a new Ready. */
+#ifdef MUTANT_APPLIED
+#define SAYS_ANEW(l, f, b, a)  0
 #else
-#define UNDER_WAY(l)  c_holders[l]
+#define SAYS_ANEW(l, f, b, a)  (r_base[AT(l, f)] != (b) || r_applied[AT(l, f)] != (a))
 #endif
+
+inline on_prepared(l, f, b, a) {
   if
-  :: campaign[l] && g == order[l] && a == c_attempt[l] && UNDER_WAY(l) ->
+  :: SAYS_ANEW(l, f, b, a) -> on_ready(l, f, b, a)
+  :: else ->
      c_prepared[l] = c_prepared[l] | BIT(f);
      if
-     :: c_prepared[l] == roster[g] && c_base[l] == 0 && BASE(l) == 0 -> commit_by_message(l)
+     :: c_prepared[l] == roster[order[l]] && c_base[l] == 0 && BASE(l) == 0 -> commit_by_message(l)
 #ifdef MUTANT_MESSAGE
-     :: c_prepared[l] == roster[g] && c_base[l] != 0 && BASE(l) == c_base[l] && thread[l] == BOUNDARY -> commit_by_message(l)
+     :: c_prepared[l] == roster[order[l]] && c_base[l] != 0 && BASE(l) == c_base[l] && thread[l] == BOUNDARY -> commit_by_message(l)
 #endif
      :: else
      fi
-  :: else
   fi
 }
 
@@ -385,13 +407,18 @@ inline complete(g) {
     if
     :: IN(roster[g], j) ->
        assert(gen[j] == g && !dead[j] && !left[j]);
+ #ifdef MUTANT_WORD
+       if :: lead[g] == j -> k = proposed[j] :: else fi;
+#else
        if :: proposed[j] > k -> k = proposed[j] :: else fi;
+#endif
        if :: applied[j] > top -> top = applied[j] :: else fi;
        if :: !joining[j] -> set = set | BIT(j) :: else fi
     :: else
     fi
   }
   assert(set != 0 && top != NOTHING);
+  STEPPED(k || set != roster[g]);
   for (j : 0 .. N - 1) { if :: IN(set, j) -> assert(applied[j] == top) :: else fi }
   if :: top == NEWEST -> slide() :: else -> top++ fi;
   for (j : 0 .. N - 1) {
@@ -409,6 +436,9 @@ inline slide() {
   for (j : 0 .. N * N - 1) { down(ready_applied[j]); down(prepared_applied[j]); down(r_applied[j]) }
 }
 
+#define ARRIVED_IN(g, x)  (!IN(roster[g], x) || !dead[x] && gen[x] == g && thread[x] == COLLECTIVE)
+#define ALL_IN(g)         (ARRIVED_IN(g, 0) && ARRIVED_IN(g, 1) && ARRIVED_IN(g, 2))
+
 inline start_step(w) {
   decided[w] = 0;
   proposed[w] = ((ALL_PREPARED(w) && c_base[w] == gen[w]) -> order[w] : 0);
@@ -416,14 +446,7 @@ inline start_step(w) {
   printf("STORY %d begins a step of %d, proposes %d\n", w, gen[w], proposed[w]);
   /* (b) nobody waits for one that has left this generation */
   for (j : 0 .. N - 1) { assert(!(IN(roster[gen[w]], j) && left[j] && gen[j] == gen[w])) }
-  all = 1;
-  for (j : 0 .. N - 1) {
-    if
-    :: IN(roster[gen[w]], j) && (dead[j] || gen[j] != gen[w] || thread[j] != COLLECTIVE) -> all = 0
-    :: else
-    fi
-  }
-  if :: all -> complete(gen[w]) :: else fi
+  if :: GOES_ON(gen[w]) && ALL_IN(gen[w]) -> complete(gen[w]) :: else fi
 }
 
 /* (b) Whoever is left behind by a leaver knows: it has the result of the same step, has acted on it, or stands still. */
@@ -459,7 +482,12 @@ inline boundary(w) {
   :: abandoned[w] || stopped[w] -> on_failed(w)
   :: else ->
      if
+#ifdef MUTANT_LEAVER
+     :: !decided[w] && order[w] > gen[w] && !IN(roster[order[w]], w) -> leave(w)
+     :: !decided[w] && !(order[w] > gen[w] && !IN(roster[order[w]], w)) -> start_step(w)
+#else
      :: !decided[w] -> start_step(w)
+#endif
      :: else ->
         if
         :: !BUILT(w, decided[w]) -> leave(w)
@@ -501,8 +529,11 @@ end:
   do
   :: d_step { thread[w] == BOUNDARY -> boundary(w); skip }
   :: d_step { thread[w] == RESULT -> step_applied(w); boundary(w); skip }
-  :: d_step { thread[w] == RESULT && (HURT(gen[w]) || abandoned[w]) -> step_applied(w); on_failed(w); skip }
-  :: d_step { IN_STEP(w) && (HURT(gen[w]) || abandoned[w]) -> on_failed(w); skip }
+  :: d_step { thread[w] == RESULT && (HURT(gen[w]) || abandoned[w]) -> step_applied(w); on_failed(w); NEWS }
+  :: d_step { IN_STEP(w) && (HURT(gen[w]) || abandoned[w]) -> on_failed(w); NEWS }
+#ifdef ENDS
+  :: d_step { thread[w] == COLLECTIVE && GOES_ON(gen[w]) && ALL_IN(gen[w]) -> complete(gen[w]); skip }
+#endif
   od
 }
 
@@ -531,13 +562,8 @@ inline take_prepared(w, f) {
   clear_prepared(f, w);
   if
   :: k == gen[w] && lead[k] == w -> repeat_commit(w, f)
-  :: k != gen[w] && k == order[w] && campaign[w] && m == c_attempt[w] && (who != r_base[AT(w, f)] || what != r_applied[AT(w, f)]) ->
-#ifdef MUTANT_APPLIED
-     on_prepared(w, f, k, m)
-#else
-     on_ready(w, f, who, what)  /* it says something else than when this attempt began */
-#endif
-  :: else -> who = k; on_prepared(w, f, who, m)
+  :: k != gen[w] && k == order[w] && campaign[w] && m == c_attempt[w] -> on_prepared(w, f, who, what)
+  :: else
   fi
 }
 
@@ -546,6 +572,10 @@ inline take_commit(w, l) {
   clear_commit(l, w);
   who = k; on_commit(w, who, m)
 }
+
+/* Who stands still asks the leader of an overtaken order whether it has been committed; question and answer are one here. */
+#define OVERTAKEN_ORDER(w, g)  (g < order[w] && BASE(w) == 0 && BUILT(w, g) && lead[g] != w && gen[lead[g]] == g && \
+                                HEARS(lead[g]) && !commit_g[AT(lead[g], w)])
 
 /* A follower repeats its Ready for as long as it waits. Only the repeats that tell its leader something are modelled. */
 #define LEADER(w)   lead[order[w]]
@@ -564,26 +594,33 @@ inline take_commit(w, l) {
 proctype control(byte w) {
 end:
   do
-  :: d_step { HEARS(w) && IN(started, w) && order[w] < newest -> on_order(w, newest); skip }
-  :: d_step { HEARS(w) && IN(started, w) && order[w] + 1 < newest -> who = order[w] + 1; on_order(w, who); skip }
+  :: d_step { HEARS(w) && IN(started, w) && order[w] < newest -> on_order(w, newest); NEWS }
+  :: d_step { HEARS(w) && IN(started, w) && order[w] + 1 < newest -> who = order[w] + 1; on_order(w, who); NEWS }
 #define HEAR(f)                                                                                                  \
-  :: d_step { HEARS(w) && ready_g[AT(f, w)] && ready_g[AT(f, w)] <= order[w] -> take_ready(w, f); skip }               \
-  :: d_step { HEARS(w) && prepare_g[AT(f, w)] -> take_prepare(w, f); skip }                                            \
-  :: d_step { HEARS(w) && prepared_g[AT(f, w)] -> take_prepared(w, f); skip }                                          \
-  :: d_step { HEARS(w) && commit_g[AT(f, w)] -> take_commit(w, f); skip }
+  :: d_step { HEARS(w) && ready_g[AT(f, w)] && ready_g[AT(f, w)] <= order[w] -> take_ready(w, f); NEWS }               \
+  :: d_step { HEARS(w) && prepare_g[AT(f, w)] -> take_prepare(w, f); NEWS }                                            \
+  :: d_step { HEARS(w) && prepared_g[AT(f, w)] -> take_prepared(w, f); NEWS }                                          \
+  :: d_step { HEARS(w) && commit_g[AT(f, w)] -> take_commit(w, f); NEWS }
   HEAR(0)
   HEAR(1)
   HEAR(2)
   :: d_step { HEARS(w) && LEADS(w) && DUE(w, order[w]) && !LOST(order[w]) ->
-              on_built(w, order[w]); on_prepared(w, w, order[w], c_attempt[w]); skip }
-  :: d_step { HEARS(w) && RETRIES(w) -> advance(w); skip }
+              on_built(w, order[w]); who = BASE(w); what = SAID(w);
+              if :: campaign[w] && g_attempt[GRP(w, order[w])] == c_attempt[w] && who != UNKNOWN -> on_prepared(w, w, who, what) :: else fi; NEWS }
+  :: d_step { HEARS(w) && RETRIES(w) -> advance(w); NEWS }
 #ifdef LOSSY
-  :: d_step { HEARS(w) && timeouts && campaign[w] && c_attempt[w] && !ALL_PREPARED(w) -> timeouts--; prepare(w); skip }
+#define ASK_OVERTAKEN(g)                                                                                         \
+  :: d_step { HEARS(w) && OVERTAKEN_ORDER(w, g) -> repeat_commit(lead[g], w); NEWS }
+  ASK_OVERTAKEN(1)
+  ASK_OVERTAKEN(2)
+  ASK_OVERTAKEN(3)
+  ASK_OVERTAKEN(4)
+  :: d_step { HEARS(w) && timeouts && campaign[w] && c_attempt[w] && !ALL_PREPARED(w) -> timeouts--; prepare(w); NEWS }
 #define LOSE(f)                                                                                                  \
-  :: d_step { ready_g[AT(f, w)] -> clear_ready(f, w); skip }                                                     \
-  :: d_step { prepare_g[AT(f, w)] -> clear_prepare(f, w); skip }                                                 \
-  :: d_step { prepared_g[AT(f, w)] -> clear_prepared(f, w); skip }                                               \
-  :: d_step { commit_g[AT(f, w)] -> clear_commit(f, w); skip }
+  :: d_step { ready_g[AT(f, w)] -> clear_ready(f, w); NEWS }                                                     \
+  :: d_step { prepare_g[AT(f, w)] -> clear_prepare(f, w); NEWS }                                                 \
+  :: d_step { prepared_g[AT(f, w)] -> clear_prepared(f, w); NEWS }                                               \
+  :: d_step { commit_g[AT(f, w)] -> clear_commit(f, w); NEWS }
   LOSE(0)
   LOSE(1)
   LOSE(2)
@@ -602,13 +639,13 @@ proctype fault() {
 end:
   do
 #ifdef GLITCH
-  :: d_step { faults && IN_STEP(0) -> faults--; on_failed(0); skip }
-  :: d_step { faults && IN_STEP(1) -> faults--; on_failed(1); skip }
-  :: d_step { faults && IN_STEP(2) -> faults--; on_failed(2); skip }
+  :: d_step { faults && IN_STEP(0) -> faults--; on_failed(0); NEWS }
+  :: d_step { faults && IN_STEP(1) -> faults--; on_failed(1); NEWS }
+  :: d_step { faults && IN_STEP(2) -> faults--; on_failed(2); NEWS }
 #else
-  :: d_step { faults && IN(started, 0) && HEARS(0) -> crash(0); skip }
-  :: d_step { faults && IN(started, 1) && HEARS(1) -> crash(1); skip }
-  :: d_step { faults && IN(started, 2) && HEARS(2) -> crash(2); skip }
+  :: d_step { faults && IN(started, 0) && HEARS(0) -> crash(0); NEWS }
+  :: d_step { faults && IN(started, 1) && HEARS(1) -> crash(1); NEWS }
+  :: d_step { faults && IN(started, 2) && HEARS(2) -> crash(2); NEWS }
 #endif
   od
 }
@@ -618,17 +655,6 @@ end:
 inline with_state(r) {  /* set: the workers of `r` that have the state */
   set = 0;
   for (j : 0 .. N - 1) { if :: IN(r, j) && HAS_STATE(j) -> set = set | BIT(j) :: else fi }
-}
-
-/* set: who keeps the state for a roster that has nobody with it. Whoever stands in a generation that another one has overtaken
-   is about to leave, or will never hear of a switch: it is asked only if nobody else is left. */
-inline keepers() {
-#ifdef MUTANT_UNION
-  with_state(7)
-#else
-  who = roster[KNOWN]; with_state(who);
-  if :: set == 0 -> with_state(7) :: else fi
-#endif
 }
 
 inline usable(r) {
@@ -691,7 +717,7 @@ inline recover() {
   k = 0;
   for (j : 0 .. N - 1) { if :: IN(roster[newest], j) && USABLE(j) && arrived[j] -> k = k | BIT(j) :: else fi }
   with_state(k);
-  if :: set == 0 -> keepers(); k = k | set :: else fi;
+  if :: set == 0 -> with_state(7); k = k | set :: else fi;
   m = k; choose_leader(m); give(m, who);
   recovery = 1; joined = 0
 }
@@ -711,7 +737,7 @@ inline start_over() {
 
 inline set_right() {
   with_state(roster[newest]);
-  if :: set == 0 -> keepers(); m = roster[newest] | set; joined = 1 :: else -> m = roster[newest]; joined = 0 fi;
+  if :: set == 0 -> with_state(7); m = roster[newest] | set; joined = 1 :: else -> m = roster[newest]; joined = 0 fi;
   choose_leader(m); give(m, who); recovery = 0
 }
 
@@ -734,7 +760,7 @@ inline towards_target() {
   :: newest && (m == 0 || m == roster[newest]) -> issued++
   :: newest && m && m != roster[newest] && (set || !ANY_STATE) -> issued++; choose_leader(m); give(m, who); recovery = 0; joined = 0
   :: newest && m && m != roster[newest] && set == 0 && ANY_STATE ->
-     keepers(); m = m | set;  /* nobody who has the state would stay: the union of both first */
+     with_state(7); m = m | set;  /* nobody who has the state would stay: the union of both first */
      choose_leader(m); give(m, who); recovery = 0; joined = 1
   fi
 }
@@ -757,13 +783,21 @@ inline answer() {
 #define RECOVERING  (recovery && newest > KNOWN)
 #define BAD_NEWS    (UNNOTICED(0) || UNNOTICED(1) || UNNOTICED(2) || BROKEN_AT(0) || BROKEN_AT(1) || BROKEN_AT(2))
 
+/* (e) The newest order is reached by all of its members, for good. */
+#define THERE(x)  (!IN(roster[newest], x) || !dead[x] && !left[x] && gen[x] == newest && !abandoned[x] && applied[x] != NOTHING)
+#define REACHED   (over || newest && issued == PLANNED && THERE(0) && THERE(1) && THERE(2))
+
 proctype controller() {
   do
-  :: d_step { newest && !over && (BAD_NEWS || WOUNDED) -> learn(); answer(); skip }
-  :: d_step { newest && !over && !WOUNDED && ANY_STATE && !RECOVERING && MISLED -> set_right(); skip }
+  :: d_step { newest && !over && (BAD_NEWS || WOUNDED) -> learn(); answer(); NEWS }
+  :: d_step { newest && !over && !WOUNDED && ANY_STATE && !RECOVERING && MISLED -> set_right(); NEWS }
   :: d_step { !over && issued < PLANNED && (newest == 0 || (ANY_STATE || !KNOWN) && !WOUNDED && !RECOVERING && !MISLED && !ON_THE_WAY && !UNION_STANDS) ->
-              towards_target(); skip }
+              towards_target(); NEWS }
+#ifdef ENDS
+  :: timeout -> assert(REACHED); break
+#else
   :: over -> break
+#endif
   od
 }
 
@@ -794,10 +828,6 @@ init {
     for (i : 0 .. N - 1) { run trainer(i); run control(i) }
   }
 }
-
-/* (e) The newest order is reached by all of its members, for good. */
-#define THERE(x)  (!IN(roster[newest], x) || !dead[x] && !left[x] && gen[x] == newest && !abandoned[x] && applied[x] != NOTHING)
-#define REACHED   (over || newest && issued == PLANNED && THERE(0) && THERE(1) && THERE(2))
 
 #ifdef LIVENESS
 ltl reached { <> [] REACHED }

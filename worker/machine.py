@@ -26,11 +26,17 @@ order always finds its communicator.
 **Losses**: an order lists the generations that are `broken`. A member in one of them abandons its communicator: its training
 thread comes out of whatever it waits for, says which step it has applied, and stands still until the next commit.
 
+An attempt to prepare rests on what all have said in `Ready`. Whoever moves meanwhile (by a commit of a lower generation that
+was late, or because its communicator broke) says something else, also in its `Prepared`, and the leader starts the next
+attempt; but not while its number is in flight: then the step decides about the attempt that stands. A member that has missed
+the step which carried a decision cannot follow it, since the others count on its state: it waits for the next order.
+
 Everything that can be lost is repeated: `Ready` and `Prepared` every `RETRY_INTERVAL_S`, answered by `Commit` where that has
 been decided, `Prepared` also to the leaders of overtaken orders, which may have decided before; a preparation that takes longer
 than `PREPARE_TIMEOUT_S` starts again with the next attempt.
 
-The machine is pure. Its shell (`control`) owns sockets, threads and communicators.
+The machine is pure. Its shell (`control`) owns sockets, threads and communicators. The same protocol is written as a model in
+`verification/membership.pml` and searched exhaustively for three workers (`make model-check`).
 """
 
 from __future__ import annotations
@@ -428,7 +434,7 @@ class Membership:
         if base:
             return []
         return [
-            SendLeader(group.leader_address, self._prepared(group, ""))
+            SendLeader(group.leader_address, self._prepared(group, base, ""))
             for generation, group in sorted(self._groups.items())
             if group.built and generation < self.order_generation and group.roster.leader != self._me
         ]
@@ -475,7 +481,7 @@ class Membership:
             return []
         before = campaign.ready.get(ready.worker)
         campaign.ready[ready.worker] = ready
-        if campaign.attempt and before is not None and before.base == ready.base:
+        if campaign.attempt and before is not None and _same_place(before, ready):
             if ready.worker in campaign.prepared or ready.worker == self._me:
                 return []
             return [SendFollower(ready.worker, self._prepare_message(campaign))]  # it has missed the first one
@@ -487,7 +493,7 @@ class Membership:
         base = self._base()
         assert campaign is not None
         assert order is not None
-        if base is None or set(campaign.ready) != set(order.roster.workers):
+        if base is None or self._in_flight() or set(campaign.ready) != set(order.roster.workers):
             campaign.deadline = now + PREPARE_TIMEOUT_S
             return []
         readies = [campaign.ready[worker] for worker in order.roster.workers]
@@ -502,6 +508,10 @@ class Membership:
         message = self._prepare_message(campaign)
         others = [worker for worker in order.roster.workers if worker != self._me]
         return [*(SendFollower(worker, message) for worker in others), *self._build(now, message)]
+
+    def _in_flight(self) -> bool:
+        """May the step that runs decide for the attempt that stands? Then another one must not take its place."""
+        return self._proposed > 0 and not self._stopped
 
     def _holders(self, base: int, readies: list[Ready]) -> tuple[WorkerId, ...]:
         if base:
@@ -530,7 +540,7 @@ class Membership:
             return []  # sent before our last switch; our next Ready tells
         group = self._groups.get(message.generation)
         if group is not None and group.attempt >= message.attempt:
-            return [SendLeader(group.leader_address, self._prepared(group, ""))] if group.built else []
+            return [SendLeader(group.leader_address, self._prepared(group, base, ""))] if group.built else []
         return self._build(now, message)
 
     def _build(self, now: float, message: Prepare) -> list[Action]:
@@ -546,12 +556,14 @@ class Membership:
         )
         return [BuildGroup(order.roster, message.attempt, order.leader_address)]
 
-    def _prepared(self, group: _Group, error: str) -> Prepared:
+    def _prepared(self, group: _Group, base: int, error: str) -> Prepared:
         return Prepared(
             job=self._job,
             generation=group.roster.generation,
             attempt=group.attempt,
             worker=self._me,
+            base=base,
+            applied=self._applied,
             error=error,
         )
 
@@ -562,7 +574,10 @@ class Membership:
         if error:
             del self._groups[generation]
         group.built = not error
-        message = self._prepared(group, error)
+        base = self._base()
+        if base is None:
+            return []  # about to stop, and to say Ready from another base
+        message = self._prepared(group, base, error)
         if group.roster.leader == self._me:
             return self._on_prepared(now, message)
         return [SendLeader(group.leader_address, message)]
@@ -576,6 +591,16 @@ class Membership:
         if message.error:
             campaign.deadline = min(campaign.deadline, now + RETRY_INTERVAL_S)
             return []
+        said = campaign.ready.get(message.worker)
+        if said is None or not _same_place(said, message):
+            ready = Ready(
+                job=message.job,
+                generation=message.generation,
+                worker=message.worker,
+                base=message.base,
+                applied=message.applied,
+            )
+            return self._on_ready(now, ready)
         campaign.prepared.add(message.worker)
         if self._all_prepared(campaign) and campaign.base == 0:
             return self._commit_by_message(now, campaign)
@@ -614,7 +639,8 @@ class Membership:
         if message.generation <= self.generation:
             return []
         if self._base() == 0:
-            return self._switch(now, message.generation)
+            missed = group.base > 0 and group.base == self.generation
+            return [] if missed else self._switch(now, message.generation)
         if group.base == 0 and self._roster is not None:
             # A commit by message of a lower generation reached us late, and the others stand in this one already.
             self._superseded = message.generation
@@ -701,3 +727,8 @@ class Membership:
         if self._superseded:
             return self._switch(now, self._superseded)
         return [Abandon(self.generation), Report(), *self._advance(now)]
+
+
+def _same_place(one: Ready | Prepared, other: Ready | Prepared) -> bool:
+    """Do both say the same to a leader? How far somebody is who trains goes on changing, and does not matter."""
+    return one.base == other.base and (one.base > 0 or one.applied == other.applied)

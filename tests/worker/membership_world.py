@@ -2,7 +2,8 @@
 
 Everything that can happen next is an entry of `enabled()`, in a stated order; a seeded random source (or a test) picks. The
 collective is modelled as it is: a step ends when all of a generation's members are in it; with a dead member it fails at
-some of them, at others only when they are told to abandon it. Invariants are asserted as things happen.
+some of them, even where it has succeeded at others, and at the rest only when they are told to abandon it.
+Invariants are asserted as things happen.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from elasticd.protocol.model import GpuAddress, JobId, Member, Roster, ServerId,
 from elasticd.worker import machine as m
 
 JOB = JobId("job-1")
+MAX_WAITING = 20  # messages: a second is long, no network lets the repeats of one pile up on those of the last
 
 
 @dataclass
@@ -271,9 +273,11 @@ class World:
                 collective = self.steps[generation, self.count[node.name, generation] - 1]
                 if collective.complete or generation in node.aborted:
                     choices.append(partial(self.advance, node))
-                if collective.broken and not collective.complete:
+                lost = any(not self.nodes[w].alive for w in self.rosters[generation].workers)
+                if lost or (collective.broken and not collective.complete):
                     choices.append(partial(self.fail, node, "peer lost"))
-        choices.append(self.tick)
+        if sum(len(channel) for channel in self.channels.values()) < MAX_WAITING:
+            choices.append(self.tick)
         return choices
 
     def built(self, worker: WorkerId, roster: Roster, attempt: int) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from elasticd.protocol.errors import InvalidTransition
-from elasticd.protocol.messages import Commit, Order, Prepare, Ready
+from elasticd.protocol.messages import Commit, Order, Prepare, Prepared, Ready
 from elasticd.protocol.model import GpuAddress, Member, Roster, ServerId, WorkerId, WorkerPhase
 from elasticd.worker import machine as m
 
@@ -83,8 +83,9 @@ def test_survivors_go_on_from_their_own_state_when_any_member_dies(seed: int) ->
     rng = random.Random(seed)
     world = started(3, seed)
     world.run(rng.randrange(40), rng)
-    before = max(n.state for n in world.nodes.values() if n.state is not None)
-    world.crash(worker(rng.randrange(3)))
+    victim = worker(rng.randrange(3))
+    before = max(n.state for n in world.nodes.values() if n.state is not None and n.name != victim)
+    world.crash(victim)
     world.settle(rng)
     assert min(n.state for n in world.nodes.values() if n.alive) >= before, "a survivor went back"
 
@@ -146,6 +147,103 @@ def test_a_newcomer_asks_the_leader_of_an_overtaken_order_whether_it_had_been_co
     assert prepared in newcomer.handle(deadline, order(4, [new], new)), "it is not in the newest roster"
     actions = newcomer.handle(deadline, m.PeerSaid(Commit(job=JOB, generation=2, attempt=1)))
     assert any(isinstance(action, m.Switch) and action.roster.generation == 2 for action in actions)
+
+
+def order(generation: int, *numbers: int, broken: tuple[int, ...] = ()) -> Order:
+    """Worker 0 leads."""
+    members = tuple(
+        Member(worker=worker(number), gpu=GpuAddress(server=ServerId("s"), index=number)) for number in numbers
+    )
+    roster = Roster(generation=generation, members=members, leader=worker(0))
+    return Order(job=JOB, roster=roster, leader_address=worker(0), broken=broken)
+
+
+def ready(number: int, generation: int, base: int, applied: int | None) -> m.PeerSaid:
+    said = Ready(job=JOB, generation=generation, worker=worker(number), base=base, applied=applied)
+    return m.PeerSaid(said)
+
+
+def prepared(number: int, generation: int, base: int, applied: int | None) -> m.PeerSaid:
+    said = Prepared(job=JOB, generation=generation, attempt=1, worker=worker(number), base=base, applied=applied)
+    return m.PeerSaid(said)
+
+
+def leader_in_generation_1() -> m.Membership:
+    """Worker 0, which trains with worker 1 and leads."""
+    machine = m.Membership(JOB, worker(0))
+    for event in (
+        m.Arrived(),
+        m.OrderReceived(order(1, 0, 1)),
+        ready(1, 1, 0, None),
+        m.GroupBuilt(1, 1),
+        prepared(1, 1, 0, None),
+        m.StepApplied(-1),
+    ):
+        machine.handle(0.0, event)
+    assert machine.generation == 1
+    return machine
+
+
+def follower_in_generation_1() -> m.Membership:
+    """Worker 1, which trains with worker 0."""
+    machine = m.Membership(JOB, worker(1))
+    for event in (
+        m.Arrived(),
+        m.OrderReceived(order(1, 0, 1)),
+        m.PeerSaid(Prepare(job=JOB, generation=1, attempt=1, base=0, holders=(worker(0), worker(1)))),
+        m.GroupBuilt(1, 1),
+        m.PeerSaid(Commit(job=JOB, generation=1, attempt=1)),
+        m.StepApplied(-1),
+    ):
+        machine.handle(0.0, event)
+    assert machine.generation == 1
+    return machine
+
+
+@pytest.mark.parametrize("late", [ready(1, 2, 0, -1), prepared(1, 2, 0, -1)])
+def test_a_leader_whose_number_is_in_flight_keeps_what_it_has_prepared_whoever_stumbles(late: m.PeerSaid) -> None:
+    leader = leader_in_generation_1()
+    for event in (m.OrderReceived(order(2, 0, 1)), ready(1, 2, 1, -1), m.GroupBuilt(2, 1), prepared(1, 2, 1, -1)):
+        leader.handle(0.0, event)
+    assert leader.handle(0.0, m.StepStarted(last=False)) == [m.Propose(2)]
+    assert leader.handle(0.0, late) == [], "worker 1 has missed the step, which may have decided all the same"
+    leader.handle(0.0, m.WordRead(2))
+    leader.handle(0.0, m.StepApplied(0))
+    actions = leader.handle(0.0, m.BoundaryReached())
+    assert [action.attempt for action in actions if isinstance(action, m.Switch)] == [1]
+
+
+def test_a_leader_prepares_anew_when_its_number_was_in_flight_in_a_step_that_failed() -> None:
+    leader = leader_in_generation_1()
+    for event in (m.OrderReceived(order(2, 0, 1)), ready(1, 2, 1, -1), m.GroupBuilt(2, 1), prepared(1, 2, 1, -1)):
+        leader.handle(0.0, event)
+    leader.handle(0.0, m.StepStarted(last=False))
+    leader.handle(0.0, ready(1, 2, 0, -1))
+    actions = leader.handle(0.0, m.CollectiveFailed("peer lost"))
+    assert [action.attempt for action in actions if isinstance(action, m.BuildGroup)] == [2]
+
+
+def test_a_member_that_missed_the_step_of_a_decision_does_not_follow_it_as_a_holder() -> None:
+    follower = follower_in_generation_1()
+    follower.handle(0.0, m.OrderReceived(order(2, 0, 1)))
+    holders = (worker(0), worker(1))
+    follower.handle(0.0, m.PeerSaid(Prepare(job=JOB, generation=2, attempt=1, base=1, holders=holders)))
+    follower.handle(0.0, m.GroupBuilt(2, 1))
+    follower.handle(0.0, m.StepStarted(last=False))
+    follower.handle(0.0, m.CollectiveFailed("peer lost"))
+    assert follower.handle(0.0, m.PeerSaid(Commit(job=JOB, generation=2, attempt=1))) == []
+    assert follower.phase is WorkerPhase.BROKEN
+
+
+def test_a_follower_that_has_gone_on_since_it_was_ready_is_a_holder_of_the_next_attempt() -> None:
+    leader = leader_in_generation_1()
+    leader.handle(0.0, m.CollectiveFailed("peer lost"))
+    leader.handle(0.0, m.OrderReceived(order(2, 0, 1, broken=(1,))))
+    leader.handle(0.0, ready(1, 2, 0, None))
+    leader.handle(0.0, m.GroupBuilt(2, 1))
+    actions = leader.handle(0.0, prepared(1, 2, 0, 4))
+    prepares = [a.message for a in actions if isinstance(a, m.SendFollower) and isinstance(a.message, Prepare)]
+    assert [(message.attempt, message.holders) for message in prepares] == [(2, (worker(1),))]
 
 
 class Churn(RuleBasedStateMachine):

@@ -10,6 +10,7 @@ import random
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import ddp
@@ -17,14 +18,20 @@ from .nursery import Nursery
 from .reference import References
 from .report import print_failure, print_line, print_summary, write
 from .runner import Plan, run_history
+from .story import tour
 from .verdict import Verdict
 
 MODELS = ("cnn", "transformer")
 VIRTUAL_WORKERS = (4, 5, 8)
+TOUR = tuple(story.seed for story in tour())
+TOUR_VIRTUAL_WORKERS = 4
+TOUR_EPOCHS = 28
 
 
 def plan_of(seed: int, model: str | None, virtual_workers: int | None, epochs: int) -> Plan:
     """What the history of `seed` trains."""
+    if seed in TOUR:
+        return Plan(seed, model or "cnn", TOUR_VIRTUAL_WORKERS, TOUR_EPOCHS)
     rng = random.Random(f"plan {seed}")
     return Plan(seed, model or rng.choice(MODELS), virtual_workers or rng.choice(VIRTUAL_WORKERS), epochs)
 
@@ -34,17 +41,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--histories", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="of the first history; each next one has the next seed")
     parser.add_argument("--only", type=int, metavar="SEED", help="this history alone, with its story")
+    parser.add_argument("--tour", action="store_true", help="a few histories that lead past every point")
     parser.add_argument("--model", choices=MODELS, help="of all histories; default: as the seed says")
     parser.add_argument("--virtual-workers", type=int, metavar="N", help="of all histories; default: 4, 5 or 8")
-    parser.add_argument("--epochs", type=int, default=12, help="of 12 steps each")
+    parser.add_argument("--epochs", type=int, default=16, help="of 12 steps each")
     parser.add_argument("--no-ddp", action="store_true", help="without the comparison with DistributedDataParallel")
     parser.add_argument("--json", type=Path, default=Path("out/bits.json"))
     return parser.parse_args()
 
 
+def _seeds(chosen: argparse.Namespace) -> Sequence[int]:
+    if chosen.only is not None:
+        return [chosen.only]
+    return TOUR if chosen.tour else range(chosen.seed, chosen.seed + chosen.histories)
+
+
 def main() -> int:
     chosen = arguments()
-    seeds = [chosen.only] if chosen.only is not None else range(chosen.seed, chosen.seed + chosen.histories)
+    seeds = _seeds(chosen)
     verdicts: list[Verdict] = []
     comparisons: list[ddp.Comparison] = []
     work = Path(tempfile.mkdtemp(prefix="bits-"))
@@ -58,7 +72,7 @@ def main() -> int:
                 print_line(verdict)
                 if not verdict.good or chosen.only is not None:
                     print_failure(verdict, course, chosen.epochs)
-        if not chosen.no_ddp and chosen.only is None:
+        if not chosen.no_ddp and not chosen.tour and chosen.only is None:
             comparisons = ddp.compare_all(work)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -17,8 +17,8 @@ from .station import Station, slot_of
 from .story import Kill, Scene, Story, Target, Who
 
 DEADLINE_S = 90.0
-WAIT_FOR_ARMED_STEPS = 8  # that a scene may take until the armed have met their points
-WAIT_FOR_ARMED_S = 2.0
+WAIT_FOR_ARMED_STEPS = 30  # that a scene may take until the armed have met their points
+WAIT_FOR_ARMED_S = 3.0
 STACKS_S = 1.0
 
 

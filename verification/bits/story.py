@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .points import Point
 
@@ -173,4 +173,22 @@ def _burst(rng: random.Random, n: int, orders: int, within_s: float) -> tuple[Ta
     return tuple(
         Target(rng.randint(1, n), moved=rng.choice((0, 0, 1)), after_s=rng.uniform(0.0, 2 * within_s / orders))
         for _ in range(orders)
+    )
+
+
+def tour() -> tuple[Story, ...]:
+    """Stories for four virtual workers that lead past every point once, and through a burst of 20 orders: for a quick check."""
+    grow, shrink = Scene(3, (Target(4, moved=1),)), Scene(3, (Target(2),))
+    in_a_step = [Scene(3, (), (Kill(Who.HOLDERS, point),)) for point in AMONG_HOLDERS]
+    leader = Scene(3, (), (Kill(Who.LEADER, Point.ANY_TIME), Kill(Who.HOLDERS, Point.RECOVERING)))
+    two = Scene(3, (), (Kill(Who.HOLDERS, Point.REDUCTION, victims=2), Kill(Who.HOLDERS, Point.RECOVERED)))
+    growing = [replace(grow, kills=(Kill(Who.LEADER, point),)) for point in WHILE_GROWING]
+    joining = [replace(grow, kills=(Kill(Who.NEWCOMERS, point),)) for point in WHILE_JOINING]
+    leaving = Scene(3, (Target(1),), (Kill(Who.LEAVERS, Point.LEAVING, victims=2),))
+    burst = Scene(3, tuple(Target(1 + turn % 4, moved=turn % 2, after_s=0.03) for turn in range(20)))
+    finishing = Scene(1, (), (Kill(Who.HOLDERS, Point.FINISHING),))
+    return (
+        Story(1001, 4, (*in_a_step, leader, two, finishing)),
+        Story(1002, 2, tuple(scene for each in growing for scene in (each, shrink))),
+        Story(1003, 2, (*(scene for each in joining for scene in (each, shrink)), burst, leaving)),
     )
