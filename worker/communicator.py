@@ -9,6 +9,8 @@ one in use, and the switch is the exchange of a pointer (design: worker-runtime 
 * *State has connections of its own.* A second group carries `send` and `receive`, so that hundreds of megabytes on their way to a
   joiner do not stand in the queue before the gradients of a step. The library says of a point-to-point operation of Gloo that it
   is done only to somebody who waits for it, so a thread for each direction and peer does.
+* *A device is not waited for without need.* What is issued later can be ordered after an operation that is still running there,
+  so `poll` says yes at once; only what cannot be taken back, the update, has to `wait` (docs/design/gpus.md).
 * *Groups are destroyed elsewhere.* That takes 10 ms, and for ever where an operation is stuck. A daemon thread, the
   keeper, owns a communicator's groups; at the end of the process it is simply frozen (`ending`), with whatever it owns.
 """

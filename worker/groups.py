@@ -37,6 +37,7 @@ from .rendezvous import RendezvousCancelled, RendezvousStore
 
 GLOO_THREADS = 2
 HOST, HOST_TRANSFER, DEVICE, DEVICE_TRANSFER = "host", "host-transfer", "device", "device-transfer"
+CONNECT_WITHIN_S = 120.0
 WARM_UP_WITHIN_S = 60.0
 LEAVE_CHECK_INTERVAL_S = 0.01
 
@@ -254,14 +255,17 @@ class Detached(Generic[R]):
         self._outcome: queue.SimpleQueue[R | BaseException] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="elasticd-connect", daemon=True).start()
 
-    def result(self, cancelled: Callable[[], bool]) -> R:
-        """What was made, or the error. Raises RendezvousCancelled as soon as `cancelled`."""
+    def result(self, cancelled: Callable[[], bool], within_s: float = CONNECT_WITHIN_S) -> R:
+        """What was made, or the error. Raises RendezvousCancelled as soon as `cancelled`, TimeoutError."""
+        deadline = time.monotonic() + within_s
         while True:
             try:
                 outcome = self._outcome.get(timeout=LEAVE_CHECK_INTERVAL_S)
             except queue.Empty:
                 if cancelled() and self._leave():
                     raise RendezvousCancelled("given up while the devices were being connected") from None
+                if time.monotonic() > deadline and self._leave():
+                    raise TimeoutError(f"the devices are not connected within {within_s:.1f} s") from None
                 continue
             if isinstance(outcome, BaseException):
                 raise outcome

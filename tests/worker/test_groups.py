@@ -192,6 +192,13 @@ def test_an_error_while_connecting_is_raised_where_it_is_waited_for() -> None:
         g.Detached(fail, lambda made: None).result(lambda: False)
 
 
+def test_connecting_ends_in_time_when_a_member_is_lost_on_the_way() -> None:
+    never = threading.Event()
+    with pytest.raises(TimeoutError, match=r"not connected within 0\.1 s"):
+        g.Detached(lambda: never.wait(WITHIN_S), lambda made: None).result(lambda: False, within_s=0.05)
+    never.set()
+
+
 def test_the_environment_is_completed_but_an_operator_has_the_last_word() -> None:
     environ = {"NCCL_RUNTIME_CONNECT": "1", "HOME": "/"}
     g.shield(environ)
