@@ -64,6 +64,10 @@ class Board:
         """The greatest step that anybody has applied; -1: none."""
         return max(self._numbers[::FIELDS]) - 1
 
+    def has_applied(self, slot: int) -> bool:
+        """Whether the worker of `slot` has ever applied a step."""
+        return self._numbers[slot * FIELDS] > 0
+
     def set_applied(self, slot: int, step: int) -> None:
         self._numbers[slot * FIELDS] = step + 1
 

@@ -31,6 +31,7 @@ from elasticd.agent.events import (
 from elasticd.agent.machine import AgentMachine
 from elasticd.controller.cluster import Cluster, Settings
 from elasticd.controller.events import SendAgent
+from elasticd.controller.generations import OVER
 from elasticd.controller.intake import on_agent_message
 from elasticd.controller.jobs import Job, JobRecord
 from elasticd.controller.reconcile import settle
@@ -49,7 +50,6 @@ from elasticd.protocol.model import (
     Server,
     ServerId,
     WorkerId,
-    WorkerPhase,
 )
 from elasticd.runtime import transport
 from elasticd.runtime.clock import Clock
@@ -151,15 +151,13 @@ class Station:
         return [gpu for gpu in range(GPUS) if gpu not in taken]
 
     def holders(self) -> list[WorkerId]:
-        """The workers that have the state, as far as they have said, in order of their names."""
-        with_state = (WorkerPhase.TRAINING, WorkerPhase.BROKEN)
+        """The workers that train with the state, in order of their names. The board knows sooner than the controller."""
         return [
             entry.worker
             for entry in self.job.kept.workers
-            if (status := self.job.statuses.get(entry.worker)) is not None
-            and status.phase in with_state
-            and status.applied is not None
-            and entry.worker in self.pids
+            if entry.worker in self.pids
+            and self.board.has_applied(slot_of(entry.worker))
+            and ((status := self.job.statuses.get(entry.worker)) is None or status.phase not in OVER)
         ]
 
     def story(self) -> list[str]:
