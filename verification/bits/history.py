@@ -134,7 +134,8 @@ class History:
             yield
 
     def _awaits(self) -> bool:
-        armed = any(self._station.board.armed(slot_of(worker)) for worker in self._station.pids)
+        living = [worker for worker in self._station.asked if worker not in self._station.exit_codes]
+        armed = any(self._station.board.armed(slot_of(worker)) for worker in living)
         return armed or bool(self._pending) or bool(self._newcomer_kills)
 
     def _disarm(self) -> None:
