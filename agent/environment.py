@@ -18,16 +18,16 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # cuBLAS repeats its results only if it may not choose its workspace anew (torch.use_deterministic_algorithms asks for this).
 REPEATABLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
-# Worker-runtime 3, D2: kernels that are the same on all servers, whatever these set. Each of them changes bits if it differs.
+# Worker-runtime 3, D2: on CPUs the same kernels on all servers, whatever these set. The tests show that bits differ without them.
 PINNED = {
     **REPEATABLE,
     "OMP_NUM_THREADS": "1",  # sums are split by threads
-    "MKL_NUM_THREADS": "1",  # the same, and it goes before OMP_NUM_THREADS
-    "ATEN_CPU_CAPABILITY": "default",  # torch's own kernels: vectors of another length add in another order
-    "MKL_CBWR": "COMPATIBLE",  # MKL's code path that all x86 processors have, of Intel and others
-    "ONEDNN_MAX_CPU_ISA": "SSE41",  # convolutions, and matrix products that don't go to MKL
+    "MKL_NUM_THREADS": "1",  # the same; where it is set it goes before OMP_NUM_THREADS
+    "ATEN_CPU_CAPABILITY": "default",  # torch's own kernels, random numbers too: longer vectors add in another order
+    "MKL_CBWR": "COMPATIBLE",  # matrix products: the one code path that every x86 processor has, whoever made it
+    "ONEDNN_MAX_CPU_ISA": "SSE41",  # convolutions and some activations
     "OPENBLAS_NUM_THREADS": "1",  # NumPy's matrix products in the data pipeline
-    "OPENBLAS_CORETYPE": "Nehalem",  # the same on the smallest processor that torch runs on
+    "OPENBLAS_CORETYPE": "Nehalem",  # the same, as on the smallest processor that torch runs on
 }
 
 

@@ -19,6 +19,7 @@ from elasticd.agent.events import ProcessExited, ProcessFailed, StopSignal
 from elasticd.agent.forking import WarmProcesses, located
 from elasticd.agent.logfiles import JobFiles
 from elasticd.agent.processes import Processes
+from elasticd.ctl import leftovers
 from elasticd.protocol.messages import StartWorker
 from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, WorkerId
 from elasticd.runtime.clock import Clock
@@ -114,7 +115,8 @@ class Agent:
         if self.warm is not None:
             self.warm.close()
         for pid in running:
-            os.kill(pid, signal.SIGKILL)
+            if not is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
         self.loop.close()
 
 
@@ -295,6 +297,19 @@ def test_workers_outlive_the_warm_process_and_the_agent_and_another_agent_adopts
     heir.until(lambda: worker in heir.ends)
     assert heir.ends[worker].reason == "killed by SIGKILL"
     heir.close()
+
+
+def test_down_finds_the_warm_process_and_its_forked_workers_without_any_record(tmp_path: Path) -> None:
+    (tmp_path / "wait.py").write_text("import time; print('up'); time.sleep(60)")
+    agent = Agent(tmp_path / "s1", warm=True)
+    zygote = agent.wait_until_warm()
+    record = agent.record(agent.start("python", "wait.py", workdir=tmp_path))
+    for path in (tmp_path / "s1" / "jobs" / JOB).glob("*.json"):
+        path.unlink()
+    assert leftovers.anything_runs(tmp_path, {})
+    assert leftovers.stop_everything(tmp_path, {}) == ()
+    agent.until(lambda: all(is_gone(pid) for pid in (zygote, record["pid"], record["shim_pid"])))
+    agent.close()
 
 
 def test_a_wedged_warm_process_only_costs_its_worker_the_advantage(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""The variables of workers, and what the pinned ones are good for."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from elasticd.agent.environment import PINNED, Surroundings, environment
+from elasticd.protocol.messages import StartWorker
+from elasticd.protocol.model import Determinism, Gpu, GpuKind, GpuRange, JobId, JobSpec, WorkerId
+
+SLOT = Gpu(index=0, kind=GpuKind.CPU, name="CPU slot")
+CARD = Gpu(index=3, kind=GpuKind.CUDA, name="card", uuid="GPU-1")
+
+
+def made(
+    determinism: Determinism = Determinism.ELASTIC,
+    server: Mapping[str, str] | None = None,
+    job: Mapping[str, str] | None = None,
+    gpu: Gpu = SLOT,
+) -> dict[str, str]:
+    around = Surroundings(
+        agent_address="ipc:///a",
+        address="10.0.0.1",
+        checkpoints=Path("/c"),
+        home="/home/u",
+        gpus=(SLOT, CARD),
+        variables=server or {},
+    )
+    spec = JobSpec(
+        name="digits",
+        command=("python", "train.py"),
+        gpus=GpuRange(min=1, max=2),
+        virtual_workers=2,
+        workdir="/",
+        env=dict(job or {}),
+        determinism=determinism,
+    )
+    start = StartWorker(job=JobId("digits-1"), worker=WorkerId("digits-1.0"), gpu=gpu.index, spec=spec, generation=1)
+    return environment(start, gpu, around)
+
+
+def test_the_job_goes_before_the_server_and_the_cluster_before_both() -> None:
+    server = {"NCCL_SOCKET_IFNAME": "eth1", "OMP_NUM_THREADS": "4", "LANG": "C"}
+    got = made(server=server, job={"OMP_NUM_THREADS": "8", "ELASTICD_JOB": "forged", "CUDA_VISIBLE_DEVICES": "all"})
+    assert (got["NCCL_SOCKET_IFNAME"], got["OMP_NUM_THREADS"], got["LANG"]) == ("eth1", "8", "C")
+    assert (got["ELASTICD_JOB"], got["CUDA_VISIBLE_DEVICES"]) == ("digits-1", "")
+    assert made(gpu=CARD)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+@pytest.mark.parametrize("determinism", Determinism)
+def test_the_workspace_of_cublas_is_fixed_unless_the_job_wants_speed_alone(determinism: Determinism) -> None:
+    assert ("CUBLAS_WORKSPACE_CONFIG" in made(determinism)) == (determinism is not Determinism.NONE)
+    for ours in ({"server": {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}}, {"job": {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}}):
+        expected = ":4096:8" if determinism is Determinism.HETEROGENEOUS else ":16:8"
+        assert made(determinism, **ours)["CUBLAS_WORKSPACE_CONFIG"] == expected
+
+
+def test_what_is_pinned_is_pinned_whatever_server_and_job_say() -> None:
+    contrary = dict.fromkeys(PINNED, "otherwise")
+    assert PINNED.items() <= made(Determinism.HETEROGENEOUS, contrary, contrary).items()
+    assert not PINNED.items() & made(Determinism.ELASTIC, contrary, contrary).items()
+
+
+OPERATIONS = """
+import hashlib, json, numpy, torch
+from torch.nn import functional as F
+random = numpy.random.default_rng(1)
+def data(*shape):  # not from torch, whose normal numbers depend on the instruction set
+    return torch.from_numpy(random.standard_normal(shape, dtype="f4"))
+def digest(tensor):
+    return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()
+weight = data(32, 16, 3, 3).requires_grad_()
+image = F.conv2d(data(8, 16, 28, 28), weight)
+(image * image).sum().backward()
+a, b = random.standard_normal((2, 300, 300), dtype="f4")
+print(json.dumps({
+    "conv2d": digest(image), "conv2d backward": digest(weight.grad), "matmul": digest(data(300, 500) @ data(500, 400)),
+    "layer_norm": digest(F.layer_norm(data(512, 768), (768,))), "gelu": digest(F.gelu(data(100_000))),
+    "softmax": digest(F.softmax(data(512, 1001), -1)), "sum": digest(data(1_000_000).sum()),
+    "randn": digest(torch.randn(1000, generator=torch.Generator().manual_seed(1))),
+    "inverse": digest(torch.linalg.inv(data(60, 60))),
+    "numpy": digest(torch.from_numpy(a @ b)),
+}))
+"""
+
+LARGE = {
+    "OMP_NUM_THREADS": "2",
+    "MKL_NUM_THREADS": "2",
+    "OPENBLAS_NUM_THREADS": "2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",
+}
+SMALL = {
+    "OMP_NUM_THREADS": "1",
+    "ATEN_CPU_CAPABILITY": "default",
+    "MKL_CBWR": "COMPATIBLE",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "OPENBLAS_CORETYPE": "Nehalem",
+}
+
+
+def computed(determinism: Determinism, server: Mapping[str, str]) -> dict[str, str]:
+    """What a worker on a server with these variables computes."""
+    command = [sys.executable, "-c", OPERATIONS]
+    return json.loads(subprocess.run(command, env=made(determinism, server), capture_output=True, check=True).stdout)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the variables name instruction sets of x86")
+def test_on_servers_that_compute_differently_only_a_heterogeneous_job_gets_the_same_bits() -> None:
+    large, small = (computed(Determinism.ELASTIC, server) for server in (LARGE, SMALL))
+    assert [name for name in large if large[name] == small[name]] == []
+    assert computed(Determinism.HETEROGENEOUS, LARGE) == computed(Determinism.HETEROGENEOUS, SMALL)
