@@ -115,8 +115,10 @@ def compare(work: Path, model: str, ranks: int, hook: bool) -> Comparison:
     flags = ["--canonical"] if hook else []
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "ELASTIC_VIRTUAL_WORKERS": str(ranks)}
     module = ["-m", __name__, model, str(paths[0]), *flags]
-    subprocess.run([*torchrun, *module], env=variables, check=True, stderr=subprocess.DEVNULL, timeout=300)
-    subprocess.run([sys.executable, "-m", __name__, model, str(paths[1])], env=variables, check=True, timeout=300)
+    for command in ([*torchrun, *module], [sys.executable, "-m", __name__, model, str(paths[1])]):
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
     bits = differing_bits(*(torch.load(path, weights_only=True) for path in paths))
     return Comparison(model, ranks, hook, EPOCHS * STEPS_PER_EPOCH, bits)
 
@@ -145,6 +147,7 @@ def main() -> None:
     result = train_ddp(MODELS[chosen.model], chosen.canonical)
     if dist.get_rank() == 0:
         save(result, chosen.path)
+    dist.barrier()  # who leaves first would break the others' connections
     dist.destroy_process_group()
 
 

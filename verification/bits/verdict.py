@@ -42,6 +42,7 @@ class Verdict:
     restarts: int = 0
     results: int = 0  # workers that ended with the whole training
     differing_bits: int = 0
+    restarted: list[str] = field(default_factory=list)  # why, in the controller's words
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -148,6 +149,7 @@ def judge(course: Course, model: str, virtual_workers: int, steps: int, referenc
         lost_steps=lost,
         restarts=course.restarts,
         results=len(results),
+        restarted=[line for line in course.log if "starts again" in line],
     )
     _find_problems(verdict, course, most, results, reference)
     return verdict
