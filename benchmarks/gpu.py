@@ -302,13 +302,20 @@ def losses(family: Family, setting: Setting) -> list[Measurement]:
 
 
 def _lose(job: GpuJob, rank: int) -> float:
-    """Kill a rank. Returns the seconds to the first step of a roster without it."""
-    victim = next(line for line in reversed(job.lines()) if line.rank == rank)
-    killed_s = kill(victim.pid)
+    """Kill a rank. Returns the seconds to the first step that it has surely had no part in.
+
+    The number of workers need not tell: a worker that is forked in its place can be there before the next step.
+    """
+    known = frozenset(line.pid for line in job.lines())
+    pid = next(line.pid for line in reversed(job.lines()) if line.rank == rank)
+    killed_s = kill(pid)
 
     def probe() -> float | None:
-        after = (line for line in job.lines() if line.at_s > killed_s and line.world != victim.world)
-        return next((line.at_s - killed_s for line in after), None)
+        lines = job.lines()
+        last = next(line for line in reversed(lines) if line.pid == pid)
+        after = (line for line in lines if line.at_s > killed_s and line.pid != pid)
+        without = (x for x in after if x.world != last.world or x.pid not in known or x.step > last.step + 1)
+        return next((line.at_s - killed_s for line in without), None)
 
     return until("training goes on without a worker", probe, RECOVERED_WITHIN_S)
 
