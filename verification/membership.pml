@@ -96,13 +96,7 @@ hidden byte all;
 hidden short gens;
 
 /* ---- what a status report says ---- */
-/* One that stands in a generation lower than the committed one and is not in that leaves, or will never hear of a switch. */
-#ifdef MUTANT_OVERTAKEN
-#define OVERTAKEN(w)  0
-#else
-#define OVERTAKEN(w)  (gen[w] && gen[w] < KNOWN && !IN(roster[KNOWN], w))
-#endif
-#define USABLE(w)     (!IN(noticed, w) && !left[w] && !OVERTAKEN(w))
+#define USABLE(w)     (!IN(noticed, w) && !left[w])
 #define HAS_STATE(w)  (USABLE(w) && gen[w] > 0 && applied[w] != NOTHING)
 #define BASE(w)       (!arrived[w] -> UNKNOWN : ((gen[w] == 0 || stopped[w]) -> 0 : (abandoned[w] -> UNKNOWN : gen[w])))
 #define SAID(w)        (BASE(w) -> 0 : applied[w])
@@ -574,7 +568,7 @@ inline take_commit(w, l) {
 }
 
 /* Who stands still asks the leader of an overtaken order whether it has been committed; question and answer are one here. */
-#define OVERTAKEN_ORDER(w, g)  (g < order[w] && BASE(w) == 0 && BUILT(w, g) && lead[g] != w && gen[lead[g]] == g && \
+#define OVERTAKEN_ORDER(w, g)  (g < order[w] && BASE(w) == 0 && g > gen[w] && BUILT(w, g) && lead[g] != w && gen[lead[g]] == g && \
                                 HEARS(lead[g]) && !commit_g[AT(lead[g], w)])
 
 /* A follower repeats its Ready for as long as it waits. Only the repeats that tell its leader something are modelled. */
@@ -608,13 +602,18 @@ end:
               on_built(w, order[w]); who = BASE(w); what = SAID(w);
               if :: campaign[w] && g_attempt[GRP(w, order[w])] == c_attempt[w] && who != UNKNOWN -> on_prepared(w, w, who, what) :: else fi; NEWS }
   :: d_step { HEARS(w) && RETRIES(w) -> advance(w); NEWS }
-#ifdef LOSSY
 #define ASK_OVERTAKEN(g)                                                                                         \
   :: d_step { HEARS(w) && OVERTAKEN_ORDER(w, g) -> repeat_commit(lead[g], w); NEWS }
   ASK_OVERTAKEN(1)
   ASK_OVERTAKEN(2)
   ASK_OVERTAKEN(3)
   ASK_OVERTAKEN(4)
+  ASK_OVERTAKEN(5)
+  ASK_OVERTAKEN(6)
+  ASK_OVERTAKEN(7)
+  ASK_OVERTAKEN(8)
+  ASK_OVERTAKEN(9)
+#ifdef LOSSY
   :: d_step { HEARS(w) && timeouts && campaign[w] && c_attempt[w] && !ALL_PREPARED(w) -> timeouts--; prepare(w); NEWS }
 #define LOSE(f)                                                                                                  \
   :: d_step { ready_g[AT(f, w)] -> clear_ready(f, w); NEWS }                                                     \
@@ -744,24 +743,28 @@ inline set_right() {
 #define HANDED_ON(x)  (!IN(roster[newest], x) || HAS_STATE(x) && gen[x] >= newest)
 #define ON_THE_WAY    (joined && !(KNOWN >= newest && HANDED_ON(0) && HANDED_ON(1) && HANDED_ON(2)))
 
-/* The union has been ordered, and nobody who is wanted has the state yet. */
+/* Who must stay in the next roster, so that what they know is not lost: one of those with the state. While nobody is known to
+   have it, the leader of the newest order: it may have committed that, and begun. Else two orders without a common member could
+   both begin, each from nothing. */
+#ifdef MUTANT_DISJOINT
+#define KEEPERS         (newest && ANY_STATE -> WITH_STATE : 7)
+#else
+#define KEEPERS         (newest == 0 -> 7 : (ANY_STATE -> WITH_STATE : BIT(lead[newest])))
+#endif
 #define BITS(x0, x1, x2)  ((x0) | ((x1) << 1) | ((x2) << 2))
-#define WANTED            (plan[issued] & BITS(USABLE(0), USABLE(1), USABLE(2)))
-#define WITH_STATE        BITS(HAS_STATE(0), HAS_STATE(1), HAS_STATE(2))
-#define UNION_STANDS      (newest && ANY_STATE && WANTED && !(WANTED & WITH_STATE) && !(WANTED & ~roster[newest]) && \
-                           (roster[newest] & WITH_STATE))
+#define WANTED          (plan[issued] & BITS(USABLE(0), USABLE(1), USABLE(2)))
+#define WITH_STATE      BITS(HAS_STATE(0), HAS_STATE(1), HAS_STATE(2))
+/* The union of old and new has been ordered, and nobody who is wanted can be left alone yet. */
+#define UNION_STANDS    (newest && WANTED && !(WANTED & KEEPERS) && !(WANTED & ~roster[newest]) && (roster[newest] & KEEPERS))
 
 inline towards_target() {
-  usable(plan[issued]);
-  m = set;
-  with_state(m);
+  m = WANTED; set = KEEPERS;
   if
-  :: newest == 0 -> issued++; choose_leader(m); give(m, who)
   :: newest && (m == 0 || m == roster[newest]) -> issued++
-  :: newest && m && m != roster[newest] && (set || !ANY_STATE) -> issued++; choose_leader(m); give(m, who); recovery = 0; joined = 0
-  :: newest && m && m != roster[newest] && set == 0 && ANY_STATE ->
-     with_state(7); m = m | set;  /* nobody who has the state would stay: the union of both first */
-     choose_leader(m); give(m, who); recovery = 0; joined = 1
+  :: (!newest || m != 0 && m != roster[newest]) && (m & set) ->
+     issued++; choose_leader(m); give(m, who); recovery = 0; joined = 0
+  :: newest && m && m != roster[newest] && !(m & set) ->
+     m = m | set; choose_leader(m); give(m, who); recovery = 0; joined = 1
   fi
 }
 
