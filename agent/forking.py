@@ -227,7 +227,10 @@ class WarmProcesses:
 
     def _on_output(self, key: WarmKey) -> None:
         process = self._processes[key]
-        text = os.read(process.output, 1 << 16)
+        try:
+            text = os.read(process.output, 1 << 16)
+        except BlockingIOError:
+            return
         if not text:
             self._loop.remove_descriptor(process.output)
         for line in text.decode(errors="replace").splitlines():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -303,11 +304,15 @@ class Processes:
     def _died(self, worker: WorkerId) -> None:
         """The worker's own process is dead. Its shim will kill what is left of its group, and write down how it ended."""
         watched = self._watched[worker]
+        if watched.worker is None or not _is_over(watched.worker):
+            return
         self._release_worker(watched)
         watched.look_until = self._clock.now() + LOOK_FOR_S
         self._dead[worker] = watched
 
     def _ended(self, worker: WorkerId) -> None:
+        if not _is_over(self._watched[worker].descriptor):
+            return
         watched = self._watched.pop(worker)
         self._release(watched)
         if watched.child is not None:
@@ -347,6 +352,13 @@ class Processes:
         if record is not None and record.pid is not None and record.worker_runs:
             shim.signal_group(record.pid, signal.SIGKILL)
         return ExitRecord(None, "the process that kept it was killed" if record and record.pid else "it never started")
+
+
+def _is_over(process: int) -> bool:
+    """Whether the process of this pidfd has ended. Its number may lately have been another descriptor's, whose news are late."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _failed(start: StartWorker, error: Exception) -> ProcessFailed:

@@ -11,7 +11,7 @@ from ..protocol.model import Determinism, GpuKind, JobId, WorkerId
 
 @dataclass(frozen=True)
 class ClusterEnvironment:
-    """A worker's place in a cluster, as `agent.processes` sets it."""
+    """A worker's place in a cluster, as `agent.environment` sets it."""
 
     job: JobId
     worker: WorkerId
