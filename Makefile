@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup demo test check bench-resize bench-runtime bench-gpu verify-bits format clean
+.PHONY: help setup demo test check bench-resize bench-runtime bench-gpu verify-bits model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -40,6 +40,9 @@ bench-gpu: $(STAMP)  ## the runtime on this machine's GPUs (ARGS="--device cpu -
 
 verify-bits: $(STAMP)  ## random histories of joins, leaves, migrations and kills: no bit of the result may differ
 	@$(BIN)/python -m verification.bits $(ARGS)
+
+model-check:  ## search the model of the membership protocol exhaustively, with spin (ARGS=--quick: a minute and a half)
+	@$(PYTHON) scripts/model-check $(ARGS)
 
 format: $(STAMP)  ## let ruff lay the code out
 	@$(BIN)/ruff format .

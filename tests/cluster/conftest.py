@@ -103,12 +103,18 @@ class Cluster:
         return answer.job
 
     def scale(self, job: str, share: int) -> Resize:
-        """Set the share and wait until it trains; what the switch cost."""
+        """Set the share and wait until it trains; what the last switch cost.
+
+        There may be several: GPUs that the job's own leavers have not left yet follow in a later generation.
+        """
         answer = self.client.ask(Scale(job=job, share=share), timeout_s=30.0)
         assert isinstance(answer, Scaled), answer
         return until(
             f"{job} trains on {share}",
-            lambda: next((r for r in self.job(job).resizes if r.generation >= answer.generation), None),
+            lambda: next(
+                (r for r in self.job(job).resizes if r.generation >= answer.generation and r.workers_after == share),
+                None,
+            ),
             story=self.story,
         )
 
