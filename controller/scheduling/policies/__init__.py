@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 
 from ....protocol.errors import OperatorError
+from .afs import AfsL, AfsP, AfsS
 from .base import Policy, Shares
 from .fifo import Fifo
 from .max_min import MaxMin
+from .remaining import Srsf, SrsfE, Srtf, SrtfE
 
-POLICIES = (Fifo, MaxMin)
+POLICIES = (Fifo, MaxMin, Srtf, Srsf, SrtfE, SrsfE, AfsL, AfsP, AfsS)
 
 __all__ = ["POLICIES", "Policy", "Shares", "load_policy"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import msgspec
+import numpy as np
 
-from ....protocol.model import JobId
-from ..view import ClusterView, Reason, ReasonCode
-from .base import Shares, count, too_large
+from ..view import JobTable, Reason, ReasonCode
+from .base import Shares, no_shares, waits_for
 
 
 class FifoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,33 +23,34 @@ class Fifo:
     """
 
     name = "fifo"
+    needs_lengths = False
     Parameters = FifoParameters
 
     def __init__(self, parameters: FifoParameters) -> None:
         self.parameters = parameters
 
-    def shares(self, view: ClusterView, rng: random.Random) -> Shares:
-        by_job: dict[JobId, int] = {}
-        reasons: dict[JobId, Reason] = {}
-        free = view.total_gpus
-        for job in view.jobs:  # who runs goes on; where GPUs have been lost, or taken by hand, with what is left
-            kept = min(job.share, free)
-            if kept >= job.min_gpus:
-                by_job[job.job] = kept
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        given = no_shares(jobs)
+        free = gpus
+        for row in np.flatnonzero(jobs.share).tolist():  # who runs goes on; where GPUs are gone, with what is left
+            kept = min(int(jobs.share[row]), free)
+            if kept >= jobs.min_gpus[row]:
+                given[row] = kept
                 free -= kept
-        blocked_by = None
-        for job in view.jobs:
-            if job.job in by_job:
-                continue
-            if job.requested_gpus > view.total_gpus:
-                reasons[job.job] = too_large(job, job.requested_gpus, view)
-            elif blocked_by is not None:
-                reasons[job.job] = Reason(ReasonCode.BEHIND_ANOTHER, f"waits behind {blocked_by}")
-            elif job.requested_gpus > free:
-                blocked_by = job.job
-                text = f"waits for {count(job.requested_gpus)}: {free} of {view.total_gpus} free"
-                reasons[job.job] = Reason(ReasonCode.NO_FREE_GPUS, text)
-            else:
-                by_job[job.job] = job.requested_gpus
-                free -= job.requested_gpus
-        return Shares(by_job, reasons)
+        want = jobs.requested_gpus
+        head = len(jobs)
+        for row in np.flatnonzero((given == 0) & (want <= gpus)).tolist():
+            if want[row] > free:
+                head = row
+                break
+            given[row] = want[row]
+            free -= int(want[row])
+
+        def why(row: int) -> Reason | None:
+            if given[row]:
+                return None
+            if row > head and want[row] <= gpus:
+                return Reason(ReasonCode.BEHIND_ANOTHER, f"waits behind {jobs.name(head)}")
+            return waits_for(int(want[row]), free, gpus, "free")
+
+        return Shares(given, why)
