@@ -8,8 +8,8 @@ looked at one by one. Columns are cut out of larger ones when a policy first ask
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -143,7 +143,8 @@ class ClusterView:
     now: float
     jobs: JobTable
     servers: tuple[ServerInView, ...]
-    placements: dict[int, Gpus]  # by row, of the jobs that have GPUs
+    placements: Mapping[int, Gpus]  # by row, of the jobs that have GPUs
+    manual_shares: Mapping[int, int] = field(default_factory=dict)  # by row, of the jobs whose share has been set by hand
 
     @cached_property
     def total_gpus(self) -> int:
