@@ -21,6 +21,8 @@ from ...protocol.model import JobId, ServerId
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+UNKNOWN_S = 1e9  # finite, so that it can be reckoned with; half a lifetime
+
 Gpus = int  # a set of GPUs: bit i stands for GPU i of the view, whose servers follow each other
 
 
@@ -35,7 +37,7 @@ class Columns:
     requested_gpus: Ints  # what a rigid policy gives
     priority: Ints
     share: Ints
-    left_s: Floats  # how long it still takes on one GPU; nan: not known
+    left_s: Floats  # how long it still takes on one GPU; UNKNOWN_S: not known, which counts as very long
     attained_gpu_s: Floats
     executed_s: Floats  # time with any GPU
     waiting_since_s: Floats  # its submission, or when it lost its last GPU; nan while it has some
@@ -103,7 +105,7 @@ class JobTable:
 
     @cached_property
     def left_s(self) -> Floats:
-        """How long each still takes on one GPU; nan: not known. Only for policies that declare `needs_lengths`."""
+        """How long each still takes on one GPU; UNKNOWN_S: not known. Only for policies that declare `needs_lengths`."""
         assert self._lengths, "a policy that needs lengths must declare it"
         return self._columns.left_s[self.rows]
 
