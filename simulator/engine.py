@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..controller.scheduling.policies.base import Policy
+from ..controller.scheduling.throughput import concave
 from ..controller.scheduling.view import Columns, Curves, Floats, Ints, JobTable, ServerInView
-from .workload import Workload, concave
+from .workload import Workload
 
 
 @dataclass(frozen=True)
