@@ -23,21 +23,8 @@ import numpy as np
 from ..controller.scheduling.policies.base import Policy
 from ..controller.scheduling.throughput import concave
 from ..controller.scheduling.view import Columns, Curves, Floats, Ints, JobTable, ServerInView
+from .costs import NONE, Costs
 from .workload import Workload
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What changing a job's GPUs costs (s)."""
-
-    name: str
-    start_s: float  # from getting GPUs to the first step, for a job that has none
-    ready_s: float  # from getting more GPUs until they work along; before that it works with those that it had
-    pause_s: float  # training stands still so long at a change of a running job
-
-
-NONE = Costs("none", 0.0, 0.0, 0.0)
-STOP_RESUME = Costs("stop-resume", 30.0, 0.0, 30.0)  # AFS Fig. 1: tens of seconds
 
 
 @dataclass
