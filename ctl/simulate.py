@@ -110,7 +110,8 @@ def simulate(
         say("elasticctl: no --profiles: every job scales linearly up to its request")
     with _progress(chosen, len(assigned.workload)) as tell:
         results = run_all(setup, chosen, tell, processes)
-    document = _document(trace, setup, results, profiles, cap_at_request)
+    inputs = {"profiles": str(profiles) if profiles else None, "where": conditions, "cap_at_request": cap_at_request}
+    document = _document(trace, setup, inputs, results)
     if as_json != "-":
         console().print(_table(results))
     if explain is not None:
@@ -216,17 +217,14 @@ def _progress(policies: Mapping[str, object], jobs: int) -> Iterator[Any]:
         yield tell
 
 
-def _document(
-    trace: Path, setup: Setup, results: Mapping[str, Result], profiles: Path | None, cap_at_request: bool
-) -> dict[str, Any]:
+def _document(trace: Path, setup: Setup, inputs: Mapping[str, Any], results: Mapping[str, Result]) -> dict[str, Any]:
     return {
         "trace": str(trace),
         "jobs": len(setup.assigned.workload),
         "gpus": setup.gpus,
         "servers": len(setup.cluster),
-        "profiles": str(profiles) if profiles is not None else None,
+        **inputs,
         "overhead": setup.costs.name,
-        "cap_at_request": cap_at_request,
         "seed": setup.seed,
         "policies": {label: render.plain(result.metrics) for label, result in results.items()},
     }

@@ -21,6 +21,7 @@ from ..controller.scheduling.view import Floats, Ints
 from ..protocol.errors import UserError
 
 GZIP = b"\x1f\x8b"
+NEWLINE = "\n"
 MOST = 1e15  # no time, size or number that means anything is larger
 
 
@@ -122,7 +123,7 @@ def read(path: Path) -> Table:
     header: list[str] = []
     rows: list[list[str]] = []
     lines: list[int] = []
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True, skipinitialspace=True)
     try:
         for row in reader:
             if not row:
@@ -169,7 +170,7 @@ def _text(path: Path) -> str:
         content = path.read_bytes()
         if content.startswith(GZIP):
             content = gzip.decompress(content)
-        return content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -181,3 +182,6 @@ def _text(path: Path) -> str:
         raise UserError(f"{path}: damaged gzip: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if (at := text.find("\0")) >= 0:
+        raise UserError(f"{path}: line {text.count(NEWLINE, 0, at) + 1}: not text")
+    return text
