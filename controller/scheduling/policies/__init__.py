@@ -12,8 +12,10 @@ from .base import Policy, Shares
 from .fifo import Fifo
 from .max_min import MaxMin
 from .remaining import Srsf, SrsfE, Srtf, SrtfE
+from .themis import Themis
+from .tiresias import ElasticTiresias, TiresiasL
 
-POLICIES = (Fifo, MaxMin, Srtf, Srsf, SrtfE, SrsfE, AfsL, AfsP, AfsS)
+POLICIES = (Fifo, MaxMin, Srtf, Srsf, SrtfE, SrsfE, AfsL, AfsP, AfsS, TiresiasL, ElasticTiresias, Themis)
 
 __all__ = ["POLICIES", "Policy", "Shares", "load_policy"]
 
