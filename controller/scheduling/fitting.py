@@ -1,0 +1,232 @@
+"""On which servers jobs get their GPUs, counted only: pieces of jobs into servers with so many free ones.
+
+Theory of operation
+-------------------
+A job that fits into one server is one piece; a larger one fills whole servers, and what is left is another piece. At first every
+piece stays where its job has GPUs, even if that is too much for a server; new ones are loose. Loose pieces are put, the largest
+first, each into the tightest hole that it fits into. With packed shares a hole that a piece does not fill can always be filled by
+smaller ones, so it does not matter for what comes later which hole is taken (first fit decreasing of AFS App. E, Prop. 1).
+
+Where a server is too full, or a piece fits nowhere, others have to give way: those of any size in the first case, smaller ones
+in the second. Each minimal set of pieces whose leaving helps is tried, the cheapest first, until no cheaper outcome can be had or
+`TRIES` are used up. What leaves becomes loose. With packed shares the first attempt at the latest leads to a perfect placement, since
+whoever gives way is smaller. With other shares this is bin packing: what fits nowhere is spread over the largest holes.
+
+Outcomes are compared by, in this order: servers too many; jobs that keep none of their GPUs; jobs that move although they need
+no change; GPUs that are not kept. So a job that is placed well does not move to let another one keep more of its GPUs, only where
+one cannot be placed well otherwise, or where more jobs than it would have to move instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+SPREAD, MOVED, TOUCHED = 2**60, 2**40, 2**20  # what counts more than any number of what comes after it
+TRIES = 2048  # servers looked at, over all attempts
+
+Amounts = dict[int, dict[int, int]]  # by job and server: GPUs
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Piece:
+    """What a job has, or is to have, on one server."""
+
+    job: int
+    gpus: int
+    home: int | None = None  # the server where it stays if it can
+    kept: int = 0  # how many of the job's GPUs it keeps there
+    settled: bool = False  # its job needs no change
+    spread: bool = False  # its job talks to other servers
+    elsewhere: bool = False  # its job has GPUs on other servers, too
+
+    @property
+    def charge(self) -> int:
+        """What it costs at least if it leaves its home: as much as surely is lost."""
+        if self.elsewhere:
+            return TOUCHED + self.kept if self.settled else 0
+        return MOVED + (TOUCHED if self.settled else 0) + self.kept
+
+
+@dataclass(frozen=True)
+class Fit:
+    """GPUs by job and server, of the jobs that were not settled and of those that had to move. `perfect`: on the fewest servers."""
+
+    amounts: Amounts
+    perfect: bool
+
+
+def fit(
+    holes: Sequence[int],
+    pieces: Sequence[Piece],
+    has: Callable[[int], Mapping[int, int]],
+    settled: Callable[[], Sequence[Piece]],
+    remote: frozenset[int],
+) -> Fit:
+    """Put `pieces` into `holes`, which is what settled jobs leave free of each server.
+
+    `has`: how many GPUs a job has on which servers; `settled`: the pieces of settled jobs, asked for only if one may have to move;
+    `remote`: where settled jobs talk to other servers. Raises ValueError if there is not enough room for all.
+    """
+    search = _Search(pieces, has, settled, remote, len(holes))
+    left = list(holes)
+    for piece in pieces:
+        if piece.home is not None:
+            left[piece.home] -= piece.gpus
+    search.explore(left, [piece for piece in pieces if piece.home is None], 0)
+    return Fit(search.amounts, search.cost < SPREAD)
+
+
+@dataclass
+class _Search:
+    """The best outcome so far."""
+
+    pieces: Sequence[Piece]
+    has: Callable[[int], Mapping[int, int]]
+    settled: Callable[[], Sequence[Piece]]
+    remote: frozenset[int]
+    servers: int
+    cost: int = 2**100
+    amounts: Amounts = field(default_factory=dict)
+    tries: int = 0
+
+    def explore(self, holes: list[int], loose: list[Piece], paid: int) -> None:
+        """All outcomes where at least these pieces are loose, which costs at least `paid`."""
+        if paid >= self.cost or self.tries > (TRIES if self.cost < SPREAD else self.patience):
+            return
+        self.tries += self.servers
+        least = min(holes)
+        if least < 0:
+            server = holes.index(least)
+            ways = list(_ways(self._can_leave(server, loose), -least))
+        else:
+            fitted = _Fitted(self, holes, loose)
+            fitted.consider(self)
+            if not fitted.homeless:
+                return
+            ways = self._ways_to_a_hole(holes, loose, fitted.homeless[0].gpus)
+        for charge, leaving in sorted(ways, key=lambda way: way[0]):
+            wider = holes.copy()
+            for piece in leaving:
+                assert piece.home is not None
+                wider[piece.home] += piece.gpus
+            self.explore(wider, loose + leaving, paid + charge)
+
+    def _ways_to_a_hole(self, holes: list[int], loose: list[Piece], gpus: int) -> list[tuple[int, list[Piece]]]:
+        """Sets of smaller pieces that leave one server, so that one piece more of `gpus` GPUs fits there. Servers alike count once."""
+        found: dict[tuple[object, ...], list[tuple[int, list[Piece]]]] = {}
+        for server, hole in enumerate(holes):
+            small = [piece for piece in self._can_leave(server, loose) if piece.gpus < gpus]
+            need = gpus - hole % gpus
+            if sum(piece.gpus for piece in small) >= need:
+                kind = (need, tuple(sorted((piece.gpus, piece.charge) for piece in small)))
+                if kind not in found:
+                    found[kind] = list(_ways(small, need))
+        return [way for ways in found.values() for way in ways]
+
+    def _can_leave(self, server: int, loose: list[Piece]) -> list[Piece]:
+        return [piece for piece in self.residents[server] if piece not in loose]
+
+    @cached_property
+    def residents(self) -> list[list[Piece]]:
+        """By server: all that could leave it, of the job submitted last first."""
+        residents: list[list[Piece]] = [[] for _ in range(self.servers)]
+        for piece in sorted((*self.settled(), *self.pieces), key=lambda piece: -piece.job):
+            if piece.home is not None:
+                residents[piece.home].append(piece)
+        return residents
+
+    @cached_property
+    def patience(self) -> int:
+        """Tries until no perfect placement is hoped for: enough for one attempt in which everything leaves its home."""
+        return TRIES + self.servers * sum(map(len, self.residents))
+
+    def of_job(self, job: int) -> list[Piece]:
+        return [piece for here in self.residents for piece in here if piece.job == job]
+
+
+class _Fitted:
+    """Loose pieces in holes."""
+
+    def __init__(self, search: _Search, holes: list[int], loose: list[Piece]) -> None:
+        self.loose = loose
+        self.conflicts = 0  # servers where two jobs talk to others
+        self.homeless: list[Piece] = []
+        self._holes = holes.copy()
+        self._server: dict[Piece, int] = {}
+        self._remote = set(search.remote)
+        self._remote |= {p.home for p in search.pieces if p.spread and p.home is not None and p not in loose}
+        # Of pieces of one size those of spread jobs first: they have to avoid each other, the rest fills what they leave.
+        for piece in sorted(loose, key=lambda piece: (-piece.gpus, not piece.spread)):
+            self._put(piece, search.has(piece.job))
+
+    def _put(self, piece: Piece, own: Mapping[int, int]) -> None:
+        gpus, remote = piece.gpus, self._remote if piece.spread else ()
+        fitting = [(s in remote, s not in own, hole, s) for s, hole in enumerate(self._holes) if hole >= gpus]
+        if not fitting:
+            self.homeless.append(piece)
+            return
+        conflict, _, _, server = min(fitting)
+        self.conflicts += conflict
+        self._holes[server] -= gpus
+        self._server[piece] = server
+        if piece.spread:
+            self._remote.add(server)
+
+    def consider(self, search: _Search) -> None:
+        """Is this the best outcome so far? What fits nowhere is spread."""
+        amounts: Amounts = {}
+        cost = SPREAD * self.conflicts
+        known = {piece.job for piece in search.pieces}
+        moved = {piece.job: None for piece in self.loose if piece.job not in known}
+        for piece in (*search.pieces, *(piece for job in moved for piece in search.of_job(job))):
+            server = self._server.get(piece, piece.home) if piece not in self.homeless else None
+            if server is not None:
+                amount = amounts.setdefault(piece.job, {})
+                amount[server] = amount.get(server, 0) + piece.gpus
+        for piece in self.homeless:
+            cost += SPREAD * self._spread(piece, search.has(piece.job), amounts.setdefault(piece.job, {}))
+        for job, amount in amounts.items():
+            own = search.has(job)
+            kept = sum(min(gpus, own.get(server, 0)) for server, gpus in amount.items())
+            cost += MOVED if own and not kept else 0
+            cost += min(sum(amount.values()), sum(own.values())) - kept + (TOUCHED if job in moved else 0)
+        if cost < search.cost:
+            search.cost, search.amounts = cost, amounts
+
+    def _spread(self, piece: Piece, own: Mapping[int, int], amount: dict[int, int]) -> int:
+        """Over the largest holes; of equal ones over those of servers where it has GPUs. How many servers more than one that takes."""
+        need, used = piece.gpus, 0
+        while need:
+            room, _, _, server = max((min(hole, need), s in own, -s, s) for s, hole in enumerate(self._holes))
+            if not room:
+                raise ValueError(f"{need} GPUs do not fit")
+            self._holes[server] -= room
+            amount[server] = amount.get(server, 0) + room
+            need -= room
+            used += 1
+        return used - 1
+
+
+def _ways(pieces: list[Piece], need: int) -> Iterator[tuple[int, list[Piece]]]:
+    """Sets of pieces with `need` GPUs in which none is superfluous, and their charge. Of pieces that are alike the first ones leave."""
+    alike: dict[tuple[int, int], list[Piece]] = {}
+    for piece in pieces:
+        alike.setdefault((-piece.gpus, piece.charge), []).append(piece)
+    kinds = [alike[kind] for kind in sorted(alike)]
+
+    def choose(kind: int, need: int) -> Iterator[list[Piece]]:
+        if kind == len(kinds):
+            return
+        gpus = kinds[kind][0].gpus
+        for count in range(len(kinds[kind]) + 1):
+            chosen = kinds[kind][:count]
+            if count * gpus >= need:
+                yield chosen
+                return
+            for others in choose(kind + 1, need - count * gpus):
+                yield chosen + others
+
+    for chosen in choose(0, need):
+        yield sum(piece.charge for piece in chosen), chosen
