@@ -77,7 +77,7 @@ class Themis:
         rows = np.flatnonzero((given < most) & (np.where(given, 1, jobs.min_gpus) <= free))
         if not len(rows):
             return rows
-        allowed = max(1, math.ceil((1 - self.parameters.fairness) * len(rows)))
+        allowed = max(1, math.ceil((1 - self.parameters.fairness) * len(rows) - 1e-9))  # 0.3 of 10 are 3
         rho = unfairness(jobs, np.maximum(given, jobs.min_gpus), gpus, now)[rows]
         return rows[smallest(-rho, min(allowed, free))]
 
