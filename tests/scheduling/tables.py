@@ -1,4 +1,5 @@
-"""Tables of jobs from short descriptions, and policies asked about them. Tests import this as `scheduling_tables` (see conftest.py)."""
+"""Tables of jobs from short descriptions, and policies asked about them. Tests import this as `scheduling_tables` (see
+conftest.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from elasticd.protocol.model import JobId
 
 @dataclass(frozen=True)
 class Described:
-    """One row of a table, with the names of `Columns`. `speedup` is T(n) / T(1) for n from 0 on; beyond its end it stays what it is there."""
+    """One row of a table, with the names of `Columns`. `speedup` is T(n) / T(1) for n from 0 on; beyond its end it
+    stays what it is there."""
 
     name: str
     min_gpus: int
@@ -53,8 +55,9 @@ def job(
     executed_s: float = 0.0,
     waiting_since_s: float | None = None,
 ) -> Described:
-    """A job of `low` to `high` GPUs. What is left out: it requests its maximum, scales linearly, waits since its submission,
-    and nobody knows how long it takes. Without `high` it can use as many GPUs as its speedup tells of, or just `low`."""
+    """A job of `low` to `high` GPUs. What is left out: it requests its maximum, scales linearly, waits since its
+    submission, and nobody knows how long it takes. Without `high` it can use as many GPUs as its speedup tells of, or
+    just `low`."""
     if high is None:
         high = len(speedup) - 1 if speedup is not None else low
     if waiting_since_s is None:
@@ -142,7 +145,8 @@ def reasons(jobs: JobTable, shares: Shares) -> Mapping[str, Reason]:
 
 @st.composite
 def speedups(draw: st.DrawFn, most: int) -> tuple[float, ...]:
-    """Concave curves that grow up to some share at least, as the scheduler sees them: each GPU adds at most what the one before added."""
+    """Concave curves that grow up to some share at least, as the scheduler sees them: each GPU adds at most what the
+    one before added."""
     added = [1.0]
     for _ in range(most - 1):
         added.append(added[-1] * draw(st.sampled_from([1.0, 0.9, 0.5, 0.0])))
@@ -151,7 +155,8 @@ def speedups(draw: st.DrawFn, most: int) -> tuple[float, ...]:
 
 @st.composite
 def described(draw: st.DrawFn, name: str, most: int = 8) -> Described:
-    """Any job of up to `most` GPUs that can be in a view. It may have requested more than it can use, and have run before."""
+    """Any job of up to `most` GPUs that can be in a view. It may have requested more than it can use, and have run
+    before."""
     low = draw(st.integers(1, min(4, most)))
     speedup = draw(speedups(most))
     peak = max(low, next(n for n in range(1, most + 1) if speedup[n] == speedup[-1]))
@@ -175,7 +180,8 @@ def described(draw: st.DrawFn, name: str, most: int = 8) -> Described:
 
 @dataclass(frozen=True)
 class Case:
-    """Jobs, and the GPUs to divide at time 0. The GPUs that jobs hold may be more than there are: servers have been lost."""
+    """Jobs, and the GPUs to divide at time 0. The GPUs that jobs hold may be more than there are: servers have been
+    lost."""
 
     jobs: tuple[Described, ...]
     gpus: int

@@ -16,7 +16,8 @@ class MaxMinParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MaxMin:
-    """Every job its minimum, in the order of submission, while that fits; then one GPU at a time to the job that has least.
+    """Every job its minimum, in the order of submission, while that fits; then one GPU at a time to the job that has
+    least.
 
     No job gets more than its maximum. A job whose minimum does not fit waits; smaller ones behind it may go first.
     """
@@ -47,7 +48,7 @@ def minimums(jobs: JobTable, gpus: int) -> tuple[Ints, int]:
     least = jobs.min_gpus
     begin = 0
     while free and begin < len(jobs):
-        total = np.cumsum(least[begin:])
+        total = np.cumsum(least[begin : begin + free])  # no more than that can fit
         fits = int(np.searchsorted(total, free, side="right"))
         given[begin : begin + fits] = least[begin : begin + fits]
         free -= int(total[fits - 1]) if fits else 0
@@ -58,14 +59,22 @@ def minimums(jobs: JobTable, gpus: int) -> tuple[Ints, int]:
 
 
 def level(given: Ints, most: Ints, free: int) -> None:
-    """Raise the smallest of the shares that are not 0 first, one GPU at a time, none above its maximum. Changes `given`.
+    """Raise the smallest of the shares that are not 0 first, one GPU at a time, none above its maximum. Changes
+    `given`.
 
     Of equal ones the job submitted first comes first.
     """
     rows = np.flatnonzero((given > 0) & (given < most))
     while free > 0 and len(rows):
-        lowest = given[rows].min()
-        at_lowest = rows[given[rows] == lowest][:free]
-        given[at_lowest] += 1
-        free -= len(at_lowest)
+        share = given[rows]
+        lowest = int(share.min())
+        at_lowest = rows[share == lowest]
+        above = share[share > lowest]
+        rise = int(min(most[at_lowest].min(), above.min() if len(above) else most[at_lowest].min())) - lowest
+        rise = min(rise, free // len(at_lowest))  # all of them together, as far as they stay the lowest
+        if not rise:
+            given[at_lowest[:free]] += 1
+            return
+        given[at_lowest] += rise
+        free -= rise * len(at_lowest)
         rows = rows[given[rows] < most[rows]]

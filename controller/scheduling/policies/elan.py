@@ -1,0 +1,218 @@
+"""`elastic-fifo`, `elastic-backfill`: Elan's two rules put on top of FIFO and of backfill (Elan VI-C).
+
+**Admission.** The waiting jobs are looked at in the order of submission. A job starts if as many GPUs as its minimum
+are held by nobody, or if its start does not make the average job completion time (JCT) longer. Nobody is stopped for
+it: it must fit in beside the minimums of those that run. (Elan writes that the minimum be "less than" the free GPUs; so
+no job could take the last one.)
+
+**Allocation.** Each job that runs has its minimum; then one GPU at a time goes to the job with the largest marginal
+gain, until no gain is positive. The gain is that of Optimus, to which Elan refers: by how much one GPU more shortens
+the remaining time.
+
+**The average JCT.** Elan does not tell how it is estimated. What a job has behind it is the same whatever is decided,
+and so is the number of jobs, so that the sum of the times from now to the end is compared, over those that run and the
+one that asks:
+
+* It starts. Everybody has the share that the allocation rule then gives, and keeps it to the end.
+* It waits. The others have the shares that the rule gives without it, and keep them to the end. It starts as soon as
+  enough of them are over for its minimum, and then has all GPUs that are free at that moment, up to its maximum, to its
+  end.
+
+That nobody grows when others end makes all times a little too long, on both sides. Jobs that wait behind the one that
+asks are not counted. Jobs of unknown length count as very long, so they are shrunk only for others like them.
+
+Where throughput is concave, the rule's shares make the sum of the remaining times as small as it can be (`optimus`). So
+the sum with one job more need not be built up GPU by GPU: the GPUs that the others lose least by are known in advance,
+in order, and the job takes as many of them as is best. That gives the same shares as the rule
+(`_Division.time_if_started_s`).
+
+**Behind the first job that has to wait** nobody starts with `elastic-fifo`. With `elastic-backfill` those may that do
+not delay it: the moment at which enough running jobs will be over for its minimum must not come later, again with
+shares that stay as they are.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cached_property
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from ..view import Floats, Ints, JobTable, Reason, ReasonCode
+from .backfill import free_after
+from .base import Shares, count, grow, no_shares, waits_for
+from .optimus import saved_s
+
+
+class ElasticFifoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """None."""
+
+
+class ElasticFifo:
+    """Elan's rules; the first job that has to wait holds all later ones back, except where it could not fit into the
+    whole cluster."""
+
+    name = "elastic-fifo"
+    needs_lengths = True
+    Parameters = ElasticFifoParameters
+
+    def __init__(self, parameters: ElasticFifoParameters) -> None:
+        self.parameters = parameters
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        return _elastic(jobs, gpus, look_ahead_jobs=0)
+
+
+class ElasticBackfillParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`look_ahead_jobs`: how many jobs behind the first that has to wait are looked at (as `bf_max_job_test` of
+    Slurm)."""
+
+    look_ahead_jobs: Annotated[int, msgspec.Meta(ge=0)] = 100
+
+
+class ElasticBackfill:
+    """Elan's rules; behind the first job that has to wait those may start that do not delay it."""
+
+    name = "elastic-backfill"
+    needs_lengths = True
+    Parameters = ElasticBackfillParameters
+
+    def __init__(self, parameters: ElasticBackfillParameters) -> None:
+        self.parameters = parameters
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        return _elastic(jobs, gpus, self.parameters.look_ahead_jobs)
+
+
+def _elastic(jobs: JobTable, gpus: int, look_ahead_jobs: int) -> Shares:
+    running = _running(jobs, gpus)
+    waiting = jobs.min_gpus <= gpus
+    waiting[running] = False
+    free = max(0, gpus - int(jobs.share[running].sum()))
+    division = _Division(jobs, gpus, running)
+    head, behind = len(jobs), 0
+    refusal: Reason | None = None  # of the head
+    for row in np.flatnonzero(waiting)[: gpus + 1 + look_ahead_jobs].tolist():
+        if refusal and (behind == look_ahead_jobs or not division.room):
+            break
+        behind += 1 if refusal else 0
+        objection = _objection(division, row, free)
+        if not objection:
+            joined = division.joined_by(row)
+            if not refusal or joined.wait_s(head) <= division.wait_s(head):
+                wanted = int(jobs.min_gpus[row])
+                free = free - wanted if wanted <= free else joined.idle
+                division = joined
+        elif not refusal:
+            head, refusal = row, objection
+    given = division.given
+
+    def why(row: int) -> Reason | None:
+        if given[row]:
+            return None
+        if jobs.min_gpus[row] > gpus:
+            return waits_for(int(jobs.min_gpus[row]), free, gpus)
+        if row == head:
+            return refusal
+        return Reason(ReasonCode.BEHIND_ANOTHER, f"waits behind {jobs.name(head)}")
+
+    return Shares(given, why)
+
+
+def _running(jobs: JobTable, gpus: int) -> Ints:
+    """The rows of those that run and go on, in the order of submission: all, unless GPUs have been lost."""
+    rows = np.flatnonzero(jobs.share)
+    least = jobs.min_gpus[rows]
+    if least.sum() <= gpus:
+        return rows
+    kept, free = [], gpus
+    for row, wanted in zip(rows.tolist(), least.tolist(), strict=True):
+        if wanted <= free:
+            kept.append(row)
+            free -= wanted
+    return np.array(kept, dtype=np.int64)
+
+
+def _objection(division: _Division, row: int, free: int) -> Reason | None:
+    """The admission rule: why the job may not start. `free` GPUs are held by nobody now."""
+    wanted, gpus = int(division.jobs.min_gpus[row]), division.gpus
+    if wanted > division.room:
+        return waits_for(wanted, division.room, gpus, "not needed for the minimums of running jobs")
+    if wanted <= free or division.time_if_started_s(row) <= division.time_if_waiting_s(row):
+        return None
+    text = f"waits for {count(wanted)}: {free} of {gpus} free, and if others gave theirs, jobs would take longer on average"
+    return Reason(ReasonCode.NO_FREE_GPUS, text)
+
+
+class _Division:
+    """Some jobs with the shares of the allocation rule, kept to their ends; and what one job more would change."""
+
+    def __init__(self, jobs: JobTable, gpus: int, rows: Ints) -> None:
+        self.jobs = jobs
+        self.gpus = gpus
+        self.rows = rows
+
+    def joined_by(self, row: int) -> _Division:
+        return _Division(self.jobs, self.gpus, np.append(self.rows, row))
+
+    @cached_property
+    def room(self) -> int:
+        """What the minimums leave."""
+        return self.gpus - int(self.jobs.min_gpus[self.rows].sum())
+
+    @cached_property
+    def given(self) -> Ints:
+        """The shares, by row of the table."""
+        given = no_shares(self.jobs)
+        given[self.rows] = self.jobs.min_gpus[self.rows]
+        grow(self.jobs, given, self.gpus, saved_s(self.jobs))
+        return given
+
+    @cached_property
+    def idle(self) -> int:
+        return self.gpus - int(self.given.sum())
+
+    def wait_s(self, row: int) -> float:
+        """How long it takes until a job's minimum is free."""
+        return self._free_after(int(self.jobs.min_gpus[row]))[0]
+
+    def time_if_waiting_s(self, row: int) -> float:
+        """How long it takes until a job is over that starts when its minimum is free."""
+        jobs = self.jobs
+        wait_s, free = self._free_after(int(jobs.min_gpus[row]))
+        share = min(free, int(jobs.max_gpus[row]), jobs.curves.most)
+        return wait_s + float(jobs.left_s[row] / jobs.speedup(row, share))
+
+    def time_if_started_s(self, row: int) -> float:
+        """How long it takes until a job is over that starts now, and by how much longer the others take then, all
+        together.
+
+        Its minimum must fit in beside theirs.
+        """
+        jobs = self.jobs
+        most = min(int(jobs.max_gpus[row]), jobs.curves.most, self.room)
+        share = np.arange(int(jobs.min_gpus[row]), most + 1)
+        taken = np.maximum(share - self.idle, 0)
+        return float((self._loss_s[taken] + jobs.left_s[row] / jobs.speedup(row, share)).min())
+
+    @cached_property
+    def _loss_s(self) -> Floats:
+        """By how much these jobs take longer, all together, if they lose 0, 1, ... of the GPUs above their minimums,
+        the least useful ones first."""
+        jobs, rows = self.jobs, self.rows
+        least = jobs.min_gpus[rows]
+        above = self.given[rows] - least
+        owner, first = np.repeat(rows, above), np.repeat(np.cumsum(above) - above, above)
+        share = np.repeat(least, above) + np.arange(len(owner)) - first
+        losses = jobs.left_s[owner] * (1.0 / jobs.speedup(owner, share) - 1.0 / jobs.speedup(owner, share + 1))
+        return np.concatenate([[0.0], np.cumsum(np.sort(losses))])
+
+    @cached_property
+    def _left_s(self) -> Floats:
+        left_s: Floats = self.jobs.left_s[self.rows] / self.jobs.speedup(self.rows, self.given[self.rows])
+        return left_s
+
+    def _free_after(self, wanted: int) -> tuple[float, int]:
+        return free_after(self._left_s, self.given[self.rows], self.idle, wanted)
