@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,12 +84,14 @@ def table(*jobs: Described, most: int | None = None, lengths: bool = True) -> Jo
     width = 1 + (most if most is not None else max((one.max_gpus for one in jobs), default=1))
     curves = np.array([_widened(one.speedup, width) for one in jobs], dtype=float).reshape(len(jobs), width)
 
-    def whole(field: str) -> Any:
-        return np.array([getattr(one, field) for one in jobs], dtype=np.int64)
+    def column(field: str, kind: type) -> Any:
+        values = np.array([getattr(one, field) for one in jobs], dtype=kind)
+        values.flags.writeable = False  # whoever decides does not change what it sees
+        return values
 
-    def real(field: str) -> Any:
-        return np.array([getattr(one, field) for one in jobs], dtype=np.float64)
+    whole, real = partial(column, kind=np.int64), partial(column, kind=np.float64)
 
+    curves.flags.writeable = False
     columns = Columns(
         names=[JobId(one.name) for one in jobs],
         submitted_s=real("submitted_s"),
@@ -171,7 +174,7 @@ def described(draw: st.DrawFn, name: str, most: int = 8) -> Described:
         speedup=speedup,
         share=share,
         left_s=draw(st.sampled_from([0.0, 30.0, 100.0, 3600.0, 1e5, UNKNOWN_S])),
-        submitted_s=draw(st.just(-100_000.0)),
+        submitted_s=-100_000.0,
         attained_gpu_s=executed_s * draw(st.integers(low, high)),
         executed_s=executed_s,
         waiting_since_s=math.nan if share else draw(st.sampled_from([-100_000.0, -50.0, 0.0])),
