@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from ..protocol.model import GpuAddress
 from .cluster import Cluster
 from .generations import ending
 from .jobs import Job
+from .scheduling.placement import addresses
 from .scheduling.throughput import estimate
 from .scheduling.view import UNKNOWN_S, ClusterView, Columns, Curves, Floats, Gpus, Ints, JobTable, ServerInView
 
@@ -22,15 +24,12 @@ class Outlook:
 
     view: ClusterView
     jobs: tuple[Job, ...]
+    first: Mapping[int, Gpus]  # by row, the GPU of a job's first worker
 
     @cached_property
     def gpus(self) -> tuple[GpuAddress, ...]:
         """Which GPU each bit of a set stands for."""
         return addresses(self.view.servers)
-
-
-def addresses(servers: tuple[ServerInView, ...]) -> tuple[GpuAddress, ...]:
-    return tuple(GpuAddress(server=server.server, index=index) for server in servers for index in server.gpus)
 
 
 def outlook(cluster: Cluster, now: float) -> Outlook:
@@ -56,7 +55,8 @@ def outlook(cluster: Cluster, now: float) -> Outlook:
     manual = {row: _manual(job) for row, job in enumerate(seen) if job.kept.manual_share is not None}
     total = sum(len(server.gpus) for server in servers)
     table = JobTable(*_columns(seen, total, now))
-    return Outlook(ClusterView(now, table, servers, placements, manual), seen)
+    first = {row: bits[job.kept.target[0]] for row, job in enumerate(seen) if job.kept.target and job.kept.target[0] in bits}
+    return Outlook(ClusterView(now, table, servers, placements, manual), seen, first)
 
 
 def _held(job: Job) -> bool:
