@@ -161,7 +161,9 @@ class Job:
     statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)  # of `kept.workers`
     best_applied: int = -1
     newest_progress: Progress | None = None
-    rate_counts_from: int = -1  # the step at which the last steps, whose median workers report, are all of this generation
+    rate_counts_from: int = (
+        -1
+    )  # the step at which the last steps, whose median workers report, are all of this generation
     sent_address: str = ""  # the leader's address in the newest order as last sent
     waiting_reason: str = ""  # the scheduler's
     restart_at: float | None = None

@@ -55,7 +55,9 @@ def outlook(cluster: Cluster, now: float) -> Outlook:
     manual = {row: _manual(job) for row, job in enumerate(seen) if job.kept.manual_share is not None}
     total = sum(len(server.gpus) for server in servers)
     table = JobTable(*_columns(seen, total, now))
-    first = {row: bits[job.kept.target[0]] for row, job in enumerate(seen) if job.kept.target and job.kept.target[0] in bits}
+    first = {
+        row: bits[job.kept.target[0]] for row, job in enumerate(seen) if job.kept.target and job.kept.target[0] in bits
+    }
     return Outlook(ClusterView(now, table, servers, placements, manual), seen, first)
 
 

@@ -1,9 +1,9 @@
 """What a job's throughput would be with other shares, from what has been measured (AFS 4.5).
 
-A job that nothing is known of is assumed to scale linearly. Measured shares replace the assumption; beyond the largest of them linear
-scaling is assumed again, so that the job is given more and measured there ("overestimate first, readjust later"). Below the smallest
-one too, where it makes a little too much of few GPUs. Measurements are noisy, and policies look one GPU ahead: the estimate is the least
-growing concave curve above the points.
+A job that nothing is known of is assumed to scale linearly. Measured shares replace the assumption; beyond the largest of them
+linear scaling is assumed again, so that the job is given more and measured there ("overestimate first, readjust later"). Below
+the smallest one too, which makes a little too much of few GPUs. Measurements are noisy, and policies look one GPU ahead: the
+estimate is the least growing concave curve above the points.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def estimate(measured: Mapping[int, float], most: int) -> Floats:
     last = points[-1]
     if last < most:
         curve[last:] = rates[-1] * shares[last:] / last
-    return concave(curve[None, :])[0]
+    above: Floats = concave(curve[None, :])[0]
+    return above
 
 
 def concave(curves: Floats) -> Floats:

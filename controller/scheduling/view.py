@@ -53,7 +53,7 @@ class Curves:
     @property
     def most(self) -> int:
         """The largest share that they tell of."""
-        return self.speedup.shape[1] - 1
+        return int(self.speedup.shape[1]) - 1
 
 
 class JobTable:
@@ -70,7 +70,7 @@ class JobTable:
         return len(self.rows)
 
     def name(self, row: int) -> JobId:
-        return self._columns.names[self.rows[row]]
+        return self._columns.names[int(self.rows[row])]
 
     def without_lengths(self) -> JobTable:
         return JobTable(self._columns, self.rows, self.curves, lengths=False)
@@ -146,7 +146,9 @@ class ClusterView:
     jobs: JobTable
     servers: tuple[ServerInView, ...]
     placements: Mapping[int, Gpus]  # by row, of the jobs that have GPUs
-    manual_shares: Mapping[int, int] = field(default_factory=dict)  # by row, of the jobs whose share has been set by hand
+    manual_shares: Mapping[int, int] = field(
+        default_factory=dict
+    )  # by row, of the jobs whose share has been set by hand
 
     @cached_property
     def total_gpus(self) -> int:
