@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..controller.scheduling.pipeline import decide
 from ..controller.scheduling.policies.base import Policy
 from ..controller.scheduling.throughput import concave
-from ..controller.scheduling.view import Columns, Curves, Floats, Ints, JobTable, ServerInView
+from ..controller.scheduling.view import ClusterView, Columns, Curves, Floats, Gpus, Ints, JobTable, ServerInView
 from .costs import NONE, Costs
 from .workload import Workload
 
@@ -64,9 +65,13 @@ class Simulation:
         policy: Policy,
         costs: Costs = NONE,
         seed: int = 0,
+        packing: bool = False,
     ) -> None:
+        """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4)."""
         n = len(workload)
         self._load = workload
+        self._cluster = cluster
+        self._packing = packing
         self._gpus = sum(len(server.gpus) for server in cluster)
         self._policy = policy
         self._costs = costs
@@ -89,7 +94,9 @@ class Simulation:
         )
         self._active: Ints = np.empty(0, dtype=np.int64)
         self._running: Ints = np.empty(0, dtype=np.int64)
+        self._placed: dict[int, Gpus] = {}
         self._rate = np.zeros(n)
+        self._idle_until_s = np.zeros(n)
         self._end_s = np.full(n, math.inf)  # if nothing changes
         self._switch_s = np.full(n, math.inf)
         self._now = 0.0
@@ -129,13 +136,14 @@ class Simulation:
 
     def _advance(self, at: float) -> None:
         """Let the running jobs work until `at`."""
-        passed = at - self._now
-        self._now = at
+        before, self._now = self._now, at
+        passed = at - before
         rows = self._running
         if passed <= 0 or not len(rows):
             return
         columns = self.columns
-        columns.left_s[rows] = np.maximum(columns.left_s[rows] - self._rate[rows] * passed, 0.0)
+        worked = np.maximum(at - np.maximum(self._idle_until_s[rows], before), 0.0)
+        columns.left_s[rows] = np.maximum(columns.left_s[rows] - self._rate[rows] * worked, 0.0)
         columns.executed_s[rows] += passed
         columns.attained_gpu_s[rows] += columns.share[rows] * passed
 
@@ -152,7 +160,7 @@ class Simulation:
     def _switch(self) -> bool:
         """New GPUs of some jobs are ready."""
         for row in self._running[self._switch_s[self._running] <= self._now].tolist():
-            self._work(row)
+            self._work(row, self._cost(row).pause_s)
         return False
 
     def _end(self) -> int:
@@ -161,6 +169,8 @@ class Simulation:
             return 0
         self.outcome.end_s[over] = self._now
         self.columns.share[over] = 0
+        for job in over.tolist():
+            del self._placed[job]
         self._running = self._running[~np.isin(self._running, over)]
         self._active = np.delete(self._active, np.searchsorted(self._active, over))
         return len(over)
@@ -168,63 +178,81 @@ class Simulation:
     # -- decisions
 
     def _decide(self) -> None:
-        table = JobTable(self.columns, self._active, self._curves, self._policy.needs_lengths)
+        table = JobTable(self.columns, self._active, self._curves)
+        at = np.searchsorted(self._active, self._running).tolist()
+        present = {row: self._placed[job] for row, job in zip(at, self._running.tolist(), strict=True)}
+        view = ClusterView(self._now, table, self._cluster, present)
         began = time.perf_counter()
-        shares = self._policy.shares(table, self._gpus, self._now, self._rng)
+        decision = decide(view, self._policy, self._rng, self._packing)
         self.outcome.decision_s.append(time.perf_counter() - began)
         self.outcome.decisions += 1
-        self._review_s = shares.review_s if shares.review_s > self._now else math.inf
-        present = self.columns.share[self._active]
-        for index in np.flatnonzero(present != shares.gpus).tolist():
-            self._change(int(self._active[index]), int(present[index]), int(shares.gpus[index]))
-        self._running = self._active[np.flatnonzero(shares.gpus)]
+        self._review_s = decision.review_s if decision.review_s > self._now else math.inf
+        for row in sorted({*present, *decision.placements}):
+            before, after = present.get(row, 0), decision.placements.get(row, 0)
+            if before != after:
+                self._change(int(self._active[row]), before, after)
+        self._running = self._active[np.flatnonzero(decision.shares)]
 
-    def _change(self, row: int, before: int, after: int) -> None:
-        columns, costs = self.columns, self._costs
-        columns.share[row] = after
+    def _change(self, job: int, before: Gpus, after: Gpus) -> None:
+        columns = self.columns
+        columns.share[job] = after.bit_count()
+        if after:
+            self._placed[job] = after
         if not before:
-            self._blocking.remove(columns.left_s[row], columns.submitted_s[row] + columns.executed_s[row])
-            columns.waiting_since_s[row] = math.nan
-            if math.isnan(self.outcome.start_s[row]):
-                self.outcome.start_s[row] = self._now
-            self._rate[row] = 0.0
-            self._wait(row, costs.start_s)
+            self._start(job)
         elif not after:
-            self._blocking.add(columns.left_s[row], columns.submitted_s[row] + columns.executed_s[row])
-            columns.waiting_since_s[row] = self._now
-            self._rate[row] = 0.0
-            self._end_s[row] = self._switch_s[row] = math.inf
-            self.outcome.preemptions += 1
+            self._stop(job)
         else:
+            self._resize(job, before, after)
+
+    def _start(self, job: int) -> None:
+        columns = self.columns
+        self._blocking.remove(columns.left_s[job], columns.submitted_s[job] + columns.executed_s[job])
+        columns.waiting_since_s[job] = math.nan
+        if math.isnan(self.outcome.start_s[job]):
+            self.outcome.start_s[job] = self._now
+        self._work(job, self._cost(job).start_s)
+
+    def _stop(self, job: int) -> None:
+        columns = self.columns
+        del self._placed[job]
+        self._blocking.add(columns.left_s[job], columns.submitted_s[job] + columns.executed_s[job])
+        columns.waiting_since_s[job] = self._now
+        self._rate[job] = 0.0
+        self._end_s[job] = self._switch_s[job] = math.inf
+        self.outcome.preemptions += 1
+
+    def _resize(self, job: int, before: Gpus, after: Gpus) -> None:
+        costs = self._cost(job)
+        if before & after:
             self.outcome.resizes += 1
-            if self._rate[row] == 0.0:  # it has not begun yet, or stands still
-                self._wait(row, max(self._switch_s[row] - self._now, costs.pause_s))
-                return
-            columns.left_s[row] += costs.pause_s * self._rate[row]
-            if after > before and costs.ready_s:
-                self._end_s[row] = self._now + columns.left_s[row] / self._rate[row]
-                self._switch_s[row] = self._now + costs.ready_s
-            else:
-                self._work(row)
-
-    def _wait(self, row: int, seconds: float) -> None:
-        if seconds <= 0:
-            self._work(row)
         else:
-            self._end_s[row], self._switch_s[row] = math.inf, self._now + seconds
+            self.outcome.migrations += 1
+        waits_s = self._idle_until_s[job] - self._now
+        if waits_s > 0:  # it has not begun yet, or stands still
+            self._work(job, max(waits_s, costs.pause_s))
+        elif after & ~before and costs.ready_s:
+            self._switch_s[job] = self._now + costs.ready_s
+        else:
+            self._work(job, costs.pause_s)
 
-    def _work(self, row: int) -> None:
-        """From now on at the rate of its share."""
-        rate = float(self._speedup[self.columns.curve[row], self.columns.share[row]])
-        self._rate[row] = rate
-        self._end_s[row] = self._now + self.columns.left_s[row] / rate
-        self._switch_s[row] = math.inf
+    def _cost(self, job: int) -> Costs:
+        costs = self._costs
+        return costs.of(self._load.models[self.columns.curve[job]]) if costs.by_model else costs
+
+    def _work(self, job: int, wait_s: float) -> None:
+        """At the rate of its share, after a while."""
+        rate = float(self._speedup[self.columns.curve[job], self.columns.share[job]])
+        self._rate[job] = rate
+        self._idle_until_s[job] = self._now + wait_s
+        self._end_s[job] = self._now + wait_s + self.columns.left_s[job] / rate
+        self._switch_s[job] = math.inf
 
     def _note(self) -> None:
         line, running = self.outcome.timeline, self._running
         line.time_s.append(self._now)
         line.queue.append(len(self._active) - len(running))
-        line.efficiency.append(float(self._rate[running].sum()) / self._gpus)
+        line.efficiency.append(float(self._rate[running] @ (self._idle_until_s[running] <= self._now)) / self._gpus)
         line.blocking.append(self._blocking.index(self._now))
         line.used_gpus.append(int(self.columns.share[running].sum()))
 
