@@ -3,6 +3,7 @@ conftest.py)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -146,14 +147,15 @@ def reasons(jobs: JobTable, shares: Shares) -> Mapping[str, Reason]:
 # -------------------------------------------------------------------------------------------------------------- strategies
 
 
-@st.composite
-def speedups(draw: st.DrawFn, most: int) -> tuple[float, ...]:
-    """Concave curves that grow up to some share at least, as the scheduler sees them: each GPU adds at most what the
-    one before added."""
-    added = [1.0]
-    for _ in range(most - 1):
-        added.append(added[-1] * draw(st.sampled_from([1.0, 0.9, 0.5, 0.0])))
+def _bent(most: int, first: float, knee: int, then: float) -> tuple[float, ...]:
+    added = [first**n if n < knee else first**knee * then ** (n - knee + 1) for n in range(most)]
     return (0.0, *np.cumsum(added).tolist())
+
+
+def speedups(most: int) -> st.SearchStrategy[tuple[float, ...]]:
+    """Concave curves, as the scheduler sees them: each GPU adds at most what the one before it added."""
+    shapes = itertools.product([1.0, 0.9, 0.6], range(1, most + 1), [0.8, 0.5, 0.0])
+    return st.sampled_from([_bent(most, *shape) for shape in shapes])
 
 
 @st.composite

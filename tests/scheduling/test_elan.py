@@ -100,12 +100,12 @@ def allocation(jobs: Sequence[Described], gpus: int) -> dict[str, int]:
 
 
 def free_after(wanted: int, jobs: Sequence[Described], shares: dict[str, int], gpus: int) -> tuple[float, int]:
-    """The first moment at which so many GPUs are free, and how many are then."""
+    """The first moment at which so many GPUs are free, now or at the end of a job, and how many are then."""
     ends = [(left_s(one, shares[one.name]), shares[one.name]) for one in jobs]
-    for at in (0.0, *sorted(end for end, _ in ends)):
+    for at in (-math.inf, *sorted(end for end, _ in ends)):
         free = gpus - sum(held for end, held in ends if end > at)
         if free >= wanted:
-            return at, free
+            return max(at, 0.0), free
     raise AssertionError
 
 

@@ -55,6 +55,7 @@ def saved_s(jobs: JobTable) -> Gain:
     left_s = jobs.left_s
 
     def gain(row: int, now: float, then: float) -> float:
-        return float(left_s.item(row)) * (1.0 / now - 1.0 / then)
+        left = float(left_s.item(row))
+        return left / now - left / then
 
     return gain
