@@ -7,10 +7,11 @@ piece stays where its job has GPUs, even if that is too much for a server; new o
 first, each into the tightest hole that it fits into. With packed shares a hole that a piece does not fill can always be filled by
 smaller ones, so it does not matter for what comes later which hole is taken (first fit decreasing of AFS App. E, Prop. 1).
 
-Where a server is too full, or a piece fits nowhere, others have to give way: those of any size in the first case, smaller ones
-in the second. Each minimal set of pieces whose leaving helps is tried, the cheapest first, until no cheaper outcome can be had or
-`TRIES` are used up. What leaves becomes loose. With packed shares the first attempt at the latest leads to a perfect placement, since
-whoever gives way is smaller. With other shares this is bin packing: what fits nowhere is spread over the largest holes.
+Where a server is too full, or a piece fits nowhere, others have to give way: those of any size in the first case, smaller
+ones in the second. What leaves becomes loose. Each minimal set of pieces whose leaving helps is tried, the cheapest first,
+until nothing cheaper can be had or `TRIES` are used up. With packed shares the very first attempt leads to a perfect
+placement, since whoever gives way is smaller. With other shares this is bin packing: what fits nowhere is spread over the
+largest holes.
 
 Outcomes are compared by, in this order: servers too many; jobs that keep none of their GPUs; jobs that move although they need
 no change; GPUs that are not kept. So a job that is placed well does not move to let another one keep more of its GPUs, only where
@@ -51,7 +52,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Fit:
-    """GPUs by job and server, of the jobs that were not settled and of those that had to move. `perfect`: on the fewest servers."""
+    """GPUs by job and server, of jobs that were not settled or had to move. `perfect`: on the fewest servers, no conflicts."""
 
     amounts: Amounts
     perfect: bool
@@ -66,8 +67,8 @@ def fit(
 ) -> Fit:
     """Put `pieces` into `holes`, which is what settled jobs leave free of each server.
 
-    `has`: how many GPUs a job has on which servers; `settled`: the pieces of settled jobs, asked for only if one may have to move;
-    `remote`: where settled jobs talk to other servers. Raises ValueError if there is not enough room for all.
+    `has`: how many GPUs a job has on which servers; `settled`: the pieces of settled jobs, asked for only if one may have to
+    move; `remote`: where settled jobs talk to other servers. Raises ValueError if there is not enough room for all.
     """
     search = _Search(pieces, has, settled, remote, len(holes))
     left = list(holes)
@@ -106,7 +107,7 @@ class _Search:
             if not fitted.homeless:
                 return
             ways = self._ways_to_a_hole(holes, loose, fitted.homeless[0].gpus)
-        for charge, leaving in sorted(ways, key=lambda way: way[0]):
+        for charge, leaving in sorted(ways, key=lambda way: (way[0], [-piece.job for piece in way[1]])):
             wider = holes.copy()
             for piece in leaving:
                 assert piece.home is not None
@@ -114,16 +115,16 @@ class _Search:
             self.explore(wider, loose + leaving, paid + charge)
 
     def _ways_to_a_hole(self, holes: list[int], loose: list[Piece], gpus: int) -> list[tuple[int, list[Piece]]]:
-        """Sets of smaller pieces that leave one server, so that one piece more of `gpus` GPUs fits there. Servers alike count once."""
-        found: dict[tuple[object, ...], list[tuple[int, list[Piece]]]] = {}
+        """Sets of smaller pieces that leave a server, so that one piece more of `gpus` GPUs fits. Servers alike count once."""
+        found: dict[tuple[object, ...], tuple[int, list[Piece]]] = {}
         for server, hole in enumerate(holes):
             small = [piece for piece in self._can_leave(server, loose) if piece.gpus < gpus]
             need = gpus - hole % gpus
             if sum(piece.gpus for piece in small) >= need:
                 kind = (need, tuple(sorted((piece.gpus, piece.charge) for piece in small)))
-                if kind not in found:
-                    found[kind] = list(_ways(small, need))
-        return [way for ways in found.values() for way in ways]
+                if kind not in found or found[kind][1][0].job < small[0].job:
+                    found[kind] = need, small
+        return [way for need, small in found.values() for way in _ways(small, need)]
 
     def _can_leave(self, server: int, loose: list[Piece]) -> list[Piece]:
         return [piece for piece in self.residents[server] if piece not in loose]
@@ -196,7 +197,7 @@ class _Fitted:
             search.cost, search.amounts = cost, amounts
 
     def _spread(self, piece: Piece, own: Mapping[int, int], amount: dict[int, int]) -> int:
-        """Over the largest holes; of equal ones over those of servers where it has GPUs. How many servers more than one that takes."""
+        """Over the largest holes; of equal ones those where it has GPUs. How many servers more than one that takes."""
         need, used = piece.gpus, 0
         while need:
             room, _, _, server = max((min(hole, need), s in own, -s, s) for s, hole in enumerate(self._holes))
@@ -210,7 +211,7 @@ class _Fitted:
 
 
 def _ways(pieces: list[Piece], need: int) -> Iterator[tuple[int, list[Piece]]]:
-    """Sets of pieces with `need` GPUs in which none is superfluous, and their charge. Of pieces that are alike the first ones leave."""
+    """Sets of pieces with `need` GPUs in which none is superfluous, and their charge. Of pieces alike the first ones leave."""
     alike: dict[tuple[int, int], list[Piece]] = {}
     for piece in pieces:
         alike.setdefault((-piece.gpus, piece.charge), []).append(piece)

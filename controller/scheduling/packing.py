@@ -1,28 +1,30 @@
 """Network packing: shares that can be placed so that no two jobs share a server's network (AFS 4.4, App. E).
 
 With 2^k GPUs per server a share becomes 0, a power of two below 2^k, or a multiple of 2^k. Every job gets at least ``x``, the
-largest such share that does not exceed the wanted one (Proposition 2). What that leaves over is given to some jobs in steps, from one
-allowed share to the next. All steps of one job but the first change its distance from the wanted share by their own size, so once
-the sum is fixed, the sum of the distances is least where the jobs that are raised at all had lost most, together, to rounding: a
-knapsack that is to be filled exactly. Its sizes are powers of two, hence it is filled from the smallest on (`_by_halves`): where
-the sum has an odd number of a size, the best one of that size is in, and the others go on in pairs, as one of the next size.
+largest such share that does not exceed the wanted one (Proposition 2). What that leaves over is given to some jobs in steps,
+from one allowed share to the next. All steps of one job but the first change its distance from the wanted share by their own
+size, so once the sum is fixed, the sum of the distances is least where the jobs that are raised at all had lost most,
+together, to rounding: a knapsack that is to be filled exactly. Its sizes are powers of two, hence it is filled from the
+smallest on (`_by_halves`): where the sum has an odd number of a size, the best one of that size is in, and the others go on
+in pairs, as one of the next size.
 
 What is guaranteed
 ------------------
 * The paper's case, where all GPUs of the servers are given away and no maximum is in the way: the sum stays the same.
-* In general the sum is the largest that allowed shares between ``x`` and the maximums can have without exceeding the wanted sum. It is
-  never exceeded: what a policy leaves idle stays idle.
-* Of all such shares these are the nearest to the wanted ones, by the sum of the differences; of equally near ones the jobs that were
-  submitted first are preferred for rounding up. With so many jobs that not every possibility is looked at (`LOOKED_AT`), and if
-  moreover maximums or an odd sum are in the way, shares may be a little further away.
+* In general the sum is the largest that allowed shares between ``x`` and the maximums can have without exceeding the wanted sum.
+  It is never exceeded: what a policy leaves idle stays idle.
+* Of all such shares these are the nearest to the wanted ones, by the sum of the differences; of equally near ones the jobs
+  that were submitted first are preferred for rounding up. Only with so many jobs that not every possibility is looked at
+  (`LOOKED_AT`), and if moreover maximums or a sum of no whole servers are in the way, the sum may be smaller and the shares
+  further away.
 * A job whose minimum is above its ``x`` keeps the wanted share as it is: less would be refused, more belongs to others.
 
 Other servers than the paper's
 ------------------------------
-Where a server has not 2^k GPUs, each allowed share below a whole server divides the next larger one (6 GPUs: 1, 3, 6; halves as long as
-that goes), so that Proposition 1 still holds. The sum can then fall short where no steps have its size. Servers that are not alike
-are treated like the most frequent kind (of several the largest): a broken GPU must not change the shares of everybody. The
-propositions do not hold then anyhow; so what regulation leaves over is given back to those who lost it, as long as there is any.
+Where a server has not 2^k GPUs, each allowed share below a whole server divides the next larger one (6 GPUs: 1, 3, 6; halves as
+long as that goes), so that Proposition 1 still holds. The sum can then fall short where no steps have its size. Servers that are
+not alike are treated like the most frequent kind (of several the largest): a broken GPU must not change the shares of everybody.
+The propositions do not hold then anyhow; so what regulation leaves over is given back to those who lost it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from .view import Ints
 
 LOOKED_AT = 4096  # steps of all jobs together, where trying is needed
 
-_Item = tuple[int, int, tuple[int, ...]]  # minus what its jobs lost to rounding, its first job, and the jobs that are raised a step
+# Jobs that are raised together: minus what they lost to rounding, the first of them, all of them.
+_Item = tuple[int, int, tuple[int, ...]]
 
 
 def pack(gpus: Ints, servers: Sequence[int], min_gpus: Ints, max_gpus: Ints) -> Ints:
@@ -107,11 +110,11 @@ def _raised(left: int, size: int, steps: list[list[int]], lost: list[int]) -> li
 
 
 def _by_halves(left: int, top: int, steps: list[list[int]], lost: list[int]) -> list[int] | None:
-    """How many steps each takes, all of which are powers of two up to 2^top. None: that cannot be filled, or not surely in the best way.
+    """How many steps each takes, of sizes that are powers of two up to 2^top. None: not filled, or not surely in the best way.
 
-    Whoever has taken a step can take the next one, of twice the size, which counts nothing. Jobs that go on together go on together
-    then, too. An odd one at the end of its size is dropped. If it counts nothing, the outcome is as good as with steps of all sizes
-    to fill gaps at will, so there is none better.
+    Whoever has taken a step can take the next one, of twice the size, which counts nothing; jobs that are raised together are
+    raised together then, too. An odd one at the end of its size is dropped. If it counts nothing, the outcome is as good as with
+    steps of all sizes at hand to fill gaps, so there is none better.
     """
     waiting: list[list[_Item]] = [[] for _ in range(top + 1)]
     for job, own in enumerate(steps):

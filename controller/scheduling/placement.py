@@ -1,16 +1,17 @@
 """Which GPUs each job gets, given how many (AFS 4.4).
 
-Aims, in this order: every job on the fewest servers, and at most one job per server that talks to others; as many jobs as possible
-keep at least one of their GPUs (a job that keeps none migrates); no job moves that needs no change; as many GPUs as possible stay.
+Aims, in this order: every job on the fewest servers, and at most one job per server that talks to others; as many jobs as
+possible keep at least one of their GPUs (one that keeps none migrates); no job moves that needs no change; as many GPUs as
+possible stay. So:
 
-* A job whose share does not change and that is placed well keeps its GPUs: only if another one cannot be placed well otherwise does
-  it have to move, or if several others would lose all of theirs instead.
+* A job whose share does not change and that is placed well keeps its GPUs: it has to move only if another one cannot be
+  placed well otherwise, or if more others than it would lose all of theirs instead.
 * A job that shrinks keeps GPUs on the fewest servers; its first worker's server is among them if that costs nothing.
 * A job that grows takes what is free on its server. Where that is not enough, it goes to another one.
 
-Shares that network packing allows (AFS App. E) are placed perfectly, on servers that are alike with 2^k GPUs; other shares well, but it
-is bin packing. What could not be placed well is tried again with each decision, and moves if it gets better by that; so a placement that
-has been carried out asks for no further change.
+Shares that network packing allows (AFS App. E) are placed perfectly, on servers that are alike; other shares well, not
+optimally: it is bin packing. What could not be placed well is tried again with each decision, and moves only if that makes
+the whole better; so a placement that has been carried out asks for no further change.
 
 Most jobs need no change, and are looked at once. How many GPUs of which server the others get is decided in `fitting.py`, without
 regard to which these are: those that a job has there, then free ones, then those that others give up.
@@ -65,7 +66,10 @@ def addresses(servers: Iterable[ServerInView]) -> tuple[GpuAddress, ...]:
 
 
 def in_order(gpus: Gpus, known: Sequence[GpuAddress], before: Sequence[GpuAddress]) -> tuple[GpuAddress, ...]:
-    """The set as a tuple in the order of ranks: those of `before` that stay in their order, then the others. `known`: `addresses`."""
+    """The set as a tuple in the order of ranks: those of `before` that stay, in their order, then the others.
+
+    `known`: the `addresses` of the servers that the set is of.
+    """
     found = [known[bit] for bit in _bits(gpus)]
     there = set(found)
     stay = [gpu for gpu in before if gpu in there]
@@ -189,7 +193,7 @@ class _Attempt:
         """A share too large for any server, in parts: as on its own servers where these are enough, else as large as can be."""
         layout = self._layout
         here = homes[: layout.fewest(share)]
-        grown = [own[server] + max(0, self._holes[server]) for server in here]
+        grown = [self._holes[server] for server in here]  # its own GPUs and free ones
         if len(here) < layout.fewest(share) or sum(grown) < share:
             return _cut(share, layout.largest)
         parts = []

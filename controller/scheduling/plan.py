@@ -76,9 +76,9 @@ def _in_turn(waiting: list[Change], held: dict[int, Gpus]) -> tuple[Change, ...]
 
 
 def _give_way(blocked: list[Change], held: Mapping[int, Gpus], carry_out: Callable[[Change], None]) -> list[Change]:
-    """One of those that wait for each other gives back what it does not keep: rather one that keeps some, of several the last job.
+    """One of those that wait for each other gives back what it does not keep. Returns what is still to be done.
 
-    Returns what is still to be done.
+    Rather one that keeps some GPUs; of several the one submitted last.
     """
     giving = [change for change in blocked if held.get(change.row, 0) & ~change.gpus]
     one = max(giving, key=lambda change: (held[change.row] & change.gpus > 0, change.row))

@@ -190,10 +190,10 @@ def test_a_job_that_is_placed_well_does_not_make_room_for_one_that_can_go_elsewh
 
 
 def test_a_job_moves_if_two_others_would_have_to_move_instead() -> None:
-    placed = place(servers(4, 4), {0: gpus(0), 1: gpus(1), 2: gpus(2, 3)}, {0: 2, 1: 2, 2: 2})
-    assert placed[0] & gpus(0)
-    assert placed[1] & gpus(1)
-    assert placed[2] == gpus(4, 5)
+    present = {0: gpus(0), 1: gpus(1), 2: gpus(2), 3: gpus(3), 4: gpus(4, 5, 6, 7)}
+    placed = place(servers(8, 8), present, {0: 2, 1: 2, 2: 2, 3: 2, 4: 4})
+    assert all(placed[row] & present[row] for row in range(4))
+    assert placed[4] == gpus(8, 9, 10, 11)
 
 
 # ------------------------------------------------------------------------------------------------------- growing, shrinking
