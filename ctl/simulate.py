@@ -44,7 +44,8 @@ def simulate(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Name of a policy, a policy file, or `all`; may be repeated (default {DEFAULT_POLICY}).", show_default=False
+            help=f"Name of a policy, a policy file, or `all`; may be repeated (default {DEFAULT_POLICY}).",
+            show_default=False,
         ),
     ] = None,
     where: Annotated[
@@ -63,7 +64,8 @@ def simulate(
     profiles: Annotated[
         Path | None,
         typer.Option(
-            help="File of measured throughputs; without it every job scales linearly up to its request.", show_default=False
+            help="File of measured throughputs; without it every job scales linearly up to its request.",
+            show_default=False,
         ),
     ] = None,
     gpu_type: Annotated[
@@ -131,7 +133,7 @@ def _policies(names: Sequence[str]) -> dict[str, Policy]:
     from ..simulator.policies import NAMES, load_policy
 
     found: dict[str, Policy] = {}
-    for name in [one for name in names for one in (NAMES if name == "all" else [name])]:
+    for name in [name for given in names for name in (NAMES if given == "all" else [given])]:
         if "/" in name or name.endswith((".yaml", ".yml")):
             label, loaded = Path(name).stem, load_policy(load_yaml(Path(name), UserError), name)
         else:
@@ -268,8 +270,12 @@ def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> Non
     assert row is not None
     load = setup.assigned.workload
     submitted_s = float(load.submit_s[row])
-    request = f"{render.count(int(load.requested_gpus[row]))} requested, from {load.min_gpus[row]} to {load.max_gpus[row]} allowed"
-    print(f"\n{load.names[row]}: {load.models[load.curve[row]]}, {request}, {render.span(float(load.work_s[row]))} on one", file=file)
+    requested = render.count(int(load.requested_gpus[row]))
+    request = f"{requested} requested, from {load.min_gpus[row]} to {load.max_gpus[row]} allowed"
+    print(
+        f"\n{load.names[row]}: {load.models[load.curve[row]]}, {request}, {render.span(float(load.work_s[row]))} on one",
+        file=file,
+    )
     for label, result in results.items():
         print(f"  under {label}, since its submission:", file=file)
         for moment in result.story[:LONGEST_STORY]:
@@ -279,7 +285,10 @@ def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> Non
         if len(result.story) > LONGEST_STORY:
             print(f"              and {len(result.story) - LONGEST_STORY} changes more", file=file)
         ended = float(result.end_s[row])
-        print(f"    {render.span(ended - submitted_s):>8}  over" if ended == ended else "              never ended", file=file)
+        print(
+            f"    {render.span(ended - submitted_s):>8}  over" if ended == ended else "              never ended",
+            file=file,
+        )
 
 
 def _write_json(name: str, document: dict[str, Any]) -> None:

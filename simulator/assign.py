@@ -1,8 +1,9 @@
 """From a trace and measured throughputs to a workload (AFS 5.1).
 
-A job works so much that it takes as long as in the trace with the GPUs that it requested there. Where the trace has no model a job gets
-one at random, among those whose throughput grows up to the GPUs that it requested (where none does, among those that grow furthest).
-It may have any share from one GPU to that of its model's greatest throughput within the cluster, or, as PCS has it, to its request.
+A job works so much that it takes as long as in the trace with the GPUs that it requested there. Where the trace has no
+model a job gets one at random, among those whose throughput grows up to the GPUs that it requested (where none does, among
+those that grow furthest). It may have any share from one GPU to that of its model's greatest throughput within the cluster,
+or, as PCS has it, to its request.
 
 Without measurements every job scales linearly up to its request and not beyond it.
 """
@@ -24,15 +25,16 @@ from .traces import Trace
 from .workload import Workload
 
 
-@dataclass(frozen=True)
-class Assigned:
-    """What is simulated, and what the metrics want to know besides. Columns are those of the workload: in the order of submission."""
+@dataclass(frozen=True) class Assigned: """What is simulated, and what the metrics want to know besides, with columns like
+the workload's: in the order of submission."""
 
     workload: Workload
     deadline_s: Floats  # seconds from the first submission; nan: none
 
 
-def assign(trace: Trace, cluster_gpus: int, profiles: Profiles | None, seed: int, cap_at_request: bool = False) -> Assigned:
+def assign(
+    trace: Trace, cluster_gpus: int, profiles: Profiles | None, seed: int, cap_at_request: bool = False
+) -> Assigned:
     """The workload of `trace` on a cluster of so many GPUs. Raises UserError."""
     _check_sizes(trace, cluster_gpus)
     chosen = _curves(trace, profiles, seed)
@@ -103,7 +105,9 @@ def _named(trace: Trace, profiles: Profiles) -> list[Curve]:
 def _random(gpus: Ints, pool: Sequence[Curve], rng: random.Random) -> list[Curve]:
     best = {curve: curve.best(len(curve.speedup)) for curve in pool}
     furthest = max(best.values())
-    fitting = {wanted: [curve for curve in pool if best[curve] >= min(wanted, furthest)] for wanted in set(gpus.tolist())}
+    fitting = {
+        wanted: [curve for curve in pool if best[curve] >= min(wanted, furthest)] for wanted in set(gpus.tolist())
+    }
     return [rng.choice(fitting[wanted]) for wanted in gpus.tolist()]
 
 
@@ -150,7 +154,7 @@ def _length(trace: Trace) -> Floats:
 
 
 def _padded(curves: Sequence[Curve], requested: int) -> Floats:
-    """All speedups in one array, as wide as the largest share that is measured or requested: throughput stays what it was last."""
+    """All speedups in one array, as wide as the largest share measured or requested; throughput stays what it was last."""
     width = max(requested + 1, max(len(curve.speedup) for curve in curves))
     return np.stack([np.pad(curve.speedup, (0, width - len(curve.speedup)), mode="edge") for curve in curves])
 

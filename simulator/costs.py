@@ -1,14 +1,15 @@
 """What changing a job's GPUs costs (EDL 2, AFS Fig. 1): presets, or a file.
 
-``background`` is how this project's runtime does it: training goes on while new workers start and fetch the state, and stands still only
-for the switch. Its numbers are round ones above what was measured (docs/benchmarks.md):
+``background`` is how this project's runtime does it: training goes on while new workers start and fetch the state, and
+stands still only for the switch. Its numbers are round ones above what was measured (docs/benchmarks.md):
 
-* `START_S`: from an order to the first step of a new job. Processes are forked from one that has torch loaded; building the model and
-  reading the data is what remains.
+* `START_S`: from an order to the first step of a new job. Processes are forked from one that has torch loaded; building the
+  model and reading the data is what remains.
 * `JOIN_S`: from an order to the first step with more workers (`make bench-resize`, `make bench-runtime`).
 * `PAUSE_S`: the median pauses of `make bench-resize` lie between 3 and 34 ms, the longest at 65 ms.
 
-``stop-resume`` writes a checkpoint, stops, and starts again: tens of seconds for each change (AFS Fig. 1, Pollux' restart penalty of 30 s).
+``stop-resume`` writes a checkpoint, stops, and starts again: tens of seconds for each change (AFS Fig. 1, Pollux' restart
+penalty of 30 s).
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ with batch B one iteration makes ``(B / B_0) (phi + B_0) / (phi + B)`` times the
 noise scale (Pollux 3.1; constant here, though it grows during training). The three numbers of each application are fitted to the
 published validation runs, whose lengths they give back to within 3 % for every batch there.
 
-EasyScale's workload (Fig. 14) names epochs; a data set's size makes them samples. NeuMF trains on MovieLens 1M with four negatives for
-each of its 994,169 training ratings, as its public implementations do; the other sizes are those of the data sets of EasyScale's Table 1.
+EasyScale's workload (Fig. 14) names epochs; a data set's size makes them samples. NeuMF trains on MovieLens 1M with four
+negatives for each of its 994,169 training ratings, as its public implementations do; the other sizes are those of the data
+sets of EasyScale's Table 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What came of a simulation, in numbers (AFS 2.2).
 
-Averages over time are weighted by time, from the first submission to the last end: each value of the timeline holds until the next event.
-The blocking index grows between events, and counts as it was at the beginning of each interval.
+Averages over time are weighted by time, from the first submission to the last end: each value of the timeline holds until
+the next event. The blocking index grows between events, and counts as it was at the beginning of each interval.
 """
 
 from __future__ import annotations

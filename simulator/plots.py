@@ -1,7 +1,8 @@
 """One picture of several policies on one workload, in the manner of AFS' figures.
 
-Average and tail JCT by policy (AFS Fig. 5, 9), the distribution of JCT, how much shorter than under the first policy jobs of each length
-are (Fig. 10), and over time the queue, cluster efficiency, blocking index and the part of the GPUs that jobs have (Fig. 2).
+Average and tail JCT by policy (AFS Fig. 5, 9), the distribution of JCT, how much shorter than under the first policy jobs
+of each length are (Fig. 10), and over time the queue, cluster efficiency, blocking index and the part of the GPUs that jobs
+have (Fig. 2).
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ def _by_length(axes: Axes, series: Mapping[str, Series]) -> None:
     order = np.argsort(first)[: int((~np.isnan(first)).sum())]
     axes.set_title("JCT reduction by length of the job", loc="left", fontsize=11)
     if len(series) < 2 or len(order) < LEAST_JOBS:
-        axes.text(0.5, 0.5, f"needs two policies and {LEAST_JOBS} jobs", ha="center", color="0.5", transform=axes.transAxes)
+        axes.text(
+            0.5, 0.5, f"needs two policies and {LEAST_JOBS} jobs", ha="center", color="0.5", transform=axes.transAxes
+        )
         axes.set(xticks=[], yticks=[])
         return
     bins = np.array_split(order, BINS)
@@ -113,7 +116,9 @@ def _over_time(
     unit_s, unit = (DAY_S, "days") if end_s > 3 * DAY_S else (3600.0, "hours") if end_s > 7200 else (1.0, "seconds")
     edges = np.linspace(0.0, end_s, CELLS + 1)
     for place, each in enumerate(series.values()):
-        axes.plot((edges[:-1] + edges[1:]) / 2 / unit_s, _averages(each, values(each), edges), linewidth=1.2, **_style(place))
+        axes.plot(
+            (edges[:-1] + edges[1:]) / 2 / unit_s, _averages(each, values(each), edges), linewidth=1.2, **_style(place)
+        )
     axes.set(xlim=(0, end_s / unit_s), xlabel=f"time ({unit})")
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color="0.92")

@@ -1,7 +1,7 @@
 """How fast models train on how many GPUs, from tables of measurements; what the simulator knows of a job's throughput.
 
-A table is told by its header. Either it has a model, a number of GPUs and one of four measures (AFS, ElasticFlow, Gavel, or one's own:
-``model,gpus,samples_per_s`` with the other columns where there are several batches or types of GPU)::
+A table is told by its header. Either it has a model, a number of GPUs and one of four measures (AFS, ElasticFlow, Gavel, or one's
+own: ``model,gpus,samples_per_s``, with the other columns where there are several batches or types of GPU)::
 
     model | job_type     gpus | scale_factor     samples_per_s | iters_per_s | steps_per_s | us_per_iter
     global_batch_size | global_batch | batch_size     gpu_type | worker_type     in_afs_table4 (0: never chosen at random)
@@ -10,13 +10,14 @@ or it is EasyScale's or Sia's and Pollux' (`easyscale_curves`, `placement_curves
 
 What a curve is made of, whatever the table:
 
-* Measurements are taken as they are, noise included: the simulated job is as fast as what has been measured. Only the scheduler is shown
-  a smooth curve (`engine`), as it is of real jobs. Where one share was measured repeatedly the median counts.
+* Measurements are taken as they are, noise included: the simulated job is as fast as what has been measured. Only the
+  scheduler is shown a smooth curve (`engine`), as it is of real jobs. Where one share was measured repeatedly the median
+  counts.
 * A share that is missing between two measured ones (empty, nan and 0 are missing too) lies on the straight line between them in
   throughput, which keeps a concave curve concave. Interpolation in time per iteration, as in the AFS table, would not.
 * Beyond the largest measured share throughput stays what it is there, so that no policy wants more.
-* Speedups are relative to one GPU. Where measurements begin with n > 1 GPUs, fewer are taken to have their part of that: linear scaling,
-  which makes n GPUs worth n, the least they can be.
+* Speedups are relative to one GPU. Where measurements begin with n > 1 GPUs, fewer are taken to have their part of that: linear
+  scaling, which makes n GPUs worth n, the most they can be without superlinear scaling.
 * Weak scaling (Gavel) needs nothing special: its steps are those of one GPU's batch, summed over the GPUs.
 """
 
@@ -32,7 +33,7 @@ import numpy as np
 from ..controller.scheduling.view import Floats
 from ..protocol.errors import UserError
 from .placements import PLACEMENT_COLUMNS, placement_curves
-from .tables import MOST, Table, listed, read
+from .tables import Table, listed, read
 
 MISSING = frozenset({"", "nan", "NaN", "None", "0", "0.0"})
 MODEL = ("model", "job_type")
@@ -108,7 +109,9 @@ def load(path: Path, gpu_type: str | None = None) -> Profiles:
     if gpu_type is not None:
         types = dict.fromkeys(curve.gpu_type for curve in curves)
         if gpu_type not in types:
-            raise UserError(f"{path}: no GPU type {gpu_type!r}; there are {listed(name for name in types if name) or 'none'}")
+            raise UserError(
+                f"{path}: no GPU type {gpu_type!r}; there are {listed(name for name in types if name) or 'none'}"
+            )
         curves = [curve for curve in curves if curve.gpu_type == gpu_type]
     return Profiles(str(path), tuple(curves))
 
@@ -122,9 +125,10 @@ def speedups(measured: Mapping[int, float]) -> Floats:
 
 
 def easyscale_curves(table: Table) -> list[Curve]:
-    """EasyScale's Fig. 12: seconds per mini-batch of one worker with plain DDP. Workers compute side by side without loss (its eq. 1).
+    """EasyScale's Fig. 12: seconds per mini-batch of one worker with plain DDP. Workers scale without loss (its eq. 1).
 
-    So the curve is a straight line; that a job cannot use more GPUs than it has workers is the trace's business, which calls NeuMF ncf.
+    So the curve is a straight line; that a job has no use for more GPUs than workers is the trace's business, which calls
+    NeuMF ncf.
     """
     seconds, batch = table.numbers("ddp_nondeterminism"), table.numbers("bs")
     gpus = np.arange(257, dtype=np.float64)

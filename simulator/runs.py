@@ -1,7 +1,8 @@
 """One workload under several policies, each in a process of its own.
 
-A simulation depends on its arguments alone, so the results are the same however many processes there are. Processes are spawned, not
-forked: whoever calls may have threads. What they have done so far they write into a file that all of them see, one number each.
+A simulation depends on its arguments alone, so the results are the same however many processes there are. Processes are
+spawned, not forked: whoever calls may have threads. What they have done so far they write into a file that all of them see,
+one number each.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Setup:
             return None
         names = self.assigned.workload.names
         if self.explain not in names:
-            raise UserError(f"--explain: the trace has no job {self.explain!r}; the first is {names[0]}, the last {names[-1]}")
+            raise UserError(
+                f"--explain: the trace has no job {self.explain!r}; the first is {names[0]}, the last {names[-1]}"
+            )
         return list(names).index(self.explain)
 
 
@@ -128,7 +131,9 @@ def _in_processes(
     processes: int,
     board: Path,
 ) -> dict[str, Result]:
-    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
+    executor = ProcessPoolExecutor(
+        processes, multiprocessing.get_context("spawn"), initializer=_leave_interrupts_to_the_parent
+    )
     before = set(multiprocessing.active_children())
     try:
         futures: dict[str, Future[Result]] = {

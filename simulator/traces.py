@@ -1,7 +1,7 @@
 """Public job traces, told apart by their header (`FORMATS`); the order of columns does not matter, and more of them do no harm.
 
 * AFS's Philly clusters with models (PCS): ``vc,job,submit_s,duration_s,gpus,model``
-* ElasticFlow's: ``job_id,submission_time,duration,num_gpu``, with ``cluster,model_name,batch_size,deadline`` where they were made up
+* ElasticFlow's: ``job_id,submission_time,duration,num_gpu``, with ``cluster,model_name,batch_size,deadline`` where made up
 * the inputs of ElasticFlow's artifact, and Tiresias': ``job_id,submit_time,duration,num_gpu`` with ``model_name,batch_size,ddl``
 * Philly as in Pollux' artifact: ``timestamp,duration,num_gpus``, in no order
 * Pollux' workloads: ``name,time,application,num_replicas,batch_size``, which say how far jobs train and not how long they took
@@ -24,7 +24,7 @@ from .tables import Table, listed, read
 
 @dataclass(frozen=True)
 class Format:
-    """Which column of a trace says what; "": none does. All but the optional ones must be there for a table to be of this format."""
+    """Which column of a trace says what; "": none does. A table that has all but the optional ones is of this format."""
 
     name: str
     submit: str
@@ -114,9 +114,9 @@ def load(path: Path, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
     form = next((form for form in FORMATS if all(column in table for column in form.required)), None)
     if form is None:
         known = "; ".join(",".join(form.required) for form in FORMATS)
-        raise UserError(
-            f"{path}: line 1: not a job trace that is known: its columns are {', '.join(table.columns)}; wanted are those of one of {known}"
-        )
+        columns = ", ".join(table.columns)
+        reason = f"not a job trace that is known: its columns are {columns}; wanted are those of one of {known}"
+        raise UserError(f"{path}: line 1: {reason}")
     table = table.where(where or {})
     _check_one_part(table, form)
     submit_s = table.times(form.submit)

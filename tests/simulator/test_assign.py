@@ -123,9 +123,21 @@ def test_easyscale_jobs_host_whole_virtual_workers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("trace", "measured", "message"),
     [
-        ("job,submit_s,duration_s,gpus\na,0,9,65\n", None, "line 2, column gpus: 65 GPUs requested, and the cluster has 64"),
-        ("job,submit_s,duration_s,gpus,model\na,0,9,1,small\nb,0,9,1,vgg\n", PROFILES, "line 3, column model: no model 'vgg' in"),
-        ("name,time,application,num_replicas,batch_size\na,0,ncf,1,256\n", None, "has no durations, so throughputs are needed"),
+        (
+            "job,submit_s,duration_s,gpus\na,0,9,65\n",
+            None,
+            "line 2, column gpus: 65 GPUs requested, and the cluster has 64",
+        ),
+        (
+            "job,submit_s,duration_s,gpus,model\na,0,9,1,small\nb,0,9,1,vgg\n",
+            PROFILES,
+            "line 3, column model: no model 'vgg' in",
+        ),
+        (
+            "name,time,application,num_replicas,batch_size\na,0,ncf,1,256\n",
+            None,
+            "has no durations, so throughputs are needed",
+        ),
         (
             "name,time,application,num_replicas,batch_size\na,0,small,1,256\n",
             PROFILES,

