@@ -6,7 +6,8 @@ before they leave the first queue. Nobody needs to know how long they are.
 Inside a queue we follow Tiresias' own simulator (`dlas-gpu`), as far as it can be told from what a view holds:
 
 * A job that runs goes before those that wait, so that nobody is interrupted for a job of the same queue.
-* Only at the moment at which a job comes down into a queue, it goes behind those that wait there: they had to wait for it.
+* Only at the moment at which a job comes down into a queue, it goes behind those that wait there: they had to wait for it. A moment
+  is a tenth of a second here; if a decision comes later than that, the job is one that runs, and they wait for it again.
 * Those that wait are in the order in which they began to: by submission in the first queue, since nobody in it is ever interrupted. A
   job that is interrupted goes to the tail. The simulator puts it before those that waited already: in its first queue the same,
   in lower ones not. They would wait the longer the earlier they came.
@@ -25,9 +26,10 @@ import numpy.typing as npt
 
 from ..view import Floats, Ints, JobTable, Reason
 from .base import Shares, grow, relative_gain, rigid, waits_for
-from .reviews import EARLY_S, LATE_S
+from .reviews import EARLY_S
 
 QUEUE_S = 1e10  # between the keys of two queues; several times more than any Unix time
+CAME_S = 0.1  # a running job that has attained its queue's first service no longer ago has just come down into it
 ROUNDING_GPU_S = 1.0  # a job that has so little left of its queue's service is through with it
 
 
@@ -141,7 +143,7 @@ class _Queues:
         jobs = self._jobs
         runs = jobs.share > 0
         entered = np.concatenate([[0.0], self._thresholds])[self._own]  # the service at which it came into its queue
-        just_came = (self._own > 0) & (self._attained < entered + LATE_S * jobs.share)
+        just_came = (self._own > 0) & (self._attained < entered + CAME_S * jobs.share)
         since_s = np.where(runs, self._now, jobs.waiting_since_s)
         if self._promotion is not None:
             just_came &= ~self._promoted
