@@ -25,8 +25,9 @@ from .traces import Trace
 from .workload import Workload
 
 
-@dataclass(frozen=True) class Assigned: """What is simulated, and what the metrics want to know besides, with columns like
-the workload's: in the order of submission."""
+@dataclass(frozen=True)
+class Assigned:
+    """What is simulated, and what the metrics want to know besides. Columns are in the order of submission."""
 
     workload: Workload
     deadline_s: Floats  # seconds from the first submission; nan: none
