@@ -289,7 +289,10 @@ def test_afs_l_is_algorithm_1_with_many_jobs_and_gpus(seed: int) -> None:
 
 def test_every_job_gets_a_gpu_before_one_that_scales_linearly_gets_a_second_one() -> None:
     """Both sides of (3) are 1 for the second GPU of `short` and the first one of `long`."""
-    assert given_to("afs-l", 2, job("long", 1, 4, left_s=200), job("short", 1, 4, left_s=100)) == {"long": 1, "short": 1}
+    assert given_to("afs-l", 2, job("long", 1, 4, left_s=200), job("short", 1, 4, left_s=100)) == {
+        "long": 1,
+        "short": 1,
+    }
 
 
 def test_with_linear_throughput_the_shorter_job_gets_what_is_left() -> None:
@@ -408,7 +411,9 @@ def test_a_job_is_not_taken_off_before_its_unit_is_over() -> None:
 
 
 @pytest.mark.parametrize("executed_s", [299.9999, 300.0, 300.3])
-def test_a_job_whose_unit_is_over_is_taken_off_even_if_the_review_came_a_little_early_or_late(executed_s: float) -> None:
+def test_a_job_whose_unit_is_over_is_taken_off_even_if_the_review_came_a_little_early_or_late(
+    executed_s: float,
+) -> None:
     jobs = [job("a", share=1, executed_s=executed_s), job("b", executed_s=200)]
     assert given_to(policy("afs-p", unit_s=100), 1, *jobs) == {"b": 1}
 

@@ -10,7 +10,20 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, linear, policy, reasons, speedups, table
+from scheduling_tables import (
+    Case,
+    Described,
+    ask,
+    by_name,
+    cases,
+    given_to,
+    job,
+    linear,
+    policy,
+    reasons,
+    speedups,
+    table,
+)
 
 from elasticd.controller.scheduling.policies.themis import _after_payments, _auction, _bids, unfairness
 from elasticd.controller.scheduling.view import ReasonCode
@@ -144,7 +157,9 @@ def test_the_most_unfairly_treated_jobs_bid_and_the_short_ones_among_those_that_
 
 
 def test_one_job_at_least_may_bid() -> None:
-    assert given_to(policy("themis", fairness=0.99), 1, job("a", left_s=10), job("b", left_s=1, submitted_s=-5)) == {"b": 1}
+    assert given_to(policy("themis", fairness=0.99), 1, job("a", left_s=10), job("b", left_s=1, submitted_s=-5)) == {
+        "b": 1
+    }
 
 
 def test_a_job_whose_minimum_does_not_fit_leaves_the_gpus_to_others() -> None:
@@ -166,7 +181,9 @@ def test_until_the_lease_is_over_a_job_keeps_its_gpus_and_a_new_one_waits() -> N
     assert given_to("themis", 4, long, unfair, now=BETWEEN_LEASES_S + 600)["long"] == 4
 
 
-@pytest.mark.parametrize(("now", "review_s"), [(0.0, 600), (250.0, 600), (599.9995, 1200), (600.0, 1200), (600.3, 1200)])
+@pytest.mark.parametrize(
+    ("now", "review_s"), [(0.0, 600), (250.0, 600), (599.9995, 1200), (600.0, 1200), (600.3, 1200)]
+)
 def test_all_leases_end_at_the_same_moments(now: float, review_s: float) -> None:
     assert ask("themis", table(job("a", left_s=1e5)), 1, now=now).review_s == review_s
 
@@ -232,4 +249,6 @@ def test_between_leases_nobody_loses_gpus(case: Case, now: float) -> None:
 def test_the_same_seed_draws_the_same() -> None:
     rng = random.Random(1)
     jobs = [job(f"j{k}", 1, 8, left_s=rng.uniform(10, 1000), speedup=linear(8)) for k in range(20)]
-    assert ask("themis", table(*jobs), 64, seed=3).gpus.tolist() == ask("themis", table(*jobs), 64, seed=3).gpus.tolist()
+    assert (
+        ask("themis", table(*jobs), 64, seed=3).gpus.tolist() == ask("themis", table(*jobs), 64, seed=3).gpus.tolist()
+    )

@@ -78,7 +78,10 @@ def test_those_that_wait_are_in_the_order_in_which_they_began_to() -> None:
 
 
 def test_jobs_of_the_first_queue_that_have_not_run_are_in_the_order_of_submission() -> None:
-    assert given_to(TIRESIAS, 2, *(job(name, submitted_s=k) for k, name in enumerate("abc")), now=10.0) == {"a": 1, "b": 1}
+    assert given_to(TIRESIAS, 2, *(job(name, submitted_s=k) for k, name in enumerate("abc")), now=10.0) == {
+        "a": 1,
+        "b": 1,
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------- reviews
@@ -215,7 +218,12 @@ def test_r1_goes_by_what_jobs_want_so_that_shrunk_jobs_stay_shrunk_while_the_que
 def test_r2_gives_idle_gpus_one_by_one_to_the_greatest_relative_gain_if_nobody_waits() -> None:
     steep = job("steep", 1, 4, requested=1, speedup=(0, 1, 1.9, 2.6, 3.1))
     flat = job("flat", 1, 4, requested=1, speedup=(0, 1, 1.5, 1.7, 1.8))
-    gains = {2: {"steep": 1, "flat": 1}, 3: {"steep": 2, "flat": 1}, 4: {"steep": 2, "flat": 2}, 5: {"steep": 3, "flat": 2}}
+    gains = {
+        2: {"steep": 1, "flat": 1},
+        3: {"steep": 2, "flat": 1},
+        4: {"steep": 2, "flat": 2},
+        5: {"steep": 3, "flat": 2},
+    }
     for gpus, expected in gains.items():
         assert given_to(elastic(9), gpus, steep, flat) == expected
     assert given_to(elastic(9), 3, steep, flat, job("waits", 2)) == {"steep": 1, "flat": 1}, "GPUs stay idle"

@@ -1,22 +1,25 @@
 """`afs-l`, `afs-p`, `afs-s`: apathetic future share (AFS 3, Alg. 1, App. D).
 
-The next GPU goes to the longer job b rather than to the shorter job a if ``(p'_b - p_b) / p'_b > (p'_a - p_a) / p_a``  (3), with p and p'
-the throughputs now and with one GPU more. Lengths are those at the present shares, and a job without GPUs counts as infinitely long.
-Below, the left side is a job's `gain` and the right side its `bar`: b beats a if its gain is above the bar of a.
+The next GPU goes to the longer job b rather than to the shorter job a if ``(p'_b - p_b) / p'_b > (p'_a - p_a) / p_a``
+(3), with p and p' the throughputs now and with one GPU more. Lengths are those at the present shares, and a job without
+GPUs counts as infinitely long. Below, the left side is a job's `gain` and the right side its `bar`: b beats a if its
+gain is above the bar of a.
 
 Three points in which the paper leaves a choice:
 
-*The order of comparing.* Algorithm 1 finds the top job by comparing one after the other with the best so far, in any order. App. C
-proves (3) transitive for a < b < c in length where both comparisons say yes. Where one says no they are not: a may win against b, b
-against c, and c against a (worked out in tests/scheduling/test_afs.py), so that the top job depends on the order. We compare in
-ascending order of length, and of equal ones the job submitted first counts as the shorter. The top job is then the last of the
-records: jobs whose gain is above the bar of the record before them.
+*The order of comparing.* Algorithm 1 finds the top job by comparing one after the other with the best so far, in any
+order. App. C proves (3) transitive for a < b < c in length where both comparisons say yes. Where one says no they are
+not: a may win against b, b against c, and c against a (worked out in tests/scheduling/test_afs.py), so that the top job
+depends on the order. We compare in ascending order of length, and of equal ones the job submitted first counts as the
+shorter. The top job is then the last of the records: jobs whose gain is above the bar of the record before them.
 
-*The first GPUs.* As printed, Algorithm 1 gives a job that scales linearly its second GPU before a waiting job gets its first: both
-sides of (3) are 1 then. We follow the text ("stage one", and AFS 5.4, which explains low tails with it): first each job its minimum.
+*The first GPUs.* As printed, Algorithm 1 gives a job that scales linearly its second GPU before a waiting job gets its
+first: both sides of (3) are 1 then. We follow the text ("stage one", and AFS 5.4, which explains low tails with it):
+first each job its minimum.
 
-*Minimums above one GPU*, which the paper does not have. Stage one takes the jobs in ascending order of their length with their
-minimum; one whose minimum does not fit into what is left is passed over, and what nobody's minimum fits into goes to stage two.
+*Minimums above one GPU*, which the paper does not have. Stage one takes the jobs in ascending order of their length
+with their minimum; one whose minimum does not fit into what is left is passed over, and what nobody's minimum fits into
+goes to stage two.
 """
 
 from __future__ import annotations
@@ -57,20 +60,20 @@ class AfsL:
 
 
 class AfsPParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`unit_s`: how long a job runs before another one gets its turn, while there are more jobs than GPUs (AFS 3.3: 2 h)."""
+    """`unit_s`: how long a job runs before another one takes its turn, where there are too many jobs (AFS 3.3: 2 h)."""
 
     unit_s: Annotated[float, msgspec.Meta(gt=LATE_S)] = 7200.0
 
 
 class AfsP:
-    """AFS without lengths (AFS 3.3): while the minimums of all jobs do not fit, processor sharing in units of time; else by (3).
+    """AFS without lengths (AFS 3.3): (3) as far as it can be told, and processor sharing while not all jobs fit.
 
-    The counter of a job is the number of units that it has run. The lowest counters come first, of equal ones the job submitted
-    first, and a job is not taken off before its unit is over. The paper's jobs all take one GPU then; with minimums above
-    one some may be left over, which (3) gives away.
+    The counter of a job is the number of units that it has run. The lowest counters come first, of equal ones the job
+    submitted first, and a job is not taken off before its unit is over. The paper's jobs all take one GPU then; with
+    minimums above one some may be left over, which (3) gives away.
 
-    Which of two jobs is shorter is not known, so that (3) is asked both ways round: who wins against the other whichever of them is
-    shorter is preferred, else "either one at random".
+    Which of two jobs is shorter is not known, so that (3) is asked both ways round: who wins against the other
+    whichever of them is shorter is preferred, else "either one at random".
     """
 
     name = "afs-p"
@@ -97,7 +100,7 @@ class AfsP:
 
 
 class AfsS(AfsP):
-    """AFS that only knows the share of each job's greatest throughput (App. D): as `afs-p`, but max-min up to it instead of (3)."""
+    """AFS that only knows the share of each job's greatest throughput (App. D): `afs-p` with max-min instead of (3)."""
 
     name = "afs-s"
 
@@ -115,7 +118,7 @@ def _shares(jobs: JobTable, given: Ints, gpus: int, review_s: float = math.inf) 
 
 
 def _growing(jobs: JobTable, given: Ints) -> tuple[Ints, Ints, Floats, Floats]:
-    """The rows that run and whose throughput still grows, the most that each may get, and its throughput now and with one GPU more."""
+    """Rows that run and can grow; the most that each may get; its throughput now and with one GPU more."""
     most = np.minimum(jobs.max_gpus, jobs.curves.most)
     rows = np.flatnonzero((given > 0) & (given < most))
     share = given[rows]
@@ -136,10 +139,11 @@ def _by_inequality(jobs: JobTable, given: Ints, free: int) -> None:
 
 
 class _Line:
-    """The jobs that run, in ascending order of length, and the positions of the records among them; the last one is the top job's.
+    """The jobs that can grow, in ascending order of length, and where the records are; the last one is the top job.
 
-    A GPU makes the top job shorter, so that it moves forward. The records before its new place stay what they are. Where it is no
-    record there, neither do those behind change, except that it is not among them any more. So each GPU costs few searches.
+    A GPU makes the top job shorter, so that it moves forward. The records before its new place stay what they are.
+    Where it is no record there, neither do those behind change, except that it is not among them any more. So each GPU
+    costs few searches.
     """
 
     def __init__(self, jobs: JobTable, given: Ints) -> None:
@@ -213,9 +217,9 @@ class _Line:
 def _without_lengths(jobs: JobTable, given: Ints, free: int, rng: random.Random) -> None:
     """Stage two without lengths. Changes `given`.
 
-    A job beats another, whichever of them is shorter, if its gain is above the other's bar. So nobody beats those whose bar is at
-    least the greatest gain of all. One of these gets the GPU: if there are some that have it already, one of them, so that shares do
-    not change for no reason; else the first in an order that is drawn once.
+    A job beats another, whichever of them is shorter, if its gain is above the other's bar. So nobody beats those whose
+    bar is at least the greatest gain of all. One of these gets the GPU: if there are some that have it already, one of
+    them, so that shares do not change for no reason; else the first in an order that is drawn once.
     """
     rows, most, now, then = _growing(jobs, given)
     if free <= 0 or not len(rows):

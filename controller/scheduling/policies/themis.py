@@ -1,20 +1,23 @@
 """`themis`: finish-time fairness by auctions of leases (Themis, NSDI'20, as AFS 6 sums it up).
 
-A job's unfairness is  rho = (age + left / T(x)) / (isolated time so far + left / T_isolated) : how long it takes with a share of x GPUs
-from its submission to its end, over how long it would have taken alone. The isolated share is an equal share of the cluster for
-each of the present jobs, but not more than the job can use. That is the metric of Gavel's code and of PCS'. (AFS 6 tells of the
-throughput at the peak over the number of jobs, which is the same where throughput is linear.) The view does not hold how much a
-job has done; it is reckoned from the time that it has run with its average share, which is exact while the share stays the same.
+A job's unfairness is  rho = (age + left / T(x)) / (isolated time so far + left / T_isolated) : how long it takes with a
+share of x GPUs from its submission to its end, over how long it would have taken alone. The isolated share is an equal
+share of the cluster for each of the present jobs, but not more than the job can use. That is the metric of Gavel's code
+and of PCS'. (AFS 6 tells of the throughput at the peak over the number of jobs, which is the same where throughput is
+linear.) The view does not hold how much a job has done; it is reckoned from the time that it has run with its average
+share, which is exact while the share stays the same.
 
-GPUs are leased, and all leases end at the same moments. Then all GPUs are up for auction; in between those that are free are.
+GPUs are leased, and all leases end at the same moments. Then all GPUs are up for auction; in between those that are
+free are.
 
-1. Only the jobs with the greatest rho may bid, a share of 1 - `fairness` of them (Themis 4). A job without GPUs is taken
-   as if it had its minimum.
-2. The auction maximises the product of all bidders' 1 / rho. It gives one GPU after the other to whom it brings most, which finds the
-   maximum, since log(1 / rho) is concave in x wherever throughput is. As long as a bidder has nothing the product is 0: so first
-   each gets its minimum, the most unfairly treated first.
-3. Each bidder pays for what its presence costs the others (partial allocation: this makes honest bids the best ones): of the GPUs
-   that it wins it keeps the ratio of the others' product with it to their product without it, but at least its minimum.
+1. Only the jobs with the greatest rho may bid, a share of 1 - `fairness` of them (Themis 4). A job without GPUs is
+   taken as if it had its minimum.
+2. The auction maximises the product of all bidders' 1 / rho. It gives one GPU after the other to whom it brings most,
+   which finds the maximum, since log(1 / rho) is concave in x wherever throughput is. As long as a bidder has nothing
+   the product is 0: so first each gets its minimum, the most unfairly treated first.
+3. Each bidder pays for what its presence costs the others (partial allocation: this makes honest bids the best ones):
+   of the GPUs that it wins it keeps the ratio of the others' product with it to their product without it, but at least
+   its minimum.
 4. What is left over goes at random, one GPU after the other, to jobs that were not allowed to bid, and then to anybody.
 """
 
@@ -35,7 +38,7 @@ from .reviews import EARLY_S, LATE_S
 
 
 class ThemisParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`lease_s`: how long GPUs are given for (PCS: 600 s). `fairness`: the share of jobs that may not bid (Themis: 0.8)."""
+    """`lease_s`: for how long GPUs are given (PCS: 600 s). `fairness`: the share of jobs that may not bid (Themis: 0.8)."""
 
     lease_s: Annotated[float, msgspec.Meta(gt=LATE_S)] = 600.0
     fairness: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.8
@@ -88,7 +91,7 @@ def unfairness(jobs: JobTable, share: Ints, gpus: int, now: float) -> Floats:
     isolated = _speedup(jobs, np.minimum(gpus / len(jobs), jobs.max_gpus))
     average = jobs.attained_gpu_s / np.maximum(jobs.executed_s, EARLY_S)
     done_s = jobs.executed_s * _speedup(jobs, average)
-    shared_s = now - jobs.submitted_s + jobs.left_s / jobs.speedup(every, share)
+    shared_s: Floats = now - jobs.submitted_s + jobs.left_s / jobs.speedup(every, share)
     return shared_s / np.maximum((done_s + jobs.left_s) / isolated, EARLY_S)
 
 
@@ -102,7 +105,7 @@ def _speedup(jobs: JobTable, share: Floats) -> Floats:
 
 
 def _kept(jobs: JobTable, most: Ints, gpus: int) -> Ints:
-    """The shares whose leases still run. Where GPUs have been lost, so that they do not fit any more, all of them are over."""
+    """The shares whose leases still run. Where they do not fit any more, since GPUs were lost, all leases are over."""
     kept = np.minimum(jobs.share, most)
     kept[kept < jobs.min_gpus] = 0
     return kept if int(kept.sum()) <= gpus else no_shares(jobs)
@@ -133,7 +136,7 @@ def _auction(jobs: JobTable, given: Ints, most: Ints, bidders: Ints, free: int, 
 
 
 def _bids(jobs: JobTable, given: Ints, most: Ints, rows: list[int], now: float) -> Iterator[tuple[float, int]]:
-    """One GPU after the other: by how much it raises log(1 / rho) of the job to which it brings most, and this job's row.
+    """One GPU after the other: by how much it raises log(1 / rho) of the job that it raises most, and that job's row.
 
     It goes on past the GPUs that there are, for nobody is asked here whether they are left.
     """
@@ -162,8 +165,9 @@ def _bids(jobs: JobTable, given: Ints, most: Ints, rows: list[int], now: float) 
 def _after_payments(won: dict[int, int], further: Iterator[tuple[float, int]]) -> list[int]:
     """What each winner keeps of the GPUs that it has won.
 
-    Without it the others would get its GPUs: the further bids that are not its own tell what these would be worth to them, in
-    logarithms of their product. Bidders whose minimum did not fit are left out of the product, which would be 0 with them.
+    Without it the others would get its GPUs: the further bids that are not its own tell what these would be worth to
+    them, in logarithms of their product. Bidders whose minimum did not fit are left out of the product, which would be
+    0 with them.
     """
     most = max(won.values(), default=0)
     own = dict.fromkeys(won, 0)

@@ -1,21 +1,23 @@
 """`tiresias-l` (Tiresias, NSDI'19, discretised two-dimensional LAS) and `elastic-tiresias` (EDL 6.2).
 
-Jobs stand in queues by the service that they have attained, in GPU-seconds: who has got little goes first, since short jobs are over
-before they leave the first queue. Nobody needs to know how long they are.
+Jobs stand in queues by the service that they have attained, in GPU-seconds: who has got little goes first, since short
+jobs are over before they leave the first queue. Nobody needs to know how long they are.
 
 Inside a queue we follow Tiresias' own simulator (`dlas-gpu`), as far as it can be told from what a view holds:
 
 * A job that runs goes before those that wait, so that nobody is interrupted for a job of the same queue.
-* Only at the moment at which a job comes down into a queue, it goes behind those that wait there: they had to wait for it. A moment
-  is a tenth of a second here; if a decision comes later than that, the job is one that runs, and they wait for it again.
-* Those that wait are in the order in which they began to: by submission in the first queue, since nobody in it is ever interrupted. A
-  job that is interrupted goes to the tail. The simulator puts it before those that waited already: in its first queue the same,
-  in lower ones not. They would wait the longer the earlier they came.
+* Only at the moment at which a job comes down into a queue, it goes behind those that wait there: they had to wait for
+  it. A moment is a tenth of a second here; if a decision comes later than that, the job is one that runs, and they wait
+  for it again.
+* Those that wait are in the order in which they began to: by submission in the first queue, since nobody in it is ever
+  interrupted. A job that is interrupted goes to the tail of its queue, where the simulator puts it before those that
+  waited already: so only the lower queues differ, and there nobody is overtaken by one who began to wait later.
 * Whose GPUs do not fit into what is left is passed over.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from typing import Annotated
@@ -34,12 +36,13 @@ ROUNDING_GPU_S = 1.0  # a job that has so little left of its queue's service is 
 
 
 class TiresiasParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`thresholds_gpu_s`: the service after which a job leaves a queue for the next, so that there is one queue more than thresholds.
+    """`thresholds_gpu_s`: the service after which a job leaves a queue for the next, so that there is one queue more
+    than thresholds.
 
     EDL 6.2 has 10,000 and 200,000; Tiresias' simulator 3,250 and 7,200; Pollux, with two queues, 57,600.
 
-    `promotion`: a job that has waited this many times as long as it has run goes back to the first queue until it has got that
-    queue's service once more. Without it nobody does, as in the simulator unless it is told otherwise.
+    `promotion`: a job that has waited this many times as long as it has run goes back to the first queue until it has
+    got that queue's service once more. Without it nobody does, as in the simulator unless it is told otherwise.
 
     `peak`: a job asks for the GPUs of its greatest throughput, not for those that its user requested (AFS Fig. 6).
     """
@@ -50,8 +53,10 @@ class TiresiasParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         levels = (ROUNDING_GPU_S, *self.thresholds_gpu_s)
-        if any(not lower < higher for lower, higher in zip(levels, levels[1:], strict=False)):
-            raise ValueError(f"thresholds_gpu_s: {list(self.thresholds_gpu_s)} must ascend, from more than {ROUNDING_GPU_S:g}")
+        if any(not lower < higher for lower, higher in itertools.pairwise(levels)):
+            raise ValueError(
+                f"thresholds_gpu_s: {list(self.thresholds_gpu_s)} must ascend, from more than {ROUNDING_GPU_S:g}"
+            )
 
 
 class TiresiasL:
@@ -74,7 +79,7 @@ class TiresiasL:
 
 
 class ElasticTiresiasParameters(TiresiasParameters, frozen=True, forbid_unknown_fields=True):
-    """`pending`: more waiting jobs than this make the jobs outside the first queue shrink (EDL's N, which it does not tell)."""
+    """`pending`: if more jobs than this wait, those outside the first queue shrink (EDL's N, which it does not tell)."""
 
     pending: Annotated[int, msgspec.Meta(ge=0)] = 10
 
@@ -82,9 +87,10 @@ class ElasticTiresiasParameters(TiresiasParameters, frozen=True, forbid_unknown_
 class ElasticTiresias(TiresiasL):
     """`tiresias-l` with two rules (EDL 6.2), which make one plan together.
 
-    R1: if more than `pending` jobs would wait, each job outside the first queue gets half of the GPUs it wants, rounded down, but not
-    less than its minimum. Whether they would is asked of the shares that jobs want, not of those that they have: so jobs
-    that were shrunk get their GPUs back as soon as the queue is short again, and none goes back and forth in between.
+    R1: if more than `pending` jobs would wait, each job outside the first queue gets half of the GPUs it wants, rounded
+    down, but not less than its minimum. Whether they would is asked of the shares that jobs want, not of those that
+    they have: so jobs that were shrunk get their GPUs back as soon as the queue is short again, and none goes back and
+    forth in between.
 
     R2: if nobody waits and GPUs are idle, they go one by one to the job whose throughput they raise most, relatively.
 
@@ -130,9 +136,9 @@ class _Queues:
     def _promote(self, promotion: float, jobs: JobTable) -> npt.NDArray[np.bool_]:
         """Who starves; and who runs since then and has not yet got the service of the first queue once more.
 
-        Tiresias' simulator counts the waiting since the first start or the last promotion and then begins to count service anew. A
-        view knows the whole times only, so that the waiting before the first start counts too, and later promotions
-        come at the same ratio of the whole times.
+        Tiresias' simulator counts the waiting since the first start or the last promotion and then begins to count
+        service anew. A view knows the whole times only, so that the waiting before the first start counts too, and
+        later promotions come at the same ratio of the whole times.
         """
         starves = self._waited_s + EARLY_S >= promotion * jobs.executed_s
         in_its_turn = self._waited_s - EARLY_S > promotion * (jobs.executed_s - self._turn_s)
@@ -149,7 +155,8 @@ class _Queues:
             just_came &= ~self._promoted
             promoted_s = jobs.submitted_s + (1 + self._promotion) * jobs.executed_s  # when it had waited long enough
             since_s = np.where(self._promoted & ~runs, promoted_s, since_s)
-        return self.queue * QUEUE_S + np.where(runs & ~just_came, -QUEUE_S / 4, since_s)
+        keys: Floats = self.queue * QUEUE_S + np.where(runs & ~just_came, -QUEUE_S / 4, since_s)
+        return keys
 
     def review_s(self, given: Ints) -> float:
         """When the first job changes its queue, with these shares."""
