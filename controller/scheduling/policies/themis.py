@@ -38,7 +38,7 @@ from .reviews import EARLY_S, LATE_S
 
 
 class ThemisParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`lease_s`: for how long GPUs are given (PCS: 600 s). `fairness`: the share of jobs that may not bid (Themis: 0.8)."""
+    """`lease_s`: for how long GPUs are given (as PCS). `fairness`: the share of jobs that may not bid (as Themis)."""
 
     lease_s: Annotated[float, msgspec.Meta(gt=LATE_S)] = 600.0
     fairness: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.8

@@ -79,7 +79,7 @@ class TiresiasL:
 
 
 class ElasticTiresiasParameters(TiresiasParameters, frozen=True, forbid_unknown_fields=True):
-    """`pending`: if more jobs than this wait, those outside the first queue shrink (EDL's N, which it does not tell)."""
+    """`pending`: if more jobs than this wait, those outside the first queue shrink (EDL's N, which is not told)."""
 
     pending: Annotated[int, msgspec.Meta(ge=0)] = 10
 
@@ -155,8 +155,8 @@ class _Queues:
             just_came &= ~self._promoted
             promoted_s = jobs.submitted_s + (1 + self._promotion) * jobs.executed_s  # when it had waited long enough
             since_s = np.where(self._promoted & ~runs, promoted_s, since_s)
-        keys: Floats = self.queue * QUEUE_S + np.where(runs & ~just_came, -QUEUE_S / 4, since_s)
-        return keys
+        place = np.where(runs & ~just_came, -QUEUE_S / 4, since_s)
+        return np.asarray(self.queue * QUEUE_S + place, dtype=np.float64)
 
     def review_s(self, given: Ints) -> float:
         """When the first job changes its queue, with these shares."""
