@@ -42,8 +42,8 @@ import numpy as np
 
 from ..view import Floats, Ints, JobTable, Reason, ReasonCode
 from .backfill import free_after
-from .base import Shares, count, grow, no_shares, waits_for
-from .optimus import saved_s
+from .base import Shares, count, no_shares, waits_for
+from .optimus import shorten, steps
 
 
 class ElasticFifoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,38 +87,51 @@ class ElasticBackfill:
 
 
 def _elastic(jobs: JobTable, gpus: int, look_ahead_jobs: int) -> Shares:
+    """Both policies. Of those that wait no more are looked at than could start, the first that has to wait, and those
+    behind it."""
     running = _running(jobs, gpus)
-    waiting = jobs.min_gpus <= gpus
-    waiting[running] = False
-    free = max(0, gpus - int(jobs.share[running].sum()))
-    division = _Division(jobs, gpus, running)
-    head, behind = len(jobs), 0
-    refusal: Reason | None = None  # of the head
-    for row in np.flatnonzero(waiting)[: gpus + 1 + look_ahead_jobs].tolist():
-        if refusal and (behind == look_ahead_jobs or not division.room):
-            break
-        behind += 1 if refusal else 0
-        objection = _objection(division, row, free)
-        if not objection:
-            joined = division.joined_by(row)
-            if not refusal or joined.wait_s(head) <= division.wait_s(head):
-                wanted = int(jobs.min_gpus[row])
-                free = free - wanted if wanted <= free else joined.idle
-                division = joined
-        elif not refusal:
-            head, refusal = row, objection
-    given = division.given
+    fitting = jobs.min_gpus <= gpus
+    fitting[running] = False
+    waiting = np.flatnonzero(fitting)[: gpus + 1 + look_ahead_jobs]
+    rows = np.sort(np.concatenate([running, waiting]))
+    division = _Division(jobs.cut(rows), gpus, np.searchsorted(rows, running))
+    division, refused = _admit(division, np.searchsorted(rows, waiting), look_ahead_jobs)
+    given = no_shares(jobs)
+    given[rows] = division.given
 
     def why(row: int) -> Reason | None:
         if given[row]:
             return None
         if jobs.min_gpus[row] > gpus:
-            return waits_for(int(jobs.min_gpus[row]), free, gpus)
-        if row == head:
-            return refusal
-        return Reason(ReasonCode.BEHIND_ANOTHER, f"waits behind {jobs.name(head)}")
+            return waits_for(int(jobs.min_gpus[row]), division.idle, gpus)
+        assert refused is not None
+        head, reason = int(rows[refused[0]]), refused[1]
+        return reason if row == head else Reason(ReasonCode.BEHIND_ANOTHER, f"waits behind {jobs.name(head)}")
 
     return Shares(given, why)
+
+
+def _admit(division: _Division, waiting: Ints, look_ahead_jobs: int) -> tuple[_Division, tuple[int, Reason] | None]:
+    """Those that run after the admission rule; and the first job that has to wait, and why."""
+    jobs = division.jobs
+    free = max(0, division.gpus - int(jobs.share[division.rows].sum()))
+    refused: tuple[int, Reason] | None = None
+    behind = 0
+    for row in waiting.tolist():
+        if refused and (behind == look_ahead_jobs or not division.room):
+            break
+        behind += 1 if refused else 0
+        reason = _objection(division, row, free)
+        if reason:
+            refused = refused or (row, reason)
+            continue
+        joined = division.joined_by(row)
+        if refused and joined.wait_s(refused[0]) > division.wait_s(refused[0]):
+            continue
+        wanted = int(jobs.min_gpus[row])
+        free = free - wanted if wanted <= free else joined.idle
+        division = joined
+    return division, refused
 
 
 def _running(jobs: JobTable, gpus: int) -> Ints:
@@ -167,7 +180,7 @@ class _Division:
         """The shares, by row of the table."""
         given = no_shares(self.jobs)
         given[self.rows] = self.jobs.min_gpus[self.rows]
-        grow(self.jobs, given, self.gpus, saved_s(self.jobs))
+        shorten(self.jobs, given, self.room)
         return given
 
     @cached_property
@@ -201,13 +214,9 @@ class _Division:
     def _loss_s(self) -> Floats:
         """By how much these jobs take longer, all together, if they lose 0, 1, ... of the GPUs above their minimums,
         the least useful ones first."""
-        jobs, rows = self.jobs, self.rows
-        least = jobs.min_gpus[rows]
-        above = self.given[rows] - least
-        owner, first = np.repeat(rows, above), np.repeat(np.cumsum(above) - above, above)
-        share = np.repeat(least, above) + np.arange(len(owner)) - first
-        losses = jobs.left_s[owner] * (1.0 / jobs.speedup(owner, share) - 1.0 / jobs.speedup(owner, share + 1))
-        return np.concatenate([[0.0], np.cumsum(np.sort(losses))])
+        least = self.jobs.min_gpus[self.rows]
+        _, saved_s = steps(self.jobs, self.rows, least, self.given[self.rows] - least)
+        return np.concatenate([[0.0], np.cumsum(np.sort(saved_s))])
 
     @cached_property
     def _left_s(self) -> Floats:
