@@ -22,17 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 SPREAD, MOVED, TOUCHED = 2**60, 2**40, 2**20  # what counts more than any number of what comes after it
-TRIES = 2048  # servers looked at, over all attempts
+TRIES = 2048  # servers looked at, over all attempts but the first
 
 Amounts = dict[int, dict[int, int]]  # by job and server: GPUs
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Piece:
-    """What a job has, or is to have, on one server."""
+    """What a job has, or is to have, on one server. Not frozen only because that takes twice the time to make."""
 
     job: int
     gpus: int
@@ -62,13 +61,13 @@ def fit(
     holes: Sequence[int],
     pieces: Sequence[Piece],
     has: Callable[[int], Mapping[int, int]],
-    settled: Callable[[], Sequence[Piece]],
+    settled: Callable[[int], Sequence[Piece]],
     remote: frozenset[int],
 ) -> Fit:
     """Put `pieces` into `holes`, which is what settled jobs leave free of each server.
 
-    `has`: how many GPUs a job has on which servers; `settled`: the pieces of settled jobs, asked for only if one may have to
-    move; `remote`: where settled jobs talk to other servers. Raises ValueError if there is not enough room for all.
+    `has`: how many GPUs a job has on which servers; `settled`: the pieces of settled jobs on a server, asked for where one may
+    have to move; `remote`: where settled jobs talk to other servers. Raises ValueError if there is not enough room for all.
     """
     search = _Search(pieces, has, settled, remote, len(holes))
     left = list(holes)
@@ -85,16 +84,18 @@ class _Search:
 
     pieces: Sequence[Piece]
     has: Callable[[int], Mapping[int, int]]
-    settled: Callable[[], Sequence[Piece]]
+    settled: Callable[[int], Sequence[Piece]]
     remote: frozenset[int]
     servers: int
     cost: int = 2**100
     amounts: Amounts = field(default_factory=dict)
     tries: int = 0
+    turned: bool = False  # the first attempt has come to its end, which takes as many tries as it takes
+    residents: dict[int, list[Piece]] = field(default_factory=dict)  # by server, as they were asked for
 
     def explore(self, holes: list[int], loose: list[Piece], paid: int) -> None:
         """All outcomes where at least these pieces are loose, which costs at least `paid`."""
-        if paid >= self.cost or self.tries > (TRIES if self.cost < SPREAD else self.patience):
+        if paid >= self.cost or (self.turned and self.tries > TRIES):
             return
         self.tries += self.servers
         least = min(holes)
@@ -104,9 +105,8 @@ class _Search:
         else:
             fitted = _Fitted(self, holes, loose)
             fitted.consider(self)
-            if not fitted.homeless:
-                return
-            ways = self._ways_to_a_hole(holes, loose, fitted.homeless[0].gpus)
+            ways = self._ways_to_a_hole(holes, loose, fitted.homeless[0].gpus) if fitted.homeless else []
+        self.turned |= not ways
         for charge, leaving in sorted(ways, key=lambda way: (way[0], [-piece.job for piece in way[1]])):
             wider = holes.copy()
             for piece in leaving:
@@ -127,24 +127,18 @@ class _Search:
         return [way for need, small in found.values() for way in _ways(small, need)]
 
     def _can_leave(self, server: int, loose: list[Piece]) -> list[Piece]:
-        return [piece for piece in self.residents[server] if piece not in loose]
+        return [piece for piece in self.at(server) if piece not in loose]
 
-    @cached_property
-    def residents(self) -> list[list[Piece]]:
-        """By server: all that could leave it, of the job submitted last first."""
-        residents: list[list[Piece]] = [[] for _ in range(self.servers)]
-        for piece in sorted((*self.settled(), *self.pieces), key=lambda piece: -piece.job):
-            if piece.home is not None:
-                residents[piece.home].append(piece)
-        return residents
-
-    @cached_property
-    def patience(self) -> int:
-        """Tries until no perfect placement is hoped for: enough for one attempt in which everything leaves its home."""
-        return TRIES + self.servers * sum(map(len, self.residents))
+    def at(self, server: int) -> list[Piece]:
+        """All that could leave a server, of the job submitted last first."""
+        found = self.residents.get(server)
+        if found is None:
+            here = (piece for piece in self.pieces if piece.home == server)
+            found = self.residents[server] = sorted((*self.settled(server), *here), key=lambda piece: -piece.job)
+        return found
 
     def of_job(self, job: int) -> list[Piece]:
-        return [piece for here in self.residents for piece in here if piece.job == job]
+        return [piece for server in self.has(job) for piece in self.at(server) if piece.job == job]
 
 
 class _Fitted:
@@ -163,17 +157,30 @@ class _Fitted:
             self._put(piece, search.has(piece.job))
 
     def _put(self, piece: Piece, own: Mapping[int, int]) -> None:
-        gpus, remote = piece.gpus, self._remote if piece.spread else ()
-        fitting = [(s in remote, s not in own, hole, s) for s, hole in enumerate(self._holes) if hole >= gpus]
-        if not fitting:
+        server = self._avoiding_others(piece.gpus, own) if piece.spread else self._tightest(piece.gpus, own)
+        if server is None:
             self.homeless.append(piece)
             return
-        conflict, _, _, server = min(fitting)
-        self.conflicts += conflict
-        self._holes[server] -= gpus
+        self._holes[server] -= piece.gpus
         self._server[piece] = server
         if piece.spread:
+            self.conflicts += server in self._remote
             self._remote.add(server)
+
+    def _tightest(self, gpus: int, own: Mapping[int, int]) -> int | None:
+        """The server with the tightest hole that is large enough, one where the job has GPUs if there is any; else None."""
+        holes = self._holes
+        at_home = [(holes[server], server) for server in own if holes[server] >= gpus]
+        if at_home:
+            return min(at_home)[1]
+        size = next((size for size in range(gpus, max(holes) + 1) if size in holes), None)
+        return holes.index(size) if size is not None else None
+
+    def _avoiding_others(self, gpus: int, own: Mapping[int, int]) -> int | None:
+        """The same, but rather one where no other job talks to other servers."""
+        remote = self._remote
+        fitting = [(s in remote, s not in own, hole, s) for s, hole in enumerate(self._holes) if hole >= gpus]
+        return min(fitting)[3] if fitting else None
 
     def consider(self, search: _Search) -> None:
         """Is this the best outcome so far? What fits nowhere is spread."""

@@ -49,19 +49,25 @@ def pack(gpus: Ints, servers: Sequence[int], min_gpus: Ints, max_gpus: Ints) -> 
     parts = _parts(size)
     wanted, most = gpus[rows], max_gpus[rows]
     floor = _rounded_down(wanted, parts)
-    floor = np.where(floor < min_gpus[rows], wanted, floor)
-    left = int(wanted.sum() - floor.sum())
+    kept = floor < min_gpus[rows]
+    floor[kept] = wanted[kept]
+    lost = wanted - floor
+    left = int(lost.sum())
     if not left:
         return gpus
     given = floor.copy()
+    able = np.flatnonzero((floor < most) & ~kept)
+    known: dict[tuple[int, int], list[int]] = {}
     candidates, steps = [], []
-    for row in np.flatnonzero((floor < most) & (floor == _rounded_down(floor, parts))).tolist():
-        own = _steps(int(floor[row]), int(most[row]), parts, left)
-        if own:
+    ends = zip(floor[able].tolist(), np.minimum(most, floor + left)[able].tolist(), strict=True)
+    for row, (at, to) in zip(able.tolist(), ends, strict=True):
+        if (at, to) not in known:
+            known[at, to] = _steps(at, to, parts)
+        if known[at, to]:
             candidates.append(row)
-            steps.append(own)
+            steps.append(known[at, to])
     if candidates:
-        given[candidates] += _raised(left, size, steps, (wanted - floor)[candidates].tolist())
+        given[candidates] += _raised(left, size, steps, lost[candidates].tolist())
     if len(kinds) > 1:
         _give_back(wanted, given)
     packed = np.zeros_like(gpus)
@@ -88,9 +94,8 @@ def _parts(size: int) -> list[int]:
     return parts[::-1]
 
 
-def _steps(at: int, most: int, parts: list[int], left: int) -> list[int]:
-    """The steps up from the allowed share `at` to the largest that exceeds neither `most` nor `at` + `left`."""
-    most = min(most, at + left)
+def _steps(at: int, most: int, parts: list[int]) -> list[int]:
+    """The steps up from the allowed share `at` to the largest that does not exceed `most`."""
     size = parts[-1]
     steps = []
     for part in parts:
@@ -106,7 +111,7 @@ def _raised(left: int, size: int, steps: list[list[int]], lost: list[int]) -> li
     count = _by_halves(left, size.bit_length() - 1, steps, lost) if halves else None
     if count is None:
         count = _by_trying(left, steps, lost)
-    return [sum(own[:taken]) for own, taken in zip(steps, count, strict=True)]
+    return [sum(own[:taken]) if taken else 0 for own, taken in zip(steps, count, strict=True)]
 
 
 def _by_halves(left: int, top: int, steps: list[list[int]], lost: list[int]) -> list[int] | None:

@@ -165,7 +165,7 @@ class _Attempt:
         """Everybody's placement, and whether all are on the fewest servers and nobody is in another's way."""
         remote = frozenset(self._remote)
         pieces = [piece for row in self.restless for piece in self._pieces(row)]
-        fitted = fit(self._holes, pieces, self._has, self._settled_pieces, remote)
+        fitted = fit(self._holes, pieces, self._has, self._settled_on, remote)
         placed = {row: gpus for row, gpus in self._settled.items() if row not in fitted.amounts}
         self._choose(fitted.amounts, placed)
         return {row: placed[row] for row in self._wanted}, fitted.perfect
@@ -206,13 +206,24 @@ class _Attempt:
             share -= more
         return [part for part in parts if part]
 
-    def _settled_pieces(self) -> list[Piece]:
-        found = []
-        for row in self._settled:
+    def _settled_on(self, server: int) -> list[Piece]:
+        """The pieces of settled jobs there."""
+        pieces = []
+        for row in self._residents[server]:
             own = self._has(row)
             far = len(own) > 1
-            found += [Piece(row, n, server, n, settled=True, spread=far, elsewhere=far) for server, n in own.items()]
-        return found
+            pieces.append(Piece(row, own[server], server, own[server], settled=True, spread=far, elsewhere=far))
+        return pieces
+
+    @cached_property
+    def _residents(self) -> list[list[int]]:
+        """The settled jobs on each server."""
+        residents: list[list[int]] = [[] for _ in self._layout.sizes]
+        for row, gpus in self._settled.items():
+            server = self._layout.server[(gpus & -gpus).bit_length() - 1]
+            for one in (server,) if gpus & self._layout.masks[server] == gpus else self._has(row):
+                residents[one].append(row)
+        return residents
 
     def _choose(self, amounts: Mapping[int, Mapping[int, int]], placed: Placements) -> None:
         """The GPUs themselves. Adds them to `placed`."""
