@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..protocol.errors import UserError
+from ..protocol.model import JobId
 from . import render
 from .context import console, say
 
@@ -71,6 +72,10 @@ def simulate(
     gpu_type: Annotated[
         str | None, typer.Option(help="Which type of GPU in --profiles, if it has several.", show_default=False)
     ] = None,
+    packing: Annotated[
+        bool,
+        typer.Option("--packing/--no-packing", help="Only shares that keep jobs off each other's network (AFS 4.4)."),
+    ] = False,
     cap_at_request: Annotated[
         bool, typer.Option("--cap-at-request", help="No job gets more GPUs than it requested.")
     ] = False,
@@ -107,7 +112,7 @@ def simulate(
     curves = measured.load(profiles, gpu_type) if profiles is not None else None
     gpus = sum(len(server.gpus) for server in view)
     assigned = assign.assign(traces.load(trace, conditions), gpus, curves, seed, cap_at_request)
-    setup = Setup(assigned, view, costs, seed, explain)
+    setup = Setup(assigned, view, costs, seed, packing, None if explain is None else JobId(explain))
     if curves is None:
         say("elasticctl: no --profiles: every job scales linearly up to its request")
     with _progress(chosen, len(assigned.workload)) as tell:
@@ -226,6 +231,7 @@ def _document(trace: Path, setup: Setup, inputs: Mapping[str, Any], results: Map
         "gpus": setup.gpus,
         "servers": len(setup.cluster),
         **inputs,
+        "packing": setup.packing,
         "overhead": setup.costs.name,
         "seed": setup.seed,
         "policies": {label: render.plain(result.metrics) for label, result in results.items()},
@@ -277,7 +283,7 @@ def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> Non
         file=file,
     )
     for label, result in results.items():
-        print(f"  under {label}, since its submission:", file=file)
+        print(f"  under {label}, since its submission{', before packing' if setup.packing else ''}:", file=file)
         for moment in result.story[:LONGEST_STORY]:
             why = f": {render.printable(moment.why)}" if moment.why else ""
             gets = f"has {render.count(moment.gpus)}" if moment.gpus else "waits"

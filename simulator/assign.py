@@ -134,7 +134,7 @@ def _work_s(trace: Trace, curves: Sequence[Curve], speedup: Floats) -> Floats:
         row = int(np.isnan(rate).argmax())
         reason = f"only how {curves[row].name} scales is known, not how fast it is on one GPU"
         raise trace.table.wrong(row, trace.form.model, reason)
-    return _length(trace) / rate
+    return np.asarray(_length(trace) / rate)
 
 
 def _length(trace: Trace) -> Floats:
@@ -147,8 +147,8 @@ def _length(trace: Trace) -> Floats:
         reason = f"how far {trace.models[strange]!r} trains is not known, only of {', '.join(known)}"
         raise trace.table.wrong(strange, trace.form.model, reason)
     if trace.form is traces.EASYSCALE:
-        epochs = trace.table.whole("epochs")
-        return epochs * np.array([lengths.EASYSCALE_SAMPLES[model] for model in models], dtype=np.float64)
+        epochs = trace.table.numbers("epochs", least=1)
+        return np.asarray(epochs * np.array([lengths.EASYSCALE_SAMPLES[model] for model in models]))
     assert trace.batches is not None
     pairs = zip(models, trace.batches.tolist(), strict=True)
     return np.array([lengths.POLLUX[model].iterations_with(batch) for model, batch in pairs])

@@ -13,7 +13,7 @@ from ..controller.scheduling.view import JobTable
 
 @dataclass(frozen=True)
 class Moment:
-    """From `time_s` (since the first submission) on the job had `gpus` GPUs; `why` it had no more, as the policy says."""
+    """From `time_s` (since the first submission) on the policy gave the job `gpus` GPUs, before packing, and `why` no more."""
 
     time_s: float
     gpus: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ def draw(path: Path, results: Mapping[str, Result], title: str, gpus: int) -> No
     _distribution(axes[1, 0], series)
     _by_length(axes[1, 1], series)
     end_s = max((float(each.time_s[-1]) for each in series.values() if len(each.time_s)), default=1.0) or 1.0
-    _over_time(axes[2, 0], series, end_s, "queue length (jobs)", lambda each: each.queue)
+    _over_time(axes[2, 0], series, end_s, "queue length (jobs)", lambda each: each.queue.astype(np.float64))
     _over_time(axes[2, 1], series, end_s, "cluster efficiency", lambda each: each.efficiency)
     _over_time(axes[3, 0], series, end_s, "blocking index", lambda each: each.blocking)
     _over_time(axes[3, 1], series, end_s, "share of the GPUs in use (%)", lambda each: 100.0 * each.used_gpus / gpus)
@@ -55,7 +56,7 @@ def draw(path: Path, results: Mapping[str, Result], title: str, gpus: int) -> No
     figure.savefig(path)
 
 
-def _style(place: int) -> dict[str, str]:
+def _style(place: int) -> dict[str, Any]:
     return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place // len(COLOURS) % len(DASHES)]}
 
 
@@ -103,7 +104,8 @@ def _by_length(axes: Axes, series: Mapping[str, Series]) -> None:
         factors = [_mean(first[rows] / np.maximum(each.jct_s[rows], 1e-3)) for rows in bins]
         axes.plot(percent, factors, **_style(place))
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high > 100 * low else (1.0, 2.0, 5.0), numticks=12))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set(xlim=(0, 100), xlabel=f"percentile of JCT under {next(iter(series))}", ylabel="shorter by")

@@ -121,7 +121,7 @@ def speedups(measured: Mapping[int, float]) -> Floats:
     known = sorted(measured)
     points = [0, *known]
     rates = np.interp(np.arange(known[-1] + 1), points, [0.0, *(measured[share] for share in known)])
-    return rates / rates[1]
+    return np.asarray(rates / rates[1])
 
 
 def easyscale_curves(table: Table) -> list[Curve]:
@@ -186,7 +186,7 @@ def _measured(table: Table, column: str) -> list[float]:
     """The values of a measure; 0 where nothing was measured."""
     texts = ["0" if text.strip() in MISSING else text for text in table.columns[column]]
     filled = Table(table.source, {column: texts}, table.lines)
-    return filled.numbers(column).tolist()
+    return [float(value) for value in filled.numbers(column)]
 
 
 def _one_of(table: Table, names: Iterable[str], optional: bool = False) -> str:

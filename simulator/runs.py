@@ -23,6 +23,7 @@ import numpy.typing as npt
 from ..controller.scheduling.policies.base import Policy
 from ..controller.scheduling.view import Floats, Ints
 from ..protocol.errors import ElasticError, UserError
+from ..protocol.model import JobId
 from .assign import Assigned
 from .clusters import Cluster
 from .costs import Costs
@@ -41,7 +42,8 @@ class Setup:
     cluster: Cluster
     costs: Costs
     seed: int
-    explain: str | None = None  # name of a job
+    packing: bool = False  # AFS 4.4
+    explain: JobId | None = None
 
     @property
     def gpus(self) -> int:
@@ -87,7 +89,7 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
     workload = setup.assigned.workload
     row = setup.explained_row()
     told = Explained(policy, row) if row is not None else None
-    simulation = Simulation(workload, setup.cluster, told or policy, setup.costs, setup.seed)
+    simulation = Simulation(workload, setup.cluster, told or policy, setup.costs, setup.seed, setup.packing)
     outcome = simulation.run(progress)
     return Result(
         metrics=measure(outcome, workload.submit_s, setup.assigned.deadline_s, setup.gpus),

@@ -136,6 +136,14 @@ def test_costly_changes_take_time(simulate: Simulate, tmp_path: Path) -> None:
     assert jct_s("./costs.yaml") == stop
 
 
+def test_packing_rounds_shares(simulate: Simulate) -> None:
+    loose = results(simulate(*SMALL, "--json", "-").stdout)
+    packed = results(simulate(*SMALL, "--packing", "--json", "-").stdout)
+    assert (loose["packing"], packed["packing"]) == (False, True)
+    assert packed["policies"]["max-min"]["finished"] == 40
+    assert packed["policies"] != loose["policies"]
+
+
 def test_explain_tells_a_jobs_story_with_reasons(simulate: Simulate) -> None:
     shown = simulate(*SMALL, "--policy", "fifo", "--explain", "job-20").stdout
     story = shown[shown.index("job-20") :].splitlines()
