@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 Between two events nothing changes: each running job works at the rate of its share. Events are arrivals, ends, switches (a job's
-new GPUs are ready) and reviews that a policy has asked for. At an arrival, an end or a review the scheduler decides about all jobs;
+new GPUs are ready) and reviews that a policy has asked for. At an arrival, an end or a review the scheduler decides about all;
 what changes costs what `Costs` says. All events of one moment are taken in before it is asked.
 
 Jobs' states are columns as long as the trace, and `active` lists the rows that are not over, so that a decision costs what the
