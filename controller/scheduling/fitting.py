@@ -74,7 +74,7 @@ def fit(
     for piece in pieces:
         if piece.home is not None:
             left[piece.home] -= piece.gpus
-    search.explore(left, [piece for piece in pieces if piece.home is None], 0)
+    search.explore(left, [piece for piece in pieces if piece.home is None])
     return Fit(search.amounts, search.cost < SPREAD)
 
 
@@ -93,26 +93,30 @@ class _Search:
     turned: bool = False  # the first attempt has come to its end, which takes as many tries as it takes
     residents: dict[int, list[Piece]] = field(default_factory=dict)  # by server, as they were asked for
 
-    def explore(self, holes: list[int], loose: list[Piece], paid: int) -> None:
-        """All outcomes where at least these pieces are loose, which costs at least `paid`."""
-        if paid >= self.cost or (self.turned and self.tries > TRIES):
-            return
+    def explore(self, holes: list[int], loose: list[Piece]) -> None:
+        """All outcomes where at least these pieces are loose, depth first."""
+        waiting: list[tuple[int, list[int], list[Piece], list[Piece]]] = [(0, holes, loose, [])]
+        while waiting:
+            paid, holes, loose, leaving = waiting.pop()
+            if paid >= self.cost or (self.turned and self.tries > TRIES):
+                continue
+            if leaving:
+                holes, loose = _without(leaving, holes), loose + leaving
+            ways = self._try(holes, loose)
+            ways.sort(key=lambda way: (way[0], [-piece.job for piece in way[1]]), reverse=True)
+            waiting += [(paid + charge, holes, loose, more) for charge, more in ways]
+
+    def _try(self, holes: list[int], loose: list[Piece]) -> list[tuple[int, list[Piece]]]:
+        """What could leave from here, and its charge. Notes the outcome if no server is too full."""
         self.tries += self.servers
         least = min(holes)
         if least < 0:
-            server = holes.index(least)
-            ways = list(_ways(self._can_leave(server, loose), -least))
-        else:
-            fitted = _Fitted(self, holes, loose)
-            fitted.consider(self)
-            ways = self._ways_to_a_hole(holes, loose, fitted.homeless[0].gpus) if fitted.homeless else []
+            return list(_ways(self._can_leave(holes.index(least), loose), -least))
+        fitted = _Fitted(self, holes, loose)
+        fitted.consider(self)
+        ways = self._ways_to_a_hole(holes, loose, fitted.homeless[0].gpus) if fitted.homeless else []
         self.turned |= not ways
-        for charge, leaving in sorted(ways, key=lambda way: (way[0], [-piece.job for piece in way[1]])):
-            wider = holes.copy()
-            for piece in leaving:
-                assert piece.home is not None
-                wider[piece.home] += piece.gpus
-            self.explore(wider, loose + leaving, paid + charge)
+        return ways
 
     def _ways_to_a_hole(self, holes: list[int], loose: list[Piece], gpus: int) -> list[tuple[int, list[Piece]]]:
         """Sets of smaller pieces that leave a server, so that one piece more of `gpus` GPUs fits. Servers alike count once."""
@@ -215,6 +219,14 @@ class _Fitted:
             need -= room
             used += 1
         return used - 1
+
+
+def _without(leaving: list[Piece], holes: list[int]) -> list[int]:
+    wider = holes.copy()
+    for piece in leaving:
+        assert piece.home is not None
+        wider[piece.home] += piece.gpus
+    return wider
 
 
 def _ways(pieces: list[Piece], need: int) -> Iterator[tuple[int, list[Piece]]]:

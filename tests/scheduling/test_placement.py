@@ -196,6 +196,16 @@ def test_a_job_moves_if_two_others_would_have_to_move_instead() -> None:
     assert placed[4] == gpus(8, 9, 10, 11)
 
 
+def test_hundreds_of_servers_that_are_too_full_at_once_are_all_relieved() -> None:
+    sizes = [2] * 1200
+    present = {row: gpus(row) for row in range(2400)}
+    shares = {row: 2 if row % 4 < 2 else 0 for row in range(2400)}  # on every other server both jobs grow
+    placed = place(servers(*sizes), present, shares)
+    check(placed, shares, sizes)
+    assert sum(bool(own & present[row]) for row, own in placed.items()) == 600
+    assert all(max(counts(own, sizes)) == 2 for own in placed.values())
+
+
 # ------------------------------------------------------------------------------------------------------- growing, shrinking
 
 
