@@ -8,9 +8,10 @@ one number each.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
-import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -120,10 +121,12 @@ def run_all(
 
             found[label] = run(setup, policy, tell)
         return found
-    with tempfile.TemporaryDirectory(prefix="elasticctl-simulate-") as directory:
-        board = Path(directory) / "progress"
-        board.write_bytes(bytes(8 * len(policies)))
-        return _in_processes(setup, policies, progress, processes, board)
+    memory = os.memfd_create("progress")  # a file without a name, so that none is left behind whatever happens
+    try:
+        os.truncate(memory, 8 * len(policies))
+        return _in_processes(setup, policies, progress, processes, Path(f"/proc/{os.getpid()}/fd/{memory}"))
+    finally:
+        os.close(memory)
 
 
 def _in_processes(
@@ -133,9 +136,7 @@ def _in_processes(
     processes: int,
     board: Path,
 ) -> dict[str, Result]:
-    executor = ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), initializer=_leave_interrupts_to_the_parent
-    )
+    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_depend_on_the_parent)
     before = set(multiprocessing.active_children())
     try:
         futures: dict[str, Future[Result]] = {
@@ -172,8 +173,17 @@ def _open(board: Path) -> npt.NDArray[np.int64]:
     return np.memmap(board, dtype=np.int64, mode="r+")
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _depend_on_the_parent() -> None:
+    """Leave interrupts to the parent, and end when it has ended, however that came."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _series(outcome: Outcome, submit_s: Floats) -> Series:
