@@ -132,7 +132,11 @@ def as_printed(case: Case, backfill: bool) -> dict[str, int]:
         if admitted:
             shares, grown = allocation(running, gpus), allocation(joined, gpus)
             if one.min_gpus > free:
-                started_s = sum(left_s(each, grown[each.name]) for each in joined)
+                started_s = left_s(one, grown[one.name])
+                for each in running:
+                    both_run_s = min(left_s(one, grown[one.name]), left_s(each, grown[each.name]))
+                    done = both_run_s * each.speedup[grown[each.name]]
+                    started_s += both_run_s + (each.left_s - done) / each.speedup[shares[each.name]]
                 wait_s, then = free_after(one.min_gpus, running, shares, gpus)
                 waiting_s = sum(left_s(each, shares[each.name]) for each in running)
                 waiting_s += wait_s + left_s(one, min(then, one.max_gpus))
@@ -188,7 +192,7 @@ def test_running_jobs_take_what_is_idle() -> None:
 
 
 def test_running_jobs_shrink_for_a_job_if_the_average_completion_time_does_not_grow_by_it() -> None:
-    """a alone takes 100 s. Beside b with one GPU 133 s and 40 s are 173 s; one after the other 100 s and 110 s are 210 s."""
+    """Beside b, which takes 40 s on one GPU, a takes 110 s; one after the other they take 100 s and 110 s."""
     a = job("a", 1, 4, left_s=400.0, share=4)
     assert given_to("elastic-fifo", 4, a, job("b", 1, 4, left_s=40.0)) == {"a": 3, "b": 1}
 
@@ -207,13 +211,14 @@ def test_a_job_waits_if_the_average_completion_time_would_grow() -> None:
 
 
 def test_a_poorly_scaling_job_gives_way() -> None:
-    """With 4 GPUs a takes 200 s, with two 266 s; b beside it takes 200 s, or 100 s after it: 466 s against 500 s."""
+    """On two GPUs a loses a quarter of the 200 s that b takes: 250 s and 200 s against 200 s and 300 s."""
     a = job("a", 1, 4, speedup=[0.0, 1.0, 1.5, 1.8, 2.0], left_s=400.0, share=4)
     assert given_to("elastic-fifo", 4, a, job("b", 1, 4, left_s=400.0)) == {"a": 2, "b": 2}
 
 
 def overtaking(minimum_of_the_first: int) -> list[Described]:
-    """x holds two GPUs for 140 s, y two for 100 s, or one for 150 s. b waits, and c, behind it, takes 30 s on one GPU."""
+    """x holds two GPUs for 140 s, y two for 100 s, or one for 150 s. b waits, and c, behind it, takes 30 s on one GPU, so that
+    y loses 10 s by it."""
     return [
         job("x", 2, 2, left_s=280.0, share=2),
         job("y", 1, 2, speedup=[0.0, 1.0, 1.5], left_s=150.0, share=2),

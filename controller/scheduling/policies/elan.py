@@ -13,18 +13,14 @@ the remaining time.
 and so is the number of jobs, so that the sum of the times from now to the end is compared, over those that run and the
 one that asks:
 
-* It starts. Everybody has the share that the allocation rule then gives, and keeps it to the end.
-* It waits. The others have the shares that the rule gives without it, and keep them to the end. It starts as soon as
-  enough of them are over for its minimum, and then has all GPUs that are free at that moment, up to its maximum, to its
-  end.
+* It starts. Everybody has the share that the allocation rule then gives. When it is over, the others have again what
+  they had without it. So it takes left / T(n), and each of the others, for as long as both run, loses the part 1 -
+  T(share beside it) / T(share without it).
+* It waits. The others have the shares that the rule gives without it. It starts as soon as enough of them are over for
+  its minimum, and then has all GPUs that are free at that moment, up to its maximum.
 
-That nobody grows when others end makes all times a little too long, on both sides. Jobs that wait behind the one that
-asks are not counted. Jobs of unknown length count as very long, so they are shrunk only for others like them.
-
-Where throughput is concave, the rule's shares make the sum of the remaining times as small as it can be (`optimus`). So
-the sum with one job more need not be built up GPU by GPU: the GPUs that the others lose least by are known in advance,
-in order, and the job takes as many of them as is best. That gives the same shares as the rule
-(`_Division.time_if_started_s`).
+In both cases nobody grows when another one of the others ends, and jobs that wait behind the one that asks are not
+counted. Jobs of unknown length count as very long.
 
 **Behind the first job that has to wait** nobody starts with `elastic-fifo`. With `elastic-backfill` those may that do
 not delay it: the moment at which enough running jobs will be over for its minimum must not come later, again with
@@ -43,7 +39,7 @@ import numpy as np
 from ..view import Floats, Ints, JobTable, Reason, ReasonCode
 from .backfill import free_after
 from .base import Shares, count, no_shares, waits_for
-from .optimus import shorten, steps
+from .optimus import shorten
 
 
 class ElasticFifoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,22 +109,26 @@ def _elastic(jobs: JobTable, gpus: int, look_ahead_jobs: int) -> Shares:
 
 def _admit(division: _Division, waiting: Ints, look_ahead_jobs: int) -> tuple[_Division, tuple[int, Reason] | None]:
     """Those that run after the admission rule; and the first job that has to wait, and why."""
-    jobs = division.jobs
-    free = max(0, division.gpus - int(jobs.share[division.rows].sum()))
+    jobs, gpus = division.jobs, division.gpus
+    free = max(0, gpus - int(jobs.share[division.rows].sum()))  # held by nobody now
     refused: tuple[int, Reason] | None = None
     behind = 0
     for row in waiting.tolist():
         if refused and (behind == look_ahead_jobs or not division.room):
             break
         behind += 1 if refused else 0
-        reason = _objection(division, row, free)
-        if reason:
-            refused = refused or (row, reason)
+        wanted = int(jobs.min_gpus[row])
+        if wanted > division.room:
+            text = "not needed for the minimums of running jobs"
+            refused = refused or (row, waits_for(wanted, division.room, gpus, text))
             continue
         joined = division.joined_by(row)
+        if wanted > free and joined.longer_s(division) > 0:
+            text = f"{free} of {gpus} free, and if others gave theirs, jobs would take longer on average"
+            refused = refused or (row, Reason(ReasonCode.NO_FREE_GPUS, f"waits for {count(wanted)}: {text}"))
+            continue
         if refused and joined.wait_s(refused[0]) > division.wait_s(refused[0]):
             continue
-        wanted = int(jobs.min_gpus[row])
         free = free - wanted if wanted <= free else joined.idle
         division = joined
     return division, refused
@@ -148,19 +148,8 @@ def _running(jobs: JobTable, gpus: int) -> Ints:
     return np.array(kept, dtype=np.int64)
 
 
-def _objection(division: _Division, row: int, free: int) -> Reason | None:
-    """The admission rule: why the job may not start. `free` GPUs are held by nobody now."""
-    wanted, gpus = int(division.jobs.min_gpus[row]), division.gpus
-    if wanted > division.room:
-        return waits_for(wanted, division.room, gpus, "not needed for the minimums of running jobs")
-    if wanted <= free or division.time_if_started_s(row) <= division.time_if_waiting_s(row):
-        return None
-    text = f"waits for {count(wanted)}: {free} of {gpus} free, and if others gave theirs, jobs would take longer on average"
-    return Reason(ReasonCode.NO_FREE_GPUS, text)
-
-
 class _Division:
-    """Some jobs with the shares of the allocation rule, kept to their ends; and what one job more would change."""
+    """Some jobs with the shares of the allocation rule."""
 
     def __init__(self, jobs: JobTable, gpus: int, rows: Ints) -> None:
         self.jobs = jobs
@@ -187,41 +176,30 @@ class _Division:
     def idle(self) -> int:
         return self.gpus - int(self.given.sum())
 
-    def wait_s(self, row: int) -> float:
-        """How long it takes until a job's minimum is free."""
-        return self._free_after(int(self.jobs.min_gpus[row]))[0]
-
-    def time_if_waiting_s(self, row: int) -> float:
-        """How long it takes until a job is over that starts when its minimum is free."""
-        jobs = self.jobs
-        wait_s, free = self._free_after(int(jobs.min_gpus[row]))
-        share = min(free, int(jobs.max_gpus[row]), jobs.curves.most)
-        return wait_s + float(jobs.left_s[row] / jobs.speedup(row, share))
-
-    def time_if_started_s(self, row: int) -> float:
-        """How long it takes until a job is over that starts now, and by how much longer the others take then, all
-        together.
-
-        Its minimum must fit in beside theirs.
-        """
-        jobs = self.jobs
-        most = min(int(jobs.max_gpus[row]), jobs.curves.most, self.room)
-        share = np.arange(int(jobs.min_gpus[row]), most + 1)
-        taken = np.maximum(share - self.idle, 0)
-        return float((self._loss_s[taken] + jobs.left_s[row] / jobs.speedup(row, share)).min())
-
     @cached_property
-    def _loss_s(self) -> Floats:
-        """By how much these jobs take longer, all together, if they lose 0, 1, ... of the GPUs above their minimums,
-        the least useful ones first."""
-        least = self.jobs.min_gpus[self.rows]
-        _, saved_s = steps(self.jobs, self.rows, least, self.given[self.rows] - least)
-        return np.concatenate([[0.0], np.cumsum(np.sort(saved_s))])
+    def _speedup(self) -> Floats:
+        found: Floats = self.jobs.speedup(self.rows, self.given[self.rows])
+        return found
 
     @cached_property
     def _left_s(self) -> Floats:
-        left_s: Floats = self.jobs.left_s[self.rows] / self.jobs.speedup(self.rows, self.given[self.rows])
-        return left_s
+        """How long each still takes, in the order of `rows`."""
+        return self.jobs.left_s[self.rows] / self._speedup
 
-    def _free_after(self, wanted: int) -> tuple[float, int]:
-        return free_after(self._left_s, self.given[self.rows], self.idle, wanted)
+    def wait_s(self, row: int) -> float:
+        """How long it takes until a job's minimum is free."""
+        return self._free_after(row)[0]
+
+    def _free_after(self, row: int) -> tuple[float, int]:
+        return free_after(self._left_s, self.given[self.rows], self.idle, int(self.jobs.min_gpus[row]))
+
+    def longer_s(self, without: _Division) -> float:
+        """By how much the times to the end are longer, all together, if the job that is in `rows` last starts now
+        beside those that `without` has, rather than waits for its minimum."""
+        jobs, row = self.jobs, int(self.rows[-1])
+        wait_s, free = without._free_after(row)
+        share = min(free, int(jobs.max_gpus[row]), jobs.curves.most)
+        waiting_s = wait_s + float(jobs.left_s[row] / jobs.speedup(row, share))
+        own_s = float(self._left_s[-1])
+        lost = 1.0 - self._speedup[:-1] / without._speedup
+        return own_s + float((np.minimum(own_s, self._left_s[:-1]) * lost).sum()) - waiting_s
