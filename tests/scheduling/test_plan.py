@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling_tables import Described, job, policy, table
 
@@ -17,6 +17,8 @@ from elasticd.controller.scheduling.plan import Change, ChangeKind, plan
 from elasticd.controller.scheduling.policies import POLICIES
 from elasticd.controller.scheduling.view import ClusterView, Gpus, ReasonCode, ServerInView
 from elasticd.protocol.model import ServerId
+
+untimed = settings(deadline=None)  # a busy machine is no failure
 
 
 def gpus(*bits: int) -> Gpus:
@@ -75,6 +77,7 @@ def test_shares_set_by_hand_that_do_not_all_fit_are_cut_for_the_jobs_submitted_l
         assert reason.code is ReasonCode.MANUAL
 
 
+@untimed
 @given(clusters(), NAMES, st.booleans())
 def test_shares_set_by_hand_come_before_those_of_the_policy(seen: ClusterView, name: str, packing: bool) -> None:
     decision = decided(seen, name, packing)
@@ -87,6 +90,7 @@ def test_shares_set_by_hand_come_before_those_of_the_policy(seen: ClusterView, n
     assert sum(policed) <= free
 
 
+@untimed
 @given(clusters(), NAMES)
 def test_without_packing_the_shares_are_those_that_the_policy_gives(seen: ClusterView, name: str) -> None:
     seen = replace(seen, manual_shares={})
@@ -98,6 +102,7 @@ def test_without_packing_the_shares_are_those_that_the_policy_gives(seen: Cluste
     assert decision.review_s == given_.review_s
 
 
+@untimed
 @given(clusters(), NAMES)
 def test_only_gpus_that_work_are_given_and_those_of_a_lost_server_are_replaced(seen: ClusterView, name: str) -> None:
     decision = decided(seen, name)
@@ -186,12 +191,14 @@ def exchanges(draw: st.DrawFn) -> tuple[ClusterView, Decision]:
     return view((8,), jobs, both[0], {}), to(both[1])
 
 
+@untimed
 @given(exchanges())
 def test_any_exchange_of_gpus_can_be_carried_out_in_the_order_of_the_plan(case: tuple[ClusterView, Decision]) -> None:
     seen, decision = case
     assert carry_out(seen, plan(seen, decision)) == decision.placements
 
 
+@untimed
 @given(clusters(), NAMES, st.booleans())
 def test_a_plan_carried_out_in_its_order_leads_to_the_decision_and_never_takes_a_gpu_in_use(
     seen: ClusterView, name: str, packing: bool
@@ -200,6 +207,7 @@ def test_a_plan_carried_out_in_its_order_leads_to_the_decision_and_never_takes_a
     assert carry_out(seen, plan(seen, decision)) == decision.placements
 
 
+@untimed
 @given(clusters(), NAMES)
 def test_a_plan_has_only_jobs_whose_gpus_change_and_each_once_unless_it_gives_way_first(
     seen: ClusterView, name: str
@@ -218,6 +226,7 @@ def test_a_plan_has_only_jobs_whose_gpus_change_and_each_once_unless_it_gives_wa
         assert len(own) == 1 or (len(own) == 2 and own[0].gpus & ~own[1].gpus == 0)
 
 
+@untimed
 @given(clusters(), NAMES, st.booleans())
 def test_a_decision_that_has_been_carried_out_asks_for_nothing_more(
     seen: ClusterView, name: str, packing: bool
