@@ -57,7 +57,7 @@ def assign(
             work_s=work_s[order],
             curve=curve[order],
             curves=Curves(speedup),
-            models=tuple(each.name for each in distinct),
+            models=tuple(each.model for each in distinct),
         ),
         deadline_s=trace.deadline_s[order] - began_s,
     )
@@ -119,8 +119,7 @@ def _of_virtual_workers(trace: Trace, curves: Sequence[Curve]) -> list[Curve]:
         if (curve, workers) not in made:
             gpus = np.arange(1, workers + 1)
             speedup = np.concatenate([[0.0], workers / np.ceil(workers / gpus)])
-            name = f"{curve.model} x {workers}"
-            made[curve, workers] = replace(curve, model=name, batch=None, speedup=speedup)
+            made[curve, workers] = replace(curve, speedup=speedup)
     return [made[pair] for pair in zip(curves, trace.gpus.tolist(), strict=True)]
 
 

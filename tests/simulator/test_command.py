@@ -134,6 +134,8 @@ def test_costly_changes_take_time(simulate: Simulate, tmp_path: Path) -> None:
     free, background, stop = jct_s("none"), jct_s("background"), jct_s("stop-resume")
     assert free < background < stop
     assert jct_s("./costs.yaml") == stop
+    (tmp_path / "costs.yaml").write_text("models: {large: {start_s: 30, pause_s: 30}}\n")
+    assert free < jct_s("./costs.yaml") < stop
 
 
 def test_packing_rounds_shares(simulate: Simulate) -> None:
