@@ -51,9 +51,7 @@ def die_giving(when: str) -> None:
 def train(me: int, when: str, address: str, directory: Path) -> None:
     if me == 0:
         die_giving(when)
-    run = Run(
-        Alone(me, address, ENTRIES), environment(me, Determinism.ELASTIC), StepTimes(), VIRTUAL_WORKERS, seed=3
-    )
+    run = Run(Alone(me, address, ENTRIES), environment(me, Determinism.ELASTIC), StepTimes(), VIRTUAL_WORKERS, seed=3)
     state = training_cases.plain(run)
     (directory / f"{me}.json").write_text(json.dumps(digest(state), sort_keys=True))
 
