@@ -83,7 +83,7 @@ class Incoming:
     places: Sequence[torch.Tensor] | None  # where the tensors belong, if that was told
 
     def wait(self) -> list[torch.Tensor]:
-        """Until the tensors are here, in the header's order: in their places, or else in new memory. Raises CommunicatorBroken."""
+        """Until the tensors are here, in the header's order: in their places, or in new memory. Raises CommunicatorBroken."""
         received = self.pending.wait()
         if self.places is None:
             return received

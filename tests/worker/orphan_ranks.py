@@ -1,6 +1,6 @@
 """A newcomer whose only holder dies: `python orphan_ranks.py WHEN ADDRESS DIRECTORY`, with a timetable of `training_world`.
 
-WHEN: whether the holder is killed "before" it sends its state, or when it has "begun" to. The newcomer is then told to begin alone.
+WHEN: whether the holder is killed "before" it sends its state, or when it has "begun" to. The newcomer then has to begin alone.
 It writes what it ends with to DIRECTORY; its exit code is ours.
 """
 
