@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import torch
 import training_cases
 from training_world import VIRTUAL_WORKERS, Timetable, digest, environment
 
@@ -49,6 +50,7 @@ def die_giving(when: str) -> None:
 
 
 def train(me: int, when: str, address: str, directory: Path) -> None:
+    torch.set_num_threads(1)
     if me == 0:
         die_giving(when)
     run = Run(Alone(me, address, ENTRIES), environment(me, Determinism.ELASTIC), StepTimes(), VIRTUAL_WORKERS, seed=3)
