@@ -52,6 +52,11 @@ class Accumulation:
         self._sum: Gradient | None = None
         self.begin()
 
+    def prepare(self) -> None:
+        """Take the memory of a first step before it is needed: to use it for the first time takes longer than to sum in it."""
+        self._take_sum()
+        self._pool.give_back(self._layout.allocate())
+
     def close(self) -> None:
         """Leave the parameters alone."""
         for hook in self._hooks:

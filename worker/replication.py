@@ -4,8 +4,8 @@
 in pieces, beside whatever collectives run: great ones from where they are, small ones (biases, step counts: most of all tensors,
 and next to nothing of the bytes) together in one buffer, since each piece costs as much as some hundred kilobytes.
 The sender must leave the tensors alone until it is done; those that change earlier (the model's buffers change in every forward
-pass) are copied first. What is received stands in new memory until all of it is there, so a receiver whose sender dies has lost
-nothing.
+pass) are copied first. Who has no state yet receives it where it belongs. Who has an older one receives it in new memory, so that
+nothing is lost if the sender dies.
 
 Theory of operation of a plan
 -----------------------------
@@ -53,6 +53,7 @@ NOTICE_TAG = 5
 TENSOR_TAG = 16  # of the first piece
 
 Send = Callable[[torch.Tensor, int, int], dist.Work]
+Places = Callable[[dict[str, Any]], Sequence[torch.Tensor] | None]
 
 
 # ------------------------------------------------------------------------------------------------------------ one transfer
@@ -79,10 +80,18 @@ class Incoming:
 
     header: dict[str, Any]
     pending: Pending
+    places: Sequence[torch.Tensor] | None  # where the tensors belong, if that was told
 
     def wait(self) -> list[torch.Tensor]:
-        """The tensors, in the header's order. Raises CommunicatorBroken."""
-        return self.pending.wait()
+        """Until the tensors are here, in the header's order: in their places, or in new memory. Raises CommunicatorBroken."""
+        received = self.pending.wait()
+        if self.places is None:
+            return received
+        with torch.no_grad():
+            for place, tensor in zip(self.places, received, strict=True):
+                if place.data_ptr() != tensor.data_ptr():
+                    place.copy_(tensor)
+        return list(self.places)
 
 
 def start_sending(
@@ -165,11 +174,12 @@ class Replication:
             self._sending = Pending(self._communicator, self._serve(_encode(header), pieces, []), payload)
         return self._sending
 
-    def take(self, device: torch.device) -> Incoming:
-        """Wait for the header, begin to receive the tensors into new memory, and to pass them on.
+    def take(self, device: torch.device, places: Places = lambda header: None) -> Incoming:
+        """Wait for the header, begin to receive the tensors, and to pass them on.
 
-        That memory must not change until `sent` has returned. device: where those come to that are on an accelerator
-        at the source. Raises CommunicatorBroken, PeerError.
+        places: from the header, where its tensors belong; None: into new memory. Neither must change until `sent` has
+        returned. device: where new memory is for those that are on an accelerator at the source.
+        Raises CommunicatorBroken, PeerError.
         """
         source = self.source
         assert source is not None
@@ -177,7 +187,12 @@ class Replication:
         header = _decode(data, source)
         if not isinstance(header.get("tensors"), list):
             raise PeerError("a training state does not say what its tensors are")
-        payload, pieces = _pack([allocate(description, device) for description in header["tensors"]], fill=False)
+        own = places(header)
+        memory = [
+            place if place is not None and _fits(place, description, device) else allocate(description, device)
+            for description, place in zip(header["tensors"], own or itertools.repeat(None), strict=False)
+        ]
+        payload, pieces = _pack([tensor.detach() for tensor in memory], fill=False)
         with self._posting:
             arriving = [
                 self._communicator.receive(piece, source, TENSOR_TAG + number) for number, piece in enumerate(pieces)
@@ -185,7 +200,7 @@ class Replication:
         self._sending = Pending(
             self._communicator, [*self._serve(data, pieces, arriving), *self._notify(arriving)], payload
         )
-        return Incoming(header, Pending(self._communicator, list(arriving), payload))
+        return Incoming(header, Pending(self._communicator, list(arriving), payload), own)
 
     def sent(self) -> None:
         """Until this rank has sent all that it is to send: before the communicator is retired. Raises CommunicatorBroken."""
@@ -339,6 +354,12 @@ def _pack(tensors: list[torch.Tensor], fill: bool) -> tuple[list[torch.Tensor], 
         if tensor.nbytes > SMALL_BYTES:
             pieces += _split(tensor.view(-1).view(torch.uint8))
     return placed, pieces
+
+
+def _fits(tensor: torch.Tensor, description: list[Any], device: torch.device) -> bool:
+    """Can what is described be received into `tensor` as it comes?"""
+    where = device if description[3] == "device" else torch.device("cpu")
+    return tensor.is_contiguous() and tensor.device.type == where.type
 
 
 def _together(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -16,6 +16,8 @@ run again in the next generation.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -86,6 +88,7 @@ class Trainer:
         self.total_steps = 0
         self._next_step = 0
         self._has_state = False
+        self._spoiled = False  # neither the script's initial values nor a state: one has begun to arrive, but not come
         self._position = 0  # epoch in which a joiner's or a resumed script begins
         self._deferred: tuple[int, dict[str, Any]] | None = None  # registered values that belong to a later epoch
         self._failure: str | None = None  # why the communicator in use is of no use any more
@@ -148,6 +151,7 @@ class Trainer:
         self.total_steps = epochs * self._sampler.steps_per_epoch
         if self._recipe.max_steps is not None:
             self.total_steps = min(self.total_steps, self._recipe.max_steps)
+        self._accumulation.prepare()
         self.boundary(self._control.arrive())
         return self._position
 
@@ -258,20 +262,28 @@ class Trainer:
         """The first holder of a job's state: the last checkpoint, or the script's own initial values."""
         document = latest(self._writer.directory) if self._writer is not None else None
         if document is not None:
-            self._take(document.header, document.tensors)
+            self._copy(document.header, document.tensors)
+            self._take(document.header)
+        elif self._spoiled:
+            # Everybody with a state has died before this worker had all of it. Another process begins anew.
+            log.error("this worker has lost its initial values to a state that has not come: it ends, to be replaced")
+            os.kill(os.getpid(), signal.SIGKILL)
         self._has_state = True
         self._control.step_applied(self._next_step - 1, self._progress())
 
-    def _take(self, header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Make the state that was received or loaded this worker's own."""
+    def _copy(self, header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
+        """Put the tensors of a state in their places."""
         self._settle()
         with torch.no_grad():
             for own, new in zip(self._state.adopt(header), tensors, strict=True):
                 own.copy_(new)
+
+    def _take(self, header: dict[str, Any]) -> None:
+        """The tensors of a state stand in their places: make the rest of it this worker's own."""
         self._state.finish(header)
         self._next_step = int(header["counters"]["applied"]) + 1
         self._position = int(header["counters"]["epoch"])
-        self._has_state = True
+        self._has_state, self._spoiled = True, False
 
     def _send_state(self) -> None:
         """Begin to send the state to this worker's joiners; it must not change until that is done (`Replication.sent`)."""
@@ -282,14 +294,17 @@ class Trainer:
     def _join(self) -> None:
         """Receive the state, and take part in the first step without hosting anything in it.
 
-        What this worker holds itself stays whole until all of the new state is here: if the sender is lost on the way, a
-        survivor that was one step behind still has its own.
+        A state that this worker holds itself stays whole until all of the new one is here: if the sender is lost on the way, a
+        survivor that was one step behind still has its own. A newcomer has nothing to lose but the script's initial values.
         """
         assert self._replication is not None
-        incoming = self._replication.take(self._recipe.device)
+        incoming = self._replication.take(self._recipe.device, self._places)
 
         def take_state() -> None:
-            self._take(incoming.header, incoming.wait())
+            tensors = incoming.wait()
+            if incoming.places is None:
+                self._copy(incoming.header, tensors)
+            self._take(incoming.header)
 
         first_step = int(incoming.header["counters"]["applied"]) + 1
         if first_step >= self.total_steps:
@@ -298,6 +313,13 @@ class Trainer:
         else:
             self._begin_step(first_step, self._state.trained_in(incoming.header))
             self._complete_step(take_state)
+
+    def _places(self, header: dict[str, Any]) -> list[torch.Tensor] | None:
+        """Where the tensors of a state that comes belong; None: there is one that must not be lost."""
+        if self._has_state:
+            return None
+        self._spoiled = True
+        return self._state.adopt(header)
 
     def _finish_transfers(self) -> None:
         """After a generation's first step: hand over what the users' code has changed in it; then all members host."""

@@ -18,8 +18,13 @@ def main(name: str, record: str, pace_s: float) -> None:
     run = elastic.join()
     workload = build(name)
     recorder = Recorder(record)
-    model, optimizer, batches = run.prepare(workload.model, sgd(workload.model), workload.data, workload.batch_size)
-    applied = 0
+
+    def applied() -> None:
+        recorder.applied(run.steps_done, run.rank, run.world_size)
+
+    model, optimizer, batches = run.prepare(
+        workload.model, sgd(workload.model), workload.data, workload.batch_size, after_update=applied
+    )
     for _ in run.epochs(ENDLESS):
         for x, y in batches:
             if pace_s:
@@ -27,9 +32,6 @@ def main(name: str, record: str, pace_s: float) -> None:
             workload.loss(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-            if run.steps_done > applied:
-                applied = run.steps_done
-                recorder.applied(applied - 1, run.rank, run.world_size)
 
 
 if __name__ == "__main__":

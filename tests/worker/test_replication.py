@@ -186,6 +186,26 @@ def test_a_joiner_passes_pieces_on_before_it_has_them_all() -> None:
         assert all(torch.equal(a, b) for a, b in zip(received, tensors, strict=True))
 
 
+def test_a_state_comes_to_its_places_however_those_lie_in_memory() -> None:
+    """A large tensor that is received as it comes, one laid out otherwise, and a small one that travels with others."""
+    tensors = [torch.randn(SMALL_BYTES), torch.randn(300, 200), torch.randn(7)]
+    places = [torch.zeros(SMALL_BYTES, requires_grad=True), torch.zeros(200, 300).t(), torch.zeros(7)]
+
+    def run(c: Communicator) -> list[torch.Tensor]:
+        replication = Replication(c, (Transfer(0, 1),))
+        if c.rank == 0:
+            replication.give(described(tensors), tensors).wait()
+            return tensors
+        incoming = replication.take(CPU, lambda header: places)
+        received = incoming.wait()
+        assert all(a is b for a, b in zip(received, places, strict=True))
+        return received
+
+    run_ranks(2, run)
+    assert all(torch.equal(place, tensor) for place, tensor in zip(places, tensors, strict=True))
+    assert places[0].requires_grad
+
+
 def test_headers_reach_those_whose_turn_has_not_come() -> None:
     """2 comes after 1, which does not get its tensors until 2 has said that it has the header."""
     tensors = [torch.ones(3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -91,3 +92,23 @@ def test_without_the_canonical_order_all_workers_agree_but_the_bits_are_their_nu
     (expected,), (alone,) = outcome("many_segments", json.dumps(ALONE))
     assert norm == pytest.approx(alone, rel=1e-3)
     assert set(states) != {expected}, "the order of the sums made no difference: this compares nothing"
+
+
+def orphan(when: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A newcomer whose only holder is killed and which is told to begin alone (`orphan_ranks`)."""
+    with _module.RendezvousServer() as server:
+        command = [sys.executable, str(HERE / "orphan_ranks.py"), when, server.address, str(directory)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_newcomer_that_has_got_nothing_yet_begins_with_the_scripts_own_values(tmp_path: Path) -> None:
+    done = orphan("before", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ((tmp_path / "1.json").read_text(),) == run("plain", ALONE)
+
+
+def test_a_newcomer_with_a_part_of_a_lost_state_ends_and_trains_nothing_with_it(tmp_path: Path) -> None:
+    done = orphan("begun", tmp_path)
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert "has lost its initial values" in done.stderr
+    assert not list(tmp_path.iterdir())

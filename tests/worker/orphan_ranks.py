@@ -1,0 +1,79 @@
+"""A newcomer whose only holder dies: `python orphan_ranks.py WHEN ADDRESS DIRECTORY`, with a timetable of `training_world`.
+
+WHEN: whether the holder is killed "before" it sends its state, or when it has "begun" to. The newcomer then has to begin alone.
+It writes what it ends with to DIRECTORY; its exit code is ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import training_cases
+from training_world import VIRTUAL_WORKERS, Timetable, digest, environment
+
+from elasticd.protocol.model import Determinism, GpuAddress, Member, Roster, ServerId, WorkerId
+from elasticd.worker.communicator import Communicator
+from elasticd.worker.control import Switching
+from elasticd.worker.progress import StepTimes
+from elasticd.worker.replication import Replication
+from elasticd.worker.run import Run
+
+ENTRIES = [(0, [0]), (5, [0, 1])]
+
+
+class Alone(Timetable):
+    """After the loss nobody else is left."""
+
+    def failed(self, reason: str) -> Switching:
+        member = Member(worker=WorkerId("w.1"), gpu=GpuAddress(server=ServerId("s"), index=1))
+        roster = Roster(generation=3, members=(member,), leader=member.worker)
+        return Switching(Communicator.alone(), roster, 0, (True,), recovery=True)
+
+
+def die_giving(when: str) -> None:
+    give = Replication.give
+
+    def dying(replication: Replication, *arguments: Any, **named: Any) -> Any:
+        if when == "begun":
+            give(replication, *arguments, **named)
+            replication.sent()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(Replication, "give", dying)  # noqa: B010
+
+
+def train(me: int, when: str, address: str, directory: Path) -> None:
+    torch.set_num_threads(1)
+    if me == 0:
+        die_giving(when)
+    run = Run(Alone(me, address, ENTRIES), environment(me, Determinism.ELASTIC), StepTimes(), VIRTUAL_WORKERS, seed=3)
+    state = training_cases.plain(run)
+    (directory / f"{me}.json").write_text(json.dumps(digest(state), sort_keys=True))
+
+
+def main(when: str, address: str, directory: Path) -> int:
+    children = []
+    for me in (0, 1):
+        children.append(os.fork())
+        if children[-1] == 0:
+            try:
+                train(me, when, address, directory)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert codes[0] == -signal.SIGKILL
+    return codes[1]
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    sys.exit(128 - code if code < 0 else code)
