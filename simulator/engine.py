@@ -28,6 +28,9 @@ from .costs import NONE, Costs
 from .workload import Workload
 
 
+SHORTEST_S = 1.0
+
+
 @dataclass
 class Timeline:
     """What the cluster looked like from each event to the next."""
@@ -258,7 +261,11 @@ class Simulation:
 
 
 class _Blocking:
-    """AFS's blocking index: the mean over waiting jobs of time waited over time left on one GPU (AFS 2.2), kept as two sums."""
+    """AFS's blocking index: the mean over waiting jobs of time waited over time left on one GPU (AFS 2.2), kept as two sums.
+
+    A job that has less than a second left counts as if that was what it has left: it has been interrupted at its end, and would
+    outweigh all others.
+    """
 
     def __init__(self) -> None:
         self._count = 0
@@ -268,6 +275,7 @@ class _Blocking:
     def add(self, left_s: float, since_s: float) -> None:
         """A job waits that has not had GPUs since `since_s`, counted as if its running time had come before its submission."""
         self._count += 1
+        left_s = max(left_s, SHORTEST_S)
         self._inverse += 1.0 / left_s
         self._offset += since_s / left_s
 
@@ -276,6 +284,7 @@ class _Blocking:
         if not self._count:
             self._inverse = self._offset = 0.0
         else:
+            left_s = max(left_s, SHORTEST_S)
             self._inverse -= 1.0 / left_s
             self._offset -= since_s / left_s
 
