@@ -154,7 +154,7 @@ def as_printed(case: Case, backfill: bool) -> dict[str, int]:
     return allocation(running, gpus)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(cases(most_jobs=5), ELASTIC)
 def test_elastic_policies_decide_as_printed(case: Case, name: str) -> None:
     assume(all(one.left_s < UNKNOWN_S for one in case.jobs))  # sums with it hide what is left of the others

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, policy, reasons, table
 
@@ -119,6 +119,7 @@ def test_backfill_starts_whom_fifo_starts_and_perhaps_more(case: Case) -> None:
     assert plain.items() <= by_name(case.table, ask("backfill", case.table, case.gpus)).items()
 
 
+@settings(max_examples=50)
 @given(cases(most_jobs=8))
 def test_backfill_never_delays_the_first_job_that_waits(case: Case) -> None:
     given_, head, without, with_ = first_that_waits(case)
@@ -126,6 +127,7 @@ def test_backfill_never_delays_the_first_job_that_waits(case: Case) -> None:
     assert start_s(head.requested_gpus, case.gpus, with_) <= start_s(head.requested_gpus, case.gpus, without)
 
 
+@settings(max_examples=50)
 @given(cases(most_jobs=8))
 def test_backfill_leaves_nobody_waiting_who_fits_and_would_not_delay_the_first(case: Case) -> None:
     given_, head, _, running = first_that_waits(case)

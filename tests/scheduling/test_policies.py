@@ -101,7 +101,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(workloads())
 def test_every_job_comes_to_its_end(load: Workload) -> None:
     fastest_s = load.work_s / load.curves.speedup.max(axis=1)
