@@ -25,8 +25,14 @@ from scheduling_tables import (
     table,
 )
 
-from elasticd.controller.scheduling.policies.themis import _after_payments, _auction, _bids, unfairness
-from elasticd.controller.scheduling.view import ReasonCode
+from elasticd.controller.scheduling.policies.themis import (
+    _after_payments,
+    _auction,
+    _bids,
+    isolated_times_s,
+    shared_times_s,
+)
+from elasticd.controller.scheduling.view import Floats, Ints, JobTable, ReasonCode
 
 ALL_BID = policy("themis", fairness=0.0)
 BETWEEN_LEASES_S = 250.0
@@ -34,36 +40,40 @@ BETWEEN_LEASES_S = 250.0
 # ---------------------------------------------------------------------------------------------------------- unfairness
 
 
+def unfairness(jobs: JobTable, share: Ints, gpus: int) -> Floats:
+    return shared_times_s(jobs, share, 0.0) / isolated_times_s(jobs, gpus)
+
+
 def test_unfairness_is_the_time_in_the_cluster_over_the_time_on_an_equal_share_of_it() -> None:
     """Each of two jobs alone would have had four of eight GPUs."""
     waits = job("waits", 1, 8, left_s=400, submitted_s=-50)
     has_run = job("has run", 1, 8, left_s=400, submitted_s=-50, executed_s=50, attained_gpu_s=100, share=2)
     seen = table(waits, has_run)
-    rho = unfairness(seen, np.array([1, 2]), 8, 0.0)
+    rho = unfairness(seen, np.array([1, 2]), 8)
     assert rho.tolist() == pytest.approx([(50 + 400) / (400 / 4), (50 + 200) / ((400 + 100) / 4)])
 
 
 def test_the_equal_share_may_be_a_part_of_a_gpu_and_is_not_more_than_a_job_can_use() -> None:
     seen = table(job("a", 1, 1, left_s=100), job("b", 1, 8, left_s=100))
-    assert unfairness(seen, np.array([1, 1]), 1, 0.0).tolist() == pytest.approx([0.5, 0.5])
-    assert unfairness(seen, np.array([1, 1]), 16, 0.0).tolist() == pytest.approx([1, 8])
+    assert unfairness(seen, np.array([1, 1]), 1).tolist() == pytest.approx([0.5, 0.5])
+    assert unfairness(seen, np.array([1, 1]), 16).tolist() == pytest.approx([1, 8])
 
 
 def test_what_a_job_has_done_follows_its_curve() -> None:
     curve = (0, 1, 1.5, 1.75, 1.875)
     seen = table(job("a", 1, 4, speedup=curve, left_s=75, executed_s=50, attained_gpu_s=150, share=3, submitted_s=-50))
     done_s = 50 * 1.75
-    assert unfairness(seen, np.array([3]), 4, 0.0)[0] == pytest.approx((50 + 75 / 1.75) / ((done_s + 75) / 1.875))
+    assert unfairness(seen, np.array([3]), 4)[0] == pytest.approx((50 + 75 / 1.75) / ((done_s + 75) / 1.875))
 
 
 # --------------------------------------------------------------------------------------------------------- the auction
 
 
 def won(jobs: list[Described], gpus: int) -> list[int]:
-    """What bidders get before they pay."""
+    """What bidders get before they pay, if they bid for all that raises their throughput."""
     seen = table(*jobs)
     shares = np.array([one.min_gpus for one in jobs])
-    bids = _bids(seen, shares.copy(), seen.max_gpus, list(range(len(jobs))), 0.0)
+    bids = _bids(seen, shares.copy(), seen.max_gpus, list(range(len(jobs))), 0.0, np.zeros(len(jobs)))
     for _, row in itertools.islice(bids, gpus - int(shares.sum())):
         shares[row] += 1
     return [int(share) for share in shares]
@@ -110,7 +120,7 @@ def test_each_bidder_keeps_the_ratio_of_the_others_product_with_it_to_that_witho
 ) -> None:
     jobs, gpus = drawn
     seen, first = table(*jobs), won(jobs, gpus)
-    bids = _bids(seen, np.array(first), seen.max_gpus, list(range(len(jobs))), 0.0)
+    bids = _bids(seen, np.array(first), seen.max_gpus, list(range(len(jobs))), 0.0, np.zeros(len(jobs)))
     kept = _after_payments(dict(enumerate(first)), bids)
     for who, (gpus_won, gpus_kept) in enumerate(zip(first, kept, strict=True)):
         others = [one for row, one in enumerate(jobs) if row != who]
@@ -126,14 +136,14 @@ def test_two_alike_bidders_win_half_each_and_pay_half_of_it() -> None:
     assert won(alike, 8) == [4, 4]
     seen = table(*alike)
     shares = np.zeros(2, dtype=np.int64)
-    sold = _auction(seen, shares, seen.max_gpus, np.array([0, 1]), 8, 0.0)
+    sold = _auction(seen, shares, seen.max_gpus, np.array([0, 1]), 8, 0.0, np.zeros(2))
     assert (sold, shares.tolist()) == (4, [2, 2])
 
 
 def test_a_bidder_that_is_in_nobodys_way_pays_nothing() -> None:
     seen = table(job("a", 1, 4, left_s=100), job("b", 1, 4, left_s=100))
     shares = np.zeros(2, dtype=np.int64)
-    assert _auction(seen, shares, seen.max_gpus, np.array([0, 1]), 8, 0.0) == 8
+    assert _auction(seen, shares, seen.max_gpus, np.array([0, 1]), 8, 0.0, np.zeros(2)) == 8
     assert shares.tolist() == [4, 4]
 
 
@@ -145,6 +155,15 @@ def test_age_makes_a_job_bid_less_for_what_shortens_its_end_little() -> None:
     """Of two alike jobs the one that has waited for long gains less from each further GPU, relatively."""
     fresh, aged = job("fresh", 1, 8, left_s=100), job("aged", 1, 8, left_s=100, submitted_s=-80)
     assert won([fresh, aged], 8) == [6, 2]
+
+
+def test_nobody_bids_for_more_than_makes_its_time_that_on_its_isolated_share() -> None:
+    """Alone it would have two of eight GPUs; two are what it needs now, and three if it has waited for 15 s."""
+    for waited_s, expected in ((0.0, 2), (15.0, 3)):
+        seen = table(job("a", 1, 8, left_s=100, submitted_s=-waited_s), *(job(f"j{k}", left_s=100) for k in range(3)))
+        shares = np.zeros(4, dtype=np.int64)
+        sold = _auction(seen, shares, seen.max_gpus, np.array([0]), 8, 0.0, isolated_times_s(seen, 8))
+        assert (sold, shares.tolist()) == (expected, [expected, 0, 0, 0])
 
 
 # ---------------------------------------------------------------------------------------------------------- who may bid

@@ -14,7 +14,9 @@ free are.
    taken as if it had its minimum.
 2. The auction maximises the product of all bidders' 1 / rho. It gives one GPU after the other to whom it brings most,
    which finds the maximum, since log(1 / rho) is concave in x wherever throughput is. As long as a bidder has nothing
-   the product is 0: so first each gets its minimum, the most unfairly treated first.
+   the product is 0: so first each gets its minimum, the most unfairly treated first. Nobody bids for more than makes
+   its rho 1: Themis "tries to assign GPUs to this job until it achieves" the speedup of its isolated share (AFS 6).
+   Without this limit, jobs that can use many GPUs win far more of them than bring them anything worth mentioning.
 3. Each bidder pays for what its presence costs the others (partial allocation: this makes honest bids the best ones):
    of the GPUs that it wins it keeps the ratio of the others' product with it to their product without it, but at least
    its minimum.
@@ -62,8 +64,9 @@ class Themis:
         given = no_shares(jobs) if over else _kept(jobs, most, gpus)
         free = gpus - int(given.sum())
         if free > 0:
-            bidders = self._bidders(jobs, given, most, gpus, now)
-            free -= _auction(jobs, given, most, bidders, free, now)
+            isolated_s = isolated_times_s(jobs, gpus)
+            bidders = self._bidders(jobs, given, most, free, now, isolated_s)
+            free -= _auction(jobs, given, most, bidders, free, now, isolated_s)
             others = np.ones(len(jobs), dtype=bool)
             others[bidders] = False
             free = _scatter(jobs, given, most, np.flatnonzero(others), free, rng)
@@ -74,25 +77,27 @@ class Themis:
 
         return Shares(given, why, (lease + 1) * lease_s if given.any() else math.inf)
 
-    def _bidders(self, jobs: JobTable, given: Ints, most: Ints, gpus: int, now: float) -> Ints:
+    def _bidders(self, jobs: JobTable, given: Ints, most: Ints, free: int, now: float, isolated_s: Floats) -> Ints:
         """The rows that may bid, the most unfairly treated first."""
-        free = gpus - int(given.sum())
         rows = np.flatnonzero((given < most) & (np.where(given, 1, jobs.min_gpus) <= free))
         if not len(rows):
             return rows
         allowed = max(1, math.ceil((1 - self.parameters.fairness) * len(rows) - 1e-9))  # 0.3 of 10 are 3
-        rho = unfairness(jobs, np.maximum(given, jobs.min_gpus), gpus, now)[rows]
-        return rows[smallest(-rho, min(allowed, free))]
+        rho = shared_times_s(jobs, np.maximum(given, jobs.min_gpus), now) / isolated_s
+        return rows[smallest(-rho[rows], min(allowed, free))]
 
 
-def unfairness(jobs: JobTable, share: Ints, gpus: int, now: float) -> Floats:
-    """Each job's rho with these shares."""
-    every = slice(None)
-    isolated = _speedup(jobs, np.minimum(gpus / len(jobs), jobs.max_gpus))
+def shared_times_s(jobs: JobTable, share: Ints, now: float) -> Floats:
+    """How long each job takes from its submission to its end, with these shares from now on: above the line in rho."""
+    return np.asarray(now - jobs.submitted_s + jobs.left_s / jobs.speedup(slice(None), share), dtype=np.float64)
+
+
+def isolated_times_s(jobs: JobTable, gpus: int) -> Floats:
+    """How long each job would take with the share that it would have alone: below the line in rho."""
+    isolated = _speedup(jobs, np.minimum(gpus / max(len(jobs), 1), jobs.max_gpus))
     average = jobs.attained_gpu_s / np.maximum(jobs.executed_s, EARLY_S)
     done_s = jobs.executed_s * _speedup(jobs, average)
-    shared_s: Floats = now - jobs.submitted_s + jobs.left_s / jobs.speedup(every, share)
-    return shared_s / np.maximum((done_s + jobs.left_s) / isolated, EARLY_S)
+    return np.maximum((done_s + jobs.left_s) / isolated, EARLY_S)
 
 
 def _speedup(jobs: JobTable, share: Floats) -> Floats:
@@ -111,7 +116,7 @@ def _kept(jobs: JobTable, most: Ints, gpus: int) -> Ints:
     return kept if int(kept.sum()) <= gpus else no_shares(jobs)
 
 
-def _auction(jobs: JobTable, given: Ints, most: Ints, bidders: Ints, free: int, now: float) -> int:
+def _auction(jobs: JobTable, given: Ints, most: Ints, bidders: Ints, free: int, now: float, isolated_s: Floats) -> int:
     """Sell up to `free` GPUs to the bidders. Changes `given`; how many have been sold."""
     before = dict(zip(bidders.tolist(), given[bidders].tolist(), strict=True))
     left = free
@@ -120,7 +125,7 @@ def _auction(jobs: JobTable, given: Ints, most: Ints, bidders: Ints, free: int, 
         if not given[row] and least <= left:
             given[row] = least
             left -= least
-    bids = _bids(jobs, given, most, [row for row in before if given[row]], now)
+    bids = _bids(jobs, given, most, [row for row in before if given[row]], now, isolated_s)
     for _ in range(left):
         if (bid := next(bids, None)) is None:
             break
@@ -135,7 +140,9 @@ def _auction(jobs: JobTable, given: Ints, most: Ints, bidders: Ints, free: int, 
     return free - left
 
 
-def _bids(jobs: JobTable, given: Ints, most: Ints, rows: list[int], now: float) -> Iterator[tuple[float, int]]:
+def _bids(
+    jobs: JobTable, given: Ints, most: Ints, rows: list[int], now: float, isolated_s: Floats
+) -> Iterator[tuple[float, int]]:
     """One GPU after the other: by how much it raises log(1 / rho) of the job that it raises most, and that job's row.
 
     It goes on past the GPUs that there are, for nobody is asked here whether they are left.
@@ -144,14 +151,16 @@ def _bids(jobs: JobTable, given: Ints, most: Ints, rows: list[int], now: float) 
     left_s = {row: float(jobs.left_s[row]) for row in rows}
     curve = {row: jobs.curves.speedup[jobs.curve[row]].tolist() for row in rows}
     share = {row: int(given[row]) for row in rows}
+    fair_s = {row: float(isolated_s[row]) for row in rows}
     heap: list[tuple[float, int]] = []
 
     def offer(row: int) -> None:
         x, speedup = share[row], curve[row]
-        if x < most[row] and (then_s := age[row] + left_s[row] / speedup[x + 1]) > 0:
-            gain = math.log((age[row] + left_s[row] / speedup[x]) / then_s)
-            if gain > 0:
-                heapq.heappush(heap, (-gain, row))
+        now_s = age[row] + left_s[row] / speedup[x]
+        if x < most[row] and now_s > fair_s[row]:
+            then_s = age[row] + left_s[row] / speedup[x + 1]
+            if then_s < now_s:
+                heapq.heappush(heap, (-math.log(now_s / then_s), row))
 
     for row in rows:
         offer(row)
