@@ -242,11 +242,15 @@ def test_leftovers_go_at_random_to_jobs_that_were_not_allowed_to_bid() -> None:
     assert len({tuple(shares.tolist()) for shares in drawn}) == math.comb(4, 2)
 
 
-def test_what_bidders_have_paid_goes_to_others_first_and_then_back_to_them() -> None:
-    alike = [job(name, 1, 8, left_s=100) for name in "ab"]
+def test_what_bidders_have_paid_goes_back_to_them_at_random_where_there_is_nobody_else() -> None:
+    """Both have waited for so long that they bid for all they can get. Each wins four and keeps three."""
+    alike = [job(name, 1, 8, left_s=100, submitted_s=-1000) for name in "ab"]
     drawn = {tuple(ask(ALL_BID, table(*alike), 8, seed=seed).gpus.tolist()) for seed in range(40)}
-    assert all(sum(shares) == 8 and min(shares) >= 2 for shares in drawn)
-    assert len(drawn) > 2
+    assert drawn == {(3, 5), (4, 4), (5, 3)}
+
+
+def test_jobs_that_get_their_isolated_share_pay_nothing() -> None:
+    assert given_to(ALL_BID, 8, *(job(name, 1, 8, left_s=100) for name in "ab")) == {"a": 4, "b": 4}
 
 
 @given(cases(), st.floats(0, 0.99), st.sampled_from([0.0, 250.0, 600.0]))
