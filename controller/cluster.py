@@ -7,6 +7,7 @@ written, so that no caller can forget to record a change.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class Settings:
     pid: int
     server_lease_s: float = 10.0
     max_restarts: int = 5
+    network_packing: bool = False
 
 
 class ServerRecord(Value, frozen=True, kw_only=True):
@@ -92,6 +94,7 @@ class Cluster:
         self.next_job = 1
         self.next_event = 1
         self.schedule_due = False
+        self.review_s = math.inf  # the policy wants to be asked again then (Unix time)
         self.stirred: dict[JobId, None] = {}  # jobs to look at, in the order in which they were stirred
         self._touched: dict[JobId, None] = {}  # jobs whose record may have changed
         self._written: dict[JobId, JobRecord] = {}

@@ -24,6 +24,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     policy: Annotated[str, msgspec.Meta(min_length=1)] = "max-min"
     server_lease_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 10.0
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 5
+    network_packing: bool = False
     log_file: str | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 

@@ -50,6 +50,7 @@ class ControllerDaemon:
             pid=os.getpid(),
             server_lease_s=options.server_lease_s,
             max_restarts=options.max_restarts,
+            network_packing=options.network_packing,
         )
         records = [(record.key, record.value) for record in self._store.list("/").records]
         self._machine = ControllerMachine(

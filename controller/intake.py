@@ -22,7 +22,7 @@ from ..protocol.messages import (
 from ..protocol.model import JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
 from .cluster import STOP_GRACE_S, Cluster, Session
 from .generations import broken_by_loss, broken_by_report, ending, holders, usable
-from .jobs import Job, WorkerRecord, WorkerState
+from .jobs import STEPS_OF_A_RATE, Job, WorkerRecord, WorkerState
 from .reconcile import end_job, leader_address, order_message, send_order, send_start
 
 START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
@@ -179,6 +179,8 @@ def _on_status(cluster: Cluster, now: float, session: Session, status: WorkerSta
     _note_worker(job, entry, status)
     if not job.final:
         job.note_progress(status)
+        if job.note_rate(status):
+            cluster.schedule_due = True
         for resize in job.note_resizes(status):
             cluster.tell(now, "resized", job.id, resize_text(resize))
         _note_commit(cluster, now, job, status)
@@ -216,6 +218,7 @@ def _note_commit(cluster: Cluster, now: float, job: Job, status: WorkerStatus) -
         orders=tuple(other for other in job.kept.orders if other.generation >= order.generation),
         progress=job.progress(),
     )
+    job.rate_counts_from = (status.applied or 0) + STEPS_OF_A_RATE
     share = len(order.roster.members)
     starts = job.kept.phase is JobPhase.STARTING
     if starts:

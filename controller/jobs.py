@@ -38,6 +38,8 @@ from ..protocol.model import (
 KEPT_PAST_WORKERS = 64
 KEPT_RESIZES = 64
 KEPT_SHARES = 512
+STEPS_OF_A_RATE = 32  # workers report the median of so many
+RATE_NEWS = 0.05
 
 TRANSITIONS: dict[JobPhase, tuple[JobPhase, ...]] = {
     JobPhase.PENDING: (JobPhase.STARTING, JobPhase.FAILED, JobPhase.CANCELLED),
@@ -141,12 +143,14 @@ class JobRecord(Value, frozen=True, kw_only=True):
     shares: tuple[ShareChange, ...] = ()
     resizes: tuple[Resize, ...] = ()
     attained_gpu_s: float = 0.0  # up to the last entry of `shares`
+    executed_s: float = 0.0  # time with any GPU, likewise
     restarts: int = 0
     restarts_in_vain: int = 0  # since the job last came further than before
     failures_in_vain: int = 0  # of them, those where every worker ended with an error of the script
     progressed: bool = False  # some step has been applied
     best_at_restart: int = -1
     progress: Progress | None = None
+    rates: dict[int, float] = {}  # steps per second with so many GPUs, as measured last
 
 
 @dataclass
@@ -157,6 +161,9 @@ class Job:
     statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)  # of `kept.workers`
     best_applied: int = -1
     newest_progress: Progress | None = None
+    rate_counts_from: int = (
+        -1
+    )  # the step at which the last steps, whose median workers report, are all of this generation
     sent_address: str = ""  # the leader's address in the newest order as last sent
     waiting_reason: str = ""  # the scheduler's
     restart_at: float | None = None
@@ -264,7 +271,11 @@ class Job:
         if (shares and shares[-1].share == share == 0) or (not shares and share == 0):
             return
         change = ShareChange(time_s=now, share=share, generation=self.kept.committed)
-        self.update(attained_gpu_s=self.attained_gpu_s(now), shares=(*shares, change)[-KEPT_SHARES:])
+        self.update(
+            attained_gpu_s=self.attained_gpu_s(now),
+            executed_s=self.executed_s(now),
+            shares=(*shares, change)[-KEPT_SHARES:],
+        )
 
     def attained_gpu_s(self, now: float) -> float:
         """GPU-seconds of training so far."""
@@ -272,6 +283,12 @@ class Job:
             return 0.0
         last = self.kept.shares[-1]
         return self.kept.attained_gpu_s + last.share * max(0.0, now - last.time_s)
+
+    def executed_s(self, now: float) -> float:
+        """Time of training so far, on however many GPUs."""
+        if not self.kept.shares or not self.kept.shares[-1].share:
+            return self.kept.executed_s
+        return self.kept.executed_s + max(0.0, now - self.kept.shares[-1].time_s)
 
     def note_progress(self, status: WorkerStatus) -> None:
         """Take progress over from the worker that is ahead."""
@@ -297,6 +314,18 @@ class Job:
             median_step_s=status.median_step_s,
             metrics=metrics,
         )
+
+    def note_rate(self, status: WorkerStatus) -> bool:
+        """Take over how fast the job is with its present share, once that has been measured. Whether it is news."""
+        if status.generation != self.kept.committed or status.applied is None or status.median_step_s <= 0:
+            return False
+        if status.phase is not WorkerPhase.TRAINING or status.applied < self.rate_counts_from or not self.share_gpus:
+            return False
+        rate, known = 1.0 / status.median_step_s, self.kept.rates.get(self.share_gpus, 0.0)
+        if abs(rate - known) <= RATE_NEWS * known:
+            return False
+        self.update(rates={**self.kept.rates, self.share_gpus: rate})
+        return True
 
     def progress(self) -> Progress:
         return self.newest_progress or self.kept.progress or Progress()

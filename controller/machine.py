@@ -12,6 +12,7 @@ What is known of a job: `jobs`. Which roster it needs next: `generations`.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Iterator
 
@@ -76,6 +77,8 @@ class ControllerMachine:
             yield pending.deadline_s
         for job in cluster.jobs.values():
             yield from _timers(job)
+        if cluster.review_s < math.inf:
+            yield cluster.review_s
 
     def _pass_time(self, now: float) -> None:
         cluster = self._cluster
@@ -92,6 +95,9 @@ class ControllerMachine:
             cluster.answer(pending.client, request, Refused(reason=reason))
         for job in cluster.jobs.values():
             self._pass_time_of(now, job)
+        if now >= cluster.review_s:
+            cluster.review_s = math.inf
+            cluster.schedule_due = True
         settle(cluster, now)
 
     def _pass_time_of(self, now: float, job: Job) -> None:

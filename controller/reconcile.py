@@ -6,6 +6,8 @@ happened to is brought nearer to its target, then workers whose GPUs have become
 
 from __future__ import annotations
 
+import math
+
 from ..protocol.messages import Order, StartWorker
 from ..protocol.model import GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
 from .cluster import Cluster
@@ -14,15 +16,15 @@ from .generations import (
     StartAgain,
     broken_to_list,
     choose_leader,
-    ending,
     gpu_place,
     next_step,
     unneeded,
 )
 from .jobs import Job, OrderRecord, WorkerRecord, WorkerState
+from .outlook import outlook
 from .scheduling.pipeline import decide
-from .scheduling.plan import Change, plan
-from .scheduling.view import ClusterView, JobInView, ServerInView
+from .scheduling.placement import in_order
+from .scheduling.plan import plan
 
 LEAVING_PATIENCE_S = 30.0
 FIRST_BACK_OFF_S = 1.0
@@ -53,63 +55,22 @@ def _steer_stirred(cluster: Cluster, now: float) -> None:
 # ------------------------------------------------------------------------------------------------------------- scheduling
 
 
-def view_of(cluster: Cluster, now: float) -> ClusterView:
-    """What the scheduler may see."""
-    servers = tuple(
-        ServerInView(server=name, gpus=tuple(gpu.index for gpu in session.server.gpus))
-        for name, session in sorted(cluster.sessions.items())
-        if session.alive
-    )
-    jobs = tuple(_job_in_view(job, now) for job in cluster.jobs.values() if not job.final and not ending(job))
-    busy = {gpu for job in cluster.jobs.values() if not job.final and ending(job) for gpu in job.kept.target}
-    free = tuple(
-        ServerInView(
-            server=server.server,
-            gpus=tuple(i for i in server.gpus if GpuAddress(server=server.server, index=i) not in busy),
-        )
-        for server in servers
-    )
-    return ClusterView(now=now, jobs=jobs, servers=free)
-
-
-def _job_in_view(job: Job, now: float) -> JobInView:
-    spec, kept, progress = job.kept.spec, job.kept, job.progress()
-    held = job.hold_until is not None and bool(kept.target)
-    most = min(spec.gpus.max, len(kept.target)) if held else spec.gpus.max
-    manual = kept.manual_share
-    return JobInView(
-        job=job.id,
-        submitted_s=kept.submitted_s,
-        min_gpus=min(spec.gpus.min, most),
-        max_gpus=most,
-        requested_gpus=spec.gpus.max,
-        virtual_workers=spec.virtual_workers,
-        priority=spec.priority,
-        share=len(kept.target),
-        placement=kept.target,
-        manual_share=min(manual, len(kept.target)) if held and manual is not None else manual,
-        attained_gpu_s=job.attained_gpu_s(now),
-        steps_done=None if progress.step is None else progress.step + 1,
-        total_steps=progress.total_steps or spec.max_steps,
-        started=kept.started_s is not None,
-    )
-
-
 def _schedule(cluster: Cluster, now: float) -> None:
-    view = view_of(cluster, now)
-    decision = decide(view, cluster.policy, cluster.rng)
-    for in_view in view.jobs:
-        reason = decision.reasons.get(in_view.job)
-        cluster.jobs[in_view.job].waiting_reason = reason.text if reason is not None else ""
-    for change in plan(view, decision):
-        _retarget(cluster, now, change)
+    seen = outlook(cluster, now)
+    decision = decide(seen.view, cluster.policy, cluster.rng, cluster.settings.network_packing, seen.first)
+    cluster.review_s = decision.review_s if decision.review_s > now else math.inf
+    for row, job in enumerate(seen.jobs):
+        reason = decision.why(row)
+        job.waiting_reason = reason.text if reason is not None else ""
+    for change in plan(seen.view, decision):
+        job = seen.jobs[change.row]
+        _retarget(cluster, now, job, in_order(change.gpus, seen.gpus, job.kept.target))
 
 
-def _retarget(cluster: Cluster, now: float, change: Change) -> None:
-    job = cluster.jobs[change.job]
-    job.update(target=tuple(change.placement))
+def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...]) -> None:
+    job.update(target=target)
     cluster.stir(job)
-    if not change.placement:
+    if not target:
         cluster.tell(now, "preempted", job.id, "gave all its GPUs back; it goes on from its last checkpoint")
         suspend(cluster, now, job)
 

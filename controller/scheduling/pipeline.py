@@ -1,62 +1,75 @@
-"""view -> admission (manual shares) -> policy -> regulation -> placement. Each stage is a pure function."""
+"""view -> manual shares -> policy -> regulation (packing) -> placement. Each stage is a pure function of its arguments."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from ...protocol.model import GpuAddress, JobId
-from .placement import place
-from .policies import Policy, Shares
-from .policies.base import count
-from .view import ClusterView, Reason, ReasonCode, ServerInView
+import numpy as np
+
+from .packing import pack
+from .placement import Placements, place
+from .policies import Policy
+from .policies.base import count, no_shares
+from .view import ClusterView, Gpus, Ints, Reason, ReasonCode
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Shares and placements of all jobs that get GPUs, and reasons for those that wait or get less."""
+    """Everybody's share, who gets which GPUs, and why some get less than they could use; all by row of the view."""
 
-    shares: dict[JobId, int]
-    placements: dict[JobId, tuple[GpuAddress, ...]]
-    reasons: dict[JobId, Reason]
-
-
-def decide(view: ClusterView, policy: Policy, rng: random.Random) -> Decision:
-    """Who gets which GPUs."""
-    fixed = _manual_shares(view)
-    shares = policy.shares(_without(view, fixed), rng)
-    merged = regulate({**fixed.by_job, **shares.by_job})
-    return Decision(merged, place(view, merged), {**fixed.reasons, **shares.reasons})
+    shares: Ints
+    placements: Placements  # of the jobs with a share
+    why: Callable[[int], Reason | None]  # asked for rows whose share is below their maximum, or below that set by hand
+    review_s: float  # decide again then (Unix time), even if nothing has happened
 
 
-def regulate(shares: dict[JobId, int]) -> dict[JobId, int]:
-    """Restrict shares to those that can be placed well. Without network packing (AFS 4.4) any share is allowed."""
-    return {job: share for job, share in shares.items() if share > 0}
+def decide(
+    view: ClusterView,
+    policy: Policy,
+    rng: random.Random,
+    packing: bool,
+    first: Mapping[int, Gpus] | None = None,
+) -> Decision:
+    """Who gets which GPUs. `packing`: shares are regulated (AFS 4.4), except those set by hand. `first`: as for `place`."""
+    shares = _manual_shares(view)
+    free = view.total_gpus - int(shares.sum())
+    rows = _others(view)
+    jobs = view.jobs.cut(rows) if view.manual_shares else view.jobs
+    if not policy.needs_lengths:
+        jobs = jobs.without_lengths()
+    given = policy.shares(jobs, free, view.now, rng)
+    shares[rows] = given.gpus
+    if packing:
+        shares[rows] = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, jobs.max_gpus)
+
+    def why(row: int) -> Reason | None:
+        if row in view.manual_shares:
+            return _too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
+        return given.why(int(np.searchsorted(rows, row)))
+
+    return Decision(shares, place(view.servers, view.placements, shares, first), why, given.review_s)
 
 
-def _manual_shares(view: ClusterView) -> Shares:
+def _manual_shares(view: ClusterView) -> Ints:
     """Shares set by hand come first, in the order of submission, as large as they fit."""
-    by_job: dict[JobId, int] = {}
-    reasons: dict[JobId, Reason] = {}
+    shares = no_shares(view.jobs)
     free = view.total_gpus
-    for job in view.jobs:
-        if job.manual_share is None:
-            continue
-        by_job[job.job] = min(job.manual_share, free)
-        free -= by_job[job.job]
-        if by_job[job.job] < job.manual_share:
-            text = f"set to {count(job.manual_share)} by hand, {by_job[job.job]} of {view.total_gpus} could be had"
-            reasons[job.job] = Reason(ReasonCode.MANUAL, text)
-    return Shares(by_job, reasons)
+    for row, wanted in sorted(view.manual_shares.items()):
+        shares[row] = min(wanted, free)
+        free -= int(shares[row])
+    return shares
 
 
-def _without(view: ClusterView, fixed: Shares) -> ClusterView:
-    """What is left for the policy to divide: which GPUs does not matter to it, only how many."""
-    taken = sum(fixed.by_job.values())
-    servers: list[ServerInView] = []
-    for server in reversed(view.servers):
-        gone = min(taken, len(server.gpus))
-        taken -= gone
-        servers.append(replace(server, gpus=server.gpus[: len(server.gpus) - gone]))
-    jobs = tuple(job for job in view.jobs if job.job not in fixed.by_job)
-    return replace(view, jobs=jobs, servers=tuple(reversed(servers)))
+def _others(view: ClusterView) -> Ints:
+    """The rows whose shares the policy decides."""
+    policed = np.ones(len(view.jobs), dtype=bool)
+    policed[list(view.manual_shares)] = False
+    return np.flatnonzero(policed)
+
+
+def _too_little_for(wanted: int, share: int, gpus: int) -> Reason | None:
+    if share == wanted:
+        return None
+    return Reason(ReasonCode.MANUAL, f"set to {count(wanted)} by hand, {share} of {gpus} could be had")

@@ -1,114 +1,289 @@
 """Which GPUs each job gets, given how many (AFS 4.4).
 
-Aims, in this order: jobs keep the GPUs they have, and where one shrinks those on the fewest servers; a growing job stays on the
-servers it is on; what is new goes to the fewest servers; at most one job of a server talks to other servers.
+Aims, in this order: every job on the fewest servers, and at most one job per server that talks to others; as many jobs as
+possible keep at least one of their GPUs (one that keeps none migrates); no job moves that needs no change; as many GPUs as
+possible stay. So:
 
-What a job needs beyond one server is cut into whole servers first. The pieces that are left, of all jobs, are then fitted
-largest first, each into the tightest hole: shares that network packing allows (AFS App. E) are placed perfectly that way, other
-shares well, not optimally (it is bin packing). Deterministic: ties go to the job submitted first and the server first by name.
+* A job whose share does not change and that is placed well keeps its GPUs: it has to move only if another one cannot be
+  placed well otherwise, or if more others than it would lose all of theirs instead.
+* A job that shrinks keeps GPUs on the fewest servers; its first worker's server is among them if that costs nothing.
+* A job that grows takes what is free on its server. Where that is not enough, it goes to another one.
+
+Shares that network packing allows (AFS App. E) are placed perfectly, on servers that are alike; other shares well, not
+optimally: it is bin packing. What could not be placed well is tried again with each decision, and moves only if that makes
+the whole better; so a placement that has been carried out asks for no further change.
+
+Most jobs need no change, and are looked at once. How many GPUs of which server the others get is decided in `fitting.py`, without
+regard to which these are: those that a job has there, then free ones, then those that others give up.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
 
-from ...protocol.model import GpuAddress, JobId, ServerId
-from .view import ClusterView, JobInView
+import numpy as np
 
+from ...protocol.model import GpuAddress
+from .fitting import Piece, fit
+from .view import Gpus, Ints, ServerInView
 
-def place(view: ClusterView, shares: Mapping[JobId, int]) -> dict[JobId, tuple[GpuAddress, ...]]:
-    """A placement for every job with a share. Raises ValueError if the shares do not fit into the cluster."""
-    free = _FreeGpus(view)
-    jobs = [job for job in view.jobs if shares.get(job.job, 0) > 0]
-    placed: dict[JobId, list[GpuAddress]] = {}
-    for job in jobs:
-        placed[job.job] = _keep(job, shares[job.job], free)
-        free.occupy(placed[job.job])
-
-    def need(job: JobInView) -> int:
-        return shares[job.job] - len(placed[job.job])
-
-    needy = [job for job in jobs if need(job)]
-    for job in needy:
-        free.take_at_home(need(job), placed[job.job])
-    for job in sorted(needy, key=lambda job: -need(job)):
-        free.take_whole_servers(need(job), placed[job.job])
-    # Of pieces of one size those of spread jobs first: they have to avoid each other, the rest fills what they leave.
-    for job in sorted(filter(need, needy), key=lambda job: (-need(job), not placed[job.job])):
-        free.take_piece(need(job), placed[job.job])
-    return {job.job: tuple(placed[job.job]) for job in jobs}
+Placements = dict[int, Gpus]
 
 
-def _keep(job: JobInView, share: int, free: _FreeGpus) -> list[GpuAddress]:
-    """The GPUs that a job keeps: all that still exist, or where it shrinks those on the fewest servers."""
-    usable = [gpu for gpu in job.placement if free.is_free(gpu)]
-    if len(usable) <= share:
-        return usable
-    home = usable[0].server  # the first worker's: it has been there longest, and leads
-    stays = _fewest(Counter(gpu.server for gpu in usable), share, home)
-    first = {gpu: place for place, gpu in enumerate(usable)}
-    ranked = sorted(
-        (gpu for gpu in usable if gpu.server in stays), key=lambda gpu: (stays.index(gpu.server), first[gpu])
-    )
-    kept = set(ranked[:share])
-    return [gpu for gpu in usable if gpu in kept]
+def place(
+    servers: Sequence[ServerInView],
+    present: Mapping[int, Gpus],
+    shares: Ints | Mapping[int, int],
+    first: Mapping[int, Gpus] | None = None,
+) -> Placements:
+    """A placement for every row with a share. `present` has the GPUs of each job that still exist.
+
+    `first`: the GPU of each job's first worker, as a set of one; where it is not known, the first of its GPUs is taken for it.
+    Raises ValueError if the shares do not fit into the cluster.
+    """
+    wanted = _wanted(shares)
+    layout = Layout([len(server.gpus) for server in servers])
+    if sum(wanted.values()) > layout.total:
+        raise ValueError(f"{sum(wanted.values())} GPUs do not fit into {layout.total}")
+    attempt = _Attempt(layout, present, wanted, first or {})
+    while attempt.restless:
+        placed, perfect = attempt.settle()
+        if not attempt.changed and layout.flaws(placed) >= layout.flaws({row: present[row] for row in wanted}):
+            break
+        present = placed
+        if perfect:
+            break
+        attempt = _Attempt(layout, present, wanted, first or {})
+    return {row: present[row] for row in wanted}
 
 
-def _fewest(gpus: Mapping[ServerId, int], share: int, home: ServerId) -> list[ServerId]:
-    """As few servers as `share` GPUs can be kept on: `home` among them if that takes no more of them, then the largest."""
-    ranked = sorted(gpus, key=lambda server: (-gpus[server], server != home, server))
-    some = next(n for n in range(1, len(ranked) + 1) if sum(gpus[server] for server in ranked[:n]) >= share)
-    with_home = [home, *(server for server in ranked if server != home)][:some]
-    return with_home if sum(gpus[server] for server in with_home) >= share else ranked[:some]
+def addresses(servers: Iterable[ServerInView]) -> tuple[GpuAddress, ...]:
+    """What the bits of a set stand for."""
+    return tuple(GpuAddress(server=server.server, index=index) for server in servers for index in server.gpus)
 
 
-class _FreeGpus:
-    """The free GPUs of every server while jobs are being placed, and which servers a spread job uses already."""
+def in_order(gpus: Gpus, known: Sequence[GpuAddress], before: Sequence[GpuAddress]) -> tuple[GpuAddress, ...]:
+    """The set as a tuple in the order of ranks: those of `before` that stay, in their order, then the others.
 
-    def __init__(self, view: ClusterView) -> None:
-        self._free = {server.server: set(server.gpus) for server in view.servers}
-        self._names = sorted(self._free)
-        self._spread: set[ServerId] = set()  # servers with a job that talks to other servers
+    `known`: the `addresses` of the servers that the set is of.
+    """
+    found = [known[bit] for bit in _bits(gpus)]
+    there = set(found)
+    stay = [gpu for gpu in before if gpu in there]
+    old = set(stay)
+    return (*stay, *(gpu for gpu in found if gpu not in old))
 
-    def is_free(self, gpu: GpuAddress) -> bool:
-        return gpu.index in self._free.get(gpu.server, ())
 
-    def occupy(self, gpus: Iterable[GpuAddress]) -> None:
-        """`gpus` are all that a job has so far."""
-        servers = set()
-        for gpu in gpus:
-            self._free[gpu.server].discard(gpu.index)
-            servers.add(gpu.server)
-        if len(servers) > 1:
-            self._spread |= servers
+class Layout:
+    """Where the servers' GPUs stand among the bits."""
 
-    def take_at_home(self, need: int, has: list[GpuAddress]) -> None:
-        """Up to `need` GPUs for a job that has `has`, on the servers where it is already. Extends `has`, as do the others."""
-        here = {gpu.server for gpu in has}
-        for server in sorted(here, key=lambda name: (-len(self._free[name]), name)):
-            need -= self._take(server, need, has)
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        ends = list(accumulate(sizes, initial=0))
+        self.total = ends[-1]
+        self.masks = [((1 << size) - 1) << end for size, end in zip(sizes, ends, strict=False)]
+        self.server = [server for server, size in enumerate(sizes) for _ in range(size)]  # of each bit
 
-    def take_whole_servers(self, need: int, has: list[GpuAddress]) -> int:
-        """All that the emptiest servers have, as long as no single server can satisfy the need. Returns what is still needed."""
-        while need > (most := max((len(free) for free in self._free.values()), default=0)):
-            if not most:
-                raise ValueError(f"{need} GPUs do not fit")
-            largest = [name for name in self._names if len(self._free[name]) == most]
-            need -= self._take(min(largest, key=lambda name: (name in self._spread, name)), need, has)
-        return need
+    @cached_property
+    def largest(self) -> list[int]:
+        return sorted(self.sizes, reverse=True)
 
-    def take_piece(self, need: int, has: list[GpuAddress]) -> None:
-        """`need` GPUs of one server if possible: where no other spread job is if this job is one, then in the tightest hole."""
-        need = self.take_whole_servers(need, has)
-        spread = bool(has)  # its own servers are full by now
-        fitting = [name for name in self._names if len(self._free[name]) >= need]
-        best = min(fitting, key=lambda name: (spread and name in self._spread, len(self._free[name]), name))
-        self._take(best, need, has)
+    @cached_property
+    def _room(self) -> list[int]:
+        return list(accumulate(self.largest))
 
-    def _take(self, server: ServerId, need: int, has: list[GpuAddress]) -> int:
-        """Up to `need` GPUs of `server`; how many."""
-        taken = sorted(self._free[server])[:need]
-        has += [GpuAddress(server=server, index=index) for index in taken]
-        self.occupy(has)
-        return len(taken)
+    def fewest(self, share: int) -> int:
+        """Servers that a job needs at least."""
+        return bisect_left(self._room, share) + 1
+
+    def counts(self, gpus: Gpus) -> dict[int, int]:
+        """GPUs by server."""
+        found = {}
+        while gpus:
+            server = self.server[(gpus & -gpus).bit_length() - 1]
+            found[server] = (gpus & self.masks[server]).bit_count()
+            gpus &= ~self.masks[server]
+        return found
+
+    def flaws(self, placements: Placements) -> int:
+        """Servers that jobs use beyond the fewest, and jobs beyond one on a server that talk to others there."""
+        flaws = 0
+        remote: list[int] = []
+        for gpus in placements.values():
+            used = self.counts(gpus)
+            flaws += len(used) - self.fewest(gpus.bit_count())
+            remote += used if len(used) > 1 else ()
+        return flaws + len(remote) - len(set(remote))
+
+
+class _Attempt:
+    """Who stays without question (`settled`), and who does not (`restless`).
+
+    `changed`: some job has not as many GPUs as it is to have; else there are only some that are not placed well.
+    """
+
+    def __init__(
+        self, layout: Layout, present: Mapping[int, Gpus], wanted: Mapping[int, int], first: Mapping[int, Gpus]
+    ) -> None:
+        self.changed = False
+        self.restless: list[int] = []
+        self._settled: Placements = {}
+        self._layout, self._present, self._wanted, self._first = layout, present, wanted, first
+        self._holes = layout.sizes.copy()
+        self._remote: set[int] = set()
+        self._counts: dict[int, dict[int, int]] = {}
+        for row, share in wanted.items():
+            has = present.get(row, 0)
+            if has.bit_count() != share:
+                self.changed = True
+                self.restless.append(row)
+                continue
+            server = layout.server[(has & -has).bit_length() - 1]
+            if has & layout.masks[server] == has:
+                self._holes[server] -= share
+                self._settled[row] = has
+                continue
+            used = self._has(row)
+            if len(used) > layout.fewest(share) or self._remote & used.keys():
+                self.restless.append(row)
+                continue
+            self._remote.update(used)
+            for server, gpus in used.items():
+                self._holes[server] -= gpus
+            self._settled[row] = has
+
+    def _has(self, row: int) -> dict[int, int]:
+        found = self._counts.get(row)
+        if found is None:
+            found = self._counts[row] = self._layout.counts(self._present.get(row, 0))
+        return found
+
+    def settle(self) -> tuple[Placements, bool]:
+        """Everybody's placement, and whether all are on the fewest servers and nobody is in another's way."""
+        remote = frozenset(self._remote)
+        pieces = [piece for row in self.restless for piece in self._pieces(row)]
+        fitted = fit(self._holes, pieces, self._has, self._settled_on, remote)
+        placed = {row: gpus for row, gpus in self._settled.items() if row not in fitted.amounts}
+        self._choose(fitted.amounts, placed)
+        return {row: placed[row] for row in self._wanted}, fitted.perfect
+
+    def _pieces(self, row: int) -> list[Piece]:
+        """The pieces of a job, and where they would stay."""
+        layout, share, own = self._layout, self._wanted[row], self._has(row)
+        has = self._present.get(row, 0)
+        lead = self._first.get(row, 0) or has & -has
+        homes = sorted(own, key=lambda s: (-min(own[s], share), not lead & layout.masks[s], s))
+        whole = share <= layout.largest[0]
+        pieces = []
+        for gpus in [share] if whole else self._parts(share, own, homes):
+            home = next((s for s in homes if layout.sizes[s] >= gpus and (whole or s not in self._remote)), None)
+            kept = 0
+            if home is not None:
+                homes.remove(home)
+                kept = min(own[home], gpus)
+            if home is not None and not whole:
+                self._remote.add(home)
+            pieces.append(Piece(row, gpus, home, kept, spread=not whole, elsewhere=len(own) > 1))
+        return pieces
+
+    def _parts(self, share: int, own: Mapping[int, int], homes: Sequence[int]) -> list[int]:
+        """A share too large for any server, in parts: as on its own servers where these are enough, else as large as can be."""
+        layout = self._layout
+        here = homes[: layout.fewest(share)]
+        grown = [self._holes[server] for server in here]  # its own GPUs and free ones
+        if len(here) < layout.fewest(share) or sum(grown) < share:
+            return _cut(share, layout.largest)
+        parts = []
+        for server in here:
+            parts.append(min(own[server], share))
+            share -= parts[-1]
+        for part, most in enumerate(grown):
+            more = min(share, most - parts[part])
+            parts[part] += more
+            share -= more
+        return [part for part in parts if part]
+
+    def _settled_on(self, server: int) -> list[Piece]:
+        """The pieces of settled jobs there."""
+        pieces = []
+        for row in self._residents[server]:
+            own = self._has(row)
+            far = len(own) > 1
+            pieces.append(Piece(row, own[server], server, own[server], settled=True, spread=far, elsewhere=far))
+        return pieces
+
+    @cached_property
+    def _residents(self) -> list[list[int]]:
+        """The settled jobs on each server."""
+        residents: list[list[int]] = [[] for _ in self._layout.sizes]
+        for row, gpus in self._settled.items():
+            server = self._layout.server[(gpus & -gpus).bit_length() - 1]
+            for one in (server,) if gpus & self._layout.masks[server] == gpus else self._has(row):
+                residents[one].append(row)
+        return residents
+
+    def _choose(self, amounts: Mapping[int, Mapping[int, int]], placed: Placements) -> None:
+        """The GPUs themselves. Adds them to `placed`."""
+        masks = self._layout.masks
+        free = (1 << self._layout.total) - 1
+        for gpus in placed.values():
+            free &= ~gpus
+        for row, amount in amounts.items():
+            has, lead = self._present.get(row, 0), self._first.get(row, 0)
+            placed[row] = 0
+            for server, gpus in amount.items():
+                placed[row] |= _some(has & masks[server], gpus, lead)
+            free &= ~placed[row]
+        idle = free
+        for gpus in self._present.values():
+            idle &= ~gpus
+        for row, amount in amounts.items():
+            for server, gpus in amount.items():
+                more = _some(free & masks[server], gpus - (placed[row] & masks[server]).bit_count(), idle)
+                placed[row] |= more
+                free &= ~more
+                idle &= ~more
+
+
+def _wanted(shares: Ints | Mapping[int, int]) -> dict[int, int]:
+    if isinstance(shares, np.ndarray):
+        rows = np.flatnonzero(shares)
+        return dict(zip(rows.tolist(), shares[rows].tolist(), strict=True))
+    return {row: share for row, share in sorted(shares.items()) if share}
+
+
+def _cut(share: int, sizes: Iterable[int]) -> list[int]:
+    """A share in pieces as large as the servers, the largest first."""
+    pieces = []
+    for size in sizes:
+        pieces.append(min(size, share))
+        share -= pieces[-1]
+        if not share:
+            break
+    return pieces
+
+
+def _some(gpus: Gpus, count: int, rather: Gpus) -> Gpus:
+    """So many of a set, or all if there are no more: those that are also in `rather` first, then the first ones."""
+    if gpus.bit_count() <= count:
+        return gpus
+    taken = 0
+    for part in (gpus & rather, gpus & ~rather):
+        while part and count:
+            lowest = part & -part
+            taken |= lowest
+            part ^= lowest
+            count -= 1
+    return taken
+
+
+def _bits(gpus: Gpus) -> list[int]:
+    found = []
+    while gpus:
+        lowest = gpus & -gpus
+        found.append(lowest.bit_length() - 1)
+        gpus ^= lowest
+    return found

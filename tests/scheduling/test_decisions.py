@@ -1,108 +1,118 @@
-"""Shares and placements: worked examples, and what must hold for every cluster."""
+"""What the pipeline decides: worked examples, and what must hold for every cluster."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduling_tables import Described, cases, job, policy, table
 
 from elasticd.controller.scheduling.pipeline import Decision, decide
-from elasticd.controller.scheduling.placement import place
 from elasticd.controller.scheduling.plan import ChangeKind, plan
-from elasticd.controller.scheduling.policies import Policy, load_policy
-from elasticd.controller.scheduling.view import ClusterView, JobInView, ReasonCode, ServerInView
+from elasticd.controller.scheduling.policies import POLICIES, load_policy
+from elasticd.controller.scheduling.view import ClusterView, Gpus, ReasonCode, ServerInView
 from elasticd.protocol.errors import OperatorError
-from elasticd.protocol.model import GpuAddress, JobId, ServerId
+from elasticd.protocol.model import ServerId
+
+untimed = settings(deadline=None)  # a busy machine is no failure
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "policies"
+NAMES = st.sampled_from([kind.name for kind in POLICIES])
 
 
-def policy(name: str) -> Policy:
-    return load_policy({"policy": name}, "test")
+def view(
+    sizes: tuple[int, ...],
+    *jobs: Described,
+    placements: Mapping[int, Gpus] | None = None,
+    manual: Mapping[int, int] | None = None,
+) -> ClusterView:
+    """Servers with so many GPUs each; GPUs and shares set by hand by row of `jobs`."""
+    servers = tuple(ServerInView(ServerId(f"s{i}"), tuple(range(size))) for i, size in enumerate(sizes))
+    return ClusterView(0.0, table(*jobs, most=max(16, sum(sizes))), servers, placements or {}, manual or {})
 
 
-def job(name: str, low: int, high: int, placement: tuple[GpuAddress, ...] = (), manual: int | None = None) -> JobInView:
-    return JobInView(
-        job=JobId(name),
-        submitted_s=0.0,
-        min_gpus=low,
-        max_gpus=high,
-        requested_gpus=high,
-        virtual_workers=high,
-        priority=0,
-        share=len(placement),
-        placement=placement,
-        manual_share=manual,
-        attained_gpu_s=0.0,
-        steps_done=None,
-        total_steps=None,
-        started=bool(placement),
-    )
+def run(name: str, seen: ClusterView, packing: bool = False) -> Decision:
+    return decide(seen, policy(name), random.Random(0), packing)
 
 
-def servers(*sizes: int) -> tuple[ServerInView, ...]:
-    return tuple(ServerInView(ServerId(f"s{i}"), tuple(range(size))) for i, size in enumerate(sizes))
+def shares(name: str, seen: ClusterView, packing: bool = False) -> dict[str, int]:
+    """By name, of the jobs with a share."""
+    found = run(name, seen, packing).shares
+    return {seen.jobs.name(row): int(share) for row, share in enumerate(found) if share}
 
 
-def view(jobs: list[JobInView], *sizes: int) -> ClusterView:
-    return ClusterView(now=0.0, jobs=tuple(jobs), servers=servers(*sizes))
-
-
-def run(name: str, seen: ClusterView) -> Decision:
-    return decide(seen, policy(name), random.Random(0))
-
-
-def gpu(server: int, index: int) -> GpuAddress:
-    return GpuAddress(server=ServerId(f"s{server}"), index=index)
+def reason(name: str, seen: ClusterView, row: int) -> ReasonCode | None:
+    found = run(name, seen).why(row)
+    return found.code if found is not None else None
 
 
 def test_max_min_gives_every_job_its_minimum_and_levels_the_rest() -> None:
-    decision = run("max-min", view([job("a", 1, 8), job("b", 1, 2), job("c", 2, 8)], 4, 4))
-    assert decision.shares == {"a": 3, "b": 2, "c": 3}
+    assert shares("max-min", view((4, 4), job("a", 1, 8), job("b", 1, 2), job("c", 2, 8))) == {"a": 3, "b": 2, "c": 3}
 
 
 def test_a_job_whose_minimum_does_not_fit_waits_and_is_told_why() -> None:
-    decision = run("max-min", view([job("a", 3, 4), job("b", 2, 4)], 4))
-    assert decision.shares == {"a": 4}
-    assert decision.reasons[JobId("b")].code is ReasonCode.NO_FREE_GPUS
-    decision = run("max-min", view([job("a", 9, 9)], 4))
-    assert decision.reasons[JobId("a")].code is ReasonCode.CLUSTER_TOO_SMALL
+    seen = view((4,), job("a", 3, 4), job("b", 2, 4))
+    assert shares("max-min", seen) == {"a": 4}
+    assert reason("max-min", seen, 0) is None
+    assert reason("max-min", seen, 1) is ReasonCode.NO_FREE_GPUS
+    assert reason("max-min", view((4,), job("a", 9, 9)), 0) is ReasonCode.CLUSTER_TOO_SMALL
 
 
 def test_fifo_gives_all_or_nothing_and_the_first_that_waits_holds_the_others_back() -> None:
-    running = job("a", 1, 3, (gpu(0, 0), gpu(0, 1), gpu(0, 2)))
-    decision = run("fifo", view([running, job("b", 1, 2), job("c", 1, 1)], 4))
-    assert decision.shares == {"a": 3}
-    assert decision.reasons[JobId("c")].code is ReasonCode.BEHIND_ANOTHER
+    seen = view((4,), job("a", 1, 3, share=3), job("b", 1, 2), job("c", 1, 1), placements={0: 0b111})
+    assert shares("fifo", seen) == {"a": 3}
+    assert reason("fifo", seen, 2) is ReasonCode.BEHIND_ANOTHER
 
 
 def test_a_job_too_large_for_the_cluster_holds_nobody_back() -> None:
-    decision = run("fifo", view([job("a", 1, 9), job("b", 1, 2)], 4))
-    assert decision.shares == {"b": 2}
+    assert shares("fifo", view((4,), job("a", 1, 9), job("b", 1, 2))) == {"b": 2}
 
 
 def test_shares_set_by_hand_come_first() -> None:
-    decision = run("max-min", view([job("a", 1, 4), job("b", 1, 4, manual=3)], 4))
-    assert decision.shares == {"a": 1, "b": 3}
-    decision = run("max-min", view([job("a", 1, 4, manual=3), job("b", 1, 4, manual=3)], 4))
-    assert decision.shares == {"a": 3, "b": 1}
-    assert decision.reasons[JobId("b")].code is ReasonCode.MANUAL
+    assert shares("max-min", view((4,), job("a", 1, 4), job("b", 1, 4), manual={1: 3})) == {"a": 1, "b": 3}
+    seen = view((4,), job("a", 1, 4), job("b", 1, 4), manual={0: 3, 1: 3})
+    assert shares("max-min", seen) == {"a": 3, "b": 1}
+    assert reason("max-min", seen, 0) is None
+    assert reason("max-min", seen, 1) is ReasonCode.MANUAL
+
+
+def test_packing_regulates_the_shares_of_the_policy_but_not_those_set_by_hand() -> None:
+    jobs = [job(name, 1, 8) for name in "abc"]
+    assert shares("max-min", view((4, 4), *jobs), packing=True) == {"a": 4, "b": 2, "c": 2}
+    assert shares("max-min", view((4, 4), *jobs, manual={1: 3}), packing=True) == {"a": 2, "b": 3, "c": 2}
+
+
+def test_the_reasons_of_a_policy_are_those_of_the_jobs_that_are_left_to_it() -> None:
+    seen = view((4,), job("a", 1, 2), job("b", 1, 2), job("c", 3, 3), manual={0: 2})
+    assert [reason("max-min", seen, row) for row in range(3)] == [None, None, ReasonCode.CLUSTER_TOO_SMALL]
+
+
+def test_a_policy_that_has_not_declared_that_it_needs_lengths_does_not_see_them() -> None:
+    class Curious:
+        name = "curious"
+        needs_lengths = False
+
+        def shares(self, jobs: object, *_: object) -> object:
+            return jobs.left_s  # type: ignore[attr-defined]
+
+    with pytest.raises(AssertionError, match="declare"):
+        decide(view((4,), job("a")), Curious(), random.Random(0), packing=False)  # type: ignore[arg-type]
 
 
 def test_a_plan_stops_and_shrinks_before_it_starts() -> None:
-    before = job("a", 1, 4, tuple(gpu(0, i) for i in range(4)))
-    seen = view([before, job("b", 1, 4)], 4)
+    seen = view((4,), job("a", 1, 4, share=4), job("b", 1, 4), placements={0: 0b1111})
     changes = plan(seen, run("max-min", seen))
-    assert [(change.kind, change.job) for change in changes] == [(ChangeKind.RESIZE, "a"), (ChangeKind.START, "b")]
-    assert set(changes[0].placement) < set(before.placement)
-    settled = [job(c.job, 1, 4, c.placement) for c in changes]
-    assert plan(view(settled, 4), run("max-min", view(settled, 4))) == ()
+    assert [(change.kind, change.row) for change in changes] == [(ChangeKind.RESIZE, 0), (ChangeKind.START, 1)]
+    assert changes[0].gpus & 0b1111 == changes[0].gpus
+    held = {change.row: change.gpus for change in changes}
+    settled = view((4,), job("a", 1, 4, share=2), job("b", 1, 4, share=2), placements=held)
+    assert plan(settled, run("max-min", settled)) == ()
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -127,131 +137,95 @@ def test_a_wrong_policy_file_is_refused_with_file_and_field(document: object, wo
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> ClusterView:
-    sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
-    free = [gpu(s, i) for s, size in enumerate(sizes) for i in range(size)]
+def clusters(draw: st.DrawFn, one_server: bool = False) -> ClusterView:
+    """Jobs of any kind, some of which hold GPUs anywhere, some with a share set by hand."""
+    sizes = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=1 if one_server else 4)))
+    free = [1 << bit for bit in range(sum(sizes))]
     draw(st.randoms(use_true_random=False)).shuffle(free)
-    jobs = []
-    for number in range(draw(st.integers(0, 6))):
-        low = draw(st.integers(1, 4))
-        high = draw(st.integers(low, 8))
-        has = draw(st.integers(0, min(high, len(free))))
-        held, free = tuple(free[:has]), free[has:]
-        manual = draw(st.one_of(st.none(), st.integers(1, high)))
-        jobs.append(job(f"j{number}", low, high, held, manual))
-    return view(jobs, *sizes)
+    jobs, placements, manual = [], {}, {}
+    for row, one in enumerate(draw(cases()).jobs):
+        share = one.share if one.share <= len(free) else 0
+        if share:
+            placements[row] = sum(free[:share])
+            free = free[share:]
+        if draw(st.booleans()):
+            manual[row] = draw(st.integers(1, one.max_gpus))
+        jobs.append(
+            job(
+                one.name,
+                one.min_gpus,
+                one.max_gpus,
+                requested=one.requested_gpus,
+                speedup=one.speedup,
+                share=share,
+                left_s=one.left_s,
+                executed_s=one.executed_s,
+                attained_gpu_s=one.attained_gpu_s,
+            )
+        )
+    return view(sizes, *jobs, placements=placements, manual=manual)
 
 
-@given(clusters(), st.sampled_from(["fifo", "max-min"]))
-def test_every_decision_can_be_carried_out(seen: ClusterView, name: str) -> None:
-    decision = run(name, seen)
-    assert decision == run(name, seen), "the same view gives another decision"
-    exist = {GpuAddress(server=s.server, index=i) for s in seen.servers for i in s.gpus}
-    used = list(itertools.chain.from_iterable(decision.placements.values()))
-    assert len(used) == len(set(used))
-    assert set(used) <= exist
-    assert {name: len(gpus) for name, gpus in decision.placements.items()} == decision.shares
+@untimed
+@given(clusters(), NAMES, st.booleans())
+def test_every_decision_can_be_carried_out(seen: ClusterView, name: str, packing: bool) -> None:
+    decision = run(name, seen, packing)
+    again = run(name, seen, packing)
+    assert (again.shares.tolist(), again.placements) == (decision.shares.tolist(), decision.placements)
+    used = 0
+    for gpus in decision.placements.values():
+        assert not gpus & used
+        used |= gpus
+    assert used < 1 << seen.total_gpus
+    counts = {row: gpus.bit_count() for row, gpus in decision.placements.items()}
+    assert counts == {row: share for row, share in enumerate(decision.shares.tolist()) if share}
 
 
-@given(clusters())
-def test_nobody_moves_without_need(seen: ClusterView) -> None:
-    decision = run("max-min", seen)
-    for before in seen.jobs:
-        after = set(decision.placements.get(before.job, ()))
-        if len(after) <= before.share:
-            assert after <= set(before.placement)
+@untimed
+@given(clusters(), NAMES)
+def test_packing_takes_nobody_its_last_gpu_and_gives_nobody_more_than_its_maximum(seen: ClusterView, name: str) -> None:
+    wanted, packed = run(name, seen), run(name, seen, packing=True)
+    assert [share > 0 for share in packed.shares] == [share > 0 for share in wanted.shares]
+    assert packed.shares.sum() <= wanted.shares.sum()
+    for row, share in enumerate(packed.shares.tolist()):
+        assert share <= max(seen.jobs.max_gpus[row], wanted.shares[row])
+        assert share >= min(seen.jobs.min_gpus[row], wanted.shares[row])
+
+
+@untimed
+@given(clusters(one_server=True), NAMES)
+def test_nobody_moves_without_need(seen: ClusterView, name: str) -> None:
+    placements = run(name, seen).placements
+    for row, before in seen.placements.items():
+        after = placements.get(row, 0)
+        if after.bit_count() <= before.bit_count():
+            assert after & before == after
         else:
-            assert after >= set(before.placement)
+            assert after & before == before
 
 
+@untimed
 @given(clusters())
 def test_max_min_is_fair_and_wastes_nothing(seen: ClusterView) -> None:
-    decision = run("max-min", seen)
-    policed = [j for j in seen.jobs if j.manual_share is None]
-    given_ = {j.job: decision.shares.get(j.job, 0) for j in policed}
-    for one in policed:
-        assert given_[one.job] == 0 or one.min_gpus <= given_[one.job] <= one.max_gpus
-        for other in policed:
-            could_grow = 0 < given_[one.job] < one.max_gpus
-            has_more_than_it_must = given_[other.job] > other.min_gpus
-            assert not (could_grow and has_more_than_it_must and given_[other.job] > given_[one.job] + 1)
-    free = seen.total_gpus - sum(decision.shares.values())
-    assert free == 0 or all(given_[j.job] in (0, j.max_gpus) for j in policed)
-    assert all(given_[j.job] or j.min_gpus > free for j in policed)
+    given_ = run("max-min", seen).shares.tolist()
+    low, high = seen.jobs.min_gpus.tolist(), seen.jobs.max_gpus.tolist()
+    policed = [row for row in range(len(seen.jobs)) if row not in seen.manual_shares]
+    for one, other in itertools.product(policed, policed):
+        assert given_[one] == 0 or low[one] <= given_[one] <= high[one]
+        could_grow = 0 < given_[one] < high[one]
+        has_more_than_it_must = given_[other] > low[other]
+        assert not (could_grow and has_more_than_it_must and given_[other] > given_[one] + 1)
+    free = seen.total_gpus - sum(given_)
+    assert free == 0 or all(given_[row] in (0, high[row]) for row in policed)
+    assert all(given_[row] or low[row] > free for row in policed)
 
 
+@untimed
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(1, 16))
-def test_a_new_job_is_put_on_the_fewest_servers(free: list[int], share: int) -> None:
-    if share > sum(free):
+def test_a_new_job_is_put_on_the_fewest_servers(sizes: list[int], share: int) -> None:
+    if share > sum(sizes):
         return
-    seen = ClusterView(
-        now=0.0,
-        jobs=(job("new", share, share),),
-        servers=tuple(ServerInView(ServerId(f"s{i}"), tuple(range(size))) for i, size in enumerate(free)),
-    )
-    placed = run("max-min", seen).placements[JobId("new")]
-    fewest = next(
-        k for k in range(1, 5) if any(sum(c) >= share for c in itertools.combinations(free, min(k, len(free))))
-    )
-    assert len({g.server for g in placed}) == fewest
-
-
-def placements(name: str, seen: ClusterView) -> dict[str, list[str]]:
-    return {job: [str(gpu) for gpu in gpus] for job, gpus in run(name, seen).placements.items()}
-
-
-def test_a_job_that_shrinks_stays_on_the_fewest_servers_and_with_its_first_worker_if_that_costs_none() -> None:
-    held = (gpu(0, 0), gpu(1, 0), gpu(1, 1), gpu(1, 2))
-    assert placements("max-min", view([job("a", 1, 4, held, manual=3)], 4, 4)) == {"a": ["s1:0", "s1:1", "s1:2"]}
-    assert placements("max-min", view([job("a", 1, 4, held, manual=1)], 4, 4)) == {"a": ["s0:0"]}
-
-
-def test_a_job_that_grows_takes_the_free_gpus_of_its_own_server_before_a_new_job_does() -> None:
-    seen = view([job("new", 2, 2), job("old", 1, 2, (gpu(0, 0),))], 2, 2)
-    assert placements("max-min", seen) == {"new": ["s1:0", "s1:1"], "old": ["s0:0", "s0:1"]}
-
-
-def test_two_jobs_that_talk_across_servers_do_not_share_one_where_that_can_be_avoided() -> None:
-    decision = run("fifo", view([job("a", 3, 3), job("b", 3, 3)], 2, 2, 2, 2))
-    assert not {g.server for g in decision.placements[JobId("a")]} & {g.server for g in decision.placements[JobId("b")]}
-
-
-def test_a_whole_job_is_not_split_to_keep_spread_jobs_apart() -> None:
-    decision = run("fifo", view([job("a", 3, 3), job("b", 3, 3), job("c", 2, 2)], 2, 2, 2, 2))
-    assert [len({g.server for g in gpus}) for gpus in decision.placements.values()] == [2, 2, 1]
-
-
-@given(st.data())
-def test_packed_shares_meet_no_other_job_on_the_network(data: st.DataObject) -> None:
-    """AFS App. E, Proposition 1: shares of 1, 2, 4 ... or k whole servers of 2^n GPUs can always be placed so."""
-    size, count = 2 ** data.draw(st.integers(0, 3)), data.draw(st.integers(1, 5))
-    allowed = sorted({2**k for k in range(4) if 2**k < size} | {size * k for k in range(1, count + 1)})
-    free, jobs = size * count, []
-    while free and len(jobs) < 12:
-        share = data.draw(st.sampled_from([share for share in allowed if share <= free]))
-        jobs.append(job(f"j{len(jobs)}", share, share))
-        free -= share
-    decision = run("fifo", view(jobs, *[size] * count))
-    spread_on: list[ServerId] = []
-    for one in jobs:
-        used = {g.server for g in decision.placements[one.job]}
-        assert len(used) == -(-one.max_gpus // size)
-        spread_on += used if len(used) > 1 else []
-    assert len(spread_on) == len(set(spread_on)), "two jobs with remote traffic on one server"
-
-
-@given(clusters())
-def test_a_job_that_shrinks_uses_as_few_servers_as_its_gpus_allow(seen: ClusterView) -> None:
-    decision = run("max-min", seen)
-    for before in seen.jobs:
-        share = decision.shares.get(before.job, 0)
-        if not 0 < share < before.share:
-            continue
-        held = sorted(Counter(g.server for g in before.placement).values(), reverse=True)
-        fewest = next(n for n in range(1, len(held) + 1) if sum(held[:n]) >= share)
-        assert len({g.server for g in decision.placements[before.job]}) == fewest
-
-
-def test_shares_that_do_not_fit_are_a_bug_of_the_caller_and_are_called_one() -> None:
-    with pytest.raises(ValueError, match="do not fit"):
-        place(view([job("a", 1, 9)], 4), {JobId("a"): 5})
+    gpus = run("max-min", view(tuple(sizes), job("new", share, share))).placements[0]
+    fewest = next(k for k in range(1, 5) if any(sum(some) >= share for some in itertools.combinations(sizes, k)))
+    servers = [server for server, size in enumerate(sizes) for _ in range(size)]
+    assert len({servers[bit] for bit in range(len(servers)) if gpus >> bit & 1}) == fewest

@@ -1,166 +1,114 @@
-"""What each policy promises, for every cluster; and that the configuration files that come with the program load.
+"""What all policies promise, for every cluster; and that the configuration files that come with the program load.
 
-Worked examples of whole decisions are in `test_decisions.py`.
+What a single policy promises is tested in a file of its own, or with its relatives.
 """
 
 from __future__ import annotations
 
-import itertools
-import random
+import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scheduling_tables import Case, ask, cases, job, policy, speedups, table
 
 from elasticd.agent import config as agent_config
 from elasticd.controller import config as controller_config
-from elasticd.controller.scheduling.policies import POLICIES, Shares, load_policy
-from elasticd.controller.scheduling.view import ClusterView, JobInView, ReasonCode, ServerInView
+from elasticd.controller.scheduling.policies import POLICIES
+from elasticd.controller.scheduling.view import Curves
 from elasticd.protocol.errors import OperatorError
-from elasticd.protocol.model import GpuAddress, JobId, ServerId
+from elasticd.protocol.model import JobId
+from elasticd.simulator.engine import Simulation
+from elasticd.simulator.workload import Workload, servers
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-def job(name: str, low: int, high: int, share: int = 0, requested: int | None = None) -> JobInView:
-    return JobInView(
-        job=JobId(name),
-        submitted_s=0.0,
-        min_gpus=low,
-        max_gpus=high,
-        requested_gpus=high if requested is None else requested,
-        virtual_workers=high,
-        priority=0,
-        share=share,
-        placement=tuple(GpuAddress(server=ServerId(f"of-{name}"), index=i) for i in range(share)),
-        manual_share=None,
-        attained_gpu_s=0.0,
-        steps_done=None,
-        total_steps=None,
-        started=share > 0,
-    )
-
-
-def view(total: int, *jobs: JobInView) -> ClusterView:
-    return ClusterView(now=0.0, jobs=jobs, servers=(ServerInView(ServerId("s"), tuple(range(total))),))
-
-
-def shares(name: str, seen: ClusterView) -> Shares:
-    return load_policy({"policy": name}, "test").shares(seen, random.Random(0))
-
-
-@st.composite
-def views(draw: st.DrawFn, most_jobs: int = 6, most_gpus: int = 12) -> ClusterView:
-    """Jobs may hold more GPUs than there are: servers have been lost."""
-    jobs = []
-    for number in range(draw(st.integers(0, most_jobs))):
-        low = draw(st.integers(1, 4))
-        high = draw(st.integers(low, 8))
-        share = draw(st.one_of(st.just(0), st.integers(low, high)))
-        jobs.append(job(f"j{number}", low, high, share))
-    return view(draw(st.integers(0, most_gpus)), *jobs)
+NAMES = [kind.name for kind in POLICIES]
+every_policy = pytest.mark.parametrize("name", NAMES)
 
 
 # ------------------------------------------------------------------------------------------------------------ all policies
 
 
-@given(views(), st.sampled_from([kind.name for kind in POLICIES]))
-def test_a_share_is_nothing_or_within_the_jobs_range_and_all_fit(seen: ClusterView, name: str) -> None:
-    given_ = shares(name, seen)
-    by_name = {one.job: one for one in seen.jobs}
-    assert all(
-        share == 0 or by_name[who].min_gpus <= share <= by_name[who].max_gpus for who, share in given_.by_job.items()
+@given(cases())
+def test_a_share_is_nothing_or_within_the_jobs_range_and_all_fit(case: Case) -> None:
+    """Rigid policies give what was requested, which may be more than the job can use."""
+    for name in NAMES:
+        given_ = ask(name, case.table, case.gpus).gpus
+        for one, share in zip(case.jobs, given_.tolist(), strict=True):
+            assert share == 0 or one.min_gpus <= share <= max(one.max_gpus, one.requested_gpus), name
+        assert given_.sum() <= case.gpus, name
+
+
+@given(cases())
+def test_the_same_table_and_seed_give_the_same_shares(case: Case) -> None:
+    jobs = case.table
+    for name in NAMES:
+        first = ask(name, jobs, case.gpus).gpus.tolist()
+        assert ask(name, jobs, case.gpus).gpus.tolist() == first, f"{name} has left something behind in the table"
+        assert ask(name, case.table, case.gpus).gpus.tolist() == first, name
+
+
+@given(cases())
+def test_a_job_gets_gpus_or_a_reason_that_names_a_number_or_a_job(case: Case) -> None:
+    jobs = case.table
+    for name in NAMES:
+        given_ = ask(name, jobs, case.gpus)
+        for row in np.flatnonzero(given_.gpus == 0).tolist():
+            reason = given_.why(row)
+            assert reason is not None, name
+            assert any(character.isdigit() for character in reason.text), name
+
+
+@given(cases())
+def test_no_cluster_stands_still_that_could_run_a_job(case: Case) -> None:
+    assume(any(max(one.min_gpus, one.requested_gpus) <= case.gpus for one in case.jobs))
+    for name in NAMES:
+        assert ask(name, case.table, case.gpus).gpus.any(), name
+
+
+@given(cases(), st.floats(0, 1e9))
+def test_a_policy_asks_to_be_asked_again_later_or_not_at_all(case: Case, now: float) -> None:
+    for name in NAMES:
+        assert ask(name, case.table, case.gpus, now).review_s > now, name
+
+
+@every_policy
+def test_a_cluster_without_jobs_or_without_gpus_is_divided_too(name: str) -> None:
+    assert ask(name, table(), 4).gpus.tolist() == []
+    assert ask(name, table(job("a", 1, 4)), 0).gpus.tolist() == [0]
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """Up to six jobs of up to 4 GPUs that arrive within some minutes."""
+    count = draw(st.integers(1, 6))
+    curves = [draw(speedups(4)) for _ in range(count)]
+    best = [int(np.argmax(curve)) for curve in curves]
+    pauses = draw(st.lists(st.sampled_from([0.0, 10.0, 100.0]), min_size=count, max_size=count))
+    return Workload(
+        names=tuple(JobId(f"j{number}") for number in range(count)),
+        submit_s=np.cumsum([0.0, *pauses[1:]]),
+        min_gpus=np.array([draw(st.integers(1, most)) for most in best]),
+        max_gpus=np.array(best),
+        requested_gpus=np.array([draw(st.integers(1, 4)) for _ in range(count)]),
+        work_s=np.array([draw(st.sampled_from([1.0, 60.0, 500.0])) for _ in range(count)]),
+        curve=np.arange(count),
+        curves=Curves(np.array(curves)),
+        models=tuple(f"m{number}" for number in range(count)),
     )
-    assert sum(given_.by_job.values()) <= seen.total_gpus
-    assert given_ == shares(name, seen)
 
 
-@given(views(), st.sampled_from([kind.name for kind in POLICIES]))
-def test_a_job_gets_gpus_or_a_reason_that_names_a_number_or_a_job(seen: ClusterView, name: str) -> None:
-    given_ = shares(name, seen)
-    for one in seen.jobs:
-        assert (given_.by_job.get(one.job, 0) > 0) != (one.job in given_.reasons)
-    for reason in given_.reasons.values():
-        assert any(character.isdigit() for character in reason.text)
-
-
-# ------------------------------------------------------------------------------------------------------------------- fifo
-
-
-def test_fifo_gives_the_requested_gpus_in_the_order_of_submission() -> None:
-    assert shares("fifo", view(6, job("a", 1, 2), job("b", 1, 3), job("c", 1, 1))).by_job == {"a": 2, "b": 3, "c": 1}
-
-
-def test_fifo_lets_nobody_overtake_the_first_job_that_waits() -> None:
-    given_ = shares("fifo", view(4, job("a", 1, 2), job("b", 1, 3), job("c", 1, 1), job("d", 1, 2)))
-    assert given_.by_job == {"a": 2}
-    assert given_.reasons[JobId("b")].code is ReasonCode.NO_FREE_GPUS
-    assert [given_.reasons[JobId(name)].text for name in "cd"] == ["waits behind b"] * 2
-
-
-@given(views())
-def test_fifo_leaves_running_jobs_alone_as_long_as_their_gpus_exist(seen: ClusterView) -> None:
-    running = {one.job: one.share for one in seen.jobs if one.share}
-    if sum(running.values()) <= seen.total_gpus:
-        given_ = shares("fifo", seen).by_job
-        assert {name: given_[name] for name in running} == running
-
-
-@given(views())
-def test_fifo_starts_whoever_is_first_and_fits_and_nobody_behind_one_who_does_not(seen: ClusterView) -> None:
-    given_ = shares("fifo", seen)
-    queue = [one for one in seen.jobs if not one.share and one.requested_gpus <= seen.total_gpus]
-    started = [one for one in queue if one.job in given_.by_job]
-    assert started == queue[: len(started)]
-    assert all(given_.by_job[one.job] == one.requested_gpus for one in started)
-    if len(started) < len(queue) and all(one.job in given_.by_job for one in seen.jobs if one.share):
-        free = seen.total_gpus - sum(given_.by_job.values())
-        assert queue[len(started)].requested_gpus > free
-
-
-# ---------------------------------------------------------------------------------------------------------------- max-min
-
-
-def fairest(admitted: list[JobInView], total: int) -> list[int]:
-    """By trying everything: of the shares that fit, those whose sorted list is lexicographically largest."""
-    ranges = [range(one.min_gpus, one.max_gpus + 1) for one in admitted]
-    return max(sorted(found) for found in itertools.product(*ranges) if sum(found) <= total)
-
-
-@given(views(most_jobs=4, most_gpus=10))
-def test_max_min_finds_the_fairest_shares_there_are(seen: ClusterView) -> None:
-    given_ = shares("max-min", seen).by_job
-    admitted = [one for one in seen.jobs if one.job in given_]
-    assert sorted(given_.values()) == fairest(admitted, seen.total_gpus)
-
-
-@given(views())
-def test_max_min_admits_each_job_whose_minimum_fits_beside_those_of_earlier_jobs(seen: ClusterView) -> None:
-    given_ = shares("max-min", seen).by_job
-    free = seen.total_gpus
-    for one in seen.jobs:
-        assert (one.job in given_) == (one.min_gpus <= free)
-        free -= one.min_gpus if one.job in given_ else 0
-
-
-@given(views())
-def test_max_min_leaves_a_gpu_idle_only_when_nobody_can_use_it(seen: ClusterView) -> None:
-    given_ = shares("max-min", seen).by_job
-    idle = seen.total_gpus - sum(given_.values())
-    for one in seen.jobs:
-        assert idle == 0 or given_.get(one.job) == one.max_gpus or (one.job not in given_ and one.min_gpus > idle)
-
-
-@given(views())
-def test_max_min_does_not_depend_on_what_jobs_have_now(seen: ClusterView) -> None:
-    afresh = view(seen.total_gpus, *(job(one.job, one.min_gpus, one.max_gpus) for one in seen.jobs))
-    assert shares("max-min", seen) == shares("max-min", afresh)
-
-
-def test_max_min_gives_the_odd_gpu_to_the_job_submitted_first() -> None:
-    assert shares("max-min", view(5, job("a", 1, 8), job("b", 1, 8))).by_job == {"a": 3, "b": 2}
+@settings(max_examples=50)
+@given(workloads())
+def test_every_job_comes_to_its_end(load: Workload) -> None:
+    fastest_s = load.work_s / load.curves.speedup.max(axis=1)
+    for name in NAMES:
+        ends_s = Simulation(load, servers(1, 4), policy(name)).run().end_s
+        assert math.isfinite(ends_s.sum()), name
+        assert (ends_s - load.submit_s >= fastest_s * (1 - 1e-9)).all(), name
 
 
 # ------------------------------------------------------------------------------------------------------------------ files
@@ -173,7 +121,7 @@ def load_policy_file(path: Path) -> object:
 LOADERS: dict[str, Callable[[Path], object]] = {
     "controller.yaml": controller_config.load,
     "agent.yaml": agent_config.load,
-    **{f"policies/{kind.name}.yaml": load_policy_file for kind in POLICIES},
+    **{f"policies/{name}.yaml": load_policy_file for name in NAMES},
 }
 
 
@@ -185,6 +133,16 @@ def test_every_file_in_configs_is_loaded_here_and_every_policy_has_one() -> None
 def test_a_file_in_configs_loads_and_says_what_it_is_for(name: str) -> None:
     LOADERS[name](CONFIGS / name)
     assert (CONFIGS / name).read_text().startswith("# ")
+
+
+@every_policy
+def test_the_file_of_a_policy_shows_all_its_parameters_with_their_defaults(name: str) -> None:
+    text = (CONFIGS / "policies" / f"{name}.yaml").read_text()
+    kind = next(kind for kind in POLICIES if kind.name == name)
+    assert all(f"{field}:" in text for field in kind.Parameters.__struct_fields__)
+    loaded = load_policy_file(CONFIGS / "policies" / f"{name}.yaml")
+    assert loaded.name == name  # type: ignore[attr-defined]
+    assert loaded.parameters == kind.Parameters()  # type: ignore[attr-defined]
 
 
 def test_the_commented_controller_configuration_is_the_default() -> None:
@@ -211,7 +169,7 @@ def test_an_unknown_policy_is_refused_with_the_file_the_field_and_all_that_are_k
     path.write_text("policy: fairest\n")
     with pytest.raises(OperatorError) as refused:
         controller_config.policy_of(controller_config.load(path), path)
-    for word in (str(path), "policy", "fairest", *(kind.name for kind in POLICIES)):
+    for word in (str(path), "policy", "fairest", *NAMES):
         assert word in str(refused.value)
 
 
@@ -219,3 +177,12 @@ def test_a_parameter_that_a_policy_does_not_have_is_refused_with_its_name_and_fi
     (tmp_path / "odd.yaml").write_text("policy: max-min\nparameters: {quantum_s: 3}\n")
     with pytest.raises(OperatorError, match=r"odd\.yaml.*quantum_s"):
         load_policy_file(tmp_path / "odd.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [("gandiva", "slice_s", 0), ("elastic-backfill", "look_ahead_jobs", -1), ("yarn-cs", "one_at_a_time", "maybe")],
+)
+def test_a_parameter_out_of_its_range_is_refused_with_its_name(name: str, parameter: str, value: object) -> None:
+    with pytest.raises(OperatorError, match=parameter):
+        policy(name, **{parameter: value})

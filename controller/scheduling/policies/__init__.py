@@ -7,11 +7,39 @@ from typing import Any
 import msgspec
 
 from ....protocol.errors import OperatorError
+from .afs import AfsL, AfsP, AfsS
+from .backfill import Backfill
 from .base import Policy, Shares
+from .elan import ElasticBackfill, ElasticFifo
 from .fifo import Fifo
+from .gandiva import Gandiva
 from .max_min import MaxMin
+from .optimus import Optimus
+from .remaining import Srsf, SrsfE, Srtf, SrtfE
+from .themis import Themis
+from .tiresias import ElasticTiresias, TiresiasL
+from .yarn_cs import YarnCs
 
-POLICIES = (Fifo, MaxMin)
+POLICIES = (
+    Fifo,
+    Backfill,
+    ElasticFifo,
+    ElasticBackfill,
+    Srtf,
+    Srsf,
+    SrtfE,
+    SrsfE,
+    MaxMin,
+    Optimus,
+    TiresiasL,
+    ElasticTiresias,
+    Themis,
+    AfsL,
+    AfsP,
+    AfsS,
+    Gandiva,
+    YarnCs,
+)
 
 __all__ = ["POLICIES", "Policy", "Shares", "load_policy"]
 

@@ -1,36 +1,109 @@
-"""What a policy is."""
+"""What a policy is, and what several of them do."""
 
 from __future__ import annotations
 
+import heapq
+import math
 import random
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from ....protocol.model import JobId
-from ..view import ClusterView, JobInView, Reason, ReasonCode
+import numpy as np
+
+from ..view import Floats, Ints, JobTable, Reason, ReasonCode
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How many GPUs each job gets (jobs that are not named get none), and why some get less than they could use."""
+    """How many GPUs each job gets, by row, and why some get less than they could use."""
 
-    by_job: dict[JobId, int]
-    reasons: dict[JobId, Reason] = field(default_factory=dict)
+    gpus: Ints
+    why: Callable[[int], Reason | None]  # asked for rows whose share is below their maximum
+    review_s: float = math.inf  # ask again then (Unix time), even if nothing has happened
 
 
 class Policy(Protocol):
-    """A rule that divides the GPUs. Pure: the same view and random source give the same shares."""
+    """A rule that divides the GPUs. Pure: the same arguments and random source give the same shares."""
 
     name: str
+    needs_lengths: bool  # may it see how long jobs take?
 
-    def shares(self, view: ClusterView, rng: random.Random) -> Shares: ...
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        """Divide `gpus` GPUs among `jobs`."""
+        ...
 
 
-def too_large(job: JobInView, needed: int, view: ClusterView) -> Reason:
-    return Reason(
-        ReasonCode.CLUSTER_TOO_SMALL,
-        f"needs {count(needed)}, the cluster has {view.total_gpus} that this policy may give",
-    )
+def no_shares(jobs: JobTable) -> Ints:
+    return np.zeros(len(jobs), dtype=np.int64)
+
+
+def smallest(keys: Floats, count: int) -> Ints:
+    """The rows of the `count` smallest keys in ascending order; of equal ones the first come first."""
+    if count < len(keys):
+        bound = np.partition(keys, count)[count]
+        candidates = np.flatnonzero(keys <= bound)
+        return candidates[np.argsort(keys[candidates], kind="stable")][:count]
+    return np.argsort(keys, kind="stable")
+
+
+def rigid(jobs: JobTable, gpus: int, keys: Floats, want: Ints) -> Ints:
+    """`want` GPUs each or none, in ascending order of `keys`; who does not fit into what is left is passed over."""
+    given = no_shares(jobs)
+    free, count = gpus, min(len(jobs), 4 * gpus + 64)
+    fitting = np.flatnonzero(want <= gpus)
+    order = fitting[smallest(keys[fitting], count)]
+    while True:
+        for row, wanted in zip(order.tolist(), want[order].tolist(), strict=True):
+            if wanted <= free:
+                given[row] = wanted
+                free -= wanted
+                if not free:
+                    return given
+        if len(order) == len(fitting):
+            return given
+        rest = fitting[(given[fitting] == 0) & (want[fitting] <= free)]  # only these can still get something
+        fitting = rest[~np.isin(rest, order)]
+        order = fitting[np.argsort(keys[fitting], kind="stable")]
+
+
+Gain = Callable[[int, float, float], float]  # of a row, from its throughput now and with one GPU more; 0 or less: none
+
+
+def relative_gain(row: int, now: float, then: float) -> float:
+    return (then - now) / now
+
+
+def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain) -> None:
+    """Give what is left of `gpus`, one after the other, to whose gain is greatest, up to its maximum. Changes `given`.
+
+    Of equal gains the job submitted first comes first. Jobs without GPUs get none.
+    """
+    free = gpus - int(given.sum())
+    most = np.minimum(jobs.max_gpus, jobs.curves.most)
+    rows = np.flatnonzero((given > 0) & (given < most)).tolist() if free > 0 else []
+    curves = {row: jobs.curves.speedup[jobs.curve[row]].tolist() for row in rows}
+    heap: list[tuple[float, int]] = []
+
+    def offer(row: int, share: int) -> None:
+        if share < most[row] and (value := gain(row, curves[row][share], curves[row][share + 1])) > 0:
+            heapq.heappush(heap, (-value, row))
+
+    for row in rows:
+        offer(row, int(given[row]))
+    while free and heap:
+        _, row = heapq.heappop(heap)
+        given[row] += 1
+        free -= 1
+        offer(row, int(given[row]))
+
+
+def waits_for(wanted: int, free: int, gpus: int, what: str = "left by jobs that go first") -> Reason:
+    if wanted > gpus:
+        return Reason(
+            ReasonCode.CLUSTER_TOO_SMALL, f"needs {count(wanted)}, the cluster has {gpus} that this policy may give"
+        )
+    return Reason(ReasonCode.NO_FREE_GPUS, f"waits for {count(wanted)}: {free} of {gpus} {what}")
 
 
 def count(gpus: int) -> str:

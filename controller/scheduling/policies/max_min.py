@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 
 import msgspec
+import numpy as np
 
-from ....protocol.model import JobId
-from ..view import ClusterView, Reason, ReasonCode
-from .base import Shares, count, too_large
+from ..view import Ints, JobTable, Reason
+from .base import Shares, no_shares, waits_for
 
 
 class MaxMinParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -17,42 +16,65 @@ class MaxMinParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MaxMin:
-    """Every job its minimum, in the order of submission, while that fits; then one GPU at a time to the job that has least.
+    """Every job its minimum, in the order of submission, while that fits; then one GPU at a time to the job that has
+    least.
 
     No job gets more than its maximum. A job whose minimum does not fit waits; smaller ones behind it may go first.
     """
 
     name = "max-min"
+    needs_lengths = False
     Parameters = MaxMinParameters
 
     def __init__(self, parameters: MaxMinParameters) -> None:
         self.parameters = parameters
 
-    def shares(self, view: ClusterView, rng: random.Random) -> Shares:
-        by_job: dict[JobId, int] = {}
-        reasons: dict[JobId, Reason] = {}
-        free = view.total_gpus
-        for job in view.jobs:
-            if job.min_gpus <= free:
-                by_job[job.job] = job.min_gpus
-                free -= job.min_gpus
-            elif job.min_gpus > view.total_gpus:
-                reasons[job.job] = too_large(job, job.min_gpus, view)
-            else:
-                text = (
-                    f"waits for {count(job.min_gpus)}: {free} of {view.total_gpus} left by the minimums of earlier jobs"
-                )
-                reasons[job.job] = Reason(ReasonCode.NO_FREE_GPUS, text)
-        hungry = [
-            (by_job[job.job], place, job.job, job.max_gpus)
-            for place, job in enumerate(view.jobs)
-            if by_job.get(job.job, job.max_gpus) < job.max_gpus
-        ]
-        heapq.heapify(hungry)
-        while free and hungry:
-            share, place, name, most = heapq.heappop(hungry)
-            by_job[name] = share + 1
-            free -= 1
-            if share + 1 < most:
-                heapq.heappush(hungry, (share + 1, place, name, most))
-        return Shares(by_job, reasons)
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        given, free = minimums(jobs, gpus)
+        level(given, jobs.max_gpus, free)
+        left = gpus - int(given.sum())
+
+        def why(row: int) -> Reason | None:
+            if given[row]:
+                return None
+            return waits_for(int(jobs.min_gpus[row]), left, gpus, "left by the minimums of earlier jobs")
+
+        return Shares(given, why)
+
+
+def minimums(jobs: JobTable, gpus: int) -> tuple[Ints, int]:
+    """Each job its minimum, in the order of submission, where it still fits; and how many GPUs are left."""
+    given, free = no_shares(jobs), gpus
+    least = jobs.min_gpus
+    begin = 0
+    while free and begin < len(jobs):
+        total = np.cumsum(least[begin : begin + free])  # no more than that can fit
+        fits = int(np.searchsorted(total, free, side="right"))
+        given[begin : begin + fits] = least[begin : begin + fits]
+        free -= int(total[fits - 1]) if fits else 0
+        begin += fits
+        later = np.flatnonzero(least[begin:] <= free) if free else np.empty(0, dtype=np.int64)
+        begin = begin + int(later[0]) if len(later) else len(jobs)
+    return given, free
+
+
+def level(given: Ints, most: Ints, free: int) -> None:
+    """Raise the smallest of the shares that are not 0 first, one GPU at a time, none above its maximum. Changes
+    `given`.
+
+    Of equal ones the job submitted first comes first.
+    """
+    rows = np.flatnonzero((given > 0) & (given < most))
+    while free > 0 and len(rows):
+        share = given[rows]
+        lowest = int(share.min())
+        at_lowest = rows[share == lowest]
+        above = share[share > lowest]
+        rise = int(min(most[at_lowest].min(), above.min() if len(above) else most[at_lowest].min())) - lowest
+        rise = min(rise, free // len(at_lowest))  # all of them together, as far as they stay the lowest
+        if not rise:
+            given[at_lowest[:free]] += 1
+            return
+        given[at_lowest] += rise
+        free -= rise * len(at_lowest)
+        rows = rows[given[rows] < most[rows]]

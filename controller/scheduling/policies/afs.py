@@ -1,0 +1,251 @@
+"""`afs-l`, `afs-p`, `afs-s`: apathetic future share (AFS 3, Alg. 1, App. D).
+
+The next GPU goes to the longer job b rather than to the shorter job a if ``(p'_b - p_b) / p'_b > (p'_a - p_a) / p_a``
+(3), with p and p' the throughputs now and with one GPU more. Lengths are those at the present shares, and a job without
+GPUs counts as infinitely long. Below, the left side is a job's `gain` and the right side its `bar`: b beats a if its
+gain is above the bar of a.
+
+Three points in which the paper leaves a choice:
+
+*The order of comparing.* Algorithm 1 finds the top job by comparing one after the other with the best so far, in any
+order. App. C proves (3) transitive for a < b < c in length where both comparisons say yes. Where one says no they are
+not: a may win against b, b against c, and c against a (worked out in tests/scheduling/test_afs.py), so that the top job
+depends on the order. We compare in ascending order of length, and of equal ones the job submitted first counts as the
+shorter. The top job is then the last of the records: jobs whose gain is above the bar of the record before them.
+
+*The first GPUs.* As printed, Algorithm 1 gives a job that scales linearly its second GPU before a waiting job gets its
+first: both sides of (3) are 1 then. We follow the text ("stage one", and AFS 5.4, which explains low tails with it):
+first each job its minimum.
+
+*Minimums above one GPU*, which the paper does not have. Stage one takes the jobs in ascending order of their length
+with their minimum; one whose minimum does not fit into what is left is passed over, and what nobody's minimum fits into
+goes to stage two.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect, bisect_left
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from ..view import Floats, Ints, JobTable, Reason
+from .base import Shares, rigid, waits_for
+from .max_min import level
+from .reviews import EARLY_S, LATE_S
+
+
+class AfsLParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """None."""
+
+
+class AfsL:
+    """AFS with known lengths (Alg. 1): each job its minimum in ascending order of length; what is left by (3)."""
+
+    name = "afs-l"
+    needs_lengths = True
+    Parameters = AfsLParameters
+
+    def __init__(self, parameters: AfsLParameters) -> None:
+        self.parameters = parameters
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        length_s = jobs.left_s / jobs.speedup(slice(None), jobs.min_gpus)
+        given = rigid(jobs, gpus, length_s, jobs.min_gpus)
+        _by_inequality(jobs, given, gpus - int(given.sum()))
+        return _shares(jobs, given, gpus)
+
+
+class AfsPParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`unit_s`: how long a job runs before another one takes its turn, where there are too many jobs (AFS 3.3: 2 h)."""
+
+    unit_s: Annotated[float, msgspec.Meta(gt=LATE_S)] = 7200.0
+
+
+class AfsP:
+    """AFS without lengths (AFS 3.3): (3) as far as it can be told, and processor sharing while not all jobs fit.
+
+    The counter of a job is the number of units that it has run. The lowest counters come first, of equal ones the job
+    submitted first, and a job is not taken off before its unit is over. The paper's jobs all take one GPU then; with
+    minimums above one some may be left over, which (3) gives away.
+
+    Which of two jobs is shorter is not known, so that (3) is asked both ways round: who wins against the other
+    whichever of them is shorter is preferred, else "either one at random".
+    """
+
+    name = "afs-p"
+    needs_lengths = False
+    Parameters = AfsPParameters
+
+    def __init__(self, parameters: AfsPParameters) -> None:
+        self.parameters = parameters
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        unit_s, executed_s = self.parameters.unit_s, jobs.executed_s
+        counter = np.floor((executed_s + EARLY_S) / unit_s)
+        in_a_unit = (jobs.share > 0) & (executed_s - counter * unit_s > LATE_S)
+        given = rigid(jobs, gpus, np.where(in_a_unit, -1.0, counter), jobs.min_gpus)
+        self._share_out(jobs, given, gpus - int(given.sum()), rng)
+        review_s = math.inf
+        if np.any((given == 0) & (jobs.min_gpus <= gpus)):  # somebody waits for his turn
+            rows = np.flatnonzero(given)
+            review_s = now + float(((counter[rows] + 1) * unit_s - executed_s[rows]).min())
+        return _shares(jobs, given, gpus, review_s)
+
+    def _share_out(self, jobs: JobTable, given: Ints, free: int, rng: random.Random) -> None:
+        _without_lengths(jobs, given, free, rng)
+
+
+class AfsS(AfsP):
+    """AFS that only knows the share of each job's greatest throughput (App. D): `afs-p` with max-min instead of (3)."""
+
+    name = "afs-s"
+
+    def _share_out(self, jobs: JobTable, given: Ints, free: int, rng: random.Random) -> None:
+        level(given, jobs.max_gpus, free)
+
+
+def _shares(jobs: JobTable, given: Ints, gpus: int, review_s: float = math.inf) -> Shares:
+    free = gpus - int(given.sum())
+
+    def why(row: int) -> Reason | None:
+        return waits_for(int(jobs.min_gpus[row]), free, gpus) if not given[row] else None
+
+    return Shares(given, why, review_s)
+
+
+def _growing(jobs: JobTable, given: Ints) -> tuple[Ints, Ints, Floats, Floats]:
+    """Rows that run and can grow; the most that each may get; its throughput now and with one GPU more."""
+    most = np.minimum(jobs.max_gpus, jobs.curves.most)
+    rows = np.flatnonzero((given > 0) & (given < most))
+    share = given[rows]
+    now, then = jobs.speedup(rows, share), jobs.speedup(rows, share + 1)
+    growing = then > now
+    rows = rows[growing]
+    return rows, most[rows], now[growing], then[growing]
+
+
+def _by_inequality(jobs: JobTable, given: Ints, free: int) -> None:
+    """Stage two of Alg. 1. Changes `given`."""
+    if free <= 0:
+        return
+    line = _Line(jobs, given)
+    while free > 0 and line.give():
+        free -= 1
+    given[line.rows] = line.share
+
+
+class _Line:
+    """The jobs that can grow, in ascending order of length, and where the records are; the last one is the top job.
+
+    A GPU makes the top job shorter, so that it moves forward. The records before its new place stay what they are.
+    Where it is no record there, neither do those behind change, except that it is not among them any more. So each GPU
+    costs few searches.
+    """
+
+    def __init__(self, jobs: JobTable, given: Ints) -> None:
+        self.rows, most, now, then = _growing(jobs, given)
+        length = jobs.left_s[self.rows] / now
+        order = np.argsort(length, kind="stable")
+        # By job, in the order of submission.
+        self.share: list[int] = given[self.rows].tolist()
+        self._most: list[int] = most.tolist()
+        self._curve: list[int] = jobs.curve[self.rows].tolist()
+        self._left_s: list[float] = jobs.left_s[self.rows].tolist()
+        self._bar: list[float] = ((then - now) / now).tolist()
+        self._speedup = jobs.curves.speedup
+        # By position.
+        self._jobs: list[tuple[float, int]] = list(zip(length[order].tolist(), order.tolist(), strict=True))
+        self._gain = ((then - now) / then)[order]
+        self._records: list[int] = []
+        self._find_records(0)
+
+    def give(self) -> bool:
+        """One GPU more for the top job. False: nobody can use one."""
+        if not self._jobs:
+            return False
+        at = self._records.pop()
+        _, job = self._jobs.pop(at)
+        self.share[job] += 1
+        share, curve = self.share[job], self._curve[job]
+        now = self._speedup.item(curve, share)
+        then = self._speedup.item(curve, share + 1) if share < self._most[job] else now
+        if then <= now:
+            self._gain[at:-1] = self._gain[at + 1 :]
+            self._gain = self._gain[:-1]
+            self._find_records(at)
+        else:
+            self._bar[job] = (then - now) / now
+            self._put(job, self._left_s[job] / now, (then - now) / then, at)
+        return True
+
+    def _put(self, job: int, length: float, gain: float, before: int) -> None:
+        """The job comes back from position `before` with another length and gain."""
+        to = bisect(self._jobs, (length, job), 0, before)
+        self._jobs.insert(to, (length, job))
+        self._gain[to + 1 : before + 1] = self._gain[to:before]
+        self._gain[to] = gain
+        records = self._records
+        earlier = bisect_left(records, to)
+        if earlier == 0 or gain > self._bar_at(records[earlier - 1]):
+            records[earlier:] = [to]
+            self._find_records(to + 1)
+        else:
+            records[earlier:] = [position + 1 for position in records[earlier:]]
+            self._find_records(before + 1)
+
+    def _find_records(self, begin: int) -> None:
+        """The records from position `begin` on, where those before it are known."""
+        records, gain = self._records, self._gain
+        while begin < len(gain):
+            step = 0
+            if records:
+                better = gain[begin:] > self._bar_at(records[-1])
+                step = int(better.argmax())
+                if not better[step]:
+                    return
+            records.append(begin + step)
+            begin += step + 1
+
+    def _bar_at(self, position: int) -> float:
+        return self._bar[self._jobs[position][1]]
+
+
+def _without_lengths(jobs: JobTable, given: Ints, free: int, rng: random.Random) -> None:
+    """Stage two without lengths. Changes `given`.
+
+    A job beats another, whichever of them is shorter, if its gain is above the other's bar. So nobody beats those whose
+    bar is at least the greatest gain of all. One of these gets the GPU: if there are some that have it already, one of
+    them, so that shares do not change for no reason; else the first in an order that is drawn once.
+    """
+    rows, most, now, then = _growing(jobs, given)
+    if free <= 0 or not len(rows):
+        return
+    order = list(range(len(rows)))
+    rng.shuffle(order)
+    rows, most, now, then = rows[order], most[order], now[order], then[order]
+    gain, bar = (then - now) / then, (then - now) / now
+    share: list[int] = given[rows].tolist()
+    curve: list[int] = jobs.curve[rows].tolist()
+    present: list[int] = jobs.share[rows].tolist()
+    has_it = given[rows] < jobs.share[rows]
+    speedup = jobs.curves.speedup
+    while free > 0:
+        highest = gain.max()
+        if highest <= 0:
+            break
+        unbeaten = bar >= highest
+        preferred = unbeaten & has_it
+        at = int(preferred.argmax())
+        if not preferred[at]:
+            at = int(unbeaten.argmax())
+        share[at] += 1
+        free -= 1
+        p = speedup.item(curve[at], share[at])
+        q = speedup.item(curve[at], share[at] + 1) if share[at] < most[at] else p
+        gain[at], bar[at] = (q - p) / q, (q - p) / p
+        has_it[at] = share[at] < present[at]
+    given[rows] = share

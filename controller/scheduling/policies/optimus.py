@@ -1,0 +1,77 @@
+"""`optimus`: every GPU where it shortens the remaining times most (Optimus, EuroSys'18, as AFS 5.1 and Elan VI-C use
+it).
+
+The marginal gain of a job's next GPU is by how much its remaining time shrinks,  left / T(n) - left / T(n + 1).
+Optimus divides that by what a worker takes of the scarcest resource; here that is one GPU for everybody. How long a job
+still takes Optimus predicts from its loss; like AFS we take the prediction as correct, so the policy needs lengths. It
+is asked at every arrival and every end of a job rather than once in an interval.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import numpy as np
+
+from ..view import Floats, Ints, JobTable, Reason
+from .base import Shares, smallest, waits_for
+from .max_min import minimums
+
+
+class OptimusParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """None."""
+
+
+class Optimus:
+    """Every job its minimum (one GPU, mostly), in the order of submission, while that fits; then one GPU at a time to
+    the job whose remaining time it shortens most, until that helps nobody.
+
+    Where throughput is concave the sum of the remaining times cannot be made smaller than so. Lengths decide who grows,
+    not who waits: long jobs hold short ones back (AFS 5.2, 6).
+    """
+
+    name = "optimus"
+    needs_lengths = True
+    Parameters = OptimusParameters
+
+    def __init__(self, parameters: OptimusParameters) -> None:
+        self.parameters = parameters
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        given, left = minimums(jobs, gpus)
+        if left:
+            shorten(jobs, given, left)
+
+        def why(row: int) -> Reason | None:
+            if given[row]:
+                return None
+            return waits_for(int(jobs.min_gpus[row]), left, gpus, "left by the minimums of earlier jobs")
+
+        return Shares(given, why)
+
+
+def shorten(jobs: JobTable, given: Ints, free: int) -> None:
+    """Give `free` GPUs, one after the other, to those whose remaining time each shortens most, up to their maximums.
+    Jobs without GPUs get none; of equal gains the job submitted first comes first. Changes `given`.
+
+    Where throughput is concave a job gains less by each further GPU. So those that are given are just the ones that
+    bring most.
+    """
+    most = np.minimum(jobs.max_gpus, jobs.curves.most)
+    rows = np.flatnonzero((given > 0) & (given < most))
+    if free <= 0 or not len(rows):
+        return
+    owner, saved_s = steps(jobs, rows, given[rows], np.minimum(most[rows] - given[rows], free))
+    best = smallest(-saved_s, free)
+    np.add.at(given, owner[best[saved_s[best] > 0]], 1)
+
+
+def steps(jobs: JobTable, rows: Ints, shares: Ints, count: Ints) -> tuple[Ints, Floats]:
+    """The next `count` GPUs of each of these rows from `shares` on, one entry each: the row, and by how much its
+    remaining time shrinks."""
+    owner = np.repeat(rows, count)
+    share = np.arange(len(owner)) + np.repeat(shares - np.cumsum(count) + count, count)
+    left_s = jobs.left_s[owner]
+    saved_s: Floats = left_s / jobs.speedup(owner, share) - left_s / jobs.speedup(owner, share + 1)
+    return owner, saved_s

@@ -1,0 +1,219 @@
+"""`themis`: finish-time fairness by auctions of leases (Themis, NSDI'20, as AFS 6 sums it up).
+
+A job's unfairness is  rho = (age + left / T(x)) / (isolated time so far + left / T_isolated) : how long it takes with a
+share of x GPUs from its submission to its end, over how long it would have taken alone. The isolated share is an equal
+share of the cluster for each of the present jobs, but not more than the job can use. That is the metric of Gavel's code
+and of PCS'. (AFS 6 tells of the throughput at the peak over the number of jobs, which is the same where throughput is
+linear.) The view does not hold how much a job has done; it is reckoned from the time that it has run with its average
+share, which is exact while the share stays the same.
+
+GPUs are leased, and all leases end at the same moments. Then all GPUs are up for auction; in between those that are
+free are.
+
+1. Only the jobs with the greatest rho may bid, a share of 1 - `fairness` of them (Themis 4). A job without GPUs is
+   taken as if it had its minimum.
+2. The auction maximises the product of all bidders' 1 / rho. It gives one GPU after the other to whom it brings most,
+   which finds the maximum, since log(1 / rho) is concave in x wherever throughput is. As long as a bidder has nothing
+   the product is 0: so first each gets its minimum, the most unfairly treated first. Nobody bids for more than makes
+   its rho 1: Themis "tries to assign GPUs to this job until it achieves" the speedup of its isolated share (AFS 6).
+   Without this limit, jobs that can use many GPUs win far more of them than bring them anything worth mentioning.
+3. Each bidder pays for what its presence costs the others (partial allocation: this makes honest bids the best ones):
+   of the GPUs that it wins it keeps the ratio of the others' product with it to their product without it, but at least
+   its minimum.
+4. What is left over goes at random, one GPU after the other, to jobs that were not allowed to bid, and then to anybody.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from ..view import Floats, Ints, JobTable, Reason
+from .base import Shares, no_shares, smallest, waits_for
+from .reviews import EARLY_S, LATE_S
+
+
+class ThemisParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`lease_s`: for how long GPUs are given (as PCS). `fairness`: the share of jobs that may not bid (as Themis)."""
+
+    lease_s: Annotated[float, msgspec.Meta(gt=LATE_S)] = 600.0
+    fairness: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.8
+
+
+class Themis:
+    """The jobs that are treated most unfairly bid for the GPUs whose lease is over; leftovers at random."""
+
+    name = "themis"
+    needs_lengths = True
+    Parameters = ThemisParameters
+
+    def __init__(self, parameters: ThemisParameters) -> None:
+        self.parameters = parameters
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        lease_s = self.parameters.lease_s
+        lease = math.floor((now + EARLY_S) / lease_s)
+        most = np.minimum(jobs.max_gpus, jobs.curves.most)
+        over = now - lease * lease_s <= LATE_S
+        given = no_shares(jobs) if over else _kept(jobs, most, gpus)
+        free = gpus - int(given.sum())
+        if free > 0:
+            isolated_s = isolated_times_s(jobs, gpus)
+            bidders = self._bidders(jobs, given, most, free, now, isolated_s)
+            free -= _auction(jobs, given, most, bidders, free, now, isolated_s)
+            others = np.ones(len(jobs), dtype=bool)
+            others[bidders] = False
+            free = _scatter(jobs, given, most, np.flatnonzero(others), free, rng)
+            free = _scatter(jobs, given, most, bidders, free, rng)
+
+        def why(row: int) -> Reason | None:
+            return waits_for(int(jobs.min_gpus[row]), free, gpus) if not given[row] else None
+
+        return Shares(given, why, (lease + 1) * lease_s if given.any() else math.inf)
+
+    def _bidders(self, jobs: JobTable, given: Ints, most: Ints, free: int, now: float, isolated_s: Floats) -> Ints:
+        """The rows that may bid, the most unfairly treated first."""
+        rows = np.flatnonzero((given < most) & (np.where(given, 1, jobs.min_gpus) <= free))
+        if not len(rows):
+            return rows
+        allowed = max(1, math.ceil((1 - self.parameters.fairness) * len(rows) - 1e-9))  # 0.3 of 10 are 3
+        rho = shared_times_s(jobs, np.maximum(given, jobs.min_gpus), now) / isolated_s
+        return rows[smallest(-rho[rows], min(allowed, free))]
+
+
+def shared_times_s(jobs: JobTable, share: Ints, now: float) -> Floats:
+    """How long each job takes from its submission to its end, with these shares from now on: above the line in rho."""
+    return np.asarray(now - jobs.submitted_s + jobs.left_s / jobs.speedup(slice(None), share), dtype=np.float64)
+
+
+def isolated_times_s(jobs: JobTable, gpus: int) -> Floats:
+    """How long each job would take with the share that it would have alone: below the line in rho."""
+    isolated = _speedup(jobs, np.minimum(gpus / max(len(jobs), 1), jobs.max_gpus))
+    average = jobs.attained_gpu_s / np.maximum(jobs.executed_s, EARLY_S)
+    done_s = jobs.executed_s * _speedup(jobs, average)
+    return np.maximum((done_s + jobs.left_s) / isolated, EARLY_S)
+
+
+def _speedup(jobs: JobTable, share: Floats) -> Floats:
+    """T / T(1) with shares that may lie between whole GPUs."""
+    share = np.minimum(share, jobs.curves.most)
+    below = np.floor(share).astype(np.int64)
+    above = np.minimum(below + 1, jobs.curves.most)
+    at, then = jobs.speedup(slice(None), below), jobs.speedup(slice(None), above)
+    return np.asarray(at + (share - below) * (then - at), dtype=np.float64)
+
+
+def _kept(jobs: JobTable, most: Ints, gpus: int) -> Ints:
+    """The shares whose leases still run. Where they do not fit any more, since GPUs were lost, all leases are over."""
+    kept = np.minimum(jobs.share, most)
+    kept[kept < jobs.min_gpus] = 0
+    return kept if int(kept.sum()) <= gpus else no_shares(jobs)
+
+
+def _auction(jobs: JobTable, given: Ints, most: Ints, bidders: Ints, free: int, now: float, isolated_s: Floats) -> int:
+    """Sell up to `free` GPUs to the bidders. Changes `given`; how many have been sold."""
+    before = dict(zip(bidders.tolist(), given[bidders].tolist(), strict=True))
+    left = free
+    for row in before:
+        least = int(jobs.min_gpus[row])
+        if not given[row] and least <= left:
+            given[row] = least
+            left -= least
+    bids = _bids(jobs, given, most, [row for row in before if given[row]], now, isolated_s)
+    for _ in range(left):
+        if (bid := next(bids, None)) is None:
+            break
+        given[bid[1]] += 1
+    won = {row: int(given[row]) - had for row, had in before.items()}
+    left = free
+    for row, kept in zip(won, _after_payments(won, bids), strict=True):
+        least = 0 if before[row] else int(jobs.min_gpus[row])
+        sold = min(won[row], max(kept, least))
+        given[row] = before[row] + sold
+        left -= sold
+    return free - left
+
+
+def _bids(
+    jobs: JobTable, given: Ints, most: Ints, rows: list[int], now: float, isolated_s: Floats
+) -> Iterator[tuple[float, int]]:
+    """One GPU after the other: by how much it raises log(1 / rho) of the job that it raises most, and that job's row.
+
+    It goes on past the GPUs that there are, for nobody is asked here whether they are left.
+    """
+    age = {row: now - float(jobs.submitted_s[row]) for row in rows}
+    left_s = {row: float(jobs.left_s[row]) for row in rows}
+    curve = {row: jobs.curves.speedup[jobs.curve[row]].tolist() for row in rows}
+    share = {row: int(given[row]) for row in rows}
+    fair_s = {row: float(isolated_s[row]) for row in rows}
+    heap: list[tuple[float, int]] = []
+
+    def offer(row: int) -> None:
+        x, speedup = share[row], curve[row]
+        now_s = age[row] + left_s[row] / speedup[x]
+        if x < most[row] and now_s > fair_s[row]:
+            then_s = age[row] + left_s[row] / speedup[x + 1]
+            if then_s < now_s:
+                heapq.heappush(heap, (-math.log(now_s / then_s), row))
+
+    for row in rows:
+        offer(row)
+    while heap:
+        loss, row = heapq.heappop(heap)
+        yield -loss, row
+        share[row] += 1
+        offer(row)
+
+
+def _after_payments(won: dict[int, int], further: Iterator[tuple[float, int]]) -> list[int]:
+    """What each winner keeps of the GPUs that it has won.
+
+    Without it the others would get its GPUs: the further bids that are not its own tell what these would be worth to
+    them, in logarithms of their product. Bidders whose minimum did not fit are left out of the product, which would be
+    0 with them.
+    """
+    most = max(won.values(), default=0)
+    own = dict.fromkeys(won, 0)
+    largest = 0
+    bids: list[tuple[float, int]] = []
+    while len(bids) - largest < most and (bid := next(further, None)) is not None:
+        bids.append(bid)
+        own[bid[1]] += 1
+        largest = max(largest, own[bid[1]])
+    kept = []
+    for row, gpus in won.items():
+        loss, counted = 0.0, 0
+        for gain, of in bids:
+            if counted == gpus:
+                break
+            if of != row:
+                loss += gain
+                counted += 1
+        kept.append(math.floor(gpus * math.exp(-loss) + EARLY_S))
+    return kept
+
+
+def _scatter(jobs: JobTable, given: Ints, most: Ints, among: Ints, free: int, rng: random.Random) -> int:
+    """Give GPUs to random ones of these rows: who has none gets its minimum, who has some one more. Changes `given`.
+
+    Returns how many are left.
+    """
+    while free > 0:
+        asked = np.where(given[among] > 0, 1, jobs.min_gpus[among])
+        among = among[(asked <= free) & (given[among] < most[among])]
+        if not len(among):
+            break
+        while free > 0:
+            row = int(among[rng.randrange(len(among))])
+            ask = 1 if given[row] else int(jobs.min_gpus[row])
+            if ask > free or given[row] >= most[row]:
+                break  # look again at who can still get something
+            given[row] += ask
+            free -= ask
+    return free

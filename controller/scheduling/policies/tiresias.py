@@ -1,0 +1,185 @@
+"""`tiresias-l` (Tiresias, NSDI'19, discretised two-dimensional LAS) and `elastic-tiresias` (EDL 6.2).
+
+Jobs stand in queues by the service that they have attained, in GPU-seconds: who has got little goes first, since short
+jobs are over before they leave the first queue. Nobody needs to know how long they are.
+
+Inside a queue we follow Tiresias' own simulator (`dlas-gpu`), as far as it can be told from what a view holds:
+
+* A job that runs goes before those that wait, so that nobody is interrupted for a job of the same queue.
+* Only at the moment at which a job comes down into a queue, it goes behind those that wait there: they had to wait for
+  it. A moment is a tenth of a second here; if a decision comes later than that, the job is one that runs, and they wait
+  for it again.
+* Those that wait are in the order in which they began to: by submission in the first queue, since nobody in it is ever
+  interrupted. A job that is interrupted goes to the tail of its queue, where the simulator puts it before those that
+  waited already: so only the lower queues differ, and there nobody is overtaken by one who began to wait later.
+* Whose GPUs do not fit into what is left is passed over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..view import Floats, Ints, JobTable, Reason
+from .base import Shares, grow, relative_gain, rigid, waits_for
+from .reviews import EARLY_S
+
+QUEUE_S = 1e10  # between the keys of two queues; several times more than any Unix time
+CAME_S = 0.1  # a running job that has attained its queue's first service no longer ago has just come down into it
+ROUNDING_GPU_S = 1.0  # a job that has so little left of its queue's service is through with it
+
+
+class TiresiasParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`thresholds_gpu_s`: the service after which a job leaves a queue for the next, so that there is one queue more
+    than thresholds.
+
+    EDL 6.2 has 10,000 and 200,000; Tiresias' simulator 3,250 and 7,200; Pollux, with two queues, 57,600.
+
+    `promotion`: a job that has waited this many times as long as it has run goes back to the first queue until it has
+    got that queue's service once more. Without it nobody does, as in the simulator unless it is told otherwise.
+
+    `peak`: a job asks for the GPUs of its greatest throughput, not for those that its user requested (AFS Fig. 6).
+    """
+
+    thresholds_gpu_s: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)] = (10_000.0, 200_000.0)
+    promotion: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    peak: bool = False
+
+    def __post_init__(self) -> None:
+        levels = (ROUNDING_GPU_S, *self.thresholds_gpu_s)
+        if any(not lower < higher for lower, higher in itertools.pairwise(levels)):
+            raise ValueError(
+                f"thresholds_gpu_s: {list(self.thresholds_gpu_s)} must ascend, from more than {ROUNDING_GPU_S:g}"
+            )
+
+
+class TiresiasL:
+    """Least attained service in queues: rigid and preemptive."""
+
+    name = "tiresias-l"
+    needs_lengths = False
+    Parameters: type[TiresiasParameters] = TiresiasParameters
+
+    def __init__(self, parameters: TiresiasParameters) -> None:
+        self.parameters = parameters
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        want = self.wanted(jobs)
+        queues = _Queues(self.parameters, jobs, want, now)
+        return _shares(jobs, rigid(jobs, gpus, queues.keys(), want), want, gpus, queues)
+
+    def wanted(self, jobs: JobTable) -> Ints:
+        return jobs.max_gpus if self.parameters.peak else jobs.requested_gpus
+
+
+class ElasticTiresiasParameters(TiresiasParameters, frozen=True, forbid_unknown_fields=True):
+    """`pending`: if more jobs than this wait, those outside the first queue shrink (EDL's N, which is not told)."""
+
+    pending: Annotated[int, msgspec.Meta(ge=0)] = 10
+
+
+class ElasticTiresias(TiresiasL):
+    """`tiresias-l` with two rules (EDL 6.2), which make one plan together.
+
+    R1: if more than `pending` jobs would wait, each job outside the first queue gets half of the GPUs it wants, rounded
+    down, but not less than its minimum. Whether they would is asked of the shares that jobs want, not of those that
+    they have: so jobs that were shrunk get their GPUs back as soon as the queue is short again, and none goes back and
+    forth in between.
+
+    R2: if nobody waits and GPUs are idle, they go one by one to the job whose throughput they raise most, relatively.
+
+    A job that wants more GPUs than the cluster has does not count as waiting.
+    """
+
+    name = "elastic-tiresias"
+    Parameters = ElasticTiresiasParameters
+
+    def __init__(self, parameters: ElasticTiresiasParameters) -> None:
+        super().__init__(parameters)
+        self._pending = parameters.pending
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        want = self.wanted(jobs)
+        queues = _Queues(self.parameters, jobs, want, now)
+        given = rigid(jobs, gpus, queues.keys(), want)
+        if _waiting(given, want, gpus) > self._pending:
+            want = np.where(queues.queue > 0, np.maximum(want // 2, jobs.min_gpus), want)
+            given = rigid(jobs, gpus, queues.keys(), want)
+        if not _waiting(given, want, gpus):
+            grow(jobs, given, gpus, relative_gain)
+        return _shares(jobs, given, want, gpus, queues)
+
+
+class _Queues:
+    """Which queue each job is in, and its place there."""
+
+    def __init__(self, parameters: TiresiasParameters, jobs: JobTable, want: Ints, now: float) -> None:
+        self._jobs = jobs
+        self._now = now
+        self._promotion = parameters.promotion
+        self._thresholds = np.array([*parameters.thresholds_gpu_s, math.inf])
+        self._attained = jobs.attained_gpu_s
+        self._own = np.searchsorted(self._thresholds, self._attained + ROUNDING_GPU_S, side="right")
+        self.queue = self._own
+        if self._promotion is not None:
+            self._turn_s = self._thresholds[0] / want  # how long the first queue's service takes
+            self._waited_s = now - jobs.submitted_s - jobs.executed_s
+            self._promoted = self._promote(self._promotion, jobs)
+            self.queue = np.where(self._promoted, 0, self._own)
+
+    def _promote(self, promotion: float, jobs: JobTable) -> npt.NDArray[np.bool_]:
+        """Who starves; and who runs since then and has not yet got the service of the first queue once more.
+
+        Tiresias' simulator counts the waiting since the first start or the last promotion and then begins to count
+        service anew. A view knows the whole times only, so that the waiting before the first start counts too, and
+        later promotions come at the same ratio of the whole times.
+        """
+        starves = self._waited_s + EARLY_S >= promotion * jobs.executed_s
+        in_its_turn = self._waited_s - EARLY_S > promotion * (jobs.executed_s - self._turn_s)
+        return (self._own > 0) & np.where(jobs.share > 0, in_its_turn, starves)
+
+    def keys(self) -> Floats:
+        """In ascending order of these they get their GPUs."""
+        jobs = self._jobs
+        runs = jobs.share > 0
+        entered = np.concatenate([[0.0], self._thresholds])[self._own]  # the service at which it came into its queue
+        just_came = (self._own > 0) & (self._attained < entered + CAME_S * jobs.share)
+        since_s = np.where(runs, self._now, jobs.waiting_since_s)
+        if self._promotion is not None:
+            just_came &= ~self._promoted
+            promoted_s = jobs.submitted_s + (1 + self._promotion) * jobs.executed_s  # when it had waited long enough
+            since_s = np.where(self._promoted & ~runs, promoted_s, since_s)
+        place = np.where(runs & ~just_came, -QUEUE_S / 4, since_s)
+        return np.asarray(self.queue * QUEUE_S + place, dtype=np.float64)
+
+    def review_s(self, given: Ints) -> float:
+        """When the first job changes its queue, with these shares."""
+        runs = np.flatnonzero(given)
+        rest_s = (self._thresholds[self._own] - self._attained)[runs] / given[runs]
+        if self._promotion is None:
+            return self._now + float(rest_s.min(initial=math.inf))
+        executed_s, own = self._jobs.executed_s, self._own
+        turn_over_s = self._waited_s / self._promotion + self._turn_s - executed_s
+        rest_s = np.where(self._promoted[runs], turn_over_s[runs], rest_s)
+        waits = np.flatnonzero((given == 0) & (own > 0) & ~self._promoted)
+        starves_s = self._promotion * executed_s[waits] - self._waited_s[waits]
+        return self._now + min(float(rest_s.min(initial=math.inf)), float(starves_s.min(initial=math.inf)))
+
+
+def _waiting(given: Ints, want: Ints, gpus: int) -> int:
+    return int(np.count_nonzero((given == 0) & (want <= gpus)))
+
+
+def _shares(jobs: JobTable, given: Ints, want: Ints, gpus: int, queues: _Queues) -> Shares:
+    free = gpus - int(given.sum())
+
+    def why(row: int) -> Reason | None:
+        return waits_for(int(want[row]), free, gpus) if not given[row] else None
+
+    return Shares(given, why, queues.review_s(given))

@@ -1,0 +1,60 @@
+"""`yarn-cs`: YARN's capacity scheduler as the baseline of EasyScale 5.2: FIFO with gang scheduling, "to ensure
+inter-job fairness".
+
+All jobs belong to one tenant there and have the same priority, so nothing remains of queues and capacities. EasyScale's
+own simulator runs one job after the other, even where the next one would fit beside it, which makes the gain from
+elasticity look larger. Both are here.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import numpy as np
+
+from ..view import JobTable, Reason, ReasonCode
+from .base import Shares, waits_for
+from .fifo import behind_the_first, going_on, in_order
+
+
+class YarnCsParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`one_at_a_time`: a job starts only when nothing else runs, as in EasyScale's simulator. Without it, this is
+    `fifo`."""
+
+    one_at_a_time: bool = True
+
+
+class YarnCs:
+    """Rigid and in the order of submission; nobody is interrupted. A job that could not fit into the cluster holds
+    nobody back."""
+
+    name = "yarn-cs"
+    needs_lengths = False
+    Parameters = YarnCsParameters
+
+    def __init__(self, parameters: YarnCsParameters) -> None:
+        self.parameters = parameters
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        if self.parameters.one_at_a_time:
+            return _one_at_a_time(jobs, gpus)
+        given, queue = in_order(jobs, gpus)
+        return behind_the_first(jobs, given, queue, gpus)
+
+
+def _one_at_a_time(jobs: JobTable, gpus: int) -> Shares:
+    given, want = going_on(jobs, gpus), jobs.requested_gpus
+    fitting = np.flatnonzero(want <= gpus)
+    if not given.any() and len(fitting):
+        given[fitting[0]] = want[fitting[0]]
+
+    def why(row: int) -> Reason | None:
+        if given[row]:
+            return None
+        if want[row] > gpus:
+            return waits_for(int(want[row]), gpus, gpus)
+        running = jobs.name(int(given.argmax()))
+        return Reason(ReasonCode.BEHIND_ANOTHER, f"waits until {running} is over: one job at a time")
+
+    return Shares(given, why)

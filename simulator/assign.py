@@ -1,0 +1,163 @@
+"""From a trace and measured throughputs to a workload (AFS 5.1).
+
+A job works so much that it takes as long as in the trace with the GPUs that it requested there. Where the trace has no
+model a job gets one at random, among those whose throughput grows up to the GPUs that it requested (where none does, among
+those that grow furthest). It may have any share from one GPU to that of its model's greatest throughput within the cluster,
+or, as PCS has it, to its request.
+
+Without measurements every job scales linearly up to its request and not beyond it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..controller.scheduling.view import Curves, Floats, Ints
+from ..protocol.errors import UserError
+from ..protocol.model import JobId
+from . import lengths, traces
+from .profiles import Curve, Profiles
+from .traces import Trace
+from .workload import Workload
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """What is simulated, and what the metrics want to know besides. Columns are in the order of submission."""
+
+    workload: Workload
+    deadline_s: Floats  # seconds from the first submission; nan: none
+
+
+def assign(
+    trace: Trace, cluster_gpus: int, profiles: Profiles | None, seed: int, cap_at_request: bool = False
+) -> Assigned:
+    """The workload of `trace` on a cluster of so many GPUs. Raises UserError."""
+    _check_sizes(trace, cluster_gpus)
+    chosen = _curves(trace, profiles, seed)
+    place = {each: number for number, each in enumerate(dict.fromkeys(chosen))}
+    distinct = list(place)
+    curve = np.fromiter((place[each] for each in chosen), dtype=np.int64, count=len(chosen))
+    speedup = _padded(distinct, int(trace.gpus.max()))
+    best = np.array([each.best(cluster_gpus) for each in distinct], dtype=np.int64)[curve]
+    order = np.argsort(trace.submit_s, kind="stable")
+    began_s = trace.submit_s[order[0]]
+    work_s = _work_s(trace, chosen, speedup[curve, trace.gpus])
+    return Assigned(
+        workload=Workload(
+            names=tuple(JobId(trace.names[row]) for row in order.tolist()),
+            submit_s=trace.submit_s[order] - began_s,
+            min_gpus=np.ones(len(trace), dtype=np.int64),
+            max_gpus=_most(trace, best, cap_at_request)[order],
+            requested_gpus=trace.gpus[order],
+            work_s=work_s[order],
+            curve=curve[order],
+            curves=Curves(speedup),
+            models=tuple(each.model for each in distinct),
+        ),
+        deadline_s=trace.deadline_s[order] - began_s,
+    )
+
+
+def _check_sizes(trace: Trace, cluster_gpus: int) -> None:
+    large = trace.gpus > cluster_gpus
+    if large.any():
+        row = int(large.argmax())
+        reason = f"{trace.gpus[row]} GPUs requested, and the cluster has {cluster_gpus}"
+        raise trace.table.wrong(row, trace.form.gpus, reason)
+
+
+def _curves(trace: Trace, profiles: Profiles | None, seed: int) -> list[Curve]:
+    """The curve of each job."""
+    if profiles is None:
+        if trace.duration_s is None:
+            raise UserError(f"{trace.table.source}: has no durations, so throughputs are needed too: --profiles FILE")
+        linear = {gpus: _linear(gpus) for gpus in set(trace.gpus.tolist())}
+        return [linear[gpus] for gpus in trace.gpus.tolist()]
+    if trace.form is traces.EASYSCALE:
+        return _of_virtual_workers(trace, _named(trace, profiles))
+    if trace.models is not None:
+        return _named(trace, profiles)
+    return _random(trace.gpus, profiles.pool(), random.Random(seed))
+
+
+def _linear(gpus: int) -> Curve:
+    return Curve(f"linear to {gpus}", None, "", np.arange(gpus + 1, dtype=np.float64))
+
+
+def _named(trace: Trace, profiles: Profiles) -> list[Curve]:
+    """The curves of the models that the trace names."""
+    assert trace.models is not None
+    batches = trace.batches.tolist() if trace.batches is not None else [None] * len(trace)
+    found: dict[tuple[str, float | None], Curve] = {}
+    for row, key in enumerate(zip(trace.models, batches, strict=True)):
+        if key not in found:
+            try:
+                found[key] = profiles.find(*key)
+            except UserError as error:
+                raise trace.table.wrong(row, trace.form.model, str(error)) from None
+    return [found[key] for key in zip(trace.models, batches, strict=True)]
+
+
+def _random(gpus: Ints, pool: Sequence[Curve], rng: random.Random) -> list[Curve]:
+    best = {curve: curve.best(len(curve.speedup)) for curve in pool}
+    furthest = max(best.values())
+    fitting = {
+        wanted: [curve for curve in pool if best[curve] >= min(wanted, furthest)] for wanted in set(gpus.tolist())
+    }
+    return [rng.choice(fitting[wanted]) for wanted in gpus.tolist()]
+
+
+def _of_virtual_workers(trace: Trace, curves: Sequence[Curve]) -> list[Curve]:
+    """EasyScale's jobs have N virtual workers, and a GPU hosts whole ones: with n GPUs a step takes ceil(N / n) turns (eq. 1)."""
+    made: dict[tuple[Curve, int], Curve] = {}
+    for curve, workers in zip(curves, trace.gpus.tolist(), strict=True):
+        if (curve, workers) not in made:
+            gpus = np.arange(1, workers + 1)
+            speedup = np.concatenate([[0.0], workers / np.ceil(workers / gpus)])
+            made[curve, workers] = replace(curve, speedup=speedup)
+    return [made[pair] for pair in zip(curves, trace.gpus.tolist(), strict=True)]
+
+
+def _work_s(trace: Trace, curves: Sequence[Curve], speedup: Floats) -> Floats:
+    """How long each job takes on one GPU, from its duration with the GPUs that it requested, or from how far it trains."""
+    if trace.duration_s is not None:
+        return trace.duration_s * speedup
+    samples = trace.form is traces.EASYSCALE
+    rate = np.array([curve.samples_per_s if samples else curve.iterations_per_s for curve in curves])
+    if np.isnan(rate).any():
+        row = int(np.isnan(rate).argmax())
+        reason = f"only how {curves[row].name} scales is known, not how fast it is on one GPU"
+        raise trace.table.wrong(row, trace.form.model, reason)
+    return np.asarray(_length(trace) / rate)
+
+
+def _length(trace: Trace) -> Floats:
+    """How far jobs train: Pollux' in iterations, by application and batch, EasyScale's in samples."""
+    assert trace.models is not None
+    models = [model.casefold() for model in trace.models]
+    known = lengths.EASYSCALE_SAMPLES if trace.form is traces.EASYSCALE else lengths.POLLUX
+    strange = next((row for row, model in enumerate(models) if model not in known), None)
+    if strange is not None:
+        reason = f"how far {trace.models[strange]!r} trains is not known, only of {', '.join(known)}"
+        raise trace.table.wrong(strange, trace.form.model, reason)
+    if trace.form is traces.EASYSCALE:
+        epochs = trace.table.numbers("epochs", least=1)
+        return np.asarray(epochs * np.array([lengths.EASYSCALE_SAMPLES[model] for model in models]))
+    assert trace.batches is not None
+    pairs = zip(models, trace.batches.tolist(), strict=True)
+    return np.array([lengths.POLLUX[model].iterations_with(batch) for model, batch in pairs])
+
+
+def _padded(curves: Sequence[Curve], requested: int) -> Floats:
+    """All speedups in one array, as wide as the largest share measured or requested; throughput stays what it was last."""
+    width = max(requested + 1, max(len(curve.speedup) for curve in curves))
+    return np.stack([np.pad(curve.speedup, (0, width - len(curve.speedup)), mode="edge") for curve in curves])
+
+
+def _most(trace: Trace, best: Ints, cap_at_request: bool) -> Ints:
+    return np.minimum(best, trace.gpus) if cap_at_request else best

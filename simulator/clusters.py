@@ -1,0 +1,47 @@
+"""Which servers are simulated, from a file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ..controller.scheduling.view import ServerInView
+from ..protocol.errors import UserError
+from ..protocol.model import ServerId
+
+MOST_GPUS = 65_536
+
+Cluster = tuple[ServerInView, ...]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_GPUS)]
+
+
+class Servers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`count` servers that are alike; with a name where it is one."""
+
+    gpus: Count
+    count: Count = 1
+    name: str | None = None
+
+
+class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of servers."""
+
+    servers: Annotated[list[Servers], msgspec.Meta(min_length=1)]
+
+
+def build(document: ClusterFile, source: str) -> Cluster:
+    """The servers that `document` describes, by name. Raises UserError, naming `source` and field."""
+    gpus = sum(entry.count * entry.gpus for entry in document.servers)
+    if gpus > MOST_GPUS:
+        raise UserError(f"{source}: servers: {gpus} GPUs; at most {MOST_GPUS} can be simulated")
+    total = sum(entry.count for entry in document.servers)
+    found: dict[ServerId, ServerInView] = {}
+    for entry in document.servers:
+        for _ in range(entry.count):
+            one = entry.name if entry.name is not None and entry.count == 1 else None
+            name = ServerId(one or f"{entry.name or 'server'}-{len(found):0{len(str(total))}d}")
+            if name in found:
+                raise UserError(f"{source}: servers: two servers are named {name}")
+            found[name] = ServerInView(name, tuple(range(entry.gpus)))
+    return tuple(found[name] for name in sorted(found))

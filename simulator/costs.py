@@ -1,0 +1,94 @@
+"""What changing a job's GPUs costs (EDL 2, AFS Fig. 1): presets, or a file.
+
+``background`` is how this project's runtime does it: training goes on while new workers start and fetch the state, and
+stands still only for the switch. Its numbers are round ones above what was measured (docs/benchmarks.md):
+
+* `START_S`: from an order to the first step of a new job. Processes are forked from one that has torch loaded; building the
+  model and reading the data is what remains.
+* `JOIN_S`: from an order to the first step with more workers (`make bench-resize`, `make bench-runtime`).
+* `PAUSE_S`: the median pauses of `make bench-resize` lie between 3 and 34 ms, the longest at 65 ms.
+
+``stop-resume`` writes a checkpoint, stops, and starts again: tens of seconds for each change (AFS Fig. 1, Pollux' restart
+penalty of 30 s).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+
+from ..protocol.errors import UserError
+
+START_S = 3.0
+JOIN_S = 0.3
+PAUSE_S = 0.05
+RESTART_S = 30.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What changing a job's GPUs costs (s)."""
+
+    name: str
+    start_s: float  # from getting GPUs to the first step, for a job that has none
+    ready_s: float  # from getting more GPUs until they work along; before that it works with those that it had
+    pause_s: float  # training stands still so long at a change of a running job
+    by_model: Mapping[str, Costs] = field(default_factory=dict)  # those that differ
+
+    def of(self, model: str) -> Costs:
+        """What it costs a job of `model`."""
+        return self.by_model.get(model, self)
+
+
+NONE = Costs("none", 0.0, 0.0, 0.0)
+STOP_RESUME = Costs("stop-resume", RESTART_S, 0.0, RESTART_S)
+BACKGROUND = Costs("background", START_S, JOIN_S, PAUSE_S)
+PRESETS = {costs.name: costs for costs in (NONE, STOP_RESUME, BACKGROUND)}
+
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
+class Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is left out is as in the surrounding entry."""
+
+    start_s: Seconds | None = None
+    ready_s: Seconds | None = None
+    pause_s: Seconds | None = None
+
+
+class CostsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of costs: a preset as the base, what differs from it for all jobs, and what differs for single models."""
+
+    base: str = "none"
+    default: Numbers = Numbers()
+    models: dict[str, Numbers] = {}
+
+
+def build(document: CostsFile, source: str) -> Costs:
+    """The costs that `document` describes. Raises UserError, naming `source` and field."""
+    default = _changed(preset(document.base, f"{source}: base"), document.default)
+    models = {model: _changed(default, numbers) for model, numbers in document.models.items()}
+    return Costs(source, default.start_s, default.ready_s, default.pause_s, models)
+
+
+def preset(name: str, source: str) -> Costs:
+    """Raises UserError for a name that no preset has."""
+    if name not in PRESETS:
+        raise UserError(f"{source}: there is no preset {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def _changed(base: Costs, numbers: Numbers) -> Costs:
+    def either(given: float | None, otherwise: float) -> float:
+        return otherwise if given is None else given
+
+    return Costs(
+        base.name,
+        start_s=either(numbers.start_s, base.start_s),
+        ready_s=either(numbers.ready_s, base.ready_s),
+        pause_s=either(numbers.pause_s, base.pause_s),
+    )

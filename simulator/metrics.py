@@ -1,0 +1,103 @@
+"""What came of a simulation, in numbers (AFS 2.2).
+
+Averages over time are weighted by time, from the first submission to the last end: each value of the timeline holds until
+the next event. The blocking index grows between events, and counts as it was at the beginning of each interval.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from ..controller.scheduling.view import Floats
+from .engine import Outcome, Timeline
+
+TOLERANCE_S = 1e-6  # a deadline that is missed by a rounding error has been kept
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one policy. None: there was nothing to take it of."""
+
+    finished: int
+    dropped: int  # never finished: not admitted, or never given GPUs
+    avg_jct_s: float | None  # JCTs are those of the jobs that finished
+    p50_jct_s: float | None
+    p99_jct_s: float | None
+    avg_queueing_s: float | None  # from submission to the first GPU, of the jobs that got one
+    makespan_s: float | None
+    deadline_ratio: float | None  # of the jobs that have a deadline, those that were over by then
+    avg_queue_length: float | None
+    avg_cluster_efficiency: float | None
+    avg_blocking_index: float | None
+    gpu_utilization: float | None  # part of the GPUs that jobs had
+    reconfigurations: int  # changes of the GPUs of running jobs, being taken all of them included
+    preemptions: int
+    migrations: int
+    decisions: int
+    avg_decision_s: float | None
+    p99_decision_s: float | None
+    wall_s: float
+    events: int
+
+
+def measure(outcome: Outcome, submit_s: Floats, deadline_s: Floats, gpus: int) -> Metrics:
+    """The metrics of a simulation on `gpus` GPUs; columns are those of its workload, `deadline_s` nan: none."""
+    over = ~np.isnan(outcome.end_s)
+    jct_s = (outcome.end_s - submit_s)[over]
+    started = ~np.isnan(outcome.start_s)
+    last_end_s = float(outcome.end_s[over].max()) if over.any() else math.nan
+    line = outcome.timeline
+    weights = _weights(line, last_end_s)
+    used = _average(line.used_gpus, weights)
+    return Metrics(
+        finished=int(over.sum()),
+        dropped=int((~over).sum()),
+        avg_jct_s=_mean(jct_s),
+        p50_jct_s=_percentile(jct_s, 50),
+        p99_jct_s=_percentile(jct_s, 99),
+        avg_queueing_s=_mean((outcome.start_s - submit_s)[started]),
+        makespan_s=last_end_s - float(submit_s.min()) if over.any() else None,
+        deadline_ratio=_deadline_ratio(outcome.end_s, deadline_s),
+        avg_queue_length=_average(line.queue, weights),
+        avg_cluster_efficiency=_average(line.efficiency, weights),
+        avg_blocking_index=_average(line.blocking, weights),
+        gpu_utilization=None if used is None else used / gpus,
+        reconfigurations=outcome.resizes + outcome.preemptions + outcome.migrations,
+        preemptions=outcome.preemptions,
+        migrations=outcome.migrations,
+        decisions=outcome.decisions,
+        avg_decision_s=_mean(np.array(outcome.decision_s)),
+        p99_decision_s=_percentile(np.array(outcome.decision_s), 99),
+        wall_s=outcome.wall_s,
+        events=outcome.events,
+    )
+
+
+def _deadline_ratio(end_s: Floats, deadline_s: Floats) -> float | None:
+    bound = ~np.isnan(deadline_s)
+    if not bound.any():
+        return None
+    return float((end_s[bound] <= deadline_s[bound] + TOLERANCE_S).mean())  # who never ended (nan) has missed it
+
+
+def _weights(line: Timeline, last_end_s: float) -> Floats:
+    """How long each value of the timeline holds (s)."""
+    if not line.time_s or math.isnan(last_end_s):
+        return np.zeros(len(line.time_s))
+    times = np.minimum(np.append(line.time_s, last_end_s), last_end_s)
+    return np.diff(times)
+
+
+def _average(values: list[float] | list[int], weights: Floats) -> float | None:
+    total = float(weights.sum())
+    return float((np.array(values) * weights).sum()) / total if total > 0 else None
+
+
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _percentile(values: Floats, percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if len(values) else None

@@ -1,0 +1,198 @@
+"""One workload under several policies, each in a process of its own.
+
+A simulation depends on its arguments alone, so the results are the same however many processes there are. Processes are
+spawned, not forked: whoever calls may have threads. What they have done so far they write into a file that all of them see,
+one number each.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..controller.scheduling.policies.base import Policy
+from ..controller.scheduling.view import Floats, Ints
+from ..protocol.errors import ElasticError, UserError
+from ..protocol.model import JobId
+from .assign import Assigned
+from .clusters import Cluster
+from .costs import Costs
+from .engine import Outcome, Simulation
+from .explain import Explained, Moment
+from .metrics import Metrics, measure
+
+REPORT_S = 0.2
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all policies have in common."""
+
+    assigned: Assigned
+    cluster: Cluster
+    costs: Costs
+    seed: int
+    packing: bool = False  # AFS 4.4
+    explain: JobId | None = None
+
+    @property
+    def gpus(self) -> int:
+        return sum(len(server.gpus) for server in self.cluster)
+
+    def explained_row(self) -> int | None:
+        """The row of the job to explain. Raises UserError if there is none of that name."""
+        if self.explain is None:
+            return None
+        names = self.assigned.workload.names
+        if self.explain not in names:
+            raise UserError(
+                f"--explain: the trace has no job {self.explain!r}; the first is {names[0]}, the last {names[-1]}"
+            )
+        return list(names).index(self.explain)
+
+
+@dataclass(frozen=True)
+class Series:
+    """What pictures are drawn of. `jct_s` has an entry for each job (nan: never ended), the rest one for each event."""
+
+    jct_s: Floats
+    time_s: Floats
+    queue: Ints
+    efficiency: Floats
+    blocking: Floats
+    used_gpus: Ints
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one policy made of the workload."""
+
+    metrics: Metrics
+    series: Series
+    start_s: Floats
+    end_s: Floats
+    story: tuple[Moment, ...]
+
+
+def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _: None) -> Result:
+    """One policy, in this process. `progress` is told how many jobs are over."""
+    workload = setup.assigned.workload
+    row = setup.explained_row()
+    told = Explained(policy, row) if row is not None else None
+    simulation = Simulation(workload, setup.cluster, told or policy, setup.costs, setup.seed, setup.packing)
+    outcome = simulation.run(progress)
+    return Result(
+        metrics=measure(outcome, workload.submit_s, setup.assigned.deadline_s, setup.gpus),
+        series=_series(outcome, workload.submit_s),
+        start_s=outcome.start_s,
+        end_s=outcome.end_s,
+        story=tuple(told.story) if told else (),
+    )
+
+
+def run_all(
+    setup: Setup,
+    policies: Mapping[str, Policy],
+    progress: Callable[[Mapping[str, int]], None] = lambda _: None,
+    processes: int | None = None,
+) -> dict[str, Result]:
+    """Every policy, by its label; with at most `processes` processes (as many as there are processors). Raises UserError."""
+    setup.explained_row()
+    processes = min(processes or len(os.sched_getaffinity(0)), len(policies))
+    if processes == 1:
+        done = dict.fromkeys(policies, 0)
+        found = {}
+        for label, policy in policies.items():
+
+            def tell(jobs: int, label: str = label) -> None:
+                done[label] = jobs
+                progress(done)
+
+            found[label] = run(setup, policy, tell)
+        return found
+    memory = os.memfd_create("progress")  # a file without a name, so that none is left behind whatever happens
+    try:
+        os.truncate(memory, 8 * len(policies))
+        return _in_processes(setup, policies, progress, processes, Path(f"/proc/{os.getpid()}/fd/{memory}"))
+    finally:
+        os.close(memory)
+
+
+def _in_processes(
+    setup: Setup,
+    policies: Mapping[str, Policy],
+    progress: Callable[[Mapping[str, int]], None],
+    processes: int,
+    board: Path,
+) -> dict[str, Result]:
+    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_depend_on_the_parent)
+    before = set(multiprocessing.active_children())
+    try:
+        futures: dict[str, Future[Result]] = {
+            label: executor.submit(_run_and_tell, setup, policy, board, place)
+            for place, (label, policy) in enumerate(policies.items())
+        }
+        pending = set(futures.values())
+        while pending:
+            over, pending = wait(pending, timeout=REPORT_S)
+            for future in over:
+                future.result()  # an error ends it all at once
+            progress(dict(zip(policies, _open(board).tolist(), strict=True)))
+        executor.shutdown()
+        return {label: future.result() for label, future in futures.items()}
+    except BrokenProcessPool:
+        raise ElasticError("a simulation's process was killed; is there enough memory?") from None
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        executor.shutdown(wait=True, cancel_futures=True)
+        raise
+
+
+def _run_and_tell(setup: Setup, policy: Policy, board: Path, place: int) -> Result:
+    counts = _open(board)
+
+    def tell(jobs: int) -> None:
+        counts[place] = jobs
+
+    return run(setup, policy, tell)
+
+
+def _open(board: Path) -> npt.NDArray[np.int64]:
+    return np.memmap(board, dtype=np.int64, mode="r+")
+
+
+def _depend_on_the_parent() -> None:
+    """Leave interrupts to the parent, and end when it has ended, however that came."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _series(outcome: Outcome, submit_s: Floats) -> Series:
+    line = outcome.timeline
+    return Series(
+        jct_s=outcome.end_s - submit_s,
+        time_s=np.array(line.time_s),
+        queue=np.array(line.queue, dtype=np.int64),
+        efficiency=np.array(line.efficiency),
+        blocking=np.array(line.blocking),
+        used_gpus=np.array(line.used_gpus, dtype=np.int64),
+    )

@@ -1,0 +1,187 @@
+"""Public job traces, told apart by their header (`FORMATS`); the order of columns does not matter, and more of them do no harm.
+
+* AFS's Philly clusters with models (PCS): ``vc,job,submit_s,duration_s,gpus,model``
+* ElasticFlow's: ``job_id,submission_time,duration,num_gpu``, with ``cluster,model_name,batch_size,deadline`` where made up
+* the inputs of ElasticFlow's artifact, and Tiresias': ``job_id,submit_time,duration,num_gpu`` with ``model_name,batch_size,ddl``
+* Philly as in Pollux' artifact: ``timestamp,duration,num_gpus``, in no order
+* Pollux' workloads: ``name,time,application,num_replicas,batch_size``, which say how far jobs train and not how long they took
+* EasyScale's workload: ``name,time,application,max_parallelism,epochs``, in no strict order, some names twice
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..controller.scheduling.view import Floats, Ints
+from ..protocol.errors import UserError
+from .tables import Table, listed, read
+
+
+@dataclass(frozen=True)
+class Format:
+    """Which column of a trace says what; "": none does. A table that has all but the optional ones is of this format."""
+
+    name: str
+    submit: str
+    gpus: str
+    duration: str = ""
+    job: str = ""
+    others: tuple[str, ...] = ()  # must be there, too
+    model: str = ""  # optional, as the rest
+    batch: str = ""
+    deadline: str = ""
+    ordered: bool = True  # jobs stand in the order of submission
+    unique: bool = True  # each has a name of its own
+    parts: tuple[str, ...] = ()  # rows that differ here have nothing to do with each other
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return tuple(column for column in (self.job, self.submit, self.duration, self.gpus, *self.others) if column)
+
+
+PHILLY = Format("philly", "submit_s", "gpus", "duration_s", "job", model="model", parts=("vc",))
+ELASTICFLOW = Format(
+    "elasticflow",
+    "submission_time",
+    "num_gpu",
+    "duration",
+    "job_id",
+    model="model_name",
+    batch="batch_size",
+    deadline="deadline",
+    parts=("cluster",),
+)
+ARTIFACT = Format(
+    "elasticflow-artifact",
+    "submit_time",
+    "num_gpu",
+    "duration",
+    "job_id",
+    model="model_name",
+    batch="batch_size",
+    deadline="ddl",
+)
+PHILLY_RAW = Format("philly-raw", "timestamp", "num_gpus", "duration", ordered=False)
+POLLUX = Format(
+    "pollux",
+    "time",
+    "num_replicas",
+    job="name",
+    others=("application", "batch_size"),
+    model="application",
+    batch="batch_size",
+    parts=("set", "workload"),
+)
+EASYSCALE = Format(
+    "easyscale",
+    "time",
+    "max_parallelism",
+    job="name",
+    others=("application", "epochs"),
+    model="application",
+    ordered=False,
+    unique=False,
+)
+FORMATS = (PHILLY, ELASTICFLOW, ARTIFACT, PHILLY_RAW, POLLUX, EASYSCALE)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Jobs as a file tells of them, a row each, in its order. Times are those of the file (s)."""
+
+    table: Table
+    form: Format
+    names: tuple[str, ...]
+    submit_s: Floats
+    gpus: Ints  # requested
+    duration_s: Floats | None  # with `gpus`; None: the file does not say
+    models: Sequence[str] | None
+    batches: Floats | None
+    deadline_s: Floats  # nan: none
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def load(path: Path, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
+    """The trace in `path`; of its rows those whose columns have one of the values in `where`. Raises UserError."""
+    table = read(path)
+    form = next((form for form in FORMATS if all(column in table for column in form.required)), None)
+    if form is None:
+        known = "; ".join(",".join(form.required) for form in FORMATS)
+        columns = ", ".join(table.columns)
+        reason = f"not a job trace that is known: its columns are {columns}; wanted are those of one of {known}"
+        raise UserError(f"{path}: line 1: {reason}")
+    table = table.where(where or {})
+    _check_one_part(table, form)
+    submit_s = table.times(form.submit)
+    if form.ordered and (np.diff(submit_s) < 0).any():
+        row = int((np.diff(submit_s) < 0).argmax()) + 1
+        before, here = table.columns[form.submit][row - 1], table.columns[form.submit][row]
+        reason = f"{here} is before {before} in line {table.lines[row - 1]}; jobs stand in the order of submission"
+        raise table.wrong(row, form.submit, reason)
+    return Trace(
+        table=table,
+        form=form,
+        names=_names(table, form),
+        submit_s=submit_s,
+        gpus=table.whole(form.gpus),
+        duration_s=_durations(table, form.duration) if form.duration else None,
+        models=table.texts(form.model) if form.model in table else None,
+        batches=table.numbers(form.batch, least=1) if form.batch in table else None,
+        deadline_s=_deadlines(table, form.deadline, submit_s),
+    )
+
+
+def _durations(table: Table, column: str) -> Floats:
+    seconds = table.numbers(column)
+    if not seconds.all():
+        raise table.wrong(int(seconds.argmin()), column, "0 seconds; a job takes longer than that")
+    return seconds
+
+
+def _deadlines(table: Table, column: str, submit_s: Floats) -> Floats:
+    """nan: none. One before the job's submission cannot be meant."""
+    if column not in table:
+        return np.full(len(table), np.nan)
+    deadline_s = table.times(column)
+    early = deadline_s < submit_s
+    if early.any():
+        row = int(early.argmax())
+        raise table.wrong(row, column, f"{table.columns[column][row]} is before the job's submission")
+    return deadline_s
+
+
+def _names(table: Table, form: Format) -> tuple[str, ...]:
+    """A name for each job, each one once."""
+    if not form.job:
+        width = len(str(len(table)))
+        return tuple(f"job-{row:0{width}d}" for row in range(len(table)))
+    names = table.texts(form.job)
+    if len(set(names)) == len(names):
+        return tuple(names)
+    seen: Counter[str] = Counter()
+    distinct = []
+    for row, name in enumerate(names):
+        if seen[name] and form.unique:
+            first = table.lines[names.index(name)]
+            raise table.wrong(row, form.job, f"{name!r} stands in line {first} already")
+        seen[name] += 1
+        distinct.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(distinct)
+
+
+def _check_one_part(table: Table, form: Format) -> None:
+    columns = [column for column in form.parts if column in table]
+    if not columns:
+        return
+    parts = list(dict.fromkeys(zip(*(table.columns[column] for column in columns), strict=True)))
+    if len(parts) > 1:
+        pick = " ".join(f"--where {column}={value}" for column, value in zip(columns, parts[0], strict=True))
+        others = listed(" ".join(part) for part in parts[1:])
+        raise UserError(f"{table.source}: {len(parts)} traces in one file: pick one with {pick} (or {others})")

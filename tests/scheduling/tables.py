@@ -1,0 +1,202 @@
+"""Tables of jobs from short descriptions, and policies asked about them. Tests import this as `scheduling_tables` (see
+conftest.py)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from elasticd.controller.scheduling.policies import Policy, Shares, load_policy
+from elasticd.controller.scheduling.view import UNKNOWN_S, Columns, Curves, Floats, JobTable, Reason
+from elasticd.protocol.model import JobId
+
+
+@dataclass(frozen=True)
+class Described:
+    """One row of a table, with the names of `Columns`. `speedup` is T(n) / T(1) for n from 0 on; beyond its end it
+    stays what it is there."""
+
+    name: str
+    min_gpus: int
+    max_gpus: int
+    requested_gpus: int
+    speedup: tuple[float, ...]
+    share: int
+    left_s: float
+    submitted_s: float
+    priority: int
+    attained_gpu_s: float
+    executed_s: float
+    waiting_since_s: float
+
+
+def linear(gpus: int) -> tuple[float, ...]:
+    return tuple(float(n) for n in range(gpus + 1))
+
+
+def job(
+    name: str,
+    low: int = 1,
+    high: int | None = None,
+    *,
+    requested: int | None = None,
+    speedup: Sequence[float] | None = None,
+    share: int = 0,
+    left_s: float = UNKNOWN_S,
+    submitted_s: float = 0.0,
+    priority: int = 0,
+    attained_gpu_s: float = 0.0,
+    executed_s: float = 0.0,
+    waiting_since_s: float | None = None,
+) -> Described:
+    """A job of `low` to `high` GPUs. What is left out: it requests its maximum, scales linearly, waits since its
+    submission, and nobody knows how long it takes. Without `high` it can use as many GPUs as its speedup tells of, or
+    just `low`."""
+    if high is None:
+        high = len(speedup) - 1 if speedup is not None else low
+    if waiting_since_s is None:
+        waiting_since_s = math.nan if share else submitted_s
+    return Described(
+        name=name,
+        min_gpus=low,
+        max_gpus=high,
+        requested_gpus=high if requested is None else requested,
+        speedup=tuple(speedup) if speedup is not None else linear(high),
+        share=share,
+        left_s=left_s,
+        submitted_s=submitted_s,
+        priority=priority,
+        attained_gpu_s=attained_gpu_s,
+        executed_s=executed_s,
+        waiting_since_s=waiting_since_s,
+    )
+
+
+def table(*jobs: Described, most: int | None = None, lengths: bool = True) -> JobTable:
+    """These jobs in this order. The curves tell of shares up to `most`: the largest maximum, unless said otherwise."""
+    width = 1 + (most if most is not None else max((one.max_gpus for one in jobs), default=1))
+    curves = np.array([_widened(one.speedup, width) for one in jobs], dtype=float).reshape(len(jobs), width)
+
+    def column(field: str, kind: type) -> Any:
+        values = np.array([getattr(one, field) for one in jobs], dtype=kind)
+        values.flags.writeable = False  # whoever decides does not change what it sees
+        return values
+
+    whole, real = partial(column, kind=np.int64), partial(column, kind=np.float64)
+
+    curves.flags.writeable = False
+    columns = Columns(
+        names=[JobId(one.name) for one in jobs],
+        submitted_s=real("submitted_s"),
+        min_gpus=whole("min_gpus"),
+        max_gpus=whole("max_gpus"),
+        requested_gpus=whole("requested_gpus"),
+        priority=whole("priority"),
+        share=whole("share"),
+        left_s=real("left_s"),
+        attained_gpu_s=real("attained_gpu_s"),
+        executed_s=real("executed_s"),
+        waiting_since_s=real("waiting_since_s"),
+        curve=np.arange(len(jobs)),
+    )
+    return JobTable(columns, np.arange(len(jobs)), Curves(curves), lengths)
+
+
+def _widened(speedup: tuple[float, ...], width: int) -> Floats:
+    known = np.array(speedup[:width], dtype=float)
+    return np.pad(known, (0, width - len(known)), mode="edge")
+
+
+def policy(name: str, **parameters: Any) -> Policy:
+    return load_policy({"policy": name, "parameters": parameters}, "test")
+
+
+def ask(who: Policy | str, jobs: JobTable, gpus: int, now: float = 0.0, seed: int = 0) -> Shares:
+    """What a policy decides; it sees lengths only if it has declared that it needs them."""
+    if isinstance(who, str):
+        who = policy(who)
+    seen = jobs if who.needs_lengths else jobs.without_lengths()
+    return who.shares(seen, gpus, now, random.Random(seed))
+
+
+def by_name(jobs: JobTable, shares: Shares) -> dict[str, int]:
+    """The shares of those that get GPUs."""
+    return {jobs.name(row): int(gpus) for row, gpus in enumerate(shares.gpus) if gpus}
+
+
+def given_to(who: Policy | str, gpus: int, *jobs: Described, now: float = 0.0) -> dict[str, int]:
+    """The shares that a policy gives to jobs on so many GPUs, by name; without those that get none."""
+    seen = table(*jobs)
+    return by_name(seen, ask(who, seen, gpus, now))
+
+
+def reasons(jobs: JobTable, shares: Shares) -> Mapping[str, Reason]:
+    """Why some get less than they could use, by name."""
+    below = np.flatnonzero(shares.gpus < jobs.max_gpus).tolist()
+    return {jobs.name(row): reason for row in below if (reason := shares.why(row)) is not None}
+
+
+# -------------------------------------------------------------------------------------------------------------- strategies
+
+
+def _bent(most: int, first: float, knee: int, then: float) -> tuple[float, ...]:
+    added = [first**n if n < knee else first**knee * then ** (n - knee + 1) for n in range(most)]
+    return (0.0, *np.cumsum(added).tolist())
+
+
+def speedups(most: int) -> st.SearchStrategy[tuple[float, ...]]:
+    """Concave curves, as the scheduler sees them: each GPU adds at most what the one before it added."""
+    shapes = itertools.product([1.0, 0.9, 0.6], range(1, most + 1), [0.8, 0.5, 0.0])
+    return st.sampled_from([_bent(most, *shape) for shape in shapes])
+
+
+@st.composite
+def described(draw: st.DrawFn, name: str, most: int = 8) -> Described:
+    """Any job of up to `most` GPUs that can be in a view. It may have requested more than it can use, and have run
+    before."""
+    low = draw(st.integers(1, min(4, most)))
+    speedup = draw(speedups(most))
+    peak = max(low, next(n for n in range(1, most + 1) if speedup[n] == speedup[-1]))
+    high = draw(st.integers(low, peak))
+    share = draw(st.one_of(st.just(0), st.integers(low, high)))
+    executed_s = draw(st.sampled_from([0.0, 60.0, 7200.0, 100_000.0])) if share or draw(st.booleans()) else 0.0
+    return job(
+        name,
+        low,
+        high,
+        requested=draw(st.one_of(st.just(high), st.integers(low, most))),
+        speedup=speedup,
+        share=share,
+        left_s=draw(st.sampled_from([0.0, 30.0, 100.0, 3600.0, 1e5, UNKNOWN_S])),
+        submitted_s=-100_000.0,
+        attained_gpu_s=executed_s * draw(st.integers(low, high)),
+        executed_s=executed_s,
+        waiting_since_s=math.nan if share else draw(st.sampled_from([-100_000.0, -50.0, 0.0])),
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """Jobs, and the GPUs to divide at time 0. The GPUs that jobs hold may be more than there are: servers have been
+    lost."""
+
+    jobs: tuple[Described, ...]
+    gpus: int
+
+    @property
+    def table(self) -> JobTable:
+        return table(*self.jobs)
+
+
+@st.composite
+def cases(draw: st.DrawFn, most_jobs: int = 6, most_gpus: int = 12, most_share: int = 8) -> Case:
+    jobs = [draw(described(f"j{number}", most_share)) for number in range(draw(st.integers(0, most_jobs)))]
+    return Case(tuple(jobs), draw(st.integers(0, most_gpus)))

@@ -1,0 +1,231 @@
+"""`elasticctl simulate` as people and programs use it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import elasticd
+from elasticd.ctl.main import main
+
+SOURCES = str(Path(elasticd.__file__).parents[1])
+FIELDS = {
+    "finished",
+    "dropped",
+    "avg_jct_s",
+    "p50_jct_s",
+    "p99_jct_s",
+    "avg_queueing_s",
+    "makespan_s",
+    "deadline_ratio",
+    "avg_queue_length",
+    "avg_cluster_efficiency",
+    "avg_blocking_index",
+    "gpu_utilization",
+    "reconfigurations",
+    "migrations",
+    "wall_s",
+    "events",
+}
+CLOCKS = {"wall_s", "avg_decision_s", "p99_decision_s"}  # what differs from run to run
+
+TRACE = "vc,job,submit_s,duration_s,gpus,model\n" + "".join(
+    f"A,job-{row},{20 * row},{100 + 37 * row % 211},{(1, 2, 4)[row % 3]},{('small', 'large')[row % 2]}\n"
+    for row in range(40)
+)
+PROFILES = "model,gpus,iters_per_s\nsmall,1,1\nsmall,2,1.6\nsmall,4,2\nlarge,1,1\nlarge,2,1.9\nlarge,4,3.5\nlarge,8,6\n"
+
+Simulate = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Simulate:
+    """The command in this process, in a directory with a trace and throughputs."""
+    (tmp_path / "trace.csv").write_text(TRACE)
+    (tmp_path / "trace.csv.gz").write_bytes(gzip.compress(TRACE.encode()))
+    (tmp_path / "profiles.csv").write_text(PROFILES)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["elasticctl", "simulate", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        done = subprocess.CompletedProcess(arguments, int(ended.value.code or 0), captured.out, captured.err)
+        assert done.returncode == code, captured.err
+        assert "Traceback" not in captured.err + captured.out
+        return done
+
+    return call
+
+
+SMALL = ("trace.csv", "--profiles", "profiles.csv", "--servers", "2", "--gpus-per-server", "4")
+THREE = ("--policy", "fifo", "--policy", "max-min", "--policy", "afs-p")
+
+
+def results(text: str) -> Any:
+    """Without what clocks say."""
+    document = json.loads(text)
+    for metrics in document["policies"].values():
+        for name in CLOCKS:
+            assert metrics.pop(name) >= 0
+    return document
+
+
+def test_json_has_every_field_and_nothing_else_is_on_stdout(simulate: Simulate) -> None:
+    document = json.loads(simulate(*SMALL, *THREE, "--processes", "1", "--json", "-").stdout)
+    assert (document["trace"], document["jobs"], document["gpus"]) == ("trace.csv", 40, 8)
+    assert list(document["policies"]) == ["fifo", "max-min", "afs-p"]
+    for metrics in document["policies"].values():
+        assert set(metrics) >= FIELDS
+        assert (metrics["finished"], metrics["dropped"]) == (40, 0)
+        assert 0 < metrics["gpu_utilization"] <= 1
+        assert metrics["p50_jct_s"] <= metrics["p99_jct_s"] <= metrics["makespan_s"]
+        assert metrics["deadline_ratio"] is None
+
+
+def test_the_same_seed_gives_the_same_result_however_many_processes_there_are(simulate: Simulate) -> None:
+    one = results(simulate(*SMALL, *THREE, "--seed", "3", "--processes", "1", "--json", "-").stdout)
+    several = results(simulate(*SMALL, *THREE, "--seed", "3", "--processes", "2", "--json", "-").stdout)
+    assert one == several
+    assert one == results(simulate(*SMALL, *THREE, "--seed", "3", "--processes", "1", "--json", "-").stdout)
+
+
+def test_gzip_where_and_a_file_of_servers_change_nothing_but_the_input(simulate: Simulate, tmp_path: Path) -> None:
+    plain = results(simulate(*SMALL, "--json", "-").stdout)
+    (tmp_path / "cluster.yaml").write_text("servers: [{count: 2, gpus: 4}]\n")
+    other = ("trace.csv.gz", "--where", "vc=A", "--profiles", "profiles.csv", "--cluster", "cluster.yaml")
+    found = results(simulate(*other, "--json", "-").stdout)
+    assert found["policies"] == plain["policies"]
+    assert simulate("trace.csv", "--where", "vc=B", code=2).stderr.startswith(
+        "elasticctl: trace.csv: column vc: no row has B"
+    )
+
+
+def test_a_table_for_people_and_the_same_numbers_in_a_file(simulate: Simulate, tmp_path: Path) -> None:
+    shown = simulate(*SMALL, *THREE, "--processes", "1", "--json", "out.json").stdout
+    assert [line.split()[0] for line in shown.splitlines()] == ["POLICY", "fifo", "max-min", "afs-p"]
+    assert "DEADLINES" not in shown
+    assert set(json.loads((tmp_path / "out.json").read_text())["policies"]) == {"fifo", "max-min", "afs-p"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "profiles.csv", "trace.csv", "trace.csv.gz"]
+
+
+def test_policy_files_are_named_by_their_file(simulate: Simulate, tmp_path: Path) -> None:
+    (tmp_path / "hourly.yaml").write_text("policy: afs-p\nparameters: {unit_s: 3600}\n")
+    found = json.loads(simulate(*SMALL, "--policy", "hourly.yaml", "--json", "-").stdout)
+    assert list(found["policies"]) == ["hourly"]
+
+
+def test_costly_changes_take_time(simulate: Simulate, tmp_path: Path) -> None:
+    (tmp_path / "costs.yaml").write_text("default: {start_s: 30, pause_s: 30}\n")
+
+    def jct_s(overhead: str) -> float:
+        found = json.loads(simulate(*SMALL, "--overhead", overhead, "--json", "-").stdout)
+        return float(found["policies"]["max-min"]["avg_jct_s"])
+
+    free, background, stop = jct_s("none"), jct_s("background"), jct_s("stop-resume")
+    assert free < background < stop
+    assert jct_s("./costs.yaml") == stop
+    (tmp_path / "costs.yaml").write_text("models: {large: {start_s: 30, pause_s: 30}}\n")
+    assert free < jct_s("./costs.yaml") < stop
+
+
+def test_packing_rounds_shares(simulate: Simulate) -> None:
+    loose = results(simulate(*SMALL, "--json", "-").stdout)
+    packed = results(simulate(*SMALL, "--packing", "--json", "-").stdout)
+    assert (loose["packing"], packed["packing"]) == (False, True)
+    assert packed["policies"]["max-min"]["finished"] == 40
+    assert packed["policies"] != loose["policies"]
+
+
+def test_explain_tells_a_jobs_story_with_reasons(simulate: Simulate) -> None:
+    shown = simulate(*SMALL, "--policy", "fifo", "--explain", "job-20").stdout
+    story = shown[shown.index("job-20") :].splitlines()
+    assert story[0].startswith("job-20: small, 4 GPUs requested, from 1 to 4 allowed")
+    assert any("waits: " in line for line in story)
+    assert any("has 4 GPUs" in line for line in story)
+    assert story[-1].endswith("over")
+
+
+def test_without_throughputs_it_says_what_it_assumes(simulate: Simulate) -> None:
+    done = simulate("trace.csv", "--json", "-")
+    assert done.stderr == "elasticctl: no --profiles: every job scales linearly up to its request\n"
+    assert json.loads(done.stdout)["profiles"] is None
+
+
+def test_a_picture_is_drawn(simulate: Simulate, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    simulate(*SMALL, *THREE, "--processes", "1", "--plot", "out.png")
+    picture = (tmp_path / "out.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 50_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere.csv",), "nowhere.csv: no such file"),
+        (("trace.csv", "--policy", "best"), "--policy: policy: there is no policy 'best'; known are"),
+        (("trace.csv", "--policy", "fifo", "--policy", "fifo"), "--policy: fifo is given twice"),
+        (("trace.csv", "--policy", "none.yaml"), "none.yaml: no such file"),
+        (("trace.csv", "--where", "vc"), "--where: 'vc' is not COLUMN=VALUE"),
+        (("trace.csv", "--servers", "0"), "Invalid value for '--servers'"),
+        (
+            ("trace.csv", "--servers", "1", "--gpus-per-server", "2"),
+            "trace.csv: line 4, column gpus: 4 GPUs requested, and",
+        ),
+        (("trace.csv", "--servers", "1", "--cluster", "c.yaml"), "--cluster says which servers there are"),
+        (("trace.csv", "--cluster", "c.yaml"), "c.yaml: no such file"),
+        (("trace.csv", "--overhead", "little"), "--overhead: there is no preset 'little'"),
+        (("trace.csv", "--overhead", "./little.yaml"), "little.yaml: no such file"),
+        (("trace.csv", "--profiles", "trace.csv"), "trace.csv: line 1: not a table of throughputs"),
+        (("trace.csv", "--gpu-type", "A100"), "--gpu-type: says which rows of --profiles FILE to take"),
+        (("trace.csv", "--json", "no/such/out.json"), "--json: no/such is not a directory that can be written to"),
+        (("trace.csv", "--plot", "."), "--plot: . is a directory, not a file"),
+        (("trace.csv", "--plot", "out.bmp"), "--plot: out.bmp must end in .png, .pdf, .svg"),
+        (
+            ("trace.csv", "--explain", "job-99"),
+            "--explain: the trace has no job 'job-99'; the first is job-0, the last job-39",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence_and_nothing_is_written(
+    simulate: Simulate, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    done = simulate(*arguments, code=2)
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"elasticctl: {message}")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_malformed_line_leaves_an_older_result_alone(simulate: Simulate, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text(TRACE + "A,job-x,99999,soon,1,small\n")
+    (tmp_path / "out.json").write_text("older")
+    refused = simulate("bad.csv", "--json", "out.json", code=2).stderr
+    assert refused == "elasticctl: bad.csv: line 42, column duration_s: 'soon' is not a number\n"
+    assert (tmp_path / "out.json").read_text() == "older"
+
+
+def test_help_does_not_load_numpy(tmp_path: Path) -> None:
+    program = "import sys, elasticd.ctl.main; print([m for m in ('numpy', 'matplotlib', 'rich') if m in sys.modules])"
+    environ = {**os.environ, "PYTHONPATH": SOURCES}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_processes_are_started_from_the_installed_command(simulate: Simulate, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "elasticd.ctl.main", "simulate", *SMALL, *THREE, "--processes", "2", "--json", "-"]
+    environ = {**os.environ, "PYTHONPATH": SOURCES}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(json.loads(done.stdout)["policies"]) == 3
