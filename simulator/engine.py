@@ -27,7 +27,6 @@ from ..controller.scheduling.view import ClusterView, Columns, Curves, Floats, G
 from .costs import NONE, Costs
 from .workload import Workload
 
-
 SHORTEST_S = 1.0
 
 
