@@ -108,6 +108,13 @@ hidden short gens;
 #define LOST(g)       (IN(roster[g], 0) && dead[0] || IN(roster[g], 1) && dead[1] || IN(roster[g], 2) && dead[2])
 #define HURT(g)       (IN(hurt, g) || LOST(g))
 
+/* Who has missed the step that carried the decision for `g` cannot follow it. */
+#ifdef MUTANT_STRAGGLER
+#define MISSED(w, g)  0
+#else
+#define MISSED(w, g)  (gen[w] && g_base[GRP(w, g)] == gen[w])
+#endif
+
 /* ---- the network ---- */
 
 inline clear_ready(f, l)    { ready_g[AT(f, l)] = 0; ready_base[AT(f, l)] = 0; ready_applied[AT(f, l)] = 0 }
@@ -324,11 +331,7 @@ inline on_commit(w, g, a) {
   if
   :: BUILT(w, g) && g_attempt[GRP(w, g)] == a && g > gen[w] ->
      if
-#ifdef MUTANT_STRAGGLER
-     :: BASE(w) == 0 -> switch(w, g)
-#else
-     :: BASE(w) == 0 && (gen[w] == 0 || g_base[GRP(w, g)] != gen[w]) -> switch(w, g)
-#endif
+     :: BASE(w) == 0 && !MISSED(w, g) -> switch(w, g)
      :: BASE(w) != 0 && g_base[GRP(w, g)] == 0 && gen[w] ->
         superseded[w] = g; abandoned[w] = 1; hurt = hurt | BIT(gen[w])
 #ifdef MUTANT_MESSAGE
@@ -568,8 +571,8 @@ inline take_commit(w, l) {
 }
 
 /* Who stands still asks the leader of an overtaken order whether it has been committed; question and answer are one here. */
-#define OVERTAKEN_ORDER(w, g)  (g < order[w] && BASE(w) == 0 && g > gen[w] && BUILT(w, g) && lead[g] != w && gen[lead[g]] == g && \
-                                HEARS(lead[g]) && !commit_g[AT(lead[g], w)])
+#define OVERTAKEN_ORDER(w, g)  (g < order[w] && BASE(w) == 0 && g > gen[w] && BUILT(w, g) && !MISSED(w, g) && lead[g] != w && \
+                                gen[lead[g]] == g && HEARS(lead[g]) && !commit_g[AT(lead[g], w)])
 
 /* A follower repeats its Ready for as long as it waits. Only the repeats that tell its leader something are modelled. */
 #define LEADER(w)   lead[order[w]]

@@ -436,8 +436,15 @@ class Membership:
         return [
             SendLeader(group.leader_address, self._prepared(group, base, ""))
             for generation, group in sorted(self._groups.items())
-            if group.built and generation < self.order_generation and group.roster.leader != self._me
+            if group.built
+            and generation < self.order_generation
+            and group.roster.leader != self._me
+            and not self._missed(group)
         ]
+
+    def _missed(self, group: _Group) -> bool:
+        """Has this worker, which stands still, missed the step of its generation that would have carried the decision?"""
+        return group.base > 0 and group.base == self.generation
 
     def _on_time(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -639,8 +646,7 @@ class Membership:
         if message.generation <= self.generation:
             return []
         if self._base() == 0:
-            missed = group.base > 0 and group.base == self.generation
-            return [] if missed else self._switch(now, message.generation)
+            return [] if self._missed(group) else self._switch(now, message.generation)
         if group.base == 0 and self._roster is not None:
             # A commit by message of a lower generation reached us late, and the others stand in this one already.
             self._superseded = message.generation

@@ -207,7 +207,8 @@ def test_a_worker_sees_what_it_was_given_and_nothing_of_the_daemons_environment(
     assert seen["ELASTICD_AGENT"] == f"ipc://{cluster.directory}/run/workers"
     assert (seen["OMP_NUM_THREADS"], seen["CUDA_VISIBLE_DEVICES"]) == ("1", "")
     others = {name for name in seen if not name.startswith("ELASTICD_")}
-    expected = {"PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "MODE", "CUDA_VISIBLE_DEVICES"}
+    expected = {"PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "THP_MEM_ALLOC_ENABLE"}
+    expected |= {"MODE", "CUDA_VISIBLE_DEVICES"}
     assert others - {"PWD", "SHLVL", "_"} == expected | {"CUBLAS_WORKSPACE_CONFIG"}
 
 
