@@ -128,10 +128,11 @@ class Communicator:
         self._aborting = threading.Lock()
         self._starting = threading.Lock()  # not for `abort`: to ask a device can take as long as the device is stuck
         self._in_flight: deque[_OnDevice] = deque()  # they own their tensors, which kernels use until they have ended
+        self._started: deque[dist.Work] = deque()  # collectives: to drop the last reference to one may block
         self._keeper: _Keeper | None = None
         self._waiters: dict[tuple[str, int], queue.SimpleQueue[_Awaited | None]] = {}
         if groups is not None:
-            self._keeper = _Keeper(groups, keep)
+            self._keeper = _Keeper(groups, (*keep, self._started))
 
     @classmethod
     def alone(cls) -> Communicator:
@@ -278,7 +279,11 @@ class Communicator:
     def _collective(self, tensor: torch.Tensor, start: Callable[[dist.ProcessGroup], dist.Work]) -> dist.Work:
         if self.size == 1:
             return _Done()
-        return self._start(self._present().collective(tensor), start)
+        work = self._start(self._present().collective(tensor), start)
+        while self._started and self._started[0].is_completed():
+            self._started.popleft()
+        self._started.append(work)
+        return work
 
     def _transfer(
         self, tensor: torch.Tensor, direction: str, peer: int, start: Callable[[dist.ProcessGroup], dist.Work]
