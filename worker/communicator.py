@@ -280,9 +280,10 @@ class Communicator:
         if self.size == 1:
             return _Done()
         work = self._start(self._present().collective(tensor), start)
-        while self._started and self._started[0].is_completed():
-            self._started.popleft()
-        self._started.append(work)
+        if not isinstance(work, _OnDevice):  # those have their own queue
+            while self._started and self._started[0].is_completed():
+                self._started.popleft()
+            self._started.append(work)
         return work
 
     def _transfer(
