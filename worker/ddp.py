@@ -45,7 +45,8 @@ def canonical_hook(state: CanonicalState, bucket: GradBucket) -> torch.futures.F
     """Average a bucket over all ranks, adding as the canonical tree over as many virtual workers does.
 
     Register it with `DistributedDataParallel.register_comm_hook(state, canonical_hook)`. Rank r stands for virtual worker r.
-    On a GPU nothing here blocks the host; on Gloo the exchange is waited for.
+    On a GPU nothing here blocks the host. On Gloo both exchanges are waited for: a callback would run in one of Gloo's threads,
+    and a thread that still needs the interpreter when the process ends aborts it.
     """
     group = state.process_group if state.process_group is not None else dist.group.WORLD
     world_size = dist.get_world_size(group)
@@ -63,10 +64,16 @@ def canonical_hook(state: CanonicalState, bucket: GradBucket) -> torch.futures.F
     gather = dist.all_gather_into_tensor(outgoing, root.buffer, group=group, async_op=True)
     assert gather is not None
 
+    if not gradient.is_cuda:
+        gather.wait()
+        averaged: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        averaged.set_result(gradient.copy_(outgoing[: gradient.numel()]))
+        return averaged
+
     def copy_back(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         future.wait()  # raises what has failed
         gradient.copy_(outgoing[: gradient.numel()])
         return gradient
 
-    averaged: torch.futures.Future[torch.Tensor] = gather.get_future().then(copy_back)
-    return averaged
+    later: torch.futures.Future[torch.Tensor] = gather.get_future().then(copy_back)
+    return later
