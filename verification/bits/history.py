@@ -16,7 +16,7 @@ from .points import Point
 from .station import Station, slot_of
 from .story import Kill, Scene, Story, Target, Who
 
-DEADLINE_S = 90.0
+STANDSTILL_S = 90.0  # nothing has been applied for so long: somebody hangs. A loaded machine may hold a process up for tens of seconds
 WAIT_FOR_ARMED_STEPS = 30  # that a scene may take until the armed have met their points
 WAIT_FOR_ARMED_S = 3.0
 STACKS_S = 1.0
@@ -38,7 +38,7 @@ class Course:
 
     story: Story
     directory: Path
-    finished: bool = False  # the job, in time
+    finished: bool = False  # the job, without standing still
     duration_s: float = 0.0
     orders: int = 0
     rosters: dict[int, tuple[str, ...]] = field(default_factory=dict)  # by generation ordered
@@ -70,16 +70,17 @@ class History:
         self._newcomer_kills: deque[Kill] = deque()
         self._known = 0  # workers that have been asked for
         self._led_by = ""  # before the present turn
+        self._furthest = (self._began, -1)  # the last applied step, and since when
 
     def run(self) -> Course:
-        """To the job's end, or the deadline."""
+        """To the job's end, or until it has stood still for too long."""
         station, course = self._station, self._course
         try:
             self._aim(self._rng.sample(station.free_gpus(), self._story.share))
             scenes = self._scenes()
             while not self._over():
-                if time.monotonic() > self._began + DEADLINE_S:
-                    self._note("the deadline has passed")
+                if self._stands_still():
+                    self._note(f"nothing has been applied for {STANDSTILL_S:.0f} s")
                     station.ask_for_stacks()
                     self._turn_for(STACKS_S)
                     break
@@ -98,6 +99,12 @@ class History:
 
     def _over(self) -> bool:
         return self._station.job.final and not self._station.pids
+
+    def _stands_still(self) -> bool:
+        now, step = time.monotonic(), self._station.board.furthest()
+        if step != self._furthest[1]:
+            self._furthest = now, step
+        return now > self._furthest[0] + STANDSTILL_S
 
     # -- the story
 

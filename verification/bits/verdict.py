@@ -165,7 +165,7 @@ def _find_problems(
 ) -> None:
     say = verdict.problems.append
     if not course.finished:
-        say("the job did not finish in time")
+        say("the job stood still")
     if not results:
         say("no worker ended with the whole training")
     for worker, path in results.items():
