@@ -72,7 +72,7 @@ class History:
 
     def _forget(self, now: float) -> list[str]:
         """Those that are too many or too old."""
-        gone = []
+        gone: list[str] = []
         for kind, record in self._kinds.items():
             if len(self._kinds) - len(gone) <= KEPT_KINDS and now - record.updated_s <= KEPT_S:
                 break

@@ -114,8 +114,8 @@ def _factor(below: Known, above: Known) -> float:
         elif share <= shares[-1]:
             ratios.append(rate.steps_per_s / float(np.interp(share, [0, *shares], [0.0, *rates])))
     if not ratios:  # all of them beyond the range: the last figure must do
-        share, rate = min((share, rate.steps_per_s) for (share, _), rate in above.items())
-        ratios.append(rate / (rates[-1] * share / shares[-1]))
+        share, first = min((share, rate.steps_per_s) for (share, _), rate in above.items())
+        ratios.append(first / (rates[-1] * share / shares[-1]))
     return median(ratios)
 
 
