@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ..protocol.errors import RequestRefused
 from ..protocol.model import GpuAddress, JobId, JobPhase
 from .cluster import Cluster
 from .jobs import Descent, Job
@@ -30,6 +31,24 @@ def go_down(cluster: Cluster, now: float, seen: Outlook, decision: Decision, cha
             _go_on(cluster, now, job, in_order(decision.placements.get(row, 0), seen.gpus, job.kept.target))
         elif begin and (shares := _worthwhile(cluster, now, job, int(decision.shares[row]))):
             _measure_with(cluster, now, job, shares)
+
+
+def go_down_now(cluster: Cluster, now: float, job: Job) -> tuple[int, ...]:
+    """Because somebody asks: through all smaller shares, known or not. Raises RequestRefused, saying what is in the way."""
+    if job.descent is not None:
+        return job.descent.shares
+    if job.kept.manual_share is not None:
+        raise RequestRefused(
+            f"{job.id} has a share set by hand: `elasticctl scale {job.id} auto` gives it back to the policy"
+        )
+    if not _undisturbed(job):
+        raise RequestRefused(f"{job.id} cannot be measured now: it does not train with the GPUs that it is to have")
+    shares = _on_the_way(cluster, job)
+    if not shares:
+        has, least = len(job.kept.target), job.kept.spec.gpus.min
+        raise RequestRefused(f"{job.id} has {has} GPUs and needs {least} at least: there is no half of them to measure")
+    _measure_with(cluster, now, job, shares)
+    return shares
 
 
 def _go_on(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...]) -> None:

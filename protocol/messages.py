@@ -251,6 +251,12 @@ class Scale(Message, frozen=True, kw_only=True):
     share: int | None
 
 
+class Profile(Message, frozen=True, kw_only=True):
+    """Measure a running job's throughput with smaller shares, one after the other, and give it its GPUs back (EDL 3.1)."""
+
+    job: str
+
+
 class Cancel(Message, frozen=True, kw_only=True):
     job: str
 
@@ -280,7 +286,7 @@ class Ping(Message, frozen=True, kw_only=True):
     pass
 
 
-Request = Submit | GetJobs | GetJob | Scale | Cancel | GetServers | GetEvents | GetLog | Ping
+Request = Submit | GetJobs | GetJob | Scale | Profile | Cancel | GetServers | GetEvents | GetLog | Ping
 
 
 class Envelope(Message, frozen=True, kw_only=True):
@@ -396,6 +402,13 @@ class Scaled(Message, frozen=True, kw_only=True):
     share: int
 
 
+class Profiling(Message, frozen=True, kw_only=True):
+    """The job is on its way down through `shares`."""
+
+    job: JobId
+    shares: tuple[int, ...]
+
+
 class Cancelled(Message, frozen=True, kw_only=True):
     job: JobId
 
@@ -431,7 +444,7 @@ class Refused(Message, frozen=True, kw_only=True):
     bad_input: bool = False
 
 
-Answer = Submitted | Jobs | JobFound | Scaled | Cancelled | Servers | Events | Log | Pong | Refused
+Answer = Submitted | Jobs | JobFound | Scaled | Profiling | Cancelled | Servers | Events | Log | Pong | Refused
 
 
 class Reply(Message, frozen=True, kw_only=True):

@@ -59,6 +59,7 @@ class LearningSimulation(Simulation):
             self.columns, max_gpus=self._most.copy(), left_s=self.columns.left_s.copy(), curve=np.arange(n)
         )
         self._rates: dict[int, dict[int, Rate]] = {}  # measured, by job and share
+        self._fresh = np.ones(n, dtype=np.bool_)  # nothing measured yet
         self._works_with = np.zeros(n, dtype=np.int64)  # GPUs
         self._measured_s = np.full(n, math.inf)  # when the share that it works with will have been measured
         self._way: dict[int, tuple[int, ...]] = {}  # the shares that a job on its way down is still to be measured with
@@ -86,6 +87,7 @@ class LearningSimulation(Simulation):
             self._estimates[job] = curve
             self._seen_curves.speedup[job] = curve / curve[1]
             self._peak[job] = peak(curve, int(self.columns.min_gpus[job]), int(self._most[job]))
+            self._fresh[job] = False
             self._measured_s[job] = math.inf
         return bool(done)
 
@@ -98,8 +100,7 @@ class LearningSimulation(Simulation):
         at_first = np.maximum(
             columns.min_gpus[jobs], np.minimum(self._most[jobs], np.maximum(first, columns.share[jobs]))
         )
-        fresh = ~np.isin(jobs, list(self._rates))
-        seen.max_gpus[jobs] = np.where(fresh, at_first, self._peak[jobs])
+        seen.max_gpus[jobs] = np.where(self._fresh[jobs], at_first, self._peak[jobs])
         seen.left_s[jobs] = columns.left_s[jobs] / self._estimates[jobs, 1]
         return JobTable(seen, jobs, self._seen_curves)
 

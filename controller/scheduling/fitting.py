@@ -108,7 +108,9 @@ class _Search:
                 self._homes.setdefault(piece.home, []).append(piece)
         self._residents: dict[int, list[Piece]] = {}  # by server, as they were asked for
         self._leavers: dict[tuple[int, int, tuple[Piece, ...]], _Leavers] = {}
-        self._stock: dict[int, list[_Leavers]] = {}  # of all servers that nobody has left, by the size that is too large
+        self._stock: dict[
+            int, list[_Leavers]
+        ] = {}  # of all servers that nobody has left, by the size that is too large
         self._kinds: dict[tuple[tuple[int, int], ...], int] = {}
         self._at_home = {job: _cost_at_home(own) for job, own in self._of_job.items()}
         self._all_at_home = sum(self._at_home.values())
@@ -214,7 +216,9 @@ class _Search:
             others = [piece for one in moved.values() for piece in self._pieces_of(one)]
             self.cost, self.amounts = cost, self._amounts([*self.pieces, *others], fitted, parts)
 
-    def _amounts(self, pieces: Sequence[Piece], fitted: _Fitted, parts: Sequence[tuple[int, list[_Part]]] = ()) -> Amounts:
+    def _amounts(
+        self, pieces: Sequence[Piece], fitted: _Fitted, parts: Sequence[tuple[int, list[_Part]]] = ()
+    ) -> Amounts:
         """Where these pieces are, and the parts of those that fit nowhere."""
         amounts: Amounts = {}
         for piece in pieces:
@@ -240,7 +244,9 @@ class _Fitted:
         spread = [piece for piece in loose if piece.spread]
         if spread:
             self._remote = set(search.remote)
-            self._remote.difference_update(piece.home for piece in spread if piece.home is not None and not piece.settled)
+            self._remote.difference_update(
+                piece.home for piece in spread if piece.home is not None and not piece.settled
+            )
         # Of pieces of one size those of spread jobs first: they have to avoid each other, the rest fills what they leave.
         for piece in sorted(loose, key=lambda piece: -2 * piece.gpus - piece.spread):
             server = self._avoiding_others(piece) if piece.spread else self._tightest(piece)

@@ -11,7 +11,7 @@ import pytest
 from elasticd.controller.scheduling.measuring import Measuring
 from elasticd.controller.scheduling.throughput import Measured
 from elasticd.controller.throughput import KEPT_KINDS, KEPT_S, PREFIX, History, fingerprint
-from elasticd.protocol.messages import Cancel, GetJob, Scale
+from elasticd.protocol.messages import Cancel, GetJob, Profile, Profiling, Scale
 from elasticd.protocol.model import Steady, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -63,11 +63,11 @@ def test_a_new_job_is_measured_on_the_way_down_and_gets_its_gpus_back_if_it_uses
 
 
 def test_a_job_that_stops_growing_keeps_what_it_uses_and_the_rest_goes_to_others():
-    world = measuring_world()
+    world = measuring_world({"s1": 6})
     job = world.submit(job_spec(high=4))
     assert trained(world, job, FLAT_FROM_2, 6)[-1] == 2
-    other = world.submit(job_spec("other", high=4))
-    assert trained(world, other, LINEAR, 4)[-1] == 2
+    other = world.submit(job_spec("other", high=4, model="other"))
+    assert trained(world, other, LINEAR, 6)[-1] == 4
     assert job.share_gpus == 2
     assert world.job(job.id).kept.target != other.kept.target
 
@@ -199,6 +199,34 @@ def test_a_restarted_controller_gives_a_job_on_its_way_down_its_gpus_back():
     world.settle(job.id, 70)
     assert world.job(job.id).share_gpus == 4
     assert shares_known(world.job(job.id)) == [(4, 1)]
+
+
+def test_a_job_is_measured_anew_when_somebody_asks():
+    world = measuring_world()
+    job = world.submit(job_spec(high=4))
+    trained(world, job, LINEAR, 5)
+    assert world.ask(Profile(job=job.id)) == Profiling(job=job.id, shares=(2, 1))
+    assert world.ask(Profile(job=job.id)) == Profiling(job=job.id, shares=(2, 1))
+    assert world.ask(GetJob(job=job.id)).job.measuring_gpus == 2
+    slower = {share: rate / 2 for share, rate in LINEAR.items()}
+    assert trained(world, job, slower, 4, step=300) == [2, 1, 4, 4]
+    assert [entry.times for entry in job.kept.measured] == [2, 2, 5]
+    assert world.ask(GetJob(job=job.id)).job.measuring_gpus is None
+
+
+def test_a_job_that_cannot_be_measured_now_is_refused_with_the_reason():
+    world = measuring_world()
+    job = world.submit(job_spec(high=4))
+    assert "does not train" in world.ask(Profile(job=job.id)).reason
+    train(world, job, LINEAR, 10)
+    world.ask(Scale(job=job.id, share=2))
+    assert "auto" in world.ask(Profile(job=job.id)).reason
+    world.settle(job.id, 60)
+    small = world.submit(job_spec("small", high=1))
+    world.settle(small.id)
+    assert "no half" in world.ask(Profile(job=small.id)).reason
+    world.ask(Cancel(job=job.id))
+    assert "over" in world.ask(Profile(job=job.id)).reason
 
 
 def test_steps_that_have_been_counted_are_not_counted_again():
