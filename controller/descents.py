@@ -6,10 +6,8 @@ ends the way down at once if the figures so far say that it should have another 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from ..protocol.errors import RequestRefused
-from ..protocol.model import GpuAddress, JobId, JobPhase
+from ..protocol.model import GpuAddress, JobPhase
 from .cluster import Cluster
 from .jobs import Descent, Job
 from .outlook import Outlook, left_s
@@ -21,12 +19,10 @@ from .scheduling.policies import RIGID
 from .scheduling.throughput import points
 
 
-def go_down(cluster: Cluster, now: float, seen: Outlook, decision: Decision, changed: Collection[JobId]) -> None:
-    """After a decision: send jobs on their way down, on, and back up. `changed` are those whose GPUs it has changed."""
+def go_down(cluster: Cluster, now: float, seen: Outlook, decision: Decision) -> None:
+    """After a decision, whose changes have ended the way down of those that they concern: send jobs down, on, and back up."""
     begin = cluster.settings.measuring.way_down and cluster.policy.name not in RIGID
     for row, job in enumerate(seen.jobs):
-        if job.id in changed:
-            continue
         if job.descent is not None:
             _go_on(cluster, now, job, in_order(decision.placements.get(row, 0), seen.gpus, job.kept.target))
         elif begin and (shares := _worthwhile(cluster, now, job, int(decision.shares[row]))):

@@ -353,19 +353,20 @@ class Job:
             return False
         if status.applied < self.rate_counts_from:
             return False
+        first = self.rate_counts_from < 0  # of its generation: whatever it says, the job may go on being measured now
         self.rate_counts_from = status.applied + STEPS_OF_A_RATE
         where = (self.share_gpus, len({member.gpu.server for member in order.roster.members}))
         known = next((entry for entry in self.kept.measured if (entry.share, entry.servers) == where), None)
         rate = 1.0 / steady.step_s
         if known is None:
             entry = Measured(share=where[0], servers=where[1], recent=(rate,), times=1, at_s=now)
-        elif len(known.recent) == KEPT_RATES and now - known.at_s < OFTEN_ENOUGH_S and self.descent is None:
+        elif len(known.recent) == KEPT_RATES and now - known.at_s < OFTEN_ENOUGH_S and not first:
             return False
         else:
             entry = known.again(rate, now)
         others = [other for other in self.kept.measured if other is not known]
         self.update(measured=tuple(sorted((*others, entry), key=lambda one: (one.share, one.servers))))
-        if known is None or self.descent is not None:
+        if known is None or first:
             return True
         return abs(entry.steps_per_s - known.steps_per_s) > NOISE * known.steps_per_s
 

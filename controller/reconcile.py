@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from ..protocol.messages import Order, StartWorker
-from ..protocol.model import GpuAddress, JobId, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
+from ..protocol.model import GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
 from .cluster import Cluster
 from .descents import go_down
 from .generations import (
@@ -63,12 +63,10 @@ def _schedule(cluster: Cluster, now: float) -> None:
     for row, job in enumerate(seen.jobs):
         reason = decision.why(row)
         job.waiting_reason = reason.text if reason is not None else ""
-    changed: set[JobId] = set()
     for change in plan(seen.view, decision):
         job = seen.jobs[change.row]
-        changed.add(job.id)
         _retarget(cluster, now, job, in_order(change.gpus, seen.gpus, job.kept.target))
-    go_down(cluster, now, seen, decision, changed)
+    go_down(cluster, now, seen, decision)
 
 
 def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...]) -> None:

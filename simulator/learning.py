@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -48,7 +49,8 @@ class LearningSimulation(Simulation):
         sizes = [len(server.gpus) for server in cluster]
         most = min(self._gpus, workload.curves.most)
         self._fewest = fewest_servers(sizes, most)
-        self._packed = server_size(sizes) if packing else None
+        packed = server_size(sizes) if packing else None
+        self._smaller_shares = cache(lambda share, least: smaller_shares(share, least, packed))
         self._goes_down = self._measuring.way_down and policy.name not in RIGID
         n = len(workload)
         self._most = np.minimum(self.columns.max_gpus, most)
@@ -63,7 +65,6 @@ class LearningSimulation(Simulation):
         self._works_with = np.zeros(n, dtype=np.int64)  # GPUs
         self._measured_s = np.full(n, math.inf)  # when the share that it works with will have been measured
         self._way: dict[int, tuple[int, ...]] = {}  # the shares that a job on its way down is still to be measured with
-        self._changed: set[int] = set()  # jobs whose GPUs the last decision has changed
 
     # -- events
 
@@ -109,12 +110,11 @@ class LearningSimulation(Simulation):
         if not self._goes_down:
             return
         for job in self._running.tolist():
-            if job not in self._changed and self._idle_until_s[job] <= self._now:
+            if self._idle_until_s[job] <= self._now and self._switch_s[job] == math.inf:
                 self._go_down(job)
 
     def _change(self, present: Mapping[int, Gpus], decided: Mapping[int, Gpus]) -> None:
         rows = [row for row in {*present, *decided} if present.get(row) != decided.get(row)]
-        self._changed = set(self._active[rows].tolist())
         for row, job in zip(rows, self._active[rows].tolist(), strict=True):
             self._works_with[job] = decided.get(row, 0).bit_count()
             self._way.pop(job, None)
@@ -127,7 +127,7 @@ class LearningSimulation(Simulation):
             share = int(self.columns.share[job])
             if share not in rates or share != self._works_with[job]:
                 return
-            shares = unknown(smaller_shares(share, int(self.columns.min_gpus[job]), self._packed), rates)
+            shares = self._still_unknown(job, share)
             left_s = float(self.columns.left_s[job] / self._rate[job])
             way = worth_measuring(self._measuring, shares, self._estimates[job], left_s)
         elif way[0] in rates:
@@ -139,6 +139,11 @@ class LearningSimulation(Simulation):
             self._work_with(job, way[0])
         elif self._way.pop(job, None):
             self._work_with(job, int(self.columns.share[job]))
+
+    def _still_unknown(self, job: int, share: int) -> tuple[int, ...]:
+        """What there is to measure on the way down from `share`."""
+        way = self._smaller_shares(share, int(self.columns.min_gpus[job]))
+        return unknown(way, self._rates.get(job, {}))
 
     def _work_with(self, job: int, gpus: int) -> None:
         """So many of its GPUs, which all stay its own."""
@@ -158,8 +163,11 @@ class LearningSimulation(Simulation):
     def _work(self, jobs: int | Ints, wait_s: float) -> None:
         super()._work(jobs, wait_s)
         for job in np.atleast_1d(jobs).tolist():
-            measured = int(self._works_with[job]) in self._rates.get(job, {})
-            takes_s = math.inf if measured else self._measuring.steps / float(self._rate[job])
+            share = int(self._works_with[job])
+            learns = share not in self._rates.get(job, {}) or (
+                self._goes_down and bool(self._still_unknown(job, share))
+            )
+            takes_s = self._measuring.steps / float(self._rate[job]) if learns else math.inf
             self._measured_s[job] = self._now + wait_s + takes_s
 
     def _stop(self, jobs: Ints) -> None:
