@@ -75,7 +75,7 @@ def test_a_job_that_stops_growing_keeps_what_it_uses_and_the_rest_goes_to_others
 def test_figures_that_cost_a_job_gpus_do_not_end_its_way_down_before_it_is_known():
     world = measuring_world({"s1": 8})
     job = world.submit(job_spec(high=8))
-    assert trained(world, job, FLAT_FROM_2, 8) == [8, 4, 2, 2, 1, 2, 2, 2]
+    assert trained(world, job, FLAT_FROM_2, 8) == [8, 4, 2, 1, 2, 2, 2, 2]
     assert [share for share, _ in shares_known(job)] == [1, 2, 4, 8]
 
 
