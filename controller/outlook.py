@@ -109,9 +109,10 @@ def _columns(cluster: Cluster, jobs: tuple[Job, ...], total: int, now: float) ->
 
 def _limit(job: Job, told: Estimated, first: int) -> int:
     """The most GPUs that it can use; while nothing is known of it, no more than its fair share, or than it has."""
-    least = min(job.kept.spec.gpus.min, _most(job))
-    most = peak(told.curve, least, min(_most(job), len(told.curve) - 1))
-    return most if told.known else max(least, min(most, max(first, len(job.own_gpus))))
+    least, most = min(job.kept.spec.gpus.min, _most(job)), min(_most(job), len(told.curve) - 1)
+    if told.known:
+        return peak(told.curve, least, most)
+    return max(least, min(most, max(first, len(job.own_gpus))))
 
 
 def left_s(job: Job, told: Estimated, share: int) -> float:
