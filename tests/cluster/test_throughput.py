@@ -24,13 +24,13 @@ def test_a_job_that_stops_growing_is_found_out_and_its_gpus_go_to_another_one(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
     cluster = make_cluster(servers=1, slots=6, measuring=MEASURING)
-    narrow = ("--epochs", "400", "--pace", "0.05", "--useful", "2")
+    narrow = ("--epochs", "400", "--pace", "0.15", "--useful", "2")
     first = cluster.submit(str(tmp_path / "a.pt"), *narrow, gpus=(1, 4), name="narrow")
     cluster.until_share(first, 4, WITHIN_S)
     found = cluster.until_measured(first, 2, {2, 4}, WITHIN_S)
     assert measured(found)[4] < 1.1 * measured(found)[2]
 
-    wide = ("--epochs", "400", "--pace", "0.05")
+    wide = ("--epochs", "400", "--pace", "0.15")
     second = cluster.submit(str(tmp_path / "b.pt"), *wide, gpus=(1, 4), name="wide")
     cluster.until_share(second, 3, WITHIN_S)  # the fair share of a job that nothing is known of
     found = cluster.until_measured(second, 4, {1, 3, 4}, WITHIN_S)  # with 2 there is no need
