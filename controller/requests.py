@@ -23,6 +23,8 @@ from ..protocol.messages import (
     Jobs,
     Ping,
     Pong,
+    Profile,
+    Profiling,
     ReadLog,
     Refused,
     Request,
@@ -34,10 +36,11 @@ from ..protocol.messages import (
 )
 from ..protocol.model import JobId, JobPhase
 from .cluster import Cluster, PendingLog
+from .descents import go_down_now
 from .jobs import Job, JobRecord
 from .reconcile import end_job, settle
 from .validation import refusal
-from .views import job_view, server_views
+from .views import full_view, job_view, server_views
 
 LOG_TIMEOUT_S = 5.0
 MAX_LOG_BYTES = 4 << 20
@@ -61,7 +64,7 @@ def on_request(cluster: Cluster, now: float, client: bytes, envelope: Envelope) 
             return  # the client repeats its request until it is answered
     except ElasticError as error:
         answer = Refused(reason=str(error), bad_input=isinstance(error, UserError))
-    if isinstance(request, Submit | Scale | Cancel):
+    if isinstance(request, Submit | Scale | Profile | Cancel):
         cluster.remember_answer(envelope.id, answer)
     cluster.answer(client, envelope.id, answer)
 
@@ -73,6 +76,8 @@ def _answer(cluster: Cluster, now: float, request_id: str, request: Request) -> 
             return _submit(cluster, now, request_id, request)
         case Scale():
             return _scale(cluster, now, request)
+        case Profile():
+            return _profile(cluster, now, request)
         case Cancel():
             return _cancel(cluster, now, request)
         case GetJobs(final_too=final_too):
@@ -80,7 +85,7 @@ def _answer(cluster: Cluster, now: float, request_id: str, request: Request) -> 
             views = tuple(job_view(cluster, now, job) for job in jobs)
             return Jobs(jobs=views, time_s=now, policy=cluster.policy.name)
         case GetJob(job=name):
-            return JobFound(job=job_view(cluster, now, find_job(cluster, name)), time_s=now)
+            return JobFound(job=full_view(cluster, now, find_job(cluster, name)), time_s=now)
         case GetServers():
             return Servers(servers=server_views(cluster), time_s=now)
         case GetEvents():
@@ -137,6 +142,7 @@ def _scale(cluster: Cluster, now: float, request: Scale) -> Answer | None:
         return None
     if share != job.kept.manual_share:
         job.update(manual_share=share)
+        job.descent = None
         text = "share given back to the policy" if share is None else f"share fixed at {share} by hand"
         if share is not None and share > spec.gpus.max:
             text += f", more than the job asks for (gpus.max is {spec.gpus.max})"
@@ -148,6 +154,18 @@ def _scale(cluster: Cluster, now: float, request: Scale) -> Answer | None:
     carried_out = newest is not None and {m.gpu for m in newest.roster.members} == set(job.kept.target)
     generation = job.kept.generation if carried_out else job.kept.generation + 1  # when its GPUs are free
     return Scaled(job=job.id, generation=generation, share=len(job.kept.target))
+
+
+def _profile(cluster: Cluster, now: float, request: Profile) -> Answer | None:
+    """Send the job on its way down, whatever is known of it. None: nothing can be decided yet."""
+    job = find_job(cluster, request.job)
+    if job.final:
+        raise RequestRefused(f"{job.id} is over: it has {job.kept.phase.value}")
+    if cluster.awaited:
+        return None
+    shares = go_down_now(cluster, now, job)
+    settle(cluster, now)
+    return Profiling(job=job.id, shares=shares)
 
 
 def _cancel(cluster: Cluster, now: float, request: Cancel) -> Answer:

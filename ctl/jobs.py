@@ -19,6 +19,8 @@ from ..protocol.messages import (
     JobFound,
     Jobs,
     JobView,
+    Profile,
+    Profiling,
     Scale,
     Scaled,
     Submit,
@@ -44,7 +46,7 @@ def add_to(app: typer.Typer) -> None:
         epilog="Give a job file, or a command after --. Of your environment PATH, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH, "
         "LD_LIBRARY_PATH, HOME, LANG and USER travel with the job, nothing else: use --env or the file.",
     )(submit)
-    for command in (status, scale, cancel, wait):
+    for command in (status, scale, profile, cancel, wait):
         app.command()(command)
 
 
@@ -281,6 +283,30 @@ def _until_resized(shared: Context, order: Scaled, wanted: int | None, trained: 
             if _measured(view, order) or not trained or waited_s > MEASURED_WITHIN_S:
                 return view
         time.sleep(POLL_S)
+
+
+def profile(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(help="Which job; it must be running.", show_default=False)],
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as it has begun.")] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Measure a running job with fewer and fewer of its GPUs, give them back, and show its throughput by share.
+
+    It trains on meanwhile, and keeps its GPUs: nobody else gets those that it leaves idle.
+    """
+    shared = of(context)
+    order = shared.ask(Profile(job=job), Profiling, DECIDED_WITHIN_S)
+    shares = ", ".join(map(str, order.shares))
+    if no_wait:
+        _answer(as_json, {"job": order.job, "shares": list(order.shares)}, f"{order.job}: measuring with {shares} GPUs")
+        return
+    if sys.stderr.isatty():
+        say(f"{order.job}: measuring with {shares} GPUs")
+    while (view := shared.job(order.job)).measuring_gpus is not None:
+        time.sleep(POLL_S)
+    lines = "\n".join(render.point_line(point) for point in view.curve)
+    _answer(as_json, {"job": view.job, "curve": render.plain(view.curve)}, lines)
 
 
 def cancel(

@@ -143,6 +143,8 @@ def _lay_out(directory: Path, cluster: LocalCluster) -> None:
         listen_clients=cluster.controller,
         listen_agents=cluster.agents,
         policy=cluster.policy,
+        # CPU slots share the processors: what one job is measured at there depends on what the others do.
+        **({} if cluster.gpus is None else {"measuring": {"way_down": False}}),
     )
     for name in cluster.names[1:]:
         slots = {} if cluster.gpus is None else {"cpu_slots": cluster.gpus}
@@ -157,7 +159,7 @@ def _lay_out(directory: Path, cluster: LocalCluster) -> None:
         )
 
 
-def _configure(directory: Path, name: str, **options: str | int) -> None:
+def _configure(directory: Path, name: str, **options: str | int | dict[str, bool]) -> None:
     path = directory / f"{name}.yaml"
     if not path.exists():
         _write_whole(path, yaml.safe_dump(options, sort_keys=False).encode())

@@ -251,6 +251,12 @@ class Scale(Message, frozen=True, kw_only=True):
     share: int | None
 
 
+class Profile(Message, frozen=True, kw_only=True):
+    """Measure a running job's throughput with smaller shares, one after the other, and give it its GPUs back (EDL 3.1)."""
+
+    job: str
+
+
 class Cancel(Message, frozen=True, kw_only=True):
     job: str
 
@@ -280,7 +286,7 @@ class Ping(Message, frozen=True, kw_only=True):
     pass
 
 
-Request = Submit | GetJobs | GetJob | Scale | Cancel | GetServers | GetEvents | GetLog | Ping
+Request = Submit | GetJobs | GetJob | Scale | Profile | Cancel | GetServers | GetEvents | GetLog | Ping
 
 
 class Envelope(Message, frozen=True, kw_only=True):
@@ -313,6 +319,18 @@ class ShareChange(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
 
 
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Throughput of a job with one share on so many servers, as far as it is known."""
+
+    share_gpus: int
+    servers: int | None  # None: a table or a job file that does not say; taken for the fewest
+    steps_per_s: float
+    samples_per_s: float | None  # None: the job has not said yet how large a step is
+    source: str  # measured, history, stated (in the job file), profile, assumed (from the others)
+    times: int = 0  # measured so often
+    age_s: float | None = None  # since it was measured last
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job as it is shown. Times are Unix times in seconds."""
 
@@ -340,6 +358,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     resizes: tuple[Resize, ...]
     restarts: int
     exit_code: int | None
+    measuring_gpus: int | None = None  # it is being measured with so many of its GPUs
+    curve: tuple[CurvePoint, ...] = ()  # by share; only in the answer to GetJob
 
 
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -382,6 +402,13 @@ class Scaled(Message, frozen=True, kw_only=True):
     share: int
 
 
+class Profiling(Message, frozen=True, kw_only=True):
+    """The job is on its way down through `shares`."""
+
+    job: JobId
+    shares: tuple[int, ...]
+
+
 class Cancelled(Message, frozen=True, kw_only=True):
     job: JobId
 
@@ -417,7 +444,7 @@ class Refused(Message, frozen=True, kw_only=True):
     bad_input: bool = False
 
 
-Answer = Submitted | Jobs | JobFound | Scaled | Cancelled | Servers | Events | Log | Pong | Refused
+Answer = Submitted | Jobs | JobFound | Scaled | Profiling | Cancelled | Servers | Events | Log | Pong | Refused
 
 
 class Reply(Message, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -45,7 +45,9 @@ def free_port() -> int:
 class Cluster:
     """Real daemons; `kill` and `start` one by name: "controller", "s1", "s2", ..."""
 
-    def __init__(self, directory: Path, servers: int, slots: int, policy: str, lease_s: float) -> None:
+    def __init__(
+        self, directory: Path, servers: int, slots: int, policy: str, lease_s: float, options: dict[str, object]
+    ) -> None:
         self.directory = directory
         self.sockets = Path("/tmp") / f"elasticd-test-{os.getpid()}-{directory.name[-6:]}"
         self.ports = free_port(), free_port()
@@ -54,7 +56,7 @@ class Cluster:
         self.names = [f"s{i + 1}" for i in range(servers)]
         self.write("controller", cluster="test", state_directory=str(directory / "controller"),
                    listen_clients=self.address, listen_agents=f"tcp://127.0.0.1:{self.ports[1]}",
-                   policy=policy, server_lease_s=lease_s)  # fmt: skip
+                   policy=policy, server_lease_s=lease_s, **options)  # fmt: skip
         for name in self.names:
             self.write(name, server=name, controller=f"tcp://127.0.0.1:{self.ports[1]}",
                        state_directory=str(directory / name), socket_directory=str(self.sockets / name),
@@ -83,7 +85,7 @@ class Cluster:
         return isinstance(answer, Pong) and answer.servers == len(self.names)
 
     def submit(self, *arguments: str, gpus: tuple[int, int] = (1, 4), virtual_workers: int = 4, name: str = "job",
-               checkpoint_every_s: float = 600.0) -> str:  # fmt: skip
+               checkpoint_every_s: float = 600.0, **changes: Any) -> str:  # fmt: skip
         spec = JobSpec(
             name=name,
             command=(sys.executable, str(SCRIPT), *arguments),
@@ -92,6 +94,7 @@ class Cluster:
             workdir=str(self.directory),
             checkpoint=CheckpointSpec(every_s=checkpoint_every_s),
             user="tester",
+            **changes,
         )
         answer = self.client.ask(Submit(spec=spec))
         assert isinstance(answer, Submitted), answer
@@ -131,6 +134,17 @@ class Cluster:
             return view if view.share_gpus == share else None
 
         return until(f"{job} has {share} GPUs", probe, timeout_s, self.story)
+
+    def until_measured(self, job: str, share: int, known: set[int], timeout_s: float = 90.0) -> JobView:
+        """The job has been measured with all these shares, has so many GPUs, and nothing more is measured."""
+
+        def probe() -> JobView | None:
+            view = self.job(job)
+            at_rest = view.share_gpus == view.wanted_gpus == share and view.measuring_gpus is None
+            measured = {point.share_gpus for point in view.curve if point.source == "measured"}
+            return view if at_rest and known <= measured else None
+
+        return until(f"{job} is measured with {known} and has {share} GPUs", probe, timeout_s, self.story)
 
     def until_over(self, job: str, timeout_s: float = 90.0) -> JobView:
         def probe() -> JobView | None:
@@ -175,11 +189,17 @@ class Cluster:
 
 @pytest.fixture
 def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """A factory of clusters: `make_cluster(servers=1, slots=4, policy="max-min", lease_s=10)`."""
+    """A factory of clusters: `make_cluster(servers=1, slots=4, policy="max-min", lease_s=10)`, and options of the controller.
+
+    Jobs are not measured on the way down unless a test wants it: it wants to know where they are.
+    """
     clusters: list[Cluster] = []
 
-    def make(servers: int = 1, slots: int = 4, policy: str = "max-min", lease_s: float = 10.0) -> Cluster:
-        clusters.append(Cluster(tmp_path, servers, slots, policy, lease_s))
+    def make(
+        servers: int = 1, slots: int = 4, policy: str = "max-min", lease_s: float = 10.0, **options: object
+    ) -> Cluster:
+        options.setdefault("measuring", {"way_down": False})
+        clusters.append(Cluster(tmp_path, servers, slots, policy, lease_s, options))
         return clusters[-1]
 
     yield make

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from elasticd.controller.events import AgentMessage, Event
+from elasticd.controller.scheduling.measuring import Measuring
 from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, Cancel, GetJob, Order, Scale, Submit, Submitted
-from elasticd.protocol.model import JobId, JobPhase, ServerId, WorkerId, WorkerPhase
+from elasticd.protocol.model import GpuRange, JobId, JobPhase, ServerId, Steady, WorkerId, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -319,6 +321,46 @@ class HostileWorld(LivingWorld):
             self.sent.append((server, message))
             return
         super().deliver(server, message)
+
+
+class MeasuredWorld(HostileWorld):
+    """Workers tell how fast they are: as it pleases, but always the same with the same share. No job is like another one."""
+
+    def ask(self, request: Any, request_id: str = "", turn: bool = True) -> Any:
+        if isinstance(request, Submit):
+            spec = replace(request.spec, model=f"model {next(self.ids)}", gpus=GpuRange(min=1, max=4))
+            request = Submit(spec=spec)
+        return super().ask(request, request_id, turn)
+
+    def report(self, worker: str, phase: WorkerPhase, generation: int = 0, *arguments: Any, **others: Any) -> None:
+        if phase is WorkerPhase.TRAINING:
+            job = JobId(worker.rpartition(".")[0])
+            share = len(self.rosters[job, generation])
+            step_s = random.Random(f"{self.seed} {job} {share}").uniform(0.01, 0.1)
+            others["steady"] = Steady(generation=generation, step_s=step_s, steps=32)
+        super().report(worker, phase, generation, *arguments, **others)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), st.integers(20, 120))
+def test_whatever_happens_jobs_that_are_measured_come_to_rest_with_their_gpus_and_end(seed, length):
+    rng = random.Random(seed)
+    world = MeasuredWorld({"s1": 3, "s2": 2})
+    world.seed = seed
+    world.settings |= {"max_restarts": 1000, "measuring": Measuring(longest_s=5.0)}
+    world.restart()
+    for _ in range(length):
+        disturb(world, rng)
+    world.lose_next = False
+    for agent in world.agents.values():
+        agent.missed = True
+    world.heal_sessions()
+    for job in [job for job in world.machine.cluster.jobs.values() if not job.final]:
+        world.ask(Scale(job=job.id, share=None))
+    world.go_on(80)
+    world.check()
+    assert all(job.descent is None for job in world.machine.cluster.jobs.values()), world.story()
+    world.finish_all()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

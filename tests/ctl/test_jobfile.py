@@ -1,0 +1,74 @@
+"""What a job file says of the job's throughput."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticd.ctl.jobfile import Overrides, build
+from elasticd.ctl.render import point_line
+from elasticd.protocol.errors import UserError
+from elasticd.protocol.messages import CurvePoint
+from elasticd.protocol.model import JobSpec
+
+ENVIRON = {"PATH": "/usr/bin:/bin"}
+
+
+def built(directory: Path, text: str) -> JobSpec:
+    file = directory / "job.yaml"
+    file.write_text(f"command: sleep 1\n{text}\n")
+    return build(file, Overrides(), directory, ENVIRON)
+
+
+def test_model_and_throughput_are_taken_over(tmp_path: Path) -> None:
+    spec = built(tmp_path, "model: ResNet-50/256\nthroughput: {1: 10, 2: 19.1}")
+    assert (spec.model, spec.throughput) == ("ResNet-50/256", {1: 10.0, 2: 19.1})
+    assert (built(tmp_path, "").model, built(tmp_path, "").throughput) == ("", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: ' '", ["model", "1 to 200"]),
+        ("throughput: 10", ["throughput", "10", "steps per second"]),
+        ("throughput: {}", ["throughput", "steps per second"]),
+        ("throughput: {zero: 10}", ["throughput", "'zero'", "1 to 4096"]),
+        ("throughput: {0: 10}", ["throughput", "0", "1 to 4096"]),
+        ("throughput: {1: fast}", ["throughput.1", "'fast'", "above 0"]),
+        ("throughput: {1: -1}", ["throughput.1", "-1", "above 0"]),
+        ("throughput: {1: .nan}", ["throughput.1", "nan", "above 0"]),
+    ],
+)
+def test_a_wrong_throughput_is_refused_with_file_and_field(tmp_path: Path, text: str, words: list[str]) -> None:
+    with pytest.raises(UserError) as refused:
+        built(tmp_path, text)
+    message = str(refused.value)
+    assert message.startswith(f"{tmp_path / 'job.yaml'}: ")
+    assert all(word in message for word in words), message
+
+
+def test_a_point_of_the_curve_says_how_it_is_known() -> None:
+    measured = CurvePoint(
+        share_gpus=4, servers=2, steps_per_s=12.345, samples_per_s=395.0, source="measured", times=3, age_s=65.0
+    )
+    assert point_line(measured).split() == (
+        [
+            "4",
+            "GPUs",
+            "on",
+            "2",
+            "servers",
+            "12.35",
+            "steps/s",
+            "395.0",
+            "samples/s",
+            "measured,",
+            "3",
+            "times,",
+            "1m05s",
+            "ago",
+        ]
+    )
+    stated = CurvePoint(share_gpus=1, servers=None, steps_per_s=10.0, samples_per_s=None, source="stated")
+    assert point_line(stated).split() == ["1", "GPU", "10.00", "steps/s", "stated"]
