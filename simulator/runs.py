@@ -29,7 +29,7 @@ from .assign import Assigned
 from .clusters import Cluster
 from .costs import Costs
 from .engine import Outcome, Simulation
-from .explain import Explained, Moment
+from .explain import Moment, Story
 from .metrics import Metrics, measure
 
 REPORT_S = 0.2
@@ -89,15 +89,16 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
     """One policy, in this process. `progress` is told how many jobs are over."""
     workload = setup.assigned.workload
     row = setup.explained_row()
-    told = Explained(policy, row) if row is not None else None
-    simulation = Simulation(workload, setup.cluster, told or policy, setup.costs, setup.seed, setup.packing)
+    story = Story(row) if row is not None else None
+    watch = story.note if story else None
+    simulation = Simulation(workload, setup.cluster, policy, setup.costs, setup.seed, setup.packing, watch)
     outcome = simulation.run(progress)
     return Result(
         metrics=measure(outcome, workload.submit_s, setup.assigned.deadline_s, setup.gpus),
         series=_series(outcome, workload.submit_s),
         start_s=outcome.start_s,
         end_s=outcome.end_s,
-        story=tuple(told.story) if told else (),
+        story=tuple(story.moments) if story else (),
     )
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.simulator [--quick] [--only traces|largest|growth|decisions] [--policy NAME]...
                                    [--data DIRECTORY] [--repeats N] [--json FILE]
 
-Each case runs in a process of its own on one core, several times; medians count. Groups that need published inputs are skipped with a
-reason where these are not at hand. Results go to out/bench-simulator.json and into docs/benchmarks.md (`--quick`: to
-out/bench-simulator-quick.json only).
+Each case runs in a process of its own on one core, several times; medians count. What needs published inputs is skipped
+with a reason where these are not at hand. Results go to out/bench-simulator.json and into docs/benchmarks.md (`--quick`:
+to out/bench-simulator-quick.json only).
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def main() -> int:
     for group in options.only or report.TITLES:
         missing = [name for name in (CURVES, TRACE) if not (options.data / name).exists()]
         if missing:
-            print(f"{group}: skipped, {' and '.join(missing)} not in {options.data} (--data DIRECTORY)", file=sys.stderr)
+            print(
+                f"{group}: skipped, {' and '.join(missing)} not in {options.data} (--data DIRECTORY)", file=sys.stderr
+            )
             continue
         rows = []
         for entry in _entries(group, options):
@@ -72,9 +74,13 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator", description="How fast simulations are.")
     parser.add_argument("--quick", action="store_true", help="small inputs, once each, to see that it works")
-    parser.add_argument("--only", choices=tuple(report.TITLES), action="append", help="measure this (several times: these)")
+    parser.add_argument(
+        "--only", choices=tuple(report.TITLES), action="append", help="measure this (several times: these)"
+    )
     parser.add_argument("--policy", choices=NAMES, action="append", help="this policy (several times: these)")
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="where the published inputs are")
+    parser.add_argument(
+        "--data", type=Path, default=ROOT.parent / "shared" / "data", help="where the published inputs are"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="runs of each case (of the largest trace: one)")
     parser.add_argument("--json", type=Path, help="where results go")
     return parser.parse_args()

@@ -1,8 +1,8 @@
 """What is measured, each in a process of its own. `python -m benchmarks.simulator.cases '{...}'` measures one and prints JSON.
 
-A case is a simulation of a trace or of generated jobs, or a row of decisions: `crowd` jobs are present all the time, and whenever one
-of them ends the next one comes, so that each decision is about so many. Their times are those of the processor, since a single one is
-easily prolonged by whatever else a machine has to do.
+A case is a simulation of a trace or of generated jobs, or a row of decisions: `crowd` jobs are present all the time, and
+whenever one of them ends the next one comes, so that each decision is about so many. Their times are those of the
+processor, since a single one is easily prolonged by whatever else a machine has to do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the public simulators of other groups took for the same input, as measured on a machine like ours (`peer_results.json`)."""
+"""What the public simulators of other groups took for the same input, measured on a machine like ours."""
 
 from __future__ import annotations
 

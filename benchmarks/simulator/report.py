@@ -17,7 +17,19 @@ TITLES = {
     "growth": "Generated jobs at a load of 0.8, on 16 servers of 4 GPUs",
     "decisions": "One decision about 1,000 jobs on 256 servers of 8 GPUs, with packing",
 }
-COLUMNS = ("what", "jobs", "decisions", "processor", "wall", "peak memory", "decision p50", "p99", "goal", "met", "beside it")
+COLUMNS = (
+    "what",
+    "jobs",
+    "decisions",
+    "processor",
+    "wall",
+    "peak memory",
+    "decision p50",
+    "p99",
+    "goal",
+    "met",
+    "beside it",
+)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -33,7 +45,9 @@ def write(path: Path, groups: Mapping[str, Any]) -> None:
 
 def line(row: Mapping[str, Any]) -> str:
     """A row for the terminal."""
-    return f"{row['group']}: " + "; ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, _cells(row), strict=True) if cell)
+    return f"{row['group']}: " + "; ".join(
+        f"{name} {cell}" for name, cell in zip(COLUMNS, _cells(row), strict=True) if cell
+    )
 
 
 def publish(page: Path, groups: Mapping[str, Any]) -> None:
@@ -51,8 +65,8 @@ def _table(name: str, entry: Mapping[str, Any]) -> str:
     rows = [_cells(row) for row in entry["rows"]]
     used = [place for place, _ in enumerate(COLUMNS) if any(cells[place] for cells in rows)]
     lines = [f"### {TITLES[name]}", ""]
-    for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows):
-        lines.append("| " + " | ".join(cells[place] for place in used) + " |")
+    shown = (COLUMNS, ["---"] * len(COLUMNS), *rows)
+    lines += ["| " + " | ".join(cells[place] for place in used) + " |" for cells in shown]
     about = ", ".join(entry["machine"][key] for key in ("date", "processor", "memory", "system"))
     return "\n".join([*lines, "", f"*{about}; load before: {entry['machine']['load']}.*"])
 

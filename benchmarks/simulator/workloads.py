@@ -1,7 +1,7 @@
-"""Jobs made up at a given load: real throughput curves, the sizes and lengths that clusters see (AFS Table 3: most jobs are small).
+"""Jobs made up at a given load: real throughput curves, and most jobs are small, as in clusters (AFS Table 3).
 
-Arrivals are a Poisson process. Durations with the requested GPUs are log-normal, with a median of ten minutes and a mean of half an
-hour. A job's length follows from its duration as in `simulator.assign`.
+Arrivals are a Poisson process. Durations with the requested GPUs are log-normal, with a median of ten minutes and a mean
+of half an hour. A job's length follows from its duration as in `simulator.assign`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ Outcomes are compared by, in this order: servers too many; jobs that keep none o
 no change; GPUs that are not kept. So a job that is placed well does not move to let another one keep more of its GPUs, only where
 one cannot be placed well otherwise, or where more jobs than it would have to move instead.
 
-Attempts differ by few pieces. So what could leave a server is worked out once for all attempts in which it is the same (`_Leavers`),
-and the price of an outcome is counted for the jobs that have a loose piece; all others cost what they cost at their homes.
+Attempts differ by few pieces. So what could leave a server is worked out once for all attempts in which it is the same
+(`_Leavers`), and the price of an outcome is counted for the jobs that have a loose piece; all others cost what they cost at
+their homes.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ class _Search:
                 self._homes.setdefault(piece.home, []).append(piece)
         self._residents: dict[int, list[Piece]] = {}  # by server, as they were asked for
         self._leavers: dict[tuple[int, int, tuple[Piece, ...]], _Leavers] = {}
-        self._stock: dict[int, list[_Leavers]] = {}  # of all servers that nobody has left, by the size that is too large
+        self._stock: dict[
+            int, list[_Leavers]
+        ] = {}  # of all servers that nobody has left, by the size that is too large
         self._kinds: dict[tuple[tuple[int, int], ...], int] = {}
         self._at_home = {job: _cost_at_home(own) for job, own in self._of_job.items()}
         self._all_at_home = sum(self._at_home.values())
@@ -214,7 +217,9 @@ class _Search:
             others = [piece for one in moved.values() for piece in self._pieces_of(one)]
             self.cost, self.amounts = cost, self._amounts([*self.pieces, *others], fitted, parts)
 
-    def _amounts(self, pieces: Sequence[Piece], fitted: _Fitted, parts: Sequence[tuple[int, list[_Part]]] = ()) -> Amounts:
+    def _amounts(
+        self, pieces: Sequence[Piece], fitted: _Fitted, parts: Sequence[tuple[int, list[_Part]]] = ()
+    ) -> Amounts:
         """Where these pieces are, and the parts of those that fit nowhere."""
         amounts: Amounts = {}
         for piece in pieces:
@@ -240,7 +245,9 @@ class _Fitted:
         spread = [piece for piece in loose if piece.spread]
         if spread:
             self._remote = set(search.remote)
-            self._remote.difference_update(piece.home for piece in spread if piece.home is not None and not piece.settled)
+            self._remote.difference_update(
+                piece.home for piece in spread if piece.home is not None and not piece.settled
+            )
         # Of pieces of one size those of spread jobs first: they have to avoid each other, the rest fills what they leave.
         for piece in sorted(loose, key=lambda piece: -2 * piece.gpus - piece.spread):
             server = self._avoiding_others(piece) if piece.spread else self._tightest(piece)

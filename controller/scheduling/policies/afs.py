@@ -246,8 +246,8 @@ def _without_lengths(jobs: JobTable, given: Ints, free: int, rng: random.Random)
 class _Unbeaten:
     """Jobs in the order drawn, and which of them nobody beats: those whose bar is at least the greatest gain of all.
 
-    Where throughput is concave that gain only falls, so that jobs join the unbeaten, and only the one that got a GPU may leave. Entries of
-    heaps that do not hold any more are passed over when they come up.
+    Where throughput is concave that gain only falls, so that jobs join the unbeaten, and only the one that got a GPU may
+    leave. Entries of heaps that do not hold any more are passed over when they come up.
     """
 
     def __init__(self, gain: list[float], bar: list[float], had: list[bool]) -> None:
