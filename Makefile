@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup demo test check bench-resize bench-runtime bench-gpu verify-bits model-check format clean
+.PHONY: help setup demo test check bench-resize bench-runtime bench-simulator bench-gpu verify-bits model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -34,6 +34,9 @@ bench-resize: $(STAMP)  ## the pauses of ten out- and ten in-scalings, and of a 
 
 bench-runtime: $(STAMP)  ## what elasticity costs, beside DDP, torchrun and stop-and-resume (ARGS=--quick: a few minutes)
 	@$(BIN)/python -m benchmarks.runtime $(ARGS)
+
+bench-simulator: $(STAMP)  ## how fast simulations and decisions are, beside other simulators (ARGS=--quick: a minute)
+	@$(BIN)/python -m benchmarks.simulator $(ARGS)
 
 bench-gpu: $(STAMP)  ## the runtime on this machine's GPUs (ARGS="--device cpu --quick" tries it without)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)

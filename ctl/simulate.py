@@ -296,11 +296,12 @@ def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> Non
         file=file,
     )
     for label, result in results.items():
-        print(f"  under {label}, since its submission{', before packing' if setup.packing else ''}:", file=file)
+        print(f"  under {label}, since its submission:", file=file)
         for moment in result.story[:LONGEST_STORY]:
             why = f": {render.printable(moment.why)}" if moment.why else ""
             gets = f"has {render.count(moment.gpus)}" if moment.gpus else "waits"
-            print(f"    {render.span(moment.time_s - submitted_s):>8}  {gets}{why}", file=file)
+            packed = f" ({_packing(moment.wanted_gpus, moment.gpus)})" if moment.gpus != moment.wanted_gpus else ""
+            print(f"    {render.span(moment.time_s - submitted_s):>8}  {gets}{packed}{why}", file=file)
         if len(result.story) > LONGEST_STORY:
             print(f"              and {len(result.story) - LONGEST_STORY} changes more", file=file)
         ended = float(result.end_s[row])
@@ -308,6 +309,10 @@ def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> Non
             f"    {render.span(ended - submitted_s):>8}  over" if ended == ended else "              never ended",
             file=file,
         )
+
+
+def _packing(wanted: int, gpus: int) -> str:
+    return f"{render.count(wanted)} from the policy, {'raised' if gpus > wanted else 'lowered'} by packing"
 
 
 def _write_json(name: str, document: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..controller.scheduling.pipeline import decide
+from ..controller.scheduling.pipeline import Decision, decide
 from ..controller.scheduling.policies.base import Policy
 from ..controller.scheduling.throughput import concave
 from ..controller.scheduling.view import ClusterView, Columns, Curves, Floats, Gpus, Ints, JobTable, ServerInView
@@ -71,12 +71,17 @@ class Simulation:
         costs: Costs = NONE,
         seed: int = 0,
         packing: bool = False,
+        watch: Callable[[ClusterView, Decision], None] | None = None,
     ) -> None:
-        """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4)."""
+        """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4).
+
+        `watch` is told each decision.
+        """
         n = len(workload)
         self._load = workload
         self._cluster = cluster
         self._packing = packing
+        self._watch = watch
         self._gpus = sum(len(server.gpus) for server in cluster)
         self._policy = policy
         self._costs = costs
@@ -202,6 +207,8 @@ class Simulation:
         decision = decide(view, self._policy, self._rng, self._packing)
         self.outcome.decision_s.append(time.perf_counter() - began)
         self.outcome.decisions += 1
+        if self._watch is not None:
+            self._watch(view, decision)
         self._review_s = decision.review_s if decision.review_s > self._now else math.inf
         self._change(present, decision.placements)
         self._running = self._active[np.flatnonzero(decision.shares)]

@@ -14,7 +14,7 @@ again costs: what every change of a job's GPUs costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -22,10 +22,11 @@ import numpy as np
 
 from ..controller.scheduling.measuring import Measuring, first_share, smaller_shares, unknown, worth_measuring
 from ..controller.scheduling.packing import server_size
+from ..controller.scheduling.pipeline import Decision
 from ..controller.scheduling.policies import RIGID
 from ..controller.scheduling.policies.base import Policy
 from ..controller.scheduling.throughput import Rate, Source, estimate, fewest_servers, peak
-from ..controller.scheduling.view import Curves, Gpus, Ints, JobTable, ServerInView
+from ..controller.scheduling.view import ClusterView, Curves, Gpus, Ints, JobTable, ServerInView
 from .costs import NONE, Costs
 from .engine import Simulation
 from .workload import Workload
@@ -42,9 +43,10 @@ class LearningSimulation(Simulation):
         costs: Costs = NONE,
         seed: int = 0,
         packing: bool = False,
+        watch: Callable[[ClusterView, Decision], None] | None = None,
         measuring: Measuring | None = None,
     ) -> None:
-        super().__init__(workload, cluster, policy, costs, seed, packing)
+        super().__init__(workload, cluster, policy, costs, seed, packing, watch)
         self._measuring = measuring or Measuring()
         sizes = [len(server.gpus) for server in cluster]
         most = min(self._gpus, workload.curves.most)

@@ -29,7 +29,7 @@ from .assign import Assigned
 from .clusters import Cluster
 from .costs import Costs
 from .engine import Outcome, Simulation
-from .explain import Explained, Moment
+from .explain import Moment, Story
 from .learning import LearningSimulation
 from .metrics import Metrics, measure
 
@@ -91,16 +91,17 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
     """One policy, in this process. `progress` is told how many jobs are over."""
     workload = setup.assigned.workload
     row = setup.explained_row()
-    told = Explained(policy, row) if row is not None else None
+    story = Story(row) if row is not None else None
+    watch = story.note if story else None
     kind = Simulation if setup.curves_known else LearningSimulation
-    simulation = kind(workload, setup.cluster, told or policy, setup.costs, setup.seed, setup.packing)
+    simulation = kind(workload, setup.cluster, policy, setup.costs, setup.seed, setup.packing, watch)
     outcome = simulation.run(progress)
     return Result(
         metrics=measure(outcome, workload.submit_s, setup.assigned.deadline_s, setup.gpus),
         series=_series(outcome, workload.submit_s),
         start_s=outcome.start_s,
         end_s=outcome.end_s,
-        story=tuple(told.story) if told else (),
+        story=tuple(story.moments) if story else (),
     )
 
 

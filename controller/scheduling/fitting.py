@@ -17,18 +17,20 @@ Outcomes are compared by, in this order: servers too many; jobs that keep none o
 no change; GPUs that are not kept. So a job that is placed well does not move to let another one keep more of its GPUs, only where
 one cannot be placed well otherwise, or where more jobs than it would have to move instead.
 
-Attempts differ by few pieces. So what could leave a server is worked out once for all attempts in which it is the same (`_Leavers`),
-and the price of an outcome is counted for the jobs that have a loose piece; all others cost what they cost at their homes.
+Attempts differ by few pieces. So what could leave a server is worked out once for all attempts in which it is the same
+(`_Leavers`), and the price of an outcome is counted for the jobs that have a loose piece; all others cost what they cost at
+their homes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 
 SPREAD, MOVED, TOUCHED = 2**60, 2**40, 2**20  # what counts more than any number of what comes after it
-TRIES = 2048  # servers looked at, over all attempts but the first
+TRIES = 256  # servers looked at, over all attempts but the first; eight times as many do not bring flaws down by a hundredth
 
 Amounts = dict[int, dict[int, int]]  # by job and server: GPUs
 _Part = tuple[int, int]  # server, and GPUs there
@@ -140,6 +142,8 @@ class _Search:
             return list(self._who_can_leave(server, 2**60, left.get(server, ())).ways(-least))
         fitted = _Fitted(self, holes, loose)
         self._consider(fitted, loose)
+        if self._turned and self._tries > TRIES:
+            return []
         ways = self._ways_to_a_hole(holes, left, fitted.homeless[0].gpus) if fitted.homeless else []
         self._turned |= not ways
         return ways
@@ -159,7 +163,7 @@ class _Search:
         for hole, leavers in zip(holes, stock, strict=True):
             need = gpus - hole % gpus
             if leavers.gpus >= need:
-                kind = (need, leavers.kind)
+                kind = (need, self._kinds.setdefault(leavers.alike, len(self._kinds)))
                 other = found.get(kind)
                 if other is None or other.last < leavers.last:
                     found[kind] = leavers
@@ -170,9 +174,7 @@ class _Search:
         found = self._leavers.get((server, below, left))
         if found is None:
             pieces = [piece for piece in self._at(server) if piece.gpus < below and piece not in left]
-            alike = tuple(sorted((piece.gpus, piece.charge) for piece in pieces))
-            found = _Leavers(pieces, self._kinds.setdefault(alike, len(self._kinds)))
-            self._leavers[server, below, left] = found
+            found = self._leavers[server, below, left] = _Leavers(pieces) if pieces else NOBODY
         return found
 
     def _at(self, server: int) -> list[Piece]:
@@ -294,14 +296,21 @@ class _Fitted:
 
 
 class _Leavers:
-    """Pieces that could leave a server, of the job submitted last first. `kind`: the same where they are alike."""
+    """Pieces that could leave a server, of the job submitted last first."""
 
-    def __init__(self, pieces: list[Piece], kind: int) -> None:
-        self.kind = kind
-        self.gpus = sum(piece.gpus for piece in pieces)
-        self.last = pieces[0].job if pieces else -1
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.gpus = sum([piece.gpus for piece in pieces])
         self._pieces = pieces
         self._ways: dict[int, list[_Way]] = {}
+
+    @property
+    def last(self) -> int:
+        return self._pieces[0].job
+
+    @cached_property
+    def alike(self) -> tuple[tuple[int, int], ...]:
+        """The same for pieces that differ in nothing that matters."""
+        return tuple(sorted([(piece.gpus, piece.charge) for piece in self._pieces]))
 
     def ways(self, need: int) -> list[_Way]:
         """All sets with `need` GPUs in which none is superfluous."""
@@ -329,6 +338,9 @@ def _cost_at_home(pieces: list[Piece]) -> int:
             return 0
         amount[piece.home] = amount.get(piece.home, 0) + piece.gpus
     return _cost(pieces[0].own, amount)
+
+
+NOBODY = _Leavers([])
 
 
 def _by_home(loose: list[Piece]) -> dict[int, tuple[Piece, ...]]:

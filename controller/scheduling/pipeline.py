@@ -20,10 +20,10 @@ class Decision:
     """Everybody's share, who gets which GPUs, and why some get less than they could use; all by row of the view."""
 
     shares: Ints
-    wanted: Ints  # shares before packing
     placements: Placements  # of the jobs with a share
     why: Callable[[int], Reason | None]  # asked for rows whose share is below their maximum, or below that set by hand
     review_s: float  # decide again then (Unix time), even if nothing has happened
+    wanted: Ints  # what the policy gave, before packing
 
 
 def decide(
@@ -54,7 +54,7 @@ def decide(
             return _packed(int(wanted[row]), int(shares[row]))
         return given.why(int(np.searchsorted(rows, row)))
 
-    return Decision(shares, wanted, place(view.servers, view.placements, shares, first), why, given.review_s)
+    return Decision(shares, place(view.servers, view.placements, shares, first), why, given.review_s, wanted)
 
 
 def _manual_shares(view: ClusterView) -> Ints:

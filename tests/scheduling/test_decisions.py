@@ -88,6 +88,18 @@ def test_packing_regulates_the_shares_of_the_policy_but_not_those_set_by_hand() 
     assert shares("max-min", view((4, 4), *jobs, manual={1: 3}), packing=True) == {"a": 2, "b": 3, "c": 2}
 
 
+def test_a_share_that_packing_has_lowered_is_explained_by_packing_and_one_that_it_has_raised_is_not() -> None:
+    seen = view((4, 4), *[job(name, 1, 8) for name in "abc"])
+    decision = run("max-min", seen, packing=True)
+    assert decision.wanted.tolist() == [3, 3, 2]
+    assert decision.shares.tolist() == [4, 2, 2]
+    why = decision.why(1)
+    assert why is not None
+    assert why.code is ReasonCode.PACKED
+    assert why.text == "2 GPUs in place of 3, so that no two jobs share a server's network"
+    assert decision.why(0) is None
+
+
 def test_the_reasons_of_a_policy_are_those_of_the_jobs_that_are_left_to_it() -> None:
     seen = view((4,), job("a", 1, 2), job("b", 1, 2), job("c", 3, 3), manual={0: 2})
     assert [reason("max-min", seen, row) for row in range(3)] == [None, None, ReasonCode.CLUSTER_TOO_SMALL]

@@ -38,7 +38,8 @@ def decided(seen: ClusterView, name: str = "max-min", packing: bool = False) -> 
 
 
 def to(placements: dict[int, Gpus]) -> Decision:
-    return Decision(np.zeros(0, dtype=np.int64), placements, lambda row: None, math.inf)
+    nothing = np.zeros(0, dtype=np.int64)
+    return Decision(nothing, placements, lambda row: None, math.inf, wanted=nothing)
 
 
 @st.composite

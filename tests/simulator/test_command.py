@@ -155,6 +155,13 @@ def test_explain_tells_a_jobs_story_with_reasons(simulate: Simulate) -> None:
     assert story[-1].endswith("over")
 
 
+def test_explain_tells_what_packing_has_lowered_and_raised(simulate: Simulate) -> None:
+    shown = [simulate(*SMALL, "--packing", "--explain", f"job-{number}").stdout for number in (5, 20, 30)]
+    lines = [line for text in shown for line in text.splitlines() if "by packing" in line]
+    assert any("2 GPUs (3 GPUs from the policy, lowered by packing): " in line for line in lines)
+    assert any("raised by packing" in line for line in lines)
+
+
 def test_without_throughputs_it_says_what_it_assumes(simulate: Simulate) -> None:
     done = simulate("trace.csv", "--json", "-")
     assert done.stderr == "elasticctl: no --profiles: every job scales linearly up to its request\n"
