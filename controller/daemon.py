@@ -28,7 +28,7 @@ from .cluster import Settings
 from .config import ControllerConfig
 from .events import Action, AgentMessage, ClientRequest, Event, Record, ReplyClient, SendAgent, TimePassed, Warn
 from .machine import ControllerMachine
-from .scheduling.policies import Policy
+from .scheduling.scheduler import Scheduler
 from .store import Delete, Put, SqliteStore
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ STORE_FILE = "cluster.db"
 class ControllerDaemon:
     """One controller process."""
 
-    def __init__(self, options: ControllerConfig, policy: Policy) -> None:
+    def __init__(self, options: ControllerConfig, configured: Scheduler) -> None:
         """Opens the store, recovers, listens. Raises OperatorError if one of these cannot be done."""
         self._clock = Clock()
         self._store = SqliteStore(_state_directory(options) / STORE_FILE)
@@ -50,11 +50,10 @@ class ControllerDaemon:
             pid=os.getpid(),
             server_lease_s=options.server_lease_s,
             max_restarts=options.max_restarts,
-            network_packing=options.network_packing,
         )
         records = [(record.key, record.value) for record in self._store.list("/").records]
         self._machine = ControllerMachine(
-            settings, policy, random.Random(settings.incarnation), self._clock.now(), records
+            settings, configured, random.Random(settings.incarnation), self._clock.now(), records
         )
         self._outbox: list[Action] = []
         self._records: list[Record] = []
@@ -68,7 +67,7 @@ class ControllerDaemon:
         self._loop = Loop(self._clock, self._on_turn, self._machine.next_deadline)
         self._loop.add_socket(self._clients, self._on_client)
         self._loop.add_socket(self._agents, self._on_agent)
-        log.info("cluster=%s policy=%s records=%d", options.cluster, policy.name, len(records))
+        log.info("cluster=%s policy=%s records=%d", options.cluster, self._machine.cluster.policy.name, len(records))
         log.info("listening for clients at %s, for agents at %s", clients, agents)
 
     def run(self) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .packing import pack
-from .placement import Placements, place
+from .placement import Placements
+from .placements import FEWEST_SERVERS, Placement
 from .policies import Policy
 from .policies.base import count, no_shares
 from .view import ClusterView, Gpus, Ints, Reason, ReasonCode
@@ -31,6 +32,7 @@ def decide(
     rng: random.Random,
     packing: bool,
     first: Mapping[int, Gpus] | None = None,
+    placement: Placement = FEWEST_SERVERS,
 ) -> Decision:
     """Who gets which GPUs. `packing`: shares are regulated (AFS 4.4), except those set by hand. `first`: as for `place`."""
     shares = _manual_shares(view)
@@ -49,7 +51,7 @@ def decide(
             return _too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
         return given.why(int(np.searchsorted(rows, row)))
 
-    return Decision(shares, place(view.servers, view.placements, shares, first), why, given.review_s)
+    return Decision(shares, placement.place(view.servers, view.placements, shares, first), why, given.review_s)
 
 
 def _manual_shares(view: ClusterView) -> Ints:

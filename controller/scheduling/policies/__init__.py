@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ....protocol.errors import OperatorError
+from ..options import WrongOption, convert
 from .afs import AfsL, AfsP, AfsS
 from .backfill import Backfill
 from .base import Policy, Shares
@@ -51,12 +51,9 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load_policy(document: object, source: str) -> Policy:
     """The policy that `document` (plain values: ``policy``, ``parameters``) describes. Raises OperatorError naming `source`."""
-    try:
-        wanted = msgspec.convert(document, _Document)
-        kind = next((kind for kind in POLICIES if kind.name == wanted.policy), None)
-        if kind is None:
-            known = ", ".join(kind.name for kind in POLICIES)
-            raise OperatorError(f"{source}: policy: there is no policy {wanted.policy!r}; known are {known}")
-        return kind(msgspec.convert(wanted.parameters, kind.Parameters))  # type: ignore[arg-type]
-    except msgspec.ValidationError as error:
-        raise OperatorError(f"{source}: {error}") from None
+    wanted = convert(document, _Document, source)
+    kind = next((kind for kind in POLICIES if kind.name == wanted.policy), None)
+    if kind is None:
+        known = ", ".join(kind.name for kind in POLICIES)
+        raise WrongOption(source, "policy", f"there is no policy {wanted.policy!r}; known are {known}")
+    return kind(convert(wanted.parameters, kind.Parameters, source, "parameters"))  # type: ignore[arg-type]
