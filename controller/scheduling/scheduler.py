@@ -84,29 +84,26 @@ def load_stages(
 ) -> Stages:
     """The stages of these names; None: as in `default`. Raises WrongOption naming source and field."""
     return Stages(
-        admission=default.admission if admission is None else load_admission(admission, source),
-        packing=default.packing if packing is None else load_packing(packing, source),
-        placement=default.placement if placement is None else load_placement(placement, source),
+        admission=default.admission if admission is None else _admission(admission, source),
+        packing=default.packing if packing is None else _packing(packing, source),
+        placement=default.placement if placement is None else _placement(placement, source),
     )
 
 
-def load_admission(choice: str | StageChoice, source: str, field: str = "admission") -> Admission:
-    """The admission of this name. Raises WrongOption naming source and field."""
-    kind, parameters, at = _known(choice, {kind.name: kind for kind in ADMISSIONS}, source, field)
+def _admission(choice: str | StageChoice, source: str) -> Admission:
+    kind, parameters, at = _known(choice, {kind.name: kind for kind in ADMISSIONS}, source, "admission")
     found: Admission = kind(convert(parameters, kind.Parameters, source, at))
     return found
 
 
-def load_packing(name: str, source: str, field: str = "packing") -> bool:
-    """Are shares regulated? Raises WrongOption naming source and field."""
+def _packing(name: str, source: str) -> bool:
     if name not in PACKINGS:
-        raise WrongOption(source, field, f"there is no packing {name!r}; known are {', '.join(PACKINGS)}")
+        raise WrongOption(source, "packing", f"there is no packing {name!r}; known are {', '.join(PACKINGS)}")
     return name == "network"
 
 
-def load_placement(choice: str | StageChoice, source: str, field: str = "placement") -> Placement:
-    """The placement of this name. Raises WrongOption naming source and field."""
-    kind, parameters, at = _known(choice, {kind.name: kind for kind in PLACEMENTS}, source, field)
+def _placement(choice: str | StageChoice, source: str) -> Placement:
+    kind, parameters, at = _known(choice, {kind.name: kind for kind in PLACEMENTS}, source, "placement")
     found: Placement = kind(convert(parameters, kind.Parameters, source, at))
     return found
 

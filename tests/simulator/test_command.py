@@ -173,7 +173,7 @@ def test_a_picture_is_drawn(simulate: Simulate, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("nowhere.csv",), "nowhere.csv: no such file"),
-        (("trace.csv", "--policy", "best"), "--policy: policy: there is no policy 'best'; known are"),
+        (("trace.csv", "--policy", "best"), "--policy: there is no policy 'best'; known are"),
         (("trace.csv", "--policy", "fifo", "--policy", "fifo"), "--policy: fifo is given twice"),
         (("trace.csv", "--policy", "none.yaml"), "none.yaml: no such file"),
         (("trace.csv", "--where", "vc"), "--where: 'vc' is not COLUMN=VALUE"),
