@@ -96,8 +96,8 @@ def set_policy(
 
     Without FILE or NAME the policy stays, and the stages change that are named.
     """
-    stages = {"admission": admission, "packing": packing, "placement": placement}
-    stages = {stage: name for stage, name in stages.items() if name is not None}
+    named = {"admission": admission, "packing": packing, "placement": placement}
+    stages = {stage: name for stage, name in named.items() if name is not None}
     if from_config and (policy is not None or stages):
         raise UserError("--from-config takes everything from the controller's configuration: name nothing else")
     shared = of(context)
