@@ -36,11 +36,8 @@ class Cli:
         return done
 
     def json(self, *arguments: str) -> Any:
-        return json.loads(
-            self(*arguments, "--json").stdout
-            if arguments[0] == "policy"
-            else self(arguments[0], "--json", *arguments[1:]).stdout
-        )
+        command = 2 if arguments[0] == "policy" else 1
+        return json.loads(self(*arguments[:command], "--json", *arguments[command:]).stdout)
 
     def processes(self) -> list[psutil.Process]:
         """Everything that belongs to the cluster, by its directory in command line or environment."""
