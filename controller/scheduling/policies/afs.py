@@ -24,6 +24,7 @@ goes to stage two.
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
 from bisect import bisect, bisect_left
@@ -227,25 +228,68 @@ def _without_lengths(jobs: JobTable, given: Ints, free: int, rng: random.Random)
     order = list(range(len(rows)))
     rng.shuffle(order)
     rows, most, now, then = rows[order], most[order], now[order], then[order]
-    gain, bar = (then - now) / then, (then - now) / now
     share: list[int] = given[rows].tolist()
-    curve: list[int] = jobs.curve[rows].tolist()
+    limit: list[int] = most.tolist()
     present: list[int] = jobs.share[rows].tolist()
-    has_it = given[rows] < jobs.share[rows]
-    speedup = jobs.curves.speedup
-    while free > 0:
-        highest = gain.max()
-        if highest <= 0:
-            break
-        unbeaten = bar >= highest
-        preferred = unbeaten & has_it
-        at = int(preferred.argmax())
-        if not preferred[at]:
-            at = int(unbeaten.argmax())
+    curves = [jobs.curves.row(curve) for curve in jobs.curve[rows].tolist()]
+    had = (given[rows] < jobs.share[rows]).tolist()
+    line = _Unbeaten(((then - now) / then).tolist(), ((then - now) / now).tolist(), had)
+    while free > 0 and (at := line.first()) is not None:
         share[at] += 1
         free -= 1
-        p = speedup.item(curve[at], share[at])
-        q = speedup.item(curve[at], share[at] + 1) if share[at] < most[at] else p
-        gain[at], bar[at] = (q - p) / q, (q - p) / p
-        has_it[at] = share[at] < present[at]
+        p = curves[at][share[at]]
+        q = curves[at][share[at] + 1] if share[at] < limit[at] else p
+        line.change(at, (q - p) / q, (q - p) / p, share[at] < present[at])
     given[rows] = share
+
+
+class _Unbeaten:
+    """Jobs in the order drawn, and which of them nobody beats: those whose bar is at least the greatest gain of all.
+
+    Where throughput is concave that gain only falls, so that jobs join the unbeaten, and only the one that got a GPU may leave. Entries of
+    heaps that do not hold any more are passed over when they come up.
+    """
+
+    def __init__(self, gain: list[float], bar: list[float], had: list[bool]) -> None:
+        """`had`: who has fewer GPUs here than it has now."""
+        self._gain, self._bar, self._had = gain, bar, had
+        self._gains = [(-value, at) for at, value in enumerate(gain)]
+        heapq.heapify(self._gains)
+        self._begin()
+
+    def _begin(self) -> None:
+        highest = self._highest = -self._gains[0][0]
+        self._beaten = [(-bar, at) for at, bar in enumerate(self._bar) if bar < highest]
+        heapq.heapify(self._beaten)
+        self._unbeaten: dict[bool, list[int]] = {True: [], False: []}  # by whether they had it, each a heap
+        for at, bar in enumerate(self._bar):
+            if bar >= highest:
+                self._unbeaten[self._had[at]].append(at)
+
+    def first(self) -> int | None:
+        """The first of the unbeaten, of those that had it if there are any; None: nobody gains."""
+        if self._highest <= 0:
+            return None
+        for had in (True, False):
+            found = self._unbeaten[had]
+            while found:
+                if self._had[found[0]] is had and self._bar[found[0]] >= self._highest:
+                    return found[0]
+                heapq.heappop(found)
+        return None
+
+    def change(self, at: int, gain: float, bar: float, had: bool) -> None:
+        """It has got a GPU."""
+        self._gain[at], self._bar[at], self._had[at] = gain, bar, had
+        heapq.heappush(self._gains, (-gain, at))
+        while -self._gains[0][0] != self._gain[self._gains[0][1]]:
+            heapq.heappop(self._gains)
+        if -self._gains[0][0] > self._highest:
+            self._begin()
+            return
+        self._highest = -self._gains[0][0]
+        heapq.heappush(self._beaten, (-bar, at))
+        while self._beaten and -self._beaten[0][0] >= self._highest:
+            bar, at = heapq.heappop(self._beaten)
+            if -bar == self._bar[at]:
+                heapq.heappush(self._unbeaten[self._had[at]], at)
