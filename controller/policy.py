@@ -17,8 +17,6 @@ from .outlook import outlook
 from .reconcile import decision_of, settle
 from .scheduling.scheduler import Scheduler, document, load_scheduler
 
-FROM_CONFIGURATION = "the controller's configuration"
-
 
 def in_use(cluster: Cluster) -> PolicyInUse:
     """What decides now, and what would without anything set at run time."""
@@ -74,7 +72,7 @@ def _sentence(before: Scheduler, decider: Decider, user: str) -> str:
     old, new = document(before), document(decider.scheduler)
     changed = [name for name in ("admission", "packing", "placement") if old[name] != new[name]]
     stages = "".join(f", {name} {_name(new[name])}" for name in changed)
-    origin = f"from {decider.record.source}" if decider.record is not None else f"from {FROM_CONFIGURATION}"
+    origin = f"from {decider.scheduler.source}" if decider.record is not None else "as configured"
     who = f" by {user}" if user else ""
     return f"{old['policy']} gives way to {new['policy']}{_values(new['parameters'])}{stages}, {origin}{who}"
 
@@ -110,7 +108,7 @@ def _view(scheduler: Scheduler, since_s: float, record: PolicyRecord | None, con
         placement=StageView(**chosen["placement"]),
         needs_lengths=scheduler.policy.needs_lengths,
         at_run_time=record is not None,
-        source=record.source if record is not None else FROM_CONFIGURATION,
+        source=scheduler.source,
         user=record.user if record is not None else "",
         since_s=since_s,
         configured_policy=configured.policy.name,

@@ -254,7 +254,7 @@ def _print_in_use(found: PolicyInUse) -> None:
         who = f" by {found.user}" if found.user else ""
         print(f"from       {found.source}, set at run time{who}; the configuration has {found.configured_policy}")
     else:
-        print(f"from       {found.source}")
+        print(f"from       {found.source}, as configured")
     ago = render.span(time.time() - found.since_s)
     print(f"since      {render.clock(found.since_s)}, {ago} ago")
 

@@ -427,7 +427,10 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyInUse(Message, frozen=True, kw_only=True):
-    """What decides. `at_run_time`: it has been set by `user` while the cluster ran; else it is the configuration's."""
+    """What decides, and the file or name that it came from (`source`).
+
+    `at_run_time`: it has been set by `user` while the cluster ran; else it is the configuration's.
+    """
 
     policy: StageView
     admission: StageView

@@ -42,11 +42,12 @@ class Stages:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A policy, its parameters, and its stages."""
+    """A policy, its parameters, and its stages. `source`: where they were named, for people."""
 
     policy: Policy
     parameters: msgspec.Struct
-    stages: Stages = Stages()
+    stages: Stages
+    source: str
 
 
 class StageChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +73,7 @@ def load_scheduler(document: object, source: str, default: Stages = Stages()) ->
     choice = convert(document, Choice, source)
     policy = load_policy({"policy": choice.policy, "parameters": choice.parameters}, source)
     stages = load_stages(source, choice.admission, choice.packing, choice.placement, default)
-    return Scheduler(policy, policy.parameters, stages)
+    return Scheduler(policy, policy.parameters, stages, source)
 
 
 def load_stages(
