@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling_tables import Described, job, policy, table
 
+from elasticd.controller.scheduling.buddy import Buddy, BuddyParameters
 from elasticd.controller.scheduling.pipeline import Decision, decide
+from elasticd.controller.scheduling.placements import FEWEST_SERVERS, Placement
 from elasticd.controller.scheduling.plan import Change, ChangeKind, at_once, plan
 from elasticd.controller.scheduling.policies import POLICIES
 from elasticd.controller.scheduling.view import ClusterView, Gpus, ReasonCode, ServerInView
@@ -32,8 +34,10 @@ def view(
     return ClusterView(0.0, table(*jobs, most=16), servers, placements, manual)
 
 
-def decided(seen: ClusterView, name: str = "max-min", packing: bool = False) -> Decision:
-    return decide(seen, policy(name), random.Random(0), packing)
+def decided(
+    seen: ClusterView, name: str = "max-min", packing: bool = False, placement: Placement = FEWEST_SERVERS
+) -> Decision:
+    return decide(seen, policy(name), random.Random(0), packing, placement=placement)
 
 
 def to(placements: dict[int, Gpus]) -> Decision:
@@ -62,6 +66,7 @@ def clusters(draw: st.DrawFn) -> ClusterView:
 
 
 NAMES = st.sampled_from([kind.name for kind in POLICIES])
+ALL_PLACEMENTS: list[Placement] = [FEWEST_SERVERS, Buddy(BuddyParameters())]
 
 
 # --------------------------------------------------------------------------------------------------------------- by hand
@@ -288,11 +293,11 @@ def test_what_is_ordered_at_once_leaves_every_gpu_to_one_job_and_the_rest_follow
 
 
 @untimed
-@given(clusters(), NAMES, st.booleans())
+@given(clusters(), NAMES, st.booleans(), st.sampled_from(ALL_PLACEMENTS))
 def test_a_plan_carried_out_in_its_order_leads_to_the_decided_shares_and_never_takes_a_gpu_in_use(
-    seen: ClusterView, name: str, packing: bool
+    seen: ClusterView, name: str, packing: bool, placement: Placement
 ) -> None:
-    decision = decided(seen, name, packing)
+    decision = decided(seen, name, packing, placement)
     changes = plan(seen, decision)
     assert sizes_of(carry_out(seen, changes)) == sizes_of(decision.placements)
     check_kindness(seen, decision, changes)
@@ -312,15 +317,15 @@ def test_a_plan_has_only_jobs_whose_gpus_change(seen: ClusterView, name: str) ->
 
 
 @untimed
-@given(clusters(), NAMES, st.booleans())
+@given(clusters(), NAMES, st.booleans(), st.sampled_from(ALL_PLACEMENTS))
 def test_a_decision_that_has_been_carried_out_asks_for_nothing_more(
-    seen: ClusterView, name: str, packing: bool
+    seen: ClusterView, name: str, packing: bool, placement: Placement
 ) -> None:
-    held = carry_out(seen, plan(seen, decided(seen, name, packing)))
+    held = carry_out(seen, plan(seen, decided(seen, name, packing, placement)))
     servers = tuple(len(server.gpus) for server in seen.servers)
     jobs = [
         job(str(seen.jobs.name(row)), int(low), int(high), share=held.get(row, 0).bit_count())
         for row, (low, high) in enumerate(zip(seen.jobs.min_gpus, seen.jobs.max_gpus, strict=True))
     ]
     settled = view(servers, jobs, held, seen.manual_shares)
-    assert plan(settled, decided(settled, name, packing)) == ()
+    assert plan(settled, decided(settled, name, packing, placement)) == ()
