@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 
 DECIDED_WITHIN_S = 60.0  # a controller that has just started waits for its servers before it decides anything
 
-app = typer.Typer(
-    name="policy",
-    help="Show and change what decides who gets which GPUs: policy, admission, packing, placement.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
 
 def add_to(root: typer.Typer) -> None:
     """Register this file's commands."""
+    app = typer.Typer(
+        name="policy",
+        help="Show and change what decides who gets which GPUs: policy, admission, packing, placement.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
     app.command(name="list")(list_rules)
     app.command()(show)
     app.command(

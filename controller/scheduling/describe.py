@@ -59,6 +59,7 @@ def _view(what: str, kind: Any, needs_lengths: bool = False) -> RuleView:
 def _parameters(struct: type[msgspec.Struct]) -> tuple[ParameterView, ...]:
     known = msgspec.inspect.type_info(struct)
     assert isinstance(known, msgspec.inspect.StructType)
+    defaults = msgspec.to_builtins(struct())
     meanings: dict[str, str] = {}
     for one in reversed(struct.__mro__):
         for paragraph in _paragraphs(one) if issubclass(one, msgspec.Struct) else ():
@@ -68,7 +69,7 @@ def _parameters(struct: type[msgspec.Struct]) -> tuple[ParameterView, ...]:
         ParameterView(
             name=field.name,
             type=_type(field.type),
-            default=msgspec.to_builtins(field.default),
+            default=defaults[field.name],
             meaning=meanings.get(field.name, ""),
         )
         for field in known.fields
