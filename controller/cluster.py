@@ -11,6 +11,7 @@ import math
 import random
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,7 @@ from .events import Action, Record, ReplyClient, SendAgent, Warn
 from .jobs import Job, JobRecord, WorkerState
 from .scheduling.measuring import OFF, Measuring
 from .scheduling.policies import Policy
+from .scheduling.scheduler import Scheduler
 from .scheduling.view import Ints
 from .throughput import Estimated, History, Profiles, estimated
 
@@ -38,7 +40,6 @@ class Settings:
     pid: int
     server_lease_s: float = 10.0
     max_restarts: int = 5
-    network_packing: bool = False
     measuring: Measuring = OFF
     profiles: Profiles = field(default_factory=dict)
 
@@ -70,6 +71,27 @@ class PendingLog:
     deadline_s: float
 
 
+class PolicyRecord(Value, frozen=True, kw_only=True):
+    """What is recorded of a policy that has been set at run time. There is none while the configuration decides."""
+
+    document: dict[str, Any]  # a policy file (`scheduling.scheduler`)
+    source: str  # where it came from, for people
+    user: str
+    since_s: float
+
+
+@dataclass(frozen=True)
+class Decider:
+    """What decides now, and since when. `record`: set at run time; None: the configuration's."""
+
+    scheduler: Scheduler
+    since_s: float
+    record: PolicyRecord | None = None
+
+
+POLICY_KEY = "/policy"
+
+
 def job_key(job: JobId) -> str:
     return f"/jobs/{job}"
 
@@ -85,9 +107,10 @@ def server_key(server: ServerId) -> str:
 class Cluster:
     """Jobs in the order of submission, servers by name, and the effects of the event at hand."""
 
-    def __init__(self, settings: Settings, policy: Policy, rng: random.Random, now: float) -> None:
+    def __init__(self, settings: Settings, configured: Scheduler, rng: random.Random, now: float) -> None:
         self.settings = settings
-        self.policy = policy
+        self.configured = configured  # by the configuration
+        self.decider = Decider(configured, now)
         self.rng = rng
         self.started_s = now
         self.jobs: dict[JobId, Job] = {}
@@ -100,6 +123,7 @@ class Cluster:
         self.next_job = 1
         self.next_event = 1
         self.schedule_due = False
+        self.plan_unfinished = False  # part of the last plan waits for the rest to be carried out
         self.review_s = math.inf  # the policy wants to be asked again then (Unix time)
         self.stirred: dict[JobId, None] = {}  # jobs to look at, in the order in which they were stirred
         self._touched: dict[JobId, None] = {}  # jobs whose record may have changed
@@ -109,6 +133,11 @@ class Cluster:
         self._effects: list[Action] = []
 
     # -- state
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that decides now."""
+        return self.decider.scheduler.policy
 
     def add_job(self, job: Job, recorded: bool = False) -> None:
         self.jobs[job.id] = job
@@ -168,6 +197,13 @@ class Cluster:
         )
 
     # -- effects
+
+    def record_policy(self, record: PolicyRecord | None) -> None:
+        """None: what was set at run time is over."""
+        if record is not None:
+            self._puts[POLICY_KEY] = msgspec.msgpack.encode(record)
+        else:
+            self._deletes.append(POLICY_KEY)
 
     def record_server(self, session: Session) -> None:
         self._puts[server_key(session.server.server)] = msgspec.msgpack.encode(ServerRecord(server=session.server))

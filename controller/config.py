@@ -1,4 +1,4 @@
-"""The controller's configuration file (`configs/controller.yaml` shows every option), and the policy that it names."""
+"""The controller's configuration file (`configs/controller.yaml` shows every option), and what it lets decide."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..protocol.errors import OperatorError, UserError
 from ..runtime import config, transport
 from .profiles.curves import load as load_profiles
 from .scheduling.measuring import Measuring
-from .scheduling.policies import Policy, load_policy
+from .scheduling.scheduler import Scheduler, StageChoice, load_scheduler, load_stages
 from .throughput import Profiles
 
 ClusterName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -35,9 +35,11 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     listen_clients: str = "tcp://127.0.0.1:7700"
     listen_agents: str = "tcp://127.0.0.1:7701"
     policy: Annotated[str, msgspec.Meta(min_length=1)] = "max-min"
+    admission: str | StageChoice = "all"
+    packing: str = "none"
+    placement: str | StageChoice = "fewest-servers"
     server_lease_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 10.0
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 5
-    network_packing: bool = False
     measuring: MeasuringConfig = MeasuringConfig()
     profiles: tuple[str, ...] = ()
     profiles_gpu_type: str | None = None
@@ -64,18 +66,19 @@ def load(path: Path) -> ControllerConfig:
     return loaded
 
 
-def policy_of(loaded: ControllerConfig, path: Path) -> Policy:
-    """The policy that the configuration in `path` names: a built-in one, or one with parameters in a file of its own.
+def scheduler_of(loaded: ControllerConfig, path: Path) -> Scheduler:
+    """What decides by the configuration in `path`: its policy, a built-in one or one in a file of its own, and the stages.
 
-    Raises OperatorError, naming the file and the field.
+    Stages in the policy's file win over those in the configuration. Raises OperatorError, naming the file and the field.
     """
+    stages = load_stages(str(path), loaded.admission, loaded.packing, loaded.placement)
     name = loaded.policy
     if "/" not in name and not name.endswith((".yaml", ".yml")):
-        return load_policy({"policy": name}, str(path))
+        return load_scheduler({"policy": name}, str(path), stages)
     file = Path(name).expanduser()
     if not file.is_absolute():
         file = path.absolute().parent / file
-    return load_policy(config.load_yaml(file), str(file))
+    return load_scheduler(config.load_yaml(file), str(file), stages)
 
 
 def profiles_of(loaded: ControllerConfig, path: Path) -> Profiles:

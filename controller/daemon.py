@@ -28,7 +28,7 @@ from .cluster import Settings
 from .config import ControllerConfig
 from .events import Action, AgentMessage, ClientRequest, Event, Record, ReplyClient, SendAgent, TimePassed, Warn
 from .machine import ControllerMachine
-from .scheduling.policies import Policy
+from .scheduling.scheduler import Scheduler
 from .store import Delete, Put, SqliteStore
 from .throughput import Profiles
 
@@ -40,7 +40,7 @@ STORE_FILE = "cluster.db"
 class ControllerDaemon:
     """One controller process."""
 
-    def __init__(self, options: ControllerConfig, policy: Policy, profiles: Profiles) -> None:
+    def __init__(self, options: ControllerConfig, configured: Scheduler, profiles: Profiles) -> None:
         """Opens the store, recovers, listens. Raises OperatorError if one of these cannot be done."""
         self._clock = Clock()
         self._store = SqliteStore(_state_directory(options) / STORE_FILE)
@@ -51,13 +51,12 @@ class ControllerDaemon:
             pid=os.getpid(),
             server_lease_s=options.server_lease_s,
             max_restarts=options.max_restarts,
-            network_packing=options.network_packing,
             measuring=options.how_to_measure,
             profiles=profiles,
         )
         records = [(record.key, record.value) for record in self._store.list("/").records]
         self._machine = ControllerMachine(
-            settings, policy, random.Random(settings.incarnation), self._clock.now(), records
+            settings, configured, random.Random(settings.incarnation), self._clock.now(), records
         )
         self._outbox: list[Action] = []
         self._records: list[Record] = []
@@ -71,7 +70,7 @@ class ControllerDaemon:
         self._loop = Loop(self._clock, self._on_turn, self._machine.next_deadline)
         self._loop.add_socket(self._clients, self._on_client)
         self._loop.add_socket(self._agents, self._on_agent)
-        log.info("cluster=%s policy=%s records=%d", options.cluster, policy.name, len(records))
+        log.info("cluster=%s policy=%s records=%d", options.cluster, self._machine.cluster.policy.name, len(records))
         log.info("listening for clients at %s, for agents at %s", clients, agents)
 
     def run(self) -> None:

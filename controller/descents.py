@@ -84,7 +84,7 @@ def _worthwhile(cluster: Cluster, now: float, job: Job, share: int) -> tuple[int
 
 def _on_the_way(cluster: Cluster, job: Job) -> tuple[int, ...]:
     sizes = [len(session.server.gpus) for session in cluster.sessions.values() if session.alive]
-    packed = server_size(sizes) if cluster.settings.network_packing else None
+    packed = server_size(sizes) if cluster.decider.scheduler.stages.packing else None
     return smaller_shares(len(job.kept.target), job.kept.spec.gpus.min, packed)
 
 

@@ -24,7 +24,7 @@ from .jobs import Job
 from .reconcile import LEAVING_PATIENCE_S, settle
 from .recovery import recover
 from .requests import on_request
-from .scheduling.policies import Policy
+from .scheduling.scheduler import Scheduler
 
 
 class ControllerMachine:
@@ -33,14 +33,15 @@ class ControllerMachine:
     def __init__(
         self,
         settings: Settings,
-        policy: Policy,
+        configured: Scheduler,
         rng: random.Random,
         now: float,
         records: Iterable[tuple[str, bytes]] = (),
     ) -> None:
-        """`records`: all keys and values of the store. Raises OperatorError if they cannot be read."""
+        """`configured`: what decides unless something else has been set at run time. `records`: all keys and values of the
+        store. Raises OperatorError if they cannot be read."""
         self._now = now
-        self._cluster = Cluster(settings, policy, rng, now)
+        self._cluster = Cluster(settings, configured, rng, now)
         recover(self._cluster, now, records)
 
     @property

@@ -7,6 +7,7 @@ happened to is brought nearer to its target, then workers whose GPUs have become
 from __future__ import annotations
 
 import math
+import random
 
 from ..protocol.messages import Order, StartWorker
 from ..protocol.model import GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
@@ -22,10 +23,11 @@ from .generations import (
     unneeded,
 )
 from .jobs import Job, OrderRecord, WorkerRecord, WorkerState
-from .outlook import outlook
-from .scheduling.pipeline import decide
+from .outlook import Outlook, outlook
+from .scheduling.pipeline import Decision, decide
 from .scheduling.placement import in_order
-from .scheduling.plan import plan
+from .scheduling.plan import at_once, plan
+from .scheduling.scheduler import Scheduler
 
 LEAVING_PATIENCE_S = 30.0
 FIRST_BACK_OFF_S = 1.0
@@ -37,6 +39,8 @@ def settle(cluster: Cluster, now: float) -> None:
     """Bring everything as near to what is wanted as can be done now."""
     if cluster.awaited:
         return  # too little is known yet
+    if cluster.plan_unfinished and all(map(_where_it_is_to_be, cluster.jobs.values())):
+        cluster.schedule_due = True
     if cluster.schedule_due:
         cluster.schedule_due = False
         _schedule(cluster, now)
@@ -56,17 +60,31 @@ def _steer_stirred(cluster: Cluster, now: float) -> None:
 # ------------------------------------------------------------------------------------------------------------- scheduling
 
 
+def decision_of(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decision:
+    """What `scheduler` makes of an outlook."""
+    stages = scheduler.stages
+    return decide(seen.view, scheduler.policy, rng, stages.packing, seen.first, stages.placement)
+
+
 def _schedule(cluster: Cluster, now: float) -> None:
     seen = outlook(cluster, now)
-    decision = decide(seen.view, cluster.policy, cluster.rng, cluster.settings.network_packing, seen.first)
+    decision = decision_of(cluster.decider.scheduler, seen, cluster.rng)
     cluster.review_s = decision.review_s if decision.review_s > now else math.inf
     for row, job in enumerate(seen.jobs):
         reason = decision.why(row)
         job.waiting_reason = reason.text if reason is not None else ""
-    for change in plan(seen.view, decision):
+    changes, cluster.plan_unfinished = at_once(seen.view.placements, plan(seen.view, decision))
+    for change in changes:
         job = seen.jobs[change.row]
         _retarget(cluster, now, job, in_order(change.gpus, seen.gpus, job.kept.target))
     go_down(cluster, now, seen, decision)
+
+
+def _where_it_is_to_be(job: Job) -> bool:
+    """Do just the GPUs train that the scheduler wants, if any?"""
+    committed = job.committed_order
+    train = {member.gpu for member in committed.roster.members} if committed is not None else set()
+    return job.final or train == set(job.kept.target)
 
 
 def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...]) -> None:

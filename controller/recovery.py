@@ -8,8 +8,9 @@ import msgspec
 
 from ..protocol.errors import OperatorError
 from ..protocol.messages import EventView, Submitted
-from .cluster import KEPT_EVENTS, Cluster, ServerRecord, Session
+from .cluster import KEPT_EVENTS, POLICY_KEY, Cluster, PolicyRecord, ServerRecord, Session
 from .jobs import Job, JobRecord
+from .policy import recover_policy
 from .throughput import PREFIX, KindRecord
 
 
@@ -22,6 +23,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     jobs: list[JobRecord] = []
     events: list[EventView] = []
     kinds: list[KindRecord] = []
+    policy: PolicyRecord | None = None
     for key, value in records:
         try:
             if key.startswith("/jobs/"):
@@ -34,6 +36,8 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
                 server = msgspec.msgpack.decode(value, type=ServerRecord).server
                 cluster.sessions[server.server] = Session(server=server, alive=False, last_heard_s=now)
                 cluster.awaited.add(server.server)
+            elif key == POLICY_KEY:
+                policy = msgspec.msgpack.decode(value, type=PolicyRecord)
         except msgspec.MsgspecError as error:
             raise OperatorError(f"the store's record {key} cannot be read: {error}") from None
     cluster.history.recover(kinds)
@@ -42,6 +46,9 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     cluster.events.extend(sorted(events, key=lambda event: event.number)[-KEPT_EVENTS:])
     cluster.next_job = max((_number(record) for record in jobs), default=0) + 1
     cluster.next_event = max((event.number for event in events), default=0) + 1
+    if policy is not None and (trouble := recover_policy(cluster, policy)):
+        cluster.tell(now, "policy", None, trouble)
+        cluster.warn(trouble)
     if not cluster.awaited:
         cluster.stir_all()
 

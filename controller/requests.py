@@ -18,6 +18,7 @@ from ..protocol.messages import (
     GetJob,
     GetJobs,
     GetLog,
+    GetPolicy,
     GetServers,
     JobFound,
     Jobs,
@@ -31,14 +32,17 @@ from ..protocol.messages import (
     Scale,
     Scaled,
     Servers,
+    SetPolicy,
     Submit,
     Submitted,
 )
-from ..protocol.model import JobId, JobPhase
+from ..protocol.model import JobId, JobPhase, JobSpec
 from .cluster import Cluster, PendingLog
 from .descents import go_down_now
 from .jobs import Job, JobRecord
+from .policy import in_use, set_policy
 from .reconcile import end_job, settle
+from .scheduling.admission import Newcomer, Situation
 from .validation import refusal
 from .views import full_view, job_view, server_views
 
@@ -64,7 +68,7 @@ def on_request(cluster: Cluster, now: float, client: bytes, envelope: Envelope) 
             return  # the client repeats its request until it is answered
     except ElasticError as error:
         answer = Refused(reason=str(error), bad_input=isinstance(error, UserError))
-    if isinstance(request, Submit | Scale | Profile | Cancel):
+    if isinstance(request, Submit | Scale | Profile | Cancel | SetPolicy):
         cluster.remember_answer(envelope.id, answer)
     cluster.answer(client, envelope.id, answer)
 
@@ -90,6 +94,10 @@ def _answer(cluster: Cluster, now: float, request_id: str, request: Request) -> 
             return Servers(servers=server_views(cluster), time_s=now)
         case GetEvents():
             return _events(cluster, request)
+        case GetPolicy():
+            return in_use(cluster)
+        case SetPolicy():
+            return set_policy(cluster, now, request)
         case Ping():
             return _pong(cluster)
         case GetLog():
@@ -116,6 +124,8 @@ def _submit(cluster: Cluster, now: float, request_id: str, request: Submit) -> A
         raise UserError(reason)
     if sum(not job.final for job in cluster.jobs.values()) >= MAX_UNFINISHED_JOBS:
         raise RequestRefused(f"there are {MAX_UNFINISHED_JOBS} unfinished jobs already")
+    if reason := _admission_refusal(cluster, spec):
+        raise RequestRefused(f"{spec.name} is not admitted: {reason}")
     job = Job(JobRecord(job=JobId(f"{spec.name}-{cluster.next_job}"), request=request_id, spec=spec, submitted_s=now))
     cluster.next_job += 1
     cluster.add_job(job)
@@ -123,6 +133,17 @@ def _submit(cluster: Cluster, now: float, request_id: str, request: Submit) -> A
     who = f" by {spec.user}" if spec.user else ""
     cluster.tell(now, "submitted", job.id, f"submitted{who}: {spec.gpus.min} to {spec.gpus.max} GPUs")
     return Submitted(job=job.id)
+
+
+def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:
+    unfinished = [job for job in cluster.jobs.values() if not job.final]
+    situation = Situation(
+        gpus=sum(len(session.server.gpus) for session in cluster.sessions.values()),
+        waiting_jobs=sum(not job.kept.target for job in unfinished),
+        user_jobs=sum(job.kept.spec.user == spec.user for job in unfinished),
+    )
+    newcomer = Newcomer(min_gpus=spec.gpus.min, user=spec.user)
+    return cluster.decider.scheduler.stages.admission.refusal(newcomer, situation)
 
 
 def _scale(cluster: Cluster, now: float, request: Scale) -> Answer | None:

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..simulator.clusters import Cluster
     from ..simulator.costs import Costs
-    from ..simulator.policies import Policy
+    from ..simulator.policies import Scheduler, Stages
     from ..simulator.runs import Result, Setup
 
 DEFAULT_POLICY = "max-min"
@@ -77,6 +78,13 @@ def simulate(
         bool,
         typer.Option("--packing/--no-packing", help="Only shares that keep jobs off each other's network (AFS 4.4)."),
     ] = False,
+    placement: Annotated[
+        str | None,
+        typer.Option(help="How jobs get their GPUs: fewest-servers (default) or buddy.", show_default=False),
+    ] = None,
+    admission: Annotated[
+        str | None, typer.Option(help="Which jobs are taken in: all (default) or bounded.", show_default=False)
+    ] = None,
     cap_at_request: Annotated[
         bool, typer.Option("--cap-at-request", help="No job gets more GPUs than it requested.")
     ] = False,
@@ -103,7 +111,9 @@ def simulate(
 ) -> None:
     """Replay a trace of jobs under one or several policies."""
     _check_outputs(as_json, plot)
-    chosen = _policies(policy or [DEFAULT_POLICY])
+    stages = _stages(packing, placement, admission)
+    schedulers = _schedulers(policy or [DEFAULT_POLICY], stages)
+    chosen = {label: scheduler.policy for label, scheduler in schedulers.items()}
     conditions = _conditions(where or [])
     view = _cluster(cluster, servers, gpus_per_server)
     costs = _costs(overhead)
@@ -120,18 +130,22 @@ def simulate(
     gpus = sum(len(server.gpus) for server in view)
     known = curves == "known"
     assigned = assign.assign(traces.load(trace, conditions), gpus, tables, seed, cap_at_request, peaks_known=known)
-    setup = Setup(assigned, view, costs, seed, packing, None if explain is None else JobId(explain), curves_known=known)
+    job = None if explain is None else JobId(explain)
+    setup = Setup(
+        assigned, view, costs, seed, stages.packing, job, stages.placement, stages.admission, curves_known=known
+    )
+    own = {label: _with(setup, one.stages) for label, one in schedulers.items() if one.stages != stages}
     if tables is None:
         say("elasticctl: no --profiles: every job scales linearly up to its request")
     with _progress(chosen, len(assigned.workload)) as tell:
-        results = run_all(setup, chosen, tell, processes)
+        results = run_all(setup, chosen, tell, processes, own)
     inputs = {
         "profiles": str(profiles) if profiles else None,
         "where": conditions,
         "cap_at_request": cap_at_request,
         "curves": curves,
     }
-    document = _document(trace, setup, inputs, results)
+    document = _document(trace, setup, own, inputs, results)
     if as_json != "-":
         console().print(_table(results))
     if explain is not None:
@@ -145,21 +159,39 @@ def simulate(
 # -- what is asked for
 
 
-def _policies(names: Sequence[str]) -> dict[str, Policy]:
-    """The policies by label: the name, or for a file its name without the ending."""
-    from ..runtime.config import load_yaml
-    from ..simulator.policies import NAMES, load_policy
+def _stages(packing: bool, placement: str | None, admission: str | None) -> Stages:
+    """What stands around every policy whose file does not say otherwise."""
+    from ..simulator.policies import WrongOption, load_stages
 
-    found: dict[str, Policy] = {}
+    try:
+        return load_stages("simulate", admission, "network" if packing else None, placement)
+    except WrongOption as error:
+        raise UserError(f"--{error.field}: {error.text}") from None
+
+
+def _schedulers(names: Sequence[str], stages: Stages) -> dict[str, Scheduler]:
+    """The policies by label: the name, or for a file its name without the ending."""
+    from ..simulator.policies import NAMES, WrongOption, load_scheduler
+    from .policy import is_file, load
+
+    found: dict[str, Scheduler] = {}
     for name in [name for given in names for name in (NAMES if given == "all" else [given])]:
-        if "/" in name or name.endswith((".yaml", ".yml")):
-            label, loaded = Path(name).stem, load_policy(load_yaml(Path(name), UserError), name)
+        if is_file(name):
+            label, loaded = Path(name).stem, load(Path(name), stages)
         else:
-            label, loaded = name, load_policy({"policy": name}, "--policy")
+            try:
+                label, loaded = name, load_scheduler({"policy": name}, "", stages)
+            except WrongOption as error:
+                raise UserError(f"--policy: {error.text}") from None
         if label in found:
             raise UserError(f"--policy: {label} is given twice")
         found[label] = loaded
     return found
+
+
+def _with(setup: Setup, stages: Stages) -> Setup:
+    """For a policy whose file names stages."""
+    return replace(setup, packing=stages.packing, placement=stages.placement, admission=stages.admission)
 
 
 def _conditions(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -237,18 +269,25 @@ def _progress(policies: Mapping[str, object], jobs: int) -> Iterator[Any]:
         yield tell
 
 
-def _document(trace: Path, setup: Setup, inputs: Mapping[str, Any], results: Mapping[str, Result]) -> dict[str, Any]:
+def _document(
+    trace: Path, setup: Setup, own: Mapping[str, Setup], inputs: Mapping[str, Any], results: Mapping[str, Result]
+) -> dict[str, Any]:
     return {
         "trace": str(trace),
         "jobs": len(setup.assigned.workload),
         "gpus": setup.gpus,
         "servers": len(setup.cluster),
         **inputs,
-        "packing": setup.packing,
+        **_stage_names(setup),
+        "own_stages": {label: _stage_names(one) for label, one in own.items()},
         "overhead": setup.costs.name,
         "seed": setup.seed,
         "policies": {label: render.plain(result.metrics) for label, result in results.items()},
     }
+
+
+def _stage_names(setup: Setup) -> dict[str, Any]:
+    return {"packing": setup.packing, "placement": setup.placement.name, "admission": setup.admission.name}
 
 
 def _table(results: Mapping[str, Result]) -> Table:

@@ -13,6 +13,8 @@ other one seems not to have.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from .model import (
@@ -282,11 +284,40 @@ class GetLog(Message, frozen=True, kw_only=True):
     limit: int = 1 << 18
 
 
+class GetPolicy(Message, frozen=True, kw_only=True):
+    """What decides who gets which GPUs."""
+
+
+class SetPolicy(Message, frozen=True, kw_only=True):
+    """Let another policy decide, for good; or only tell what that would change (`dry_run`).
+
+    `document`: a policy file as plain values; None gives it back to the controller's configuration. `source`: where it came from.
+    """
+
+    document: dict[str, Any] | None
+    source: str = ""
+    user: str = ""
+    dry_run: bool = False
+
+
 class Ping(Message, frozen=True, kw_only=True):
     pass
 
 
-Request = Submit | GetJobs | GetJob | Scale | Profile | Cancel | GetServers | GetEvents | GetLog | Ping
+Request = (
+    Submit
+    | GetJobs
+    | GetJob
+    | Scale
+    | Profile
+    | Cancel
+    | GetServers
+    | GetEvents
+    | GetLog
+    | GetPolicy
+    | SetPolicy
+    | Ping
+)
 
 
 class Envelope(Message, frozen=True, kw_only=True):
@@ -428,6 +459,49 @@ class Log(Message, frozen=True, kw_only=True):
     end: bool
 
 
+class StageView(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy or a stage around it, with its parameters as they are in use."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class PolicyInUse(Message, frozen=True, kw_only=True):
+    """What decides, and the file or name that it came from (`source`).
+
+    `at_run_time`: it has been set by `user` while the cluster ran; else it is the configuration's.
+    """
+
+    policy: StageView
+    admission: StageView
+    packing: str
+    placement: StageView
+    needs_lengths: bool
+    at_run_time: bool
+    source: str
+    user: str
+    since_s: float  # Unix time; of the configuration's policy since when this controller has used it
+    configured_policy: str
+
+
+class ShareForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """A job whose share another policy changes. `reason`: why it gets no more."""
+
+    job: JobId
+    before_gpus: int
+    after_gpus: int
+    reason: str
+
+
+class PolicySet(Message, frozen=True, kw_only=True):
+    """What decided before and what does after it, and the shares that differ; of a dry run what would be so."""
+
+    before: PolicyInUse
+    after: PolicyInUse
+    shares: tuple[ShareForecast, ...]
+    time_s: float
+
+
 class Pong(Message, frozen=True, kw_only=True):
     version: str
     protocol: int
@@ -444,7 +518,21 @@ class Refused(Message, frozen=True, kw_only=True):
     bad_input: bool = False
 
 
-Answer = Submitted | Jobs | JobFound | Scaled | Profiling | Cancelled | Servers | Events | Log | Pong | Refused
+Answer = (
+    Submitted
+    | Jobs
+    | JobFound
+    | Scaled
+    | Profiling
+    | Cancelled
+    | Servers
+    | Events
+    | Log
+    | PolicyInUse
+    | PolicySet
+    | Pong
+    | Refused
+)
 
 
 class Reply(Message, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +12,8 @@ import yaml
 from ..protocol.errors import ElasticError, OperatorError
 
 C = TypeVar("C")
+
+_STEP = re.compile(r"([^.\[\]]+)(?!\])|\[(\d+)\]")  # of the way to a field
 
 
 def load_yaml(path: Path, kind: type[ElasticError] = OperatorError) -> object:
@@ -49,3 +52,25 @@ def convert(document: object, into: type[C], source: str, kind: type[ElasticErro
         message, _, where = str(error).partition(" - at ")
         field = where.strip("`").removeprefix("$.") if where else ""
         raise kind(f"{source}: {field + ': ' if field else ''}{message}") from None
+
+
+def line_of(path: Path, field: str) -> int | None:
+    """The line on which `field` ("parameters.thresholds_gpu_s[1]") stands in the YAML file `path`; None: it is not there.
+
+    Of a field that is missing it is the line of what it is missing in.
+    """
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    line = None
+    for name, index in _STEP.findall(field):
+        if isinstance(node, yaml.MappingNode):
+            pair = next(((key, value) for key, value in node.value if key.value == name), None)
+            if pair is None:
+                break
+            line, node = pair[0].start_mark.line + 1, pair[1]
+        elif isinstance(node, yaml.SequenceNode) and index and int(index) < len(node.value):
+            node = node.value[int(index)]
+            line = node.start_mark.line + 1
+    return line

@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ..controller.scheduling.admission import ADMIT_ALL, Admission, Newcomer, Situation
 from ..controller.scheduling.pipeline import Decision, decide
+from ..controller.scheduling.placements import FEWEST_SERVERS, Placement
 from ..controller.scheduling.policies.base import Policy
 from ..controller.scheduling.throughput import concave
 from ..controller.scheduling.view import ClusterView, Columns, Curves, Floats, Gpus, Ints, JobTable, ServerInView
@@ -71,6 +73,8 @@ class Simulation:
         costs: Costs = NONE,
         seed: int = 0,
         packing: bool = False,
+        placement: Placement = FEWEST_SERVERS,
+        admission: Admission = ADMIT_ALL,
         watch: Callable[[ClusterView, Decision], None] | None = None,
     ) -> None:
         """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4).
@@ -81,6 +85,8 @@ class Simulation:
         self._load = workload
         self._cluster = cluster
         self._packing = packing
+        self._placement = placement
+        self._admission = admission
         self._watch = watch
         self._gpus = sum(len(server.gpus) for server in cluster)
         self._policy = policy
@@ -166,12 +172,23 @@ class Simulation:
     def _arrive(self) -> bool:
         begin = self._next
         submit_s = self._load.submit_s
+        admitted: list[int] = []
         while self._next < len(self._load) and submit_s[self._next] <= self._now:
-            self._blocking.add(float(self._load.work_s[self._next]), float(submit_s[self._next]))
+            if self._admits(self._next, len(admitted)):
+                admitted.append(self._next)
+                self._blocking.add(float(self._load.work_s[self._next]), float(submit_s[self._next]))
             self._next += 1
-        if self._next > begin:
-            self._active = np.concatenate([self._active, np.arange(begin, self._next)])
+        if admitted:
+            self._active = np.concatenate([self._active, admitted])
         return self._next > begin
+
+    def _admits(self, job: int, others: int) -> bool:
+        """Is a job that arrives admitted? `others`: have been, at the same moment. Traces do not tell whose jobs they are."""
+        if self._admission is ADMIT_ALL:
+            return True
+        waiting = len(self._active) - len(self._running) + others
+        situation = Situation(gpus=self._gpus, waiting_jobs=waiting, user_jobs=0)
+        return not self._admission.refusal(Newcomer(int(self._load.min_gpus[job]), user=""), situation)
 
     def _switch(self) -> bool:
         """New GPUs of some jobs are ready."""
@@ -204,7 +221,7 @@ class Simulation:
         present = {row: self._placed[job] for row, job in zip(at, self._running.tolist(), strict=True)}
         view = ClusterView(self._now, table, self._cluster, present)
         began = time.perf_counter()
-        decision = decide(view, self._policy, self._rng, self._packing)
+        decision = decide(view, self._policy, self._rng, self._packing, placement=self._placement)
         self.outcome.decision_s.append(time.perf_counter() - began)
         self.outcome.decisions += 1
         if self._watch is not None:

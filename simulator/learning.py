@@ -20,9 +20,11 @@ from functools import cache
 
 import numpy as np
 
+from ..controller.scheduling.admission import ADMIT_ALL, Admission
 from ..controller.scheduling.measuring import Measuring, first_share, smaller_shares, unknown, worth_measuring
 from ..controller.scheduling.packing import server_size
 from ..controller.scheduling.pipeline import Decision
+from ..controller.scheduling.placements import FEWEST_SERVERS, Placement
 from ..controller.scheduling.policies import RIGID
 from ..controller.scheduling.policies.base import Policy
 from ..controller.scheduling.throughput import Rate, Source, estimate, fewest_servers, peak
@@ -43,10 +45,12 @@ class LearningSimulation(Simulation):
         costs: Costs = NONE,
         seed: int = 0,
         packing: bool = False,
+        placement: Placement = FEWEST_SERVERS,
+        admission: Admission = ADMIT_ALL,
         watch: Callable[[ClusterView, Decision], None] | None = None,
         measuring: Measuring | None = None,
     ) -> None:
-        super().__init__(workload, cluster, policy, costs, seed, packing, watch)
+        super().__init__(workload, cluster, policy, costs, seed, packing, placement, admission, watch)
         self._measuring = measuring or Measuring()
         sizes = [len(server.gpus) for server in cluster]
         most = min(self._gpus, workload.curves.most)

@@ -21,6 +21,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ..controller.scheduling.admission import ADMIT_ALL, Admission
+from ..controller.scheduling.placements import FEWEST_SERVERS, Placement
 from ..controller.scheduling.policies.base import Policy
 from ..controller.scheduling.view import Floats, Ints
 from ..protocol.errors import ElasticError, UserError
@@ -46,6 +48,8 @@ class Setup:
     seed: int
     packing: bool = False  # AFS 4.4
     explain: JobId | None = None
+    placement: Placement = FEWEST_SERVERS
+    admission: Admission = ADMIT_ALL
     curves_known: bool = True  # else policies see of a job's throughput what has been measured so far
 
     @property
@@ -94,7 +98,8 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
     story = Story(row) if row is not None else None
     watch = story.note if story else None
     kind = Simulation if setup.curves_known else LearningSimulation
-    simulation = kind(workload, setup.cluster, policy, setup.costs, setup.seed, setup.packing, watch)
+    stages = setup.packing, setup.placement, setup.admission
+    simulation = kind(workload, setup.cluster, policy, setup.costs, setup.seed, *stages, watch)
     outcome = simulation.run(progress)
     return Result(
         metrics=measure(outcome, workload.submit_s, setup.assigned.deadline_s, setup.gpus),
@@ -110,9 +115,14 @@ def run_all(
     policies: Mapping[str, Policy],
     progress: Callable[[Mapping[str, int]], None] = lambda _: None,
     processes: int | None = None,
+    own: Mapping[str, Setup] | None = None,
 ) -> dict[str, Result]:
-    """Every policy, by its label; with at most `processes` processes (as many as there are processors). Raises UserError."""
+    """Every policy, by its label; with at most `processes` processes (as many as there are processors). Raises UserError.
+
+    `own`: setups of policies that come with stages of their own.
+    """
     setup.explained_row()
+    setups = {label: (own or {}).get(label, setup) for label in policies}
     processes = min(processes or len(os.sched_getaffinity(0)), len(policies))
     if processes == 1:
         done = dict.fromkeys(policies, 0)
@@ -123,18 +133,18 @@ def run_all(
                 done[label] = jobs
                 progress(done)
 
-            found[label] = run(setup, policy, tell)
+            found[label] = run(setups[label], policy, tell)
         return found
     memory = os.memfd_create("progress")  # a file without a name, so that none is left behind whatever happens
     try:
         os.truncate(memory, 8 * len(policies))
-        return _in_processes(setup, policies, progress, processes, Path(f"/proc/{os.getpid()}/fd/{memory}"))
+        return _in_processes(setups, policies, progress, processes, Path(f"/proc/{os.getpid()}/fd/{memory}"))
     finally:
         os.close(memory)
 
 
 def _in_processes(
-    setup: Setup,
+    setups: Mapping[str, Setup],
     policies: Mapping[str, Policy],
     progress: Callable[[Mapping[str, int]], None],
     processes: int,
@@ -144,7 +154,7 @@ def _in_processes(
     before = set(multiprocessing.active_children())
     try:
         futures: dict[str, Future[Result]] = {
-            label: executor.submit(_run_and_tell, setup, policy, board, place)
+            label: executor.submit(_run_and_tell, setups[label], policy, board, place)
             for place, (label, policy) in enumerate(policies.items())
         }
         pending = set(futures.values())

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .packing import pack
-from .placement import Placements, place
+from .placement import Placements
+from .placements import FEWEST_SERVERS, Placement
 from .policies import Policy
 from .policies.base import count, no_shares
 from .view import ClusterView, Gpus, Ints, Reason, ReasonCode
@@ -32,6 +33,7 @@ def decide(
     rng: random.Random,
     packing: bool,
     first: Mapping[int, Gpus] | None = None,
+    placement: Placement = FEWEST_SERVERS,
 ) -> Decision:
     """Who gets which GPUs. `packing`: shares are regulated (AFS 4.4), except those set by hand. `first`: as for `place`."""
     wanted = _manual_shares(view)
@@ -54,7 +56,8 @@ def decide(
             return _packed(int(wanted[row]), int(shares[row]))
         return given.why(int(np.searchsorted(rows, row)))
 
-    return Decision(shares, place(view.servers, view.placements, shares, first), why, given.review_s, wanted)
+    placed = placement.place(view.servers, view.placements, shares, first)
+    return Decision(shares, placed, why, given.review_s, wanted)
 
 
 def _manual_shares(view: ClusterView) -> Ints:

@@ -22,7 +22,7 @@ from elasticd.controller.events import (
 )
 from elasticd.controller.jobs import Job, JobRecord
 from elasticd.controller.machine import ControllerMachine
-from elasticd.controller.scheduling.policies import load_policy
+from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.protocol.messages import (
     Acknowledged,
     AgentHeartbeat,
@@ -119,9 +119,9 @@ class World:
     def new_machine(self) -> ControllerMachine:
         values = {"cluster": "test", "incarnation": f"c{next(self.incarnations)}", "version": "0", "pid": 1}
         settings = Settings(**{**values, **self.settings})  # type: ignore[arg-type]
-        policy = load_policy({"policy": self.policy}, "test")
+        configured = load_scheduler({"policy": self.policy}, "test")
         records = sorted(self.store.items())
-        return ControllerMachine(settings, policy, random.Random(self.seed), self.now, records)
+        return ControllerMachine(settings, configured, random.Random(self.seed), self.now, records)
 
     # -- driving
 

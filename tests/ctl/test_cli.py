@@ -36,7 +36,8 @@ class Cli:
         return done
 
     def json(self, *arguments: str) -> Any:
-        return json.loads(self(arguments[0], "--json", *arguments[1:]).stdout)
+        command = 2 if arguments[0] == "policy" else 1
+        return json.loads(self(*arguments[:command], "--json", *arguments[command:]).stdout)
 
     def processes(self) -> list[psutil.Process]:
         """Everything that belongs to the cluster, by its directory in command line or environment."""
@@ -113,6 +114,31 @@ def test_servers_and_version_are_shown(cli: Cli) -> None:
     assert cli("version").stdout.startswith("elasticctl 0.")
 
 
+def test_the_policy_is_shown_tried_out_changed_and_given_back(cli: Cli) -> None:
+    assert cli.json("policy", "show")["policy"] == {"name": "max-min", "parameters": {}}
+    assert "controller.yaml" in cli("policy", "show").stdout
+    job = cli("submit", "--gpus", "2", "--", "sleep", "60").stdout.strip()
+    (cli.cwd / "mine.yaml").write_text("policy: tiresias-l\nparameters: {thresholds_gpu_s: [60]}\nplacement: buddy\n")
+    tried = cli.json("policy", "set", "mine.yaml", "--dry-run")
+    assert (tried["dry_run"], tried["after"]["policy"]["name"], tried["shares"]) == (True, "tiresias-l", [])
+    assert cli.json("policy", "show")["policy"]["name"] == "max-min"
+    assert "max-min gives way to tiresias-l" in cli("policy", "set", "mine.yaml").stdout
+    shown = cli.json("policy", "show")
+    assert shown["policy"]["parameters"]["thresholds_gpu_s"] == [60.0]
+    assert (shown["placement"]["name"], shown["packing"], shown["at_run_time"]) == ("buddy", "none", True)
+    assert shown["source"] == str(cli.cwd / "mine.yaml")
+    cli("policy", "set", "--packing", "network")
+    shown = cli.json("policy", "show")
+    assert (shown["policy"]["name"], shown["packing"], shown["placement"]["name"]) == ("tiresias-l", "network", "buddy")
+    for words in ("thresholds_gpu_s: [60]", "set at run time", "the configuration has max-min"):
+        assert words in cli("policy", "show").stdout
+    cli("policy", "set", "--from-config")
+    assert cli.json("policy", "show")["policy"]["name"] == "max-min"
+    told = [event["text"] for event in cli.json("events")["events"] if event["kind"] == "policy"]
+    assert [text.split(" ")[0] for text in told] == ["max-min", "tiresias-l", "tiresias-l"]
+    cli("cancel", job)
+
+
 def test_a_dry_run_submits_nothing(cli: Cli) -> None:
     before = len(cli.json("status", "--all")["jobs"])
     spec = cli.json("submit", "--dry-run", "--gpus", "1:4", "--", "sleep", "1")
@@ -166,6 +192,11 @@ def test_a_wrong_job_file_is_refused_in_one_sentence_that_names_file_and_field(
         (("logs", "nobody"), "there is no job 'nobody'"),
         (("wait", "nobody"), "there is no job 'nobody'"),
         (("status", "-w", "--json"), "exclude each other"),
+        (("policy", "set"), "give a policy file"),
+        (("policy", "set", "best"), "there is no policy 'best'; known are"),
+        (("policy", "set", "none.yaml"), "none.yaml: no such file"),
+        (("policy", "set", "fifo", "--from-config"), "--from-config"),
+        (("policy", "set", "--placement", "tight"), "there is no placement 'tight'; known are fewest-servers, buddy"),
         (("frobnicate",), "frobnicate"),
     ],
 )

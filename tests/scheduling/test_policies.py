@@ -115,7 +115,8 @@ def test_every_job_comes_to_its_end(load: Workload) -> None:
 
 
 def load_policy_file(path: Path) -> object:
-    return controller_config.policy_of(controller_config.ControllerConfig(policy=str(path)), CONFIGS / "none.yaml")
+    options = controller_config.ControllerConfig(policy=str(path))
+    return controller_config.scheduler_of(options, CONFIGS / "none.yaml").policy
 
 
 LOADERS: dict[str, Callable[[Path], object]] = {
@@ -148,7 +149,7 @@ def test_the_file_of_a_policy_shows_all_its_parameters_with_their_defaults(name:
 def test_the_commented_controller_configuration_is_the_default() -> None:
     loaded = controller_config.load(CONFIGS / "controller.yaml")
     assert loaded == controller_config.ControllerConfig()
-    assert controller_config.policy_of(loaded, CONFIGS / "controller.yaml").name == "max-min"
+    assert controller_config.scheduler_of(loaded, CONFIGS / "controller.yaml").policy.name == "max-min"
 
 
 def test_every_option_of_the_controller_is_in_its_commented_configuration() -> None:
@@ -161,14 +162,14 @@ def test_a_policy_file_is_found_beside_the_configuration_that_names_it(tmp_path:
     (tmp_path / "rigid.yaml").write_text("policy: fifo\nparameters: {}\n")
     (tmp_path / "controller.yaml").write_text("policy: rigid.yaml\n")
     path = tmp_path / "controller.yaml"
-    assert controller_config.policy_of(controller_config.load(path), path).name == "fifo"
+    assert controller_config.scheduler_of(controller_config.load(path), path).policy.name == "fifo"
 
 
 def test_an_unknown_policy_is_refused_with_the_file_the_field_and_all_that_are_known(tmp_path: Path) -> None:
     path = tmp_path / "controller.yaml"
     path.write_text("policy: fairest\n")
     with pytest.raises(OperatorError) as refused:
-        controller_config.policy_of(controller_config.load(path), path)
+        controller_config.scheduler_of(controller_config.load(path), path)
     for word in (str(path), "policy", "fairest", *NAMES):
         assert word in str(refused.value)
 

@@ -162,6 +162,23 @@ def test_explain_tells_what_packing_has_lowered_and_raised(simulate: Simulate) -
     assert any("raised by packing" in line for line in lines)
 
 
+def test_stages_are_chosen_for_all_policies_or_by_a_policys_own_file(simulate: Simulate) -> None:
+    Path("own.yaml").write_text(
+        "policy: max-min\nplacement: buddy\nadmission: {name: bounded, parameters: {waiting_jobs: 1}}\n"
+    )
+    options = ("--policy", "max-min", "--policy", "own.yaml", "--packing", "--processes", "1", "--json", "-")
+    found = json.loads(simulate(*SMALL, *options).stdout)
+    assert (found["packing"], found["placement"], found["admission"]) == (True, "fewest-servers", "all")
+    assert found["own_stages"] == {"own": {"packing": True, "placement": "buddy", "admission": "bounded"}}
+    assert found["policies"]["max-min"]["dropped"] == 0
+    assert found["policies"]["own"]["dropped"] > 0
+    assert found["policies"]["own"]["finished"] + found["policies"]["own"]["dropped"] == 40
+    options = ("--policy", "max-min", "--packing", "--placement", "buddy", "--admission", "bounded", "--json", "-")
+    alone = json.loads(simulate(*SMALL, *options).stdout)
+    assert (alone["placement"], alone["admission"], alone["own_stages"]) == ("buddy", "bounded", {})
+    assert alone["policies"]["max-min"]["finished"] == 40
+
+
 def test_without_throughputs_it_says_what_it_assumes(simulate: Simulate) -> None:
     done = simulate("trace.csv", "--json", "-")
     assert done.stderr == "elasticctl: no --profiles: every job scales linearly up to its request\n"
@@ -180,9 +197,10 @@ def test_a_picture_is_drawn(simulate: Simulate, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("nowhere.csv",), "nowhere.csv: no such file"),
-        (("trace.csv", "--policy", "best"), "--policy: policy: there is no policy 'best'; known are"),
+        (("trace.csv", "--policy", "best"), "--policy: there is no policy 'best'; known are"),
         (("trace.csv", "--policy", "fifo", "--policy", "fifo"), "--policy: fifo is given twice"),
         (("trace.csv", "--policy", "none.yaml"), "none.yaml: no such file"),
+        (("trace.csv", "--placement", "best"), "--placement: there is no placement 'best'; known are"),
         (("trace.csv", "--where", "vc"), "--where: 'vc' is not COLUMN=VALUE"),
         (("trace.csv", "--servers", "0"), "Invalid value for '--servers'"),
         (

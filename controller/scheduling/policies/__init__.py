@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from ....protocol.errors import OperatorError
+from ..options import WrongOption, convert
 from .afs import AfsL, AfsP, AfsS
 from .backfill import Backfill
 from .base import Policy, Shares
@@ -52,14 +52,21 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: dict[str, Any] = {}
 
 
-def load_policy(document: object, source: str) -> Policy:
+class LoadedPolicy(Policy, Protocol):
+    """A policy that knows its parameters."""
+
+    @property
+    def parameters(self) -> msgspec.Struct:
+        """As they are in use."""
+        ...
+
+
+def load_policy(document: object, source: str) -> LoadedPolicy:
     """The policy that `document` (plain values: ``policy``, ``parameters``) describes. Raises OperatorError naming `source`."""
-    try:
-        wanted = msgspec.convert(document, _Document)
-        kind = next((kind for kind in POLICIES if kind.name == wanted.policy), None)
-        if kind is None:
-            known = ", ".join(kind.name for kind in POLICIES)
-            raise OperatorError(f"{source}: policy: there is no policy {wanted.policy!r}; known are {known}")
-        return kind(msgspec.convert(wanted.parameters, kind.Parameters))  # type: ignore[arg-type]
-    except msgspec.ValidationError as error:
-        raise OperatorError(f"{source}: {error}") from None
+    wanted = convert(document, _Document, source)
+    kind = next((kind for kind in POLICIES if kind.name == wanted.policy), None)
+    if kind is None:
+        known = ", ".join(kind.name for kind in POLICIES)
+        raise WrongOption(source, "policy", f"there is no policy {wanted.policy!r}; known are {known}")
+    found: LoadedPolicy = kind(convert(wanted.parameters, kind.Parameters, source, "parameters"))  # type: ignore[arg-type]
+    return found

@@ -1,0 +1,298 @@
+"""`elasticctl policy`: which policy decides who gets which GPUs, which there are, and changing it while the cluster runs."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..protocol.errors import UserError
+from ..protocol.messages import GetPolicy, PolicyInUse, PolicySet, SetPolicy, StageView
+from . import render
+from .context import JSON, Context, console, of, print_json, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..simulator.policies import RuleView, Scheduler, Stages
+
+DECIDED_WITHIN_S = 60.0  # a controller that has just started waits for its servers before it decides anything
+
+
+def add_to(root: typer.Typer) -> None:
+    """Register this file's commands."""
+    app = typer.Typer(
+        name="policy",
+        help="Show and change what decides who gets which GPUs: policy, admission, packing, placement.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    app.command(name="list")(list_rules)
+    app.command()(show)
+    app.command(
+        name="set",
+        epilog="What is set stays, whatever happens to the controller, until --from-config. Stages that neither a policy "
+        "file nor an option names are those of the controller's configuration.",
+    )(set_policy)
+    app.command()(check)
+    root.add_typer(app)
+
+
+def list_rules(as_json: Annotated[bool, JSON] = False) -> None:
+    """List the policies, admissions, packings and placements that this program knows."""
+    from ..simulator.policies import rules
+
+    if as_json:
+        print_json({"rules": render.plain(rules())})
+        return
+    rows = [(rule.kind, rule.name, "needed" if rule.needs_lengths else "-", rule.rule) for rule in rules()]
+    console().print(_table(["KIND", "NAME", "LENGTHS", "RULE"], rows))
+
+
+def show(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="What this policy, admission, packing or placement does.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Show what decides in the cluster now; or what a known policy or stage does, with its parameters."""
+    if name is not None:
+        rule = _rule(name)
+        if as_json:
+            print_json(render.plain(rule))
+        else:
+            _print_rule(rule)
+        return
+    found = of(context).ask(GetPolicy(), PolicyInUse)
+    if as_json:
+        print_json(_fields(found))
+    else:
+        _print_in_use(found)
+
+
+def set_policy(
+    context: typer.Context,
+    policy: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE|NAME]", help="A policy file, or the name of a policy.", show_default=False),
+    ] = None,
+    admission: Annotated[str | None, typer.Option(help="The admission, by name.", show_default=False)] = None,
+    packing: Annotated[str | None, typer.Option(help="The packing: none or network.", show_default=False)] = None,
+    placement: Annotated[str | None, typer.Option(help="The placement, by name.", show_default=False)] = None,
+    from_config: Annotated[
+        bool, typer.Option("--from-config", help="Give it back to the controller's configuration.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which jobs' shares would change.")] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Let another policy decide, at once and for good. Running jobs grow, shrink and move; none starts anew that keeps GPUs.
+
+    Without FILE or NAME the policy stays, and the stages change that are named.
+    """
+    named = {"admission": admission, "packing": packing, "placement": placement}
+    stages = {stage: name for stage, name in named.items() if name is not None}
+    if from_config and (policy is not None or stages):
+        raise UserError("--from-config takes everything from the controller's configuration: name nothing else")
+    shared = of(context)
+    document = None if from_config else _document(shared, policy, stages)
+    source = "" if from_config else _source(policy, stages)
+    request = SetPolicy(document=document, source=source, user=_user(), dry_run=dry_run)
+    answer = shared.ask(request, PolicySet, DECIDED_WITHIN_S)
+    if as_json:
+        shown = {"before": _fields(answer.before), "after": _fields(answer.after)}
+        print_json({"dry_run": dry_run, **shown, "shares": render.plain(answer.shares), "time_s": answer.time_s})
+    else:
+        _print_set(answer, dry_run)
+
+
+def check(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Policy files.", show_default=False)],
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Check policy files, without a cluster: exit code 2 if one is wrong, with file, line, field and reason."""
+    findings = [_finding(file) for file in files]
+    for finding in findings if not as_json else ():
+        if finding["ok"]:
+            print(f"{finding['file']}: {finding['policy']}")
+        else:
+            say(f"elasticctl: {finding['reason']}")
+    if as_json:
+        print_json({"files": findings})
+    if not all(finding["ok"] for finding in findings):
+        raise typer.Exit(2)
+
+
+# -- reading
+
+
+def load(file: Path, default: Stages | None = None) -> Scheduler:
+    """What a policy file describes; `default` has the stages that it does not name. Raises UserError, naming file, line and
+    field."""
+    from ..simulator.policies import WrongOption
+
+    try:
+        return _load(file, default)
+    except WrongOption as error:
+        raise UserError(_sentence(file, error)) from None
+
+
+def _load(file: Path, default: Stages | None = None) -> Scheduler:
+    from ..runtime.config import load_yaml
+    from ..simulator.policies import Stages, load_scheduler
+
+    return load_scheduler(load_yaml(file, UserError), str(file), default or Stages())
+
+
+def _sentence(file: Path, error: Any) -> str:
+    from ..runtime.config import line_of
+
+    line = line_of(file, error.field)
+    where = f"{file}: line {line}" if line is not None else str(file)
+    return f"{where}: {error.field}: {error.text}" if error.field else f"{where}: {error.text}"
+
+
+def _finding(file: Path) -> dict[str, Any]:
+    from ..runtime.config import line_of
+    from ..simulator.policies import WrongOption
+
+    try:
+        return {"file": str(file), "ok": True, "policy": _load(file).policy.name}
+    except WrongOption as error:
+        where = {"line": line_of(file, error.field), "field": error.field or None}
+        return {"file": str(file), "ok": False, **where, "reason": _sentence(file, error)}
+    except UserError as error:  # it cannot be read, or is no YAML
+        return {"file": str(file), "ok": False, "line": None, "field": None, "reason": str(error)}
+
+
+def is_file(policy: str) -> bool:
+    """Is it a policy file rather than a name?"""
+    return "/" in policy or policy.endswith((".yaml", ".yml"))
+
+
+def _document(shared: Context, policy: str | None, stages: dict[str, str]) -> dict[str, Any]:
+    """What the controller is to take, found right as far as this program knows. Raises UserError."""
+    from ..runtime.config import load_yaml
+    from ..simulator.policies import load_scheduler
+
+    document: Any
+    if policy is None and not stages:
+        raise UserError("policy set: give a policy file, the name of a policy, or --from-config")
+    if policy is None:
+        present = shared.ask(GetPolicy(), PolicyInUse)
+        document = {"policy": present.policy.name, "parameters": present.policy.parameters, "packing": present.packing}
+        document |= {"admission": render.plain(present.admission), "placement": render.plain(present.placement)}
+    elif is_file(policy):
+        load(Path(policy))
+        document = load_yaml(Path(policy), UserError)
+    else:
+        document = {"policy": policy}
+    document |= stages
+    if policy is None or not is_file(policy) or stages:
+        load_scheduler(document, "policy set")
+    return dict(document)
+
+
+def _source(policy: str | None, stages: dict[str, str]) -> str:
+    """Where a setting comes from, for people."""
+    first = str(Path(policy).absolute()) if policy is not None and is_file(policy) else policy
+    return " ".join([*([first] if first else []), *(f"--{stage} {name}" for stage, name in stages.items())])
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no name for this number
+        return ""
+
+
+def _rule(name: str) -> RuleView:
+    from ..simulator.policies import rules
+
+    found = next((rule for rule in rules() if rule.name == name), None)
+    if found is None:
+        known = ", ".join(rule.name for rule in rules())
+        raise UserError(f"policy show: nothing is called {name!r}; known are {known}")
+    return found
+
+
+# -- showing
+
+
+def _fields(found: PolicyInUse) -> dict[str, Any]:
+    """As plain values, without what tells messages apart."""
+    return {name: value for name, value in render.plain(found).items() if name in PolicyInUse.__struct_fields__}
+
+
+def _stage(stage: StageView) -> str:
+    parameters = ", ".join(f"{name}: {_value(value)}" for name, value in stage.parameters.items())
+    return f"{stage.name} ({parameters})" if parameters else stage.name
+
+
+def _value(value: Any) -> str:
+    """As it stands in a policy file."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+
+
+def _print_in_use(found: PolicyInUse) -> None:
+    lengths = ", which needs to know how long jobs take" if found.needs_lengths else ""
+    print(f"policy     {_stage(found.policy)}{lengths}")
+    print(f"admission  {_stage(found.admission)}")
+    print(f"packing    {found.packing}")
+    print(f"placement  {_stage(found.placement)}")
+    if found.at_run_time:
+        who = f" by {found.user}" if found.user else ""
+        print(f"from       {found.source}, set at run time{who}; the configuration has {found.configured_policy}")
+    else:
+        print(f"from       {found.source}, as configured")
+    ago = render.span(time.time() - found.since_s)
+    print(f"since      {render.clock(found.since_s)}, {ago} ago")
+
+
+def _print_set(answer: PolicySet, dry_run: bool) -> None:
+    would = "would give" if dry_run else "gives"
+    before, after = answer.before, answer.after
+    print(f"{_stage(before.policy)} {would} way to {_stage(after.policy)}")
+    for stage in ("admission", "packing", "placement"):
+        old, new = getattr(before, stage), getattr(after, stage)
+        if old != new:
+            names = [one if isinstance(one, str) else _stage(one) for one in (old, new)]
+            print(f"{stage}: {names[0]} {would} way to {names[1]}")
+    if not answer.shares:
+        print(f"no job's share {'would change' if dry_run else 'changes'}")
+        return
+    rows = [(job.job, f"{job.before_gpus} > {job.after_gpus}", render.printable(job.reason)) for job in answer.shares]
+    console().print(_table(["JOB", "GPUS", "NOTE"], rows))
+
+
+def _print_rule(rule: RuleView) -> None:
+    lengths = ", needs to know how long jobs take" if rule.needs_lengths else ""
+    print(f"{rule.name}: {rule.kind}{lengths}")
+    print(f"  {rule.rule}")
+    if not rule.parameters:
+        print("  no parameters")
+        return
+    rows = [(one.name, one.type, _value(one.default), one.meaning) for one in rule.parameters]
+    console().print(_table(["PARAMETER", "TYPE", "DEFAULT", "MEANING"], rows))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Plain texts in columns, of which the last one may be wrapped."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=column != columns[-1])
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table

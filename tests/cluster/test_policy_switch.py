@@ -1,0 +1,84 @@
+"""A policy is changed under running jobs: they grow and shrink, and nobody starts anew."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticd.protocol.messages import Cancel, Events, GetEvents, GetPolicy, PolicySet, SetPolicy
+
+MakeCluster = Callable[..., Any]
+MEASURED_STEPS = 80  # by then throughput has been measured, so that lengths are known
+
+
+def choose(cluster: Any, policy: str | None) -> dict[str, tuple[int, int]]:
+    """Switch; the shares before and after of the jobs that it changes."""
+    document = {"policy": policy} if policy is not None else None
+    answer = cluster.client.ask(SetPolicy(document=document, source="test"), timeout_s=60)
+    assert isinstance(answer, PolicySet), answer
+    return {one.job: (one.before_gpus, one.after_gpus) for one in answer.shares}
+
+
+def samples(touched: Path) -> collections.Counter[str]:
+    return collections.Counter(touched.read_text().splitlines())
+
+
+@pytest.mark.timeout(400)
+def test_another_policy_changes_the_shares_of_running_jobs_by_resizing_and_stays_in_force(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(servers=2, slots=2)
+    touched = {name: tmp_path / name for name in ("long", "short")}
+    jobs = {
+        name: cluster.submit(
+            str(tmp_path / f"{name}.pt"),
+            "--epochs",
+            epochs,
+            "--pace",
+            "0.01",
+            "--touched",
+            str(touched[name]),
+            name=name,
+        )
+        for name, epochs in (("long", "2000"), ("short", "24"))
+    }
+    for job in jobs.values():
+        cluster.until_share(job, 2)
+        cluster.until_step(job, MEASURED_STEPS)
+    workers = {name: cluster.pids(job) for name, job in jobs.items()}
+
+    assert choose(cluster, "optimus") == {jobs["long"]: (2, 3), jobs["short"]: (2, 1)}
+    for name, share in (("long", 3), ("short", 1)):
+        cluster.until_share(jobs[name], share)
+    now = {name: cluster.pids(job) for name, job in jobs.items()}
+    assert workers["long"].items() <= now["long"].items(), "a worker whose GPU stays was replaced"
+    assert now["short"].items() <= workers["short"].items(), "a worker whose GPU stays was replaced"
+
+    cluster.kill("controller")
+    cluster.start("controller")
+    found = cluster.client.ask(GetPolicy(), timeout_s=60)
+    assert (found.policy.name, found.at_run_time) == ("optimus", True)
+    cluster.until_step(jobs["long"], cluster.job(jobs["long"]).step + 10)
+    assert (cluster.job(jobs["long"]).share_gpus, cluster.job(jobs["short"]).share_gpus) == (3, 1)
+
+    assert choose(cluster, None) == {jobs["long"]: (3, 2), jobs["short"]: (1, 2)}
+    for job in jobs.values():
+        cluster.until_share(job, 2)
+    assert now["short"].items() <= cluster.pids(jobs["short"]).items(), "a worker whose GPU stays was replaced"
+
+    short = cluster.until_final(jobs["short"])
+    long = cluster.job(jobs["long"])
+    cluster.client.ask(Cancel(job=jobs["long"]))
+    assert (short.restarts, long.restarts) == (0, 0)
+    assert set(samples(touched["short"]).values()) == {1}, "a step was repeated"
+    assert len(samples(touched["short"])) == 24 * 512, "a step was lost"
+    assert set(samples(touched["long"]).values()) == {1}, "a step was repeated"
+    events = cluster.client.ask(GetEvents())
+    assert isinstance(events, Events)
+    kinds = [event.kind for event in events.events]
+    assert kinds.count("policy") == 2
+    assert not {"preempted", "restarted", "lost"} & set(kinds)

@@ -1,0 +1,228 @@
+"""Switching what decides while the cluster runs: what is recorded, what is told, and that running jobs only resize and move."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from elasticd.controller.cluster import POLICY_KEY, Decider, PolicyRecord
+from elasticd.controller.scheduling.placement import Placements
+from elasticd.controller.scheduling.placements import FEWEST_SERVERS
+from elasticd.controller.scheduling.scheduler import load_scheduler
+from elasticd.protocol.messages import GetPolicy, PolicySet, Refused, SetPolicy, Submitted
+from elasticd.protocol.model import JobPhase
+
+_spec = importlib.util.spec_from_file_location("controller_world_of_policies", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+World, job_spec = _module.World, _module.job_spec
+
+STOPS = {"preempted", "restarted"}
+
+
+def choose(world: Any, document: dict[str, Any] | None, **changes: Any) -> Any:
+    return world.ask(SetPolicy(document=document, source="test", user="ann", **changes))
+
+
+def targets(world: Any, *jobs: Any) -> list[int]:
+    return [len(world.job(job.id).kept.target) for job in jobs]
+
+
+def waiting_behind_a_rigid_one() -> tuple[Any, Any, Any]:
+    """Under fifo the first job has 3 of 4 GPUs, and the second one waits for its 4."""
+    world = World(policy="fifo")
+    first, second = world.submit(job_spec(low=1, high=3)), world.submit(job_spec(low=1, high=4))
+    world.settle(first.id)
+    assert targets(world, first, second) == [3, 0]
+    return world, first, second
+
+
+def test_a_new_policy_decides_at_once_and_says_whose_shares_it_changes() -> None:
+    world, first, second = waiting_behind_a_rigid_one()
+    workers = world.roster(first.id)
+    answer = choose(world, {"policy": "max-min"})
+    assert isinstance(answer, PolicySet), answer
+    assert [(one.job, one.before_gpus, one.after_gpus) for one in answer.shares] == [
+        (first.id, 3, 2),
+        (second.id, 0, 2),
+    ]
+    assert (answer.before.policy.name, answer.after.policy.name) == ("fifo", "max-min")
+    assert targets(world, first, second) == [2, 2]
+    for _ in range(3):
+        world.settle(first.id)
+        world.settle(second.id)
+    assert world.roster(first.id) == workers[:2], "running workers are kept"
+    assert world.job(second.id).kept.phase is JobPhase.RUNNING
+    assert not STOPS & set(world.kinds())
+    (told,) = [event.text for event in world.machine.cluster.events if event.kind == "policy"]
+    for word in ("fifo", "max-min", "test", "ann"):
+        assert word in told
+
+
+def test_a_dry_run_tells_the_same_and_changes_nothing() -> None:
+    world, first, second = waiting_behind_a_rigid_one()
+    store, random = dict(world.store), world.machine.cluster.rng.getstate()
+    answer = choose(world, {"policy": "max-min"}, dry_run=True)
+    assert [(one.job, one.after_gpus) for one in answer.shares] == [(first.id, 2), (second.id, 2)]
+    assert world.store == store
+    assert world.machine.cluster.rng.getstate() == random
+    assert targets(world, first, second) == [3, 0]
+    assert world.ask(GetPolicy()).policy.name == "fifo"
+    assert choose(world, {"policy": "max-min"}).shares == answer.shares
+
+
+def test_what_was_set_survives_the_controller_and_wins_over_its_configuration_until_it_is_given_back() -> None:
+    world, first, second = waiting_behind_a_rigid_one()
+    choose(world, {"policy": "max-min", "packing": "network", "placement": "buddy"})
+    set_at = world.now
+    world.now += 60
+    world.restart()
+    found = world.ask(GetPolicy())
+    assert (found.policy.name, found.packing, found.placement.name) == ("max-min", "network", "buddy")
+    assert (found.at_run_time, found.source, found.user, found.since_s) == (True, "test", "ann", set_at)
+    assert found.configured_policy == "fifo"
+    assert targets(world, first, second) == [2, 2]
+    answer = choose(world, None)
+    assert (answer.after.policy.name, answer.after.at_run_time) == ("fifo", False)
+    assert POLICY_KEY not in world.store
+    world.restart()
+    assert world.ask(GetPolicy()).policy.name == "fifo"
+
+
+def test_stages_that_are_not_named_are_those_of_the_configuration() -> None:
+    world = World()
+    choose(world, {"policy": "fifo", "placement": "buddy"})
+    found = choose(world, {"policy": "afs-p", "parameters": {"unit_s": 60}}).after
+    assert (found.policy.parameters, found.placement.name) == ({"unit_s": 60.0}, "fewest-servers")
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"policy": "best"}, ["policy", "'best'", "max-min"]),
+        ({}, ["policy", "missing"]),
+        ({"policy": "afs-p", "parameters": {"unit_s": 0}}, ["parameters.unit_s", "0"]),
+        ({"policy": "fifo", "parameters": {"unit_s": 9}}, ["parameters.unit_s", "unknown"]),
+        ({"policy": "fifo", "placement": "best"}, ["placement", "'best'", "buddy"]),
+        ({"policy": "fifo", "packing": "tight"}, ["packing", "'tight'", "network"]),
+        (
+            {"policy": "fifo", "admission": {"name": "bounded", "parameters": {"jobs": 3}}},
+            ["admission.parameters.jobs"],
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused_with_the_field_and_changes_nothing(
+    document: dict[str, Any], words: list[str]
+) -> None:
+    world = World()
+    store = dict(world.store)
+    answer = choose(world, document)
+    assert isinstance(answer, Refused)
+    assert answer.bad_input
+    for word in ["test: ", *words]:
+        assert word in answer.reason
+    assert world.store == store
+
+
+def test_a_repeated_request_switches_once() -> None:
+    world = World()
+    request = SetPolicy(document={"policy": "fifo"}, source="test")
+    first = world.ask(request, "again")
+    assert world.ask(request, "again") == first
+    assert world.kinds().count("policy") == 1
+
+
+def test_a_controller_that_has_just_started_answers_when_its_servers_are_back() -> None:
+    world, first, _ = waiting_behind_a_rigid_one()
+    world.restart(hello=False)
+    assert world.ask(SetPolicy(document={"policy": "max-min"}), "early") is None
+    world.hello("s1")
+    world.turn()
+    assert isinstance(world.ask(SetPolicy(document={"policy": "max-min"}), "early"), PolicySet)
+    assert targets(world, first) == [2]
+
+
+def test_a_recorded_policy_that_this_version_does_not_know_leaves_the_decision_to_the_configuration() -> None:
+    world = World()
+    record = PolicyRecord(document={"policy": "from-the-future"}, source="new.yaml", user="ann", since_s=1.0)
+    world.store[POLICY_KEY] = msgspec.msgpack.encode(record)
+    world.restart()
+    assert world.ask(GetPolicy()).policy.name == "max-min"
+    (told,) = [event.text for event in world.machine.cluster.events if event.kind == "policy"]
+    assert "from-the-future" in told
+    assert POLICY_KEY in world.store, "a newer version may know it"
+
+
+# -------------------------------------------------------------------------------------------------------------- admission
+
+
+def test_a_bounded_cluster_refuses_what_could_never_run_and_who_comes_when_too_many_wait() -> None:
+    world = World(policy="fifo")
+    bounded = {"name": "bounded", "parameters": {"waiting_jobs": 1, "user_jobs": 3}}
+    choose(world, {"policy": "fifo", "admission": bounded})
+    assert "needs at least 5 GPUs, and the cluster has 4" in world.ask(_submission(low=5, high=8)).reason
+    for _ in range(2):  # one runs, one waits
+        assert isinstance(world.ask(_submission(low=4)), Submitted)
+    assert "1 jobs wait already" in world.ask(_submission(low=4)).reason
+    choose(world, {"policy": "fifo", "admission": {"name": "bounded", "parameters": {"user_jobs": 2}}})
+    refused = world.ask(_submission(low=1, user="bob"))
+    assert isinstance(refused, Submitted), refused
+    for user, admitted in (("bob", True), ("bob", False), ("eve", True)):
+        assert isinstance(world.ask(_submission(low=1, user=user)), Submitted) is admitted
+
+
+def _submission(**changes: Any) -> Any:
+    return _module.Submit(spec=job_spec(**changes))
+
+
+# ------------------------------------------------------------------------------------------------------- circles of jobs
+
+
+class Elsewhere:
+    """Wants the jobs on the GPUs that it is told, by row."""
+
+    name = "elsewhere"
+    parameters = FEWEST_SERVERS.parameters
+
+    def __init__(self, wanted: dict[int, int]) -> None:
+        self.wanted = wanted
+
+    def place(self, servers: Any, present: Any, shares: Any, first: Any = None) -> Placements:
+        return {row: self.wanted[row] for row, share in enumerate(shares) if share}
+
+
+@pytest.mark.parametrize("idle", [0, 1])
+def test_jobs_that_are_to_exchange_their_gpus_do_so_over_an_idle_one_or_stay_but_never_start_anew(idle: int) -> None:
+    """One rigid job of two GPUs and two of one; each is where the others are to be."""
+    world = World({"s1": 2, "s2": 2, **({"s3": 1} if idle else {})})
+    placement = Elsewhere({0: 0b0011, 1: 0b0100, 2: 0b1000})
+    configured = load_scheduler({"policy": "max-min"}, "test")
+    stages = replace(configured.stages, placement=placement)
+    world.machine.cluster.decider = Decider(replace(configured, stages=stages), world.now)
+    jobs = [world.submit(job_spec(low=size, high=size)) for size in (2, 1, 1)]
+    for job in jobs:
+        world.settle(job.id)
+    bits = {f"s{server}:{index}": 1 << 2 * server - 2 + index for server in (1, 2) for index in (0, 1)} | {"s3:0": 16}
+
+    def held() -> list[int]:
+        return [sum(bits[str(m.gpu)] for m in world.job(job.id).newest.roster.members) for job in jobs]
+
+    assert held() == [0b0011, 0b0100, 0b1000]
+    placement.wanted = {0: 0b1100, 1: 0b0001, 2: 0b0010}
+    for _ in range(8):
+        world.machine.cluster.schedule_due = True
+        world.turn()
+        for job in jobs:
+            world.settle(job.id)
+    assert held() == ([0b1100, 0b0001, 0b0010] if idle else [0b0011, 0b0100, 0b1000])
+    assert all(world.job(job.id).kept.restarts == 0 for job in jobs)
+    assert not STOPS & set(world.kinds())
