@@ -195,9 +195,10 @@ def test_bytes_that_are_no_message_are_dropped_and_a_readable_id_is_answered(con
     controller.client.send(
         msgspec.msgpack.encode({"type": "Envelope", "id": "strange", "request": {"type": "Explode"}})
     )
-    assert controller.client.poll(int(PATIENCE_S * 1000))
-    reply = controller.replies.decode(controller.client.recv())
-    assert reply.id == "strange"
+    reply = None
+    while reply is None or reply.id != "strange":  # a ping that was repeated is answered twice
+        assert controller.client.poll(int(PATIENCE_S * 1000))
+        reply = controller.replies.decode(controller.client.recv())
     assert isinstance(reply.answer, Refused)
     assert reply.answer.bad_input
     assert isinstance(controller.ask(Ping()), Pong)
