@@ -78,7 +78,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     unit = " ms" if row["measure"].endswith("_ms") else " s"
     limit = row["limit"]
     met = "" if limit is None else "yes" if row[row["measure"]] <= limit else "**no**"
-    beside = [f"{name}: {number(peer_s)} s ({number(peer_s / cpu_s)} of ours)" for name, peer_s in row["peers"]]
+    beside = [f"{name}: {number(peer_s)} s ({number(peer_s / cpu_s)} times ours)" for name, peer_s in row["peers"]]
     return [
         row["what"],
         f"{row['jobs']:,.0f}",

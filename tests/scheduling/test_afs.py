@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scheduling_tables import Case, Described, ask, by_name, given_to, job, linear, policy, reasons, table
 
 from elasticd.controller.scheduling.policies import Policy
+from elasticd.controller.scheduling.policies.afs import Unbeaten
 from elasticd.controller.scheduling.view import UNKNOWN_S, Curves, JobTable, ReasonCode
 from elasticd.protocol.model import JobId
 from elasticd.simulator.engine import Simulation
@@ -439,3 +440,22 @@ def test_jobs_take_turns_so_that_none_is_more_than_a_unit_ahead(jobs: int, gpus:
     history = turns(policy("afs-p", unit_s=100), [job(f"j{k}") for k in range(jobs)], gpus, 5000.0, late_s)
     assert all(max(ran.values()) - min(ran.values()) <= 100 + late_s + 1 for ran in history)
     assert min(history[-1].values()) > 5000 * gpus / jobs - 200
+
+
+pairs = st.tuples(st.integers(-2, 9), st.integers(0, 6), st.booleans())  # gain, how far the bar lies above it, had it
+
+
+@given(st.lists(pairs, min_size=1, max_size=12), st.lists(st.tuples(st.integers(0, 11), pairs), max_size=40))
+def test_the_unbeaten_that_heaps_find_are_those_that_comparing_all_finds(
+    jobs: list[tuple[int, int, bool]], changes: list[tuple[int, tuple[int, int, bool]]]
+) -> None:
+    gain, bar = [float(value) for value, _, _ in jobs], [float(value + above) for value, above, _ in jobs]
+    had = [had_it for _, _, had_it in jobs]
+    line = Unbeaten(gain.copy(), bar.copy(), had.copy())
+    for at, (value, above, had_it) in [(0, jobs[0]), *changes]:
+        at %= len(jobs)
+        gain[at], bar[at], had[at] = float(value), float(value + above), had_it
+        line.change(at, gain[at], bar[at], had[at])
+        unbeaten = [job for job in range(len(jobs)) if bar[job] >= max(gain)]
+        first = min(unbeaten, key=lambda job: (not had[job], job))
+        assert line.first() == (first if max(gain) > 0 else None)

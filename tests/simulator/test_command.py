@@ -155,11 +155,15 @@ def test_explain_tells_a_jobs_story_with_reasons(simulate: Simulate) -> None:
     assert story[-1].endswith("over")
 
 
-def test_explain_tells_what_packing_has_lowered_and_raised(simulate: Simulate) -> None:
-    shown = [simulate(*SMALL, "--packing", "--explain", f"job-{number}").stdout for number in (5, 20, 30)]
-    lines = [line for text in shown for line in text.splitlines() if "by packing" in line]
-    assert any("2 GPUs (3 GPUs from the policy, lowered by packing): " in line for line in lines)
-    assert any("raised by packing" in line for line in lines)
+def test_explain_tells_what_packing_has_lowered_and_raised(simulate: Simulate, tmp_path: Path) -> None:
+    rows = "".join(f"A,{name},0,100,1,large\n" for name in "abc")
+    (tmp_path / "three.csv").write_text("vc,job,submit_s,duration_s,gpus,model\n" + rows)
+    options = ("three.csv", *SMALL[1:], "--packing", "--explain")
+    assert "has 4 GPUs (3 GPUs from the policy, raised by packing)" in simulate(*options, "a").stdout
+    assert (
+        "has 2 GPUs (3 GPUs from the policy, lowered by packing): 2 GPUs in place of 3"
+        in simulate(*options, "b").stdout
+    )
 
 
 def test_stages_are_chosen_for_all_policies_or_by_a_policys_own_file(simulate: Simulate) -> None:

@@ -233,7 +233,7 @@ def _without_lengths(jobs: JobTable, given: Ints, free: int, rng: random.Random)
     present: list[int] = jobs.share[rows].tolist()
     curves = [jobs.curves.row(curve) for curve in jobs.curve[rows].tolist()]
     had = (given[rows] < jobs.share[rows]).tolist()
-    line = _Unbeaten(((then - now) / then).tolist(), ((then - now) / now).tolist(), had)
+    line = Unbeaten(((then - now) / then).tolist(), ((then - now) / now).tolist(), had)
     while free > 0 and (at := line.first()) is not None:
         share[at] += 1
         free -= 1
@@ -243,7 +243,7 @@ def _without_lengths(jobs: JobTable, given: Ints, free: int, rng: random.Random)
     given[rows] = share
 
 
-class _Unbeaten:
+class Unbeaten:
     """Jobs in the order drawn, and which of them nobody beats: those whose bar is at least the greatest gain of all.
 
     Where throughput is concave that gain only falls, so that jobs join the unbeaten, and only the one that got a GPU may
