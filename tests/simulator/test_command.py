@@ -258,3 +258,20 @@ def test_processes_are_started_from_the_installed_command(simulate: Simulate, tm
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["policies"]) == 3
+
+
+def test_policies_that_have_to_find_out_how_jobs_scale_change_more_and_are_repeated_to_the_bit(
+    simulate: Simulate,
+) -> None:
+    slow = ("--overhead", "background", "--policy", "afs-p", "--processes", "1", "--json", "-")
+    known = results(simulate(*SMALL, *slow).stdout)
+    measured = [results(simulate(*SMALL, *slow, "--curves", "measured").stdout) for _ in range(2)]
+    assert measured[0] == measured[1]
+    assert (known["curves"], measured[0]["curves"]) == ("known", "measured")
+    counts = [document["policies"]["afs-p"] for document in (known, measured[0])]
+    assert counts[0]["finished"] == counts[1]["finished"] == 40
+    assert counts[0]["events"] < counts[1]["events"]
+
+
+def test_curves_that_are_neither_known_nor_measured_are_refused(simulate: Simulate) -> None:
+    assert "--curves: 'guessed' is not one of known, measured" in simulate(*SMALL, "--curves", "guessed", code=2).stderr
