@@ -48,7 +48,7 @@ def test_another_policy_changes_the_shares_of_running_jobs_by_resizing_and_stays
         for name, epochs in (("long", "2000"), ("short", "40"))
     }
     for job in jobs.values():
-        cluster.until_share(job, 2)
+        cluster.until_share(job, 2, timeout_s=150)
         cluster.until_step(job, MEASURED_STEPS)
     expected = {jobs["long"]: (2, 3), jobs["short"]: (2, 1)}
     deadline = time.monotonic() + 60
