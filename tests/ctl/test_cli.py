@@ -117,7 +117,7 @@ def test_servers_and_version_are_shown(cli: Cli) -> None:
 def test_the_policy_is_shown_tried_out_changed_and_given_back(cli: Cli) -> None:
     assert cli.json("policy", "show")["policy"] == {"name": "max-min", "parameters": {}}
     assert "controller.yaml" in cli("policy", "show").stdout
-    job = cli("submit", "--gpus", "2", "--", "sleep", "60").stdout.strip()
+    job = cli("submit", "--gpus", "2", "--", "sleep", "600").stdout.strip()
     (cli.cwd / "mine.yaml").write_text("policy: tiresias-l\nparameters: {thresholds_gpu_s: [60]}\nplacement: buddy\n")
     tried = cli.json("policy", "set", "mine.yaml", "--dry-run")
     assert (tried["dry_run"], tried["after"]["policy"]["name"], tried["shares"]) == (True, "tiresias-l", [])
