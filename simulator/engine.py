@@ -189,31 +189,39 @@ class Simulation:
         self.outcome.decision_s.append(time.perf_counter() - began)
         self.outcome.decisions += 1
         self._review_s = decision.review_s if decision.review_s > self._now else math.inf
-        for row in sorted({*present, *decision.placements}):
-            before, after = present.get(row, 0), decision.placements.get(row, 0)
+        changes = [
+            (row, present.get(row, 0), decision.placements.get(row, 0))
+            for row in sorted({*present, *decision.placements})
+        ]
+        given_up = 0
+        for _, before, after in changes:
+            given_up |= before & ~after
+        for row, before, after in changes:
             if before != after:
-                self._change(int(self._active[row]), before, after)
+                self._change(int(self._active[row]), before, after, bool(after & ~before & given_up))
         self._running = self._active[np.flatnonzero(decision.shares)]
 
-    def _change(self, job: int, before: Gpus, after: Gpus) -> None:
+    def _change(self, job: int, before: Gpus, after: Gpus, from_others: bool) -> None:
+        """`from_others`: some of its new GPUs are still to be given up by a running job."""
         columns = self.columns
         columns.share[job] = after.bit_count()
         if after:
             self._placed[job] = after
+        waits_s = self._cost(job).release_s if from_others else 0.0
         if not before:
-            self._start(job)
+            self._start(job, waits_s)
         elif not after:
             self._stop(job)
         else:
-            self._resize(job, before, after)
+            self._resize(job, before, after, waits_s)
 
-    def _start(self, job: int) -> None:
+    def _start(self, job: int, free_s: float) -> None:
         columns = self.columns
         self._blocking.remove(columns.left_s[job], columns.submitted_s[job] + columns.executed_s[job])
         columns.waiting_since_s[job] = math.nan
         if math.isnan(self.outcome.start_s[job]):
             self.outcome.start_s[job] = self._now
-        self._work(job, self._cost(job).start_s)
+        self._work(job, free_s + self._cost(job).start_s)
 
     def _stop(self, job: int) -> None:
         columns = self.columns
@@ -224,8 +232,11 @@ class Simulation:
         self._end_s[job] = self._switch_s[job] = math.inf
         self.outcome.preemptions += 1
 
-    def _resize(self, job: int, before: Gpus, after: Gpus) -> None:
+    def _resize(self, job: int, before: Gpus, after: Gpus, free_s: float) -> None:
+        """`free_s`: until its new GPUs are free."""
         costs = self._cost(job)
+        if costs.end_s and self.columns.left_s[job] <= 0:
+            return  # its last step is done: it keeps to its end
         if before & after:
             self.outcome.resizes += 1
         else:
@@ -233,8 +244,8 @@ class Simulation:
         waits_s = self._idle_until_s[job] - self._now
         if waits_s > 0:  # it has not begun yet, or stands still
             self._work(job, max(waits_s, costs.pause_s))
-        elif after & ~before and costs.ready_s:
-            self._switch_s[job] = self._now + costs.ready_s
+        elif after & ~before and free_s + costs.ready_s:
+            self._switch_s[job] = self._now + free_s + costs.ready_s
         else:
             self._work(job, costs.pause_s)
 
@@ -247,7 +258,7 @@ class Simulation:
         rate = float(self._speedup[self.columns.curve[job], self.columns.share[job]])
         self._rate[job] = rate
         self._idle_until_s[job] = self._now + wait_s
-        self._end_s[job] = self._now + wait_s + self.columns.left_s[job] / rate
+        self._end_s[job] = self._now + wait_s + self.columns.left_s[job] / rate + self._cost(job).end_s
         self._switch_s[job] = math.inf
 
     def _note(self) -> None:

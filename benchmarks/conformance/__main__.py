@@ -1,0 +1,119 @@
+"""Does the simulator say what a real cluster does (AFS 5.1, Fig. 15)? `make conformance`
+
+    python -m benchmarks.conformance [--quick] [--policy NAME]... [--seed K] [--again]
+
+A real cluster (daemons, workers, PyTorch; two servers of four CPU slots) and the simulator get the same jobs under the same
+policy. Before that the jobs' throughputs and what changes cost are measured in such a cluster. Results go to out/conformance/,
+and after a full run into docs/benchmarks.md and docs/conformance.png. The exit status is 1 if an average JCT differs by more
+than 5 %. Whatever ends it, no process of it is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from elasticd.protocol.errors import ElasticError
+from elasticd.simulator.policies import NAMES
+
+from ..runtime import machine
+from ..runtime.processes import ROOT, Family, MeasurementFailed
+from . import report
+from .cluster import GPUS, Cluster
+from .courses import Comparison, average_jct_s
+from .kinds import KINDS
+from .measuring import STEPS, measure_costs, measure_curve
+from .picture import draw
+from .replay import replay
+from .simulated import Files, simulate
+from .trace import FULL, QUICK, PlannedJob, Profile, plan, read_profile, write_costs, write_profile, write_trace
+
+POLICIES = ("max-min", "afs-l")
+MEASURED_UNDER = "max-min"
+ROUNDS, QUICK_ROUNDS = 3, 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.conformance", description="Simulated against real.")
+    parser.add_argument("--quick", action="store_true", help="few and short jobs, to see that it works")
+    parser.add_argument("--policy", action="append", choices=NAMES, metavar="NAME", help="this one (may be repeated)")
+    parser.add_argument("--seed", type=int, default=1, help="of the trace (default: 1)")
+    parser.add_argument("--again", action="store_true", help="with the throughputs and costs measured last time")
+    options = parser.parse_args()
+    out = ROOT / "out" / ("conformance-quick" if options.quick else "conformance")
+    out.mkdir(parents=True, exist_ok=True)
+    files = Files(out / "trace.csv", out / "profile.csv", out / "costs.yaml")
+    about = machine.describe()
+    jobs = plan(QUICK if options.quick else FULL, options.seed)
+    try:
+        with Family(), tempfile.TemporaryDirectory(prefix="elasticctl-conformance-") as directory:
+            if not options.again:
+                _measure(Path(directory), files, options.quick)
+            profile = read_profile(files.profile)
+            write_trace(files.trace, jobs, profile)
+            comparisons = [
+                _compare(Path(directory), out, files, policy, jobs, profile) for policy in options.policy or POLICIES
+            ]
+    except KeyboardInterrupt:
+        print("interrupted: all processes are ended", file=sys.stderr)
+        return 130
+    except (MeasurementFailed, ElasticError) as error:
+        print(f"conformance: {error}", file=sys.stderr)
+        return 1
+    draw(out / "conformance.png" if options.quick else ROOT / "docs" / "conformance.png", comparisons, GPUS)
+    if not options.quick:
+        costs = json.loads((out / "costs.json").read_text())["medians"]
+        section = report.section(about, profile, costs, comparisons)
+        report.publish(ROOT / "docs" / "benchmarks.md", section)
+    print(f"written to {out}")
+    return 0 if all(comparison.conforms for comparison in comparisons) else 1
+
+
+def _measure(directory: Path, files: Files, quick: bool) -> None:
+    """Throughputs and costs, into their files."""
+    with Cluster(directory / "measuring", MEASURED_UNDER) as cluster:
+        _say("processes that workers are forked from are made")
+        cluster.warm_up()
+        curves = {}
+        for kind in KINDS:
+            curves[kind.name] = curve = measure_curve(cluster, kind, STEPS // 3 if quick else STEPS)
+            rates = ", ".join(f"{share}: {rate:.2f}" for share, rate in curve.steps_per_s.items())
+            _say(f"{kind.name}: steps per second by GPUs: {rates}")
+        profile = {name: curve.steps_per_s for name, curve in curves.items()}
+        costs = measure_costs(cluster, profile, QUICK_ROUNDS if quick else ROUNDS, list(curves.values()))
+    medians = costs.medians()
+    _say(", ".join(f"{name} {value:.2f}" for name, value in medians.items()))
+    write_profile(files.profile, profile)
+    write_costs(files.costs, medians)
+    document = {"medians": medians, "costs": vars(costs), "curves": {name: vars(each) for name, each in curves.items()}}
+    (files.costs.parent / "costs.json").write_text(json.dumps(document, indent=1))
+
+
+def _compare(
+    directory: Path, out: Path, files: Files, policy: str, jobs: Sequence[PlannedJob], profile: Profile
+) -> Comparison:
+    """One policy, in a cluster of its own and in the simulator."""
+    print(f"== {policy}", flush=True)
+    with Cluster(directory / policy, policy) as cluster:
+        cluster.warm_up()
+        real = replay(cluster, jobs, profile, _say)
+    comparison = Comparison(policy, real, simulate(files, policy))
+    for course, simulated in zip(real, comparison.simulated, strict=True):
+        print(f"{course.name} {course.kind:<11} JCT {course.jct_s:6.1f} s, simulated {simulated.jct_s:6.1f} s")
+    averages = f"{average_jct_s(real):.1f} s, simulated {average_jct_s(comparison.simulated):.1f} s"
+    print(f"{policy}: average JCT {averages}: {100 * comparison.error:+.1f} %", flush=True)
+    document = {**comparison.document(), "simulate": files.command(policy)}
+    (out / f"{policy}.json").write_text(json.dumps(document, indent=1))
+    return comparison
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

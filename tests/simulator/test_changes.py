@@ -1,0 +1,62 @@
+"""What changing a job's GPUs costs in virtual time, worked out by hand: two jobs under max-min on a server of four GPUs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from elasticd.controller.scheduling.policies import load_policy
+from elasticd.controller.scheduling.view import Curves
+from elasticd.protocol.model import JobId
+from elasticd.simulator.costs import Costs
+from elasticd.simulator.engine import Simulation
+from elasticd.simulator.workload import Workload, servers
+
+GPUS = 4
+
+
+def ends_s(costs: Costs, submit_s: tuple[float, ...], work_s: tuple[float, ...]) -> list[float]:
+    """When jobs that scale linearly are over."""
+    count = len(work_s)
+    load = Workload(
+        names=tuple(JobId(f"job-{number}") for number in range(count)),
+        submit_s=np.array(submit_s),
+        min_gpus=np.ones(count, dtype=np.int64),
+        max_gpus=np.full(count, GPUS),
+        requested_gpus=np.full(count, GPUS),
+        work_s=np.array(work_s),
+        curve=np.zeros(count, dtype=np.int64),
+        curves=Curves(np.arange(GPUS + 1, dtype=float)[None, :]),
+        models=("linear",),
+    )
+    policy = load_policy({"policy": "max-min"}, "test")
+    found: list[float] = Simulation(load, servers(1, GPUS), policy, costs).run().end_s.tolist()
+    return found
+
+
+def test_a_job_alone_starts_trains_and_ends() -> None:
+    costs = Costs("test", start_s=3.0, ready_s=0.0, pause_s=0.0, end_s=0.5)
+    assert ends_s(costs, (0.0,), (40.0,)) == [pytest.approx(3.0 + 10.0 + 0.5)]
+
+
+def test_gpus_that_another_job_gives_up_come_later() -> None:
+    """The first has 4 GPUs, then 2 from 10 s on, and all again when the second is over."""
+    costs = Costs("test", start_s=1.0, ready_s=0.0, pause_s=0.0, release_s=2.0)
+    second_s = 10.0 + 2.0 + 1.0 + 10.0 / 2
+    left = 100.0 - 4 * (10.0 - 1.0) - 2 * (second_s - 10.0)
+    assert ends_s(costs, (0.0, 10.0), (100.0, 10.0)) == [pytest.approx(second_s + left / 4), pytest.approx(second_s)]
+
+
+def test_gpus_of_a_job_that_is_over_come_at_once() -> None:
+    """The second takes what the first one leaves: that costs `ready_s` alone."""
+    costs = Costs("test", start_s=0.0, ready_s=1.0, pause_s=0.0, release_s=5.0)
+    both = ends_s(costs, (0.0, 0.0), (20.0, 100.0))
+    left = 100.0 - 2 * (10.0 + 1.0)
+    assert both == [pytest.approx(10.0), pytest.approx(11.0 + left / 4)]
+
+
+def test_a_job_that_is_as_good_as_over_keeps_to_its_end() -> None:
+    """The second comes while the first writes its checkpoint, and makes that no longer."""
+    costs = Costs("test", start_s=0.0, ready_s=0.0, pause_s=1.0, end_s=2.0)
+    first, _ = ends_s(costs, (0.0, 11.0), (40.0, 40.0))
+    assert first == pytest.approx(12.0)
