@@ -26,7 +26,7 @@ from . import report
 from .cluster import GPUS, Cluster
 from .courses import Comparison, average_jct_s
 from .kinds import KINDS
-from .measuring import STEPS, measure_costs, measure_curve
+from .measuring import measure_costs, measure_curve
 from .picture import draw
 from .replay import replay
 from .simulated import Files, simulate
@@ -80,7 +80,7 @@ def _measure(directory: Path, files: Files, quick: bool) -> None:
         cluster.warm_up()
         curves = {}
         for kind in KINDS:
-            curves[kind.name] = curve = measure_curve(cluster, kind, STEPS // 3 if quick else STEPS)
+            curves[kind.name] = curve = measure_curve(cluster, kind)
             rates = ", ".join(f"{share}: {rate:.2f}" for share, rate in curve.steps_per_s.items())
             _say(f"{kind.name}: steps per second by GPUs: {rates}")
         profile = {name: curve.steps_per_s for name, curve in curves.items()}

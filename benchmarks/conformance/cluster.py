@@ -118,11 +118,17 @@ class Cluster:
         until("all GPUs are free", probe, PATIENCE_S, POLL_S)
 
     def warm_up(self) -> None:
-        """Let the agents make the processes that workers are forked from, as in a cluster that has been up for a while."""
+        """Wait until the agents have the processes that workers are forked from, as in a cluster that has been up for a while.
+
+        They make the standard ones by themselves. If the environment here asks for others, the first job lets them be made.
+        """
         kind = KINDS[0]
         deadline = time.monotonic() + PATIENCE_S
+        logs = [self._directory / "log" / f"local-{number + 1}.log" for number in range(SERVERS)]
+        while time.monotonic() < deadline and not all("workers can be forked" in log.read_text() for log in logs):
+            time.sleep(POLL_S)
         while time.monotonic() < deadline:
-            job = self.submit(kind, "warm-up", str(GPUS), WARM_STEPS)
+            job = self.submit(kind, "warm-up", str(SLOTS + 1), WARM_STEPS)  # more than one server has
             view = self.until_over(job)
             self.until_idle()
             if view.started_s is not None and view.started_s - view.submitted_s < WARM_START_S:

@@ -46,8 +46,8 @@ class Costs:
         return {name: max(0.0, median(values)) for name, values in asdict(self).items()}
 
 
-def measure_curve(cluster: Cluster, kind: Kind, steps: int) -> Curve:
-    """One job of this kind, from one GPU up to as many as it can use, `steps` steps on each share."""
+def measure_curve(cluster: Cluster, kind: Kind) -> Curve:
+    """One job of this kind, from one GPU up to as many as it can use, `STEPS` steps on each share."""
     job = cluster.submit(kind, f"curve-{kind.name}", f"1:{kind.virtual_workers}")
     rates: dict[int, float] = {}
     ready_s = []
@@ -58,7 +58,7 @@ def measure_curve(cluster: Cluster, kind: Kind, steps: int) -> Curve:
         if share > 1:
             ready_s.append(_change_to(began.shares, share).time_s - asked_s)
         first = began.step or 0
-        view = cluster.until(job, "has trained", lambda view, end=first + steps: (view.step or 0) >= end)
+        view = cluster.until(job, "has trained", lambda view, end=first + STEPS: (view.step or 0) >= end)
         rates[share] = 1.0 / view.median_step_s
     view = cluster.job(job)
     cluster.cancel(job)
