@@ -44,6 +44,16 @@ class Costs:
     end_s: float = 0.0  # from the last step until the job is over and its GPUs are free
     by_model: Mapping[str, Costs] = field(default_factory=dict)  # those that differ
 
+    @property
+    def switches(self) -> bool:
+        """May new GPUs work along later than they are given?"""
+        return any(costs.ready_s + costs.release_s > 0 for costs in (self, *self.by_model.values()))
+
+    @property
+    def releases(self) -> bool:
+        """May a job have to wait for GPUs that it has been given?"""
+        return any(costs.release_s > 0 for costs in (self, *self.by_model.values()))
+
     def of(self, model: str) -> Costs:
         """What it costs a job of `model`."""
         return self.by_model.get(model, self)
