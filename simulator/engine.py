@@ -104,6 +104,7 @@ class Simulation:
         self._placed: dict[int, Gpus] = {}
         self._rate = np.zeros(n)
         self._idle_until_s = np.zeros(n)
+        self._given_s = np.zeros(n)  # when it got its first GPUs, the last time that it had none
         self._all_work_from_s = 0.0  # from then on no job stands still
         self._end_s = np.full(n, math.inf)  # if nothing changes
         self._switch_s = np.full(n, math.inf)
@@ -224,6 +225,7 @@ class Simulation:
                 del self._placed[job]
         had, has = np.array([gpus > 0 for gpus in before]), np.array([gpus > 0 for gpus in after])
         free_s = self._free_s(jobs, before, after)
+        self._fall_back(jobs[~has])
         self._count_blocked(jobs, had, has)
         self._start(jobs[~had], free_s[~had])
         self._stop(jobs[~has])
@@ -258,6 +260,7 @@ class Simulation:
         if not len(jobs):
             return
         self.columns.waiting_since_s[jobs] = math.nan
+        self._given_s[jobs] = self._now + free_s
         starts = self.outcome.start_s
         starts[jobs[np.isnan(starts[jobs])]] = self._now
         if self._costs.by_model:
@@ -265,6 +268,16 @@ class Simulation:
                 self._work(job, wait_s + self._cost(job).start_s)
         else:
             self._work(jobs, free_s + self._costs.start_s)
+
+    def _fall_back(self, jobs: Ints) -> None:
+        """Jobs that give all their GPUs up go on from their last checkpoint later."""
+        left_s = self.columns.left_s
+        for job in jobs.tolist():
+            costs = self._cost(job)
+            trained_s = self._now - self._given_s[job] - costs.start_s
+            if costs.checkpoint_every_s and trained_s > 0:
+                lost_s = trained_s % costs.checkpoint_every_s
+                left_s[job] = min(self._load.work_s[job], left_s[job] + lost_s * self._rate[job])
 
     def _stop(self, jobs: Ints) -> None:
         if not len(jobs):

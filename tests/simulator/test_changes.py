@@ -15,7 +15,9 @@ from elasticd.simulator.workload import Workload, servers
 GPUS = 4
 
 
-def ends_s(costs: Costs, submit_s: tuple[float, ...], work_s: tuple[float, ...]) -> list[float]:
+def ends_s(
+    costs: Costs, submit_s: tuple[float, ...], work_s: tuple[float, ...], policy: str = "max-min"
+) -> list[float]:
     """When jobs that scale linearly are over."""
     count = len(work_s)
     load = Workload(
@@ -29,8 +31,8 @@ def ends_s(costs: Costs, submit_s: tuple[float, ...], work_s: tuple[float, ...])
         curves=Curves(np.arange(GPUS + 1, dtype=float)[None, :]),
         models=("linear",),
     )
-    policy = load_policy({"policy": "max-min"}, "test")
-    found: list[float] = Simulation(load, servers(1, GPUS), policy, costs).run().end_s.tolist()
+    rule = load_policy({"policy": policy}, "test")
+    found: list[float] = Simulation(load, servers(1, GPUS), rule, costs).run().end_s.tolist()
     return found
 
 
@@ -60,3 +62,13 @@ def test_a_job_that_is_as_good_as_over_keeps_to_its_end() -> None:
     costs = Costs("test", start_s=0.0, ready_s=0.0, pause_s=1.0, end_s=2.0)
     first, _ = ends_s(costs, (0.0, 11.0), (40.0, 40.0))
     assert first == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize(("every_s", "lost_s"), [(0.0, 0.0), (4.0, 1.0), (100.0, 9.0)])
+def test_a_preempted_job_goes_on_from_its_last_checkpoint(every_s: float, lost_s: float) -> None:
+    """The second is shorter, and comes when the first has trained for 9 s."""
+    costs = Costs("test", start_s=1.0, ready_s=0.0, pause_s=0.0, checkpoint_every_s=every_s)
+    second_s = 10.0 + 1.0 + 5.0
+    first_s = second_s + 1.0 + 25.0 - 9.0 + lost_s
+    both = [pytest.approx(first_s), pytest.approx(second_s)]
+    assert ends_s(costs, (0.0, 10.0), (100.0, 20.0), "srtf") == both
