@@ -28,7 +28,8 @@ def main() -> int:
         except OSError as error:
             print(f"{arguments.config}: log_file: {error.strerror}: {options.log_file}", file=sys.stderr)
             return 2
-        ControllerDaemon(options, config.policy_of(options, arguments.config)).run()
+        policy, profiles = config.policy_of(options, arguments.config), config.profiles_of(options, arguments.config)
+        ControllerDaemon(options, policy, profiles).run()
     except ElasticError as error:
         print(f"elasticd.controller: {error}", file=sys.stderr)
         return error.exit_code

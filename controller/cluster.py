@@ -18,7 +18,10 @@ from ..protocol.messages import Acknowledged, Answer, EventView, Reply, StopWork
 from ..protocol.model import GpuAddress, JobId, Server, ServerId, Value, WorkerId
 from .events import Action, Record, ReplyClient, SendAgent, Warn
 from .jobs import Job, JobRecord, WorkerState
+from .scheduling.measuring import OFF, Measuring
 from .scheduling.policies import Policy
+from .scheduling.view import Ints
+from .throughput import Estimated, History, Profiles, estimated
 
 KEPT_EVENTS = 10_000
 KEPT_ANSWERS = 10_000
@@ -36,6 +39,8 @@ class Settings:
     server_lease_s: float = 10.0
     max_restarts: int = 5
     network_packing: bool = False
+    measuring: Measuring = OFF
+    profiles: Profiles = field(default_factory=dict)
 
 
 class ServerRecord(Value, frozen=True, kw_only=True):
@@ -91,6 +96,7 @@ class Cluster:
         self.events: deque[EventView] = deque(maxlen=KEPT_EVENTS)
         self.answers: OrderedDict[str, Answer] = OrderedDict()  # to requests that changed something
         self.pending_logs: dict[str, PendingLog] = {}
+        self.history = History()
         self.next_job = 1
         self.next_event = 1
         self.schedule_due = False
@@ -138,6 +144,13 @@ class Cluster:
             ):
                 self.stir(job)
 
+    def estimate(self, now: float, job: Job, fewest: Ints) -> Estimated:
+        """What is known of the throughput of `job`; `fewest` servers by share."""
+        earlier = self.history.find(job.kind, now)
+        profile = self.settings.profiles.get(job.kept.spec.model.casefold(), {})
+        job.estimated = estimated(job.estimated, job.kept.spec, job.kept.measured, earlier, profile, fewest)
+        return job.estimated
+
     def take_stirred(self) -> tuple[JobId, ...]:
         stirred = tuple(self.stirred)
         self.stirred.clear()
@@ -158,6 +171,12 @@ class Cluster:
 
     def record_server(self, session: Session) -> None:
         self._puts[server_key(session.server.server)] = msgspec.msgpack.encode(ServerRecord(server=session.server))
+
+    def record_throughput(self, now: float, job: Job) -> None:
+        """What `job` has been measured at is what later jobs of its kind start from."""
+        puts, deletes = self.history.note(job.kind, job.kept.measured, now)
+        self._puts.update(puts)
+        self._deletes += deletes
 
     def tell(self, now: float, kind: str, job: JobId | None, text: str) -> None:
         """Add to the history of the cluster."""

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
-from ..protocol.errors import OperatorError
+from ..protocol.errors import OperatorError, UserError
 from ..runtime import config, transport
+from .profiles.curves import load as load_profiles
+from .scheduling.measuring import Measuring
 from .scheduling.policies import Policy, load_policy
+from .throughput import Profiles
 
 ClusterName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class MeasuringConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the throughput of jobs is measured."""
+
+    way_down: bool = True
+    steps: Annotated[int, msgspec.Meta(ge=3, le=32)] = 20
+    longest_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60.0
+    most_of_rest: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
 
 
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,12 +38,19 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     server_lease_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 10.0
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 5
     network_packing: bool = False
+    measuring: MeasuringConfig = MeasuringConfig()
+    profiles: tuple[str, ...] = ()
+    profiles_gpu_type: str | None = None
     log_file: str | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
     @property
     def state(self) -> Path:
         return Path(self.state_directory).expanduser().absolute()
+
+    @property
+    def how_to_measure(self) -> Measuring:
+        return Measuring(**msgspec.structs.asdict(self.measuring))
 
 
 def load(path: Path) -> ControllerConfig:
@@ -56,3 +76,26 @@ def policy_of(loaded: ControllerConfig, path: Path) -> Policy:
     if not file.is_absolute():
         file = path.absolute().parent / file
     return load_policy(config.load_yaml(file), str(file))
+
+
+def profiles_of(loaded: ControllerConfig, path: Path) -> Profiles:
+    """What the tables say that the configuration in `path` names: steps per second by share, by model and by "model/batch".
+
+    Of several entries for one model the first counts. Raises OperatorError, naming the file, line and column.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for name in loaded.profiles:
+        file = path.absolute().parent / Path(name).expanduser()
+        try:
+            table = load_profiles(file, loaded.profiles_gpu_type)
+        except UserError as error:
+            raise OperatorError(f"{path}: profiles: {error}") from None
+        for curve in table.curves:
+            if not math.isfinite(curve.iterations_per_s):
+                continue  # only how it scales is known, not what a step is
+            rates = {
+                share: curve.iterations_per_s * speedup for share, speedup in enumerate(curve.speedup.tolist()) if share
+            }
+            for key in (curve.model.casefold(), curve.name.casefold()):
+                found.setdefault(key, rates)
+    return found

@@ -30,6 +30,7 @@ from .events import Action, AgentMessage, ClientRequest, Event, Record, ReplyCli
 from .machine import ControllerMachine
 from .scheduling.policies import Policy
 from .store import Delete, Put, SqliteStore
+from .throughput import Profiles
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ STORE_FILE = "cluster.db"
 class ControllerDaemon:
     """One controller process."""
 
-    def __init__(self, options: ControllerConfig, policy: Policy) -> None:
+    def __init__(self, options: ControllerConfig, policy: Policy, profiles: Profiles) -> None:
         """Opens the store, recovers, listens. Raises OperatorError if one of these cannot be done."""
         self._clock = Clock()
         self._store = SqliteStore(_state_directory(options) / STORE_FILE)
@@ -51,6 +52,8 @@ class ControllerDaemon:
             server_lease_s=options.server_lease_s,
             max_restarts=options.max_restarts,
             network_packing=options.network_packing,
+            measuring=options.how_to_measure,
+            profiles=profiles,
         )
         records = [(record.key, record.value) for record in self._store.list("/").records]
         self._machine = ControllerMachine(

@@ -22,7 +22,7 @@ from ..protocol.messages import (
 from ..protocol.model import JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
 from .cluster import STOP_GRACE_S, Cluster, Session
 from .generations import broken_by_loss, broken_by_report, ending, holders, usable
-from .jobs import STEPS_OF_A_RATE, Job, WorkerRecord, WorkerState
+from .jobs import Job, WorkerRecord, WorkerState
 from .reconcile import end_job, leader_address, order_message, send_order, send_start
 
 START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
@@ -130,6 +130,7 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
         if job.final and not job.kept.workers:
             continue
         job.update(target=tuple(gpu for gpu in job.kept.target if gpu.server != name))
+        job.descent = None
         cluster.stir(job)
         for entry in [entry for entry in job.kept.workers if entry.gpu.server == name]:
             if entry.state is WorkerState.ORDERED:
@@ -179,7 +180,8 @@ def _on_status(cluster: Cluster, now: float, session: Session, status: WorkerSta
     _note_worker(job, entry, status)
     if not job.final:
         job.note_progress(status)
-        if job.note_rate(status):
+        if job.note_rate(now, status, cluster.settings.measuring.steps):
+            cluster.record_throughput(now, job)
             cluster.schedule_due = True
         for resize in job.note_resizes(status):
             cluster.tell(now, "resized", job.id, resize_text(resize))
@@ -218,7 +220,7 @@ def _note_commit(cluster: Cluster, now: float, job: Job, status: WorkerStatus) -
         orders=tuple(other for other in job.kept.orders if other.generation >= order.generation),
         progress=job.progress(),
     )
-    job.rate_counts_from = (status.applied or 0) + STEPS_OF_A_RATE
+    job.rate_counts_from = -1
     share = len(order.roster.members)
     starts = job.kept.phase is JobPhase.STARTING
     if starts:
@@ -320,6 +322,7 @@ def _start_failed(cluster: Cluster, now: float, job: Job, reason: str, exit_code
     job.start_failures = 0
     keep = {entry.gpu for entry in with_state}
     job.update(target=tuple(gpu for gpu in job.kept.target if gpu in keep))
+    job.descent = None
     cluster.schedule_due = True
     cluster.tell(now, "held", job.id, f"does not grow for {job.hold_s:.0f} s: new workers end at their start: {reason}")
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -34,12 +35,14 @@ from ..protocol.model import (
     WorkerPhase,
     WorkerStatus,
 )
+from .scheduling.throughput import KEPT_RATES, NOISE, Measured
+from .throughput import Estimated, fingerprint
 
 KEPT_PAST_WORKERS = 64
 KEPT_RESIZES = 64
 KEPT_SHARES = 512
-STEPS_OF_A_RATE = 32  # workers report the median of so many
-RATE_NEWS = 0.05
+STEPS_OF_A_RATE = 32  # workers report the median of so many at most
+OFTEN_ENOUGH_S = 10.0  # between two measurements with the same share, once there are some
 
 TRANSITIONS: dict[JobPhase, tuple[JobPhase, ...]] = {
     JobPhase.PENDING: (JobPhase.STARTING, JobPhase.FAILED, JobPhase.CANCELLED),
@@ -150,7 +153,22 @@ class JobRecord(Value, frozen=True, kw_only=True):
     progressed: bool = False  # some step has been applied
     best_at_restart: int = -1
     progress: Progress | None = None
-    rates: dict[int, float] = {}  # steps per second with so many GPUs, as measured last
+    measured: tuple[Measured, ...] = ()  # throughput by share and servers
+
+
+@dataclass
+class Descent:
+    """A job is being measured on the way down (`scheduling.measuring`): with some of its GPUs, while the others stay its own."""
+
+    shares: tuple[int, ...]  # that are still to be measured, the present one first
+    reserved: tuple[GpuAddress, ...]
+    began_s: float  # with the present share
+    until_s: float
+    overdue: bool = False  # the scheduler has been told that `until_s` has come
+
+    @property
+    def share(self) -> int:
+        return self.shares[0]
 
 
 @dataclass
@@ -161,9 +179,10 @@ class Job:
     statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)  # of `kept.workers`
     best_applied: int = -1
     newest_progress: Progress | None = None
-    rate_counts_from: int = (
-        -1
-    )  # the step at which the last steps, whose median workers report, are all of this generation
+    rate_counts_from: int = -1  # the step at which the next measurement has no step in common with the last one
+    descent: Descent | None = None
+    descended: set[int] = field(default_factory=set)  # shares that it has been measured with so, or could not be
+    estimated: Estimated | None = None
     sent_address: str = ""  # the leader's address in the newest order as last sent
     waiting_reason: str = ""  # the scheduler's
     restart_at: float | None = None
@@ -180,6 +199,16 @@ class Job:
     @property
     def final(self) -> bool:
         return self.kept.phase.final
+
+    @cached_property
+    def kind(self) -> str:
+        """Jobs of one kind take the same time for a step."""
+        return fingerprint(self.kept.spec)
+
+    @property
+    def own_gpus(self) -> tuple[GpuAddress, ...]:
+        """The GPUs that are its own: its target, and those that it leaves idle while it is measured with fewer."""
+        return (*self.kept.target, *self.descent.reserved) if self.descent is not None else self.kept.target
 
     @property
     def newest(self) -> OrderRecord | None:
@@ -238,7 +267,7 @@ class Job:
         if phase.final:
             self.change_share(now, 0)
             self.update(finished_s=now, exit_code=exit_code, target=(), progress=self.progress())
-            self.restart_at = self.hold_until = None
+            self.restart_at = self.hold_until = self.descent = None
 
     def end_worker(self, worker: WorkerId, now: float, exit_code: int | None, reason: str) -> WorkerRecord | None:
         """Move a worker among the past ones. None: it was there already."""
@@ -315,17 +344,30 @@ class Job:
             metrics=metrics,
         )
 
-    def note_rate(self, status: WorkerStatus) -> bool:
-        """Take over how fast the job is with its present share, once that has been measured. Whether it is news."""
-        if status.generation != self.kept.committed or status.applied is None or status.median_step_s <= 0:
+    def note_rate(self, now: float, status: WorkerStatus, steps: int) -> bool:
+        """Take over how fast the job is with its present share, once it has been for so many steps. Whether it is news."""
+        steady, order = status.steady, self.committed_order
+        if order is None or not self.share_gpus or status.phase is not WorkerPhase.TRAINING or status.applied is None:
             return False
-        if status.phase is not WorkerPhase.TRAINING or status.applied < self.rate_counts_from or not self.share_gpus:
+        if steady.generation != self.kept.committed or steady.steps < steps or steady.step_s <= 0:
             return False
-        rate, known = 1.0 / status.median_step_s, self.kept.rates.get(self.share_gpus, 0.0)
-        if abs(rate - known) <= RATE_NEWS * known:
+        if status.applied < self.rate_counts_from:
             return False
-        self.update(rates={**self.kept.rates, self.share_gpus: rate})
-        return True
+        self.rate_counts_from = status.applied + STEPS_OF_A_RATE
+        where = (self.share_gpus, len({member.gpu.server for member in order.roster.members}))
+        known = next((entry for entry in self.kept.measured if (entry.share, entry.servers) == where), None)
+        rate = 1.0 / steady.step_s
+        if known is None:
+            entry = Measured(share=where[0], servers=where[1], recent=(rate,), times=1, at_s=now)
+        elif len(known.recent) == KEPT_RATES and now - known.at_s < OFTEN_ENOUGH_S and self.descent is None:
+            return False
+        else:
+            entry = known.again(rate, now)
+        others = [other for other in self.kept.measured if other is not known]
+        self.update(measured=tuple(sorted((*others, entry), key=lambda one: (one.share, one.servers))))
+        if known is None or self.descent is not None:
+            return True
+        return abs(entry.steps_per_s - known.steps_per_s) > NOISE * known.steps_per_s
 
     def progress(self) -> Progress:
         return self.newest_progress or self.kept.progress or Progress()

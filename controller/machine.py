@@ -107,6 +107,9 @@ class ControllerMachine:
         if job.hold_until is not None and now >= job.hold_until:
             job.hold_until = None
             self._cluster.schedule_due = True
+        if job.descent is not None and now >= job.descent.until_s and not job.descent.overdue:
+            job.descent.overdue = True
+            self._cluster.schedule_due = True
         if job.stop_rest_at is not None and now >= job.stop_rest_at:
             job.stop_rest_at = None
             for entry in job.kept.workers:
@@ -120,5 +123,7 @@ def _timers(job: Job) -> Iterator[float]:
         yield job.hold_until
     if job.stop_rest_at is not None:
         yield job.stop_rest_at
+    if job.descent is not None and not job.descent.overdue:
+        yield job.descent.until_s
     for since in job.leaving_since.values():
         yield since + LEAVING_PATIENCE_S

@@ -13,9 +13,11 @@ from ..protocol.model import GpuAddress
 from .cluster import Cluster
 from .generations import ending
 from .jobs import Job
+from .scheduling.measuring import first_share
 from .scheduling.placement import addresses
-from .scheduling.throughput import estimate
-from .scheduling.view import UNKNOWN_S, ClusterView, Columns, Curves, Floats, Gpus, Ints, JobTable, ServerInView
+from .scheduling.throughput import fewest_servers, peak
+from .scheduling.view import UNKNOWN_S, ClusterView, Columns, Curves, Gpus, Ints, JobTable, ServerInView
+from .throughput import Estimated
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,10 @@ def outlook(cluster: Cluster, now: float) -> Outlook:
     placements: dict[int, Gpus] = {}
     for row, job in enumerate(seen):
         if job.kept.target:
-            placements[row] = sum(bits.get(gpu, 0) for gpu in job.kept.target)
+            placements[row] = sum(bits.get(gpu, 0) for gpu in job.own_gpus)
     manual = {row: _manual(job) for row, job in enumerate(seen) if job.kept.manual_share is not None}
     total = sum(len(server.gpus) for server in servers)
-    table = JobTable(*_columns(seen, total, now))
+    table = JobTable(*_columns(cluster, seen, total, now))
     first = {
         row: bits[job.kept.target[0]] for row, job in enumerate(seen) if job.kept.target and job.kept.target[0] in bits
     }
@@ -77,19 +79,26 @@ def _manual(job: Job) -> int:
     return min(manual, len(job.kept.target)) if _held(job) else manual
 
 
-def _columns(jobs: tuple[Job, ...], total: int, now: float) -> tuple[Columns, Ints, Curves]:
+def fewest(cluster: Cluster, most: int) -> Ints:
+    """On how many servers each share from 0 to `most` is placed."""
+    return fewest_servers([len(session.server.gpus) for session in cluster.sessions.values() if session.alive], most)
+
+
+def _columns(cluster: Cluster, jobs: tuple[Job, ...], total: int, now: float) -> tuple[Columns, Ints, Curves]:
     most = max([1, *(min(_most(job), max(total, 1)) for job in jobs)])
-    rates = [estimate(job.kept.rates, most) for job in jobs]
-    speedup = np.array([curve / curve[1] for curve in rates]) if jobs else np.zeros((0, most + 1))
+    servers = fewest(cluster, most)
+    told = [cluster.estimate(now, job, servers) for job in jobs]
+    first = first_share(total, len(jobs)) if cluster.settings.measuring.way_down else most
+    speedup = np.array([each.curve / each.curve[1] for each in told]) if jobs else np.zeros((0, most + 1))
     columns = Columns(
         names=[job.id for job in jobs],
         submitted_s=np.array([job.kept.submitted_s for job in jobs], dtype=float),
         min_gpus=np.array([min(job.kept.spec.gpus.min, _most(job)) for job in jobs], dtype=np.int64),
-        max_gpus=np.array([_peak(job, curve) for job, curve in zip(jobs, rates, strict=True)], dtype=np.int64),
+        max_gpus=np.array([_limit(job, each, first) for job, each in zip(jobs, told, strict=True)], dtype=np.int64),
         requested_gpus=np.array([job.kept.spec.gpus.max for job in jobs], dtype=np.int64),
         priority=np.array([job.kept.spec.priority for job in jobs], dtype=np.int64),
-        share=np.array([len(job.kept.target) for job in jobs], dtype=np.int64),
-        left_s=np.array([_left_s(job, curve[1]) for job, curve in zip(jobs, rates, strict=True)], dtype=float),
+        share=np.array([len(job.own_gpus) if job.kept.target else 0 for job in jobs], dtype=np.int64),
+        left_s=np.array([left_s(job, each, 1) for job, each in zip(jobs, told, strict=True)], dtype=float),
         attained_gpu_s=np.array([job.attained_gpu_s(now) for job in jobs], dtype=float),
         executed_s=np.array([job.executed_s(now) for job in jobs], dtype=float),
         waiting_since_s=np.array([_waiting_since_s(job) for job in jobs], dtype=float),
@@ -98,18 +107,21 @@ def _columns(jobs: tuple[Job, ...], total: int, now: float) -> tuple[Columns, In
     return columns, np.arange(len(jobs)), Curves(speedup)
 
 
-def _peak(job: Job, curve: Floats) -> int:
-    """The smallest share with the greatest throughput that is expected, within the job's range."""
-    return max(min(job.kept.spec.gpus.min, _most(job)), int(np.argmax(curve[: _most(job) + 1])))
+def _limit(job: Job, told: Estimated, first: int) -> int:
+    """The most GPUs that it can use; while nothing is known of it, no more than its fair share, or than it has."""
+    least = min(job.kept.spec.gpus.min, _most(job))
+    most = peak(told.curve, least, min(_most(job), len(told.curve) - 1))
+    return most if told.known else max(least, min(most, max(first, len(job.own_gpus))))
 
 
-def _left_s(job: Job, steps_per_s: float) -> float:
-    """With one GPU."""
+def left_s(job: Job, told: Estimated, share: int) -> float:
+    """How long it still takes with so many GPUs; UNKNOWN_S: not known."""
     progress = job.progress()
     total = progress.total_steps or job.kept.spec.max_steps
-    if total is None or not job.kept.rates:
+    if total is None or not told.known:
         return UNKNOWN_S
-    return max(0, total - 1 - (progress.step if progress.step is not None else -1)) / steps_per_s
+    done = progress.step if progress.step is not None else -1
+    return max(0, total - 1 - done) / float(told.curve[share])
 
 
 def _waiting_since_s(job: Job) -> float:

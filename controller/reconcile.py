@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 from ..protocol.messages import Order, StartWorker
-from ..protocol.model import GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
+from ..protocol.model import GpuAddress, JobId, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
 from .cluster import Cluster
+from .descents import go_down
 from .generations import (
     GiveOrder,
     StartAgain,
@@ -62,13 +63,17 @@ def _schedule(cluster: Cluster, now: float) -> None:
     for row, job in enumerate(seen.jobs):
         reason = decision.why(row)
         job.waiting_reason = reason.text if reason is not None else ""
+    changed: set[JobId] = set()
     for change in plan(seen.view, decision):
         job = seen.jobs[change.row]
+        changed.add(job.id)
         _retarget(cluster, now, job, in_order(change.gpus, seen.gpus, job.kept.target))
+    go_down(cluster, now, seen, decision, changed)
 
 
 def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...]) -> None:
     job.update(target=target)
+    job.descent = None
     cluster.stir(job)
     if not target:
         cluster.tell(now, "preempted", job.id, "gave all its GPUs back; it goes on from its last checkpoint")
@@ -236,6 +241,8 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
     job.enter(phase, now, reason, exit_code)
     texts = {JobPhase.FINISHED: "finished", JobPhase.FAILED: f"failed: {reason}", JobPhase.CANCELLED: "cancelled"}
     cluster.tell(now, phase.value, job.id, texts[phase])
+    if job.kept.measured:
+        cluster.record_throughput(now, job)
     cluster.schedule_due = True
     cluster.stir(job)
     for entry in job.kept.workers:

@@ -10,6 +10,7 @@ from ..protocol.errors import OperatorError
 from ..protocol.messages import EventView, Submitted
 from .cluster import KEPT_EVENTS, Cluster, ServerRecord, Session
 from .jobs import Job, JobRecord
+from .throughput import PREFIX, KindRecord
 
 
 def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) -> None:
@@ -20,18 +21,22 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     """
     jobs: list[JobRecord] = []
     events: list[EventView] = []
+    kinds: list[KindRecord] = []
     for key, value in records:
         try:
             if key.startswith("/jobs/"):
                 jobs.append(msgspec.msgpack.decode(value, type=JobRecord))
             elif key.startswith("/events/"):
                 events.append(msgspec.msgpack.decode(value, type=EventView))
+            elif key.startswith(PREFIX):
+                kinds.append(msgspec.msgpack.decode(value, type=KindRecord))
             elif key.startswith("/servers/"):
                 server = msgspec.msgpack.decode(value, type=ServerRecord).server
                 cluster.sessions[server.server] = Session(server=server, alive=False, last_heard_s=now)
                 cluster.awaited.add(server.server)
         except msgspec.MsgspecError as error:
             raise OperatorError(f"the store's record {key} cannot be read: {error}") from None
+    cluster.history.recover(kinds)
     for record in sorted(jobs, key=_number):
         _recover_job(cluster, record)
     cluster.events.extend(sorted(events, key=lambda event: event.number)[-KEPT_EVENTS:])

@@ -37,7 +37,7 @@ from .cluster import Cluster, PendingLog
 from .jobs import Job, JobRecord
 from .reconcile import end_job, settle
 from .validation import refusal
-from .views import job_view, server_views
+from .views import full_view, job_view, server_views
 
 LOG_TIMEOUT_S = 5.0
 MAX_LOG_BYTES = 4 << 20
@@ -80,7 +80,7 @@ def _answer(cluster: Cluster, now: float, request_id: str, request: Request) -> 
             views = tuple(job_view(cluster, now, job) for job in jobs)
             return Jobs(jobs=views, time_s=now, policy=cluster.policy.name)
         case GetJob(job=name):
-            return JobFound(job=job_view(cluster, now, find_job(cluster, name)), time_s=now)
+            return JobFound(job=full_view(cluster, now, find_job(cluster, name)), time_s=now)
         case GetServers():
             return Servers(servers=server_views(cluster), time_s=now)
         case GetEvents():
@@ -137,6 +137,7 @@ def _scale(cluster: Cluster, now: float, request: Scale) -> Answer | None:
         return None
     if share != job.kept.manual_share:
         job.update(manual_share=share)
+        job.descent = None
         text = "share given back to the policy" if share is None else f"share fixed at {share} by hand"
         if share is not None and share > spec.gpus.max:
             text += f", more than the job asks for (gpus.max is {spec.gpus.max})"

@@ -11,6 +11,8 @@ from ..protocol.model import JobSpec
 MAX_NAME = 40
 MAX_VIRTUAL_WORKERS = 4096
 MAX_GPUS = 4096
+MAX_MODEL = 200
+MAX_STEPS_PER_S = 1e15
 MAX_ARGUMENTS = 4096
 MAX_TEXT_BYTES = 128 << 10  # of the command, and of the environment: what the kernel takes for one string
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -62,6 +64,11 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
         yield f"checkpoint.every: {spec.checkpoint.every_s} s is not allowed: more than 0"
     if not 1 <= spec.checkpoint.keep <= 1000:
         yield f"checkpoint.keep: {spec.checkpoint.keep} is not allowed: 1 to 1000"
+    if len(spec.model) > MAX_MODEL or "\0" in spec.model:
+        yield f"model: {spec.model[:80]!r} is not a name of at most {MAX_MODEL} characters"
+    for share, rate in spec.throughput.items():
+        if not 1 <= share <= MAX_GPUS or not 0 < rate <= MAX_STEPS_PER_S:
+            yield f"throughput: {rate} steps per second with {share} GPUs is not allowed: above 0, with 1 to {MAX_GPUS} GPUs"
     if abs(spec.priority) > 1_000_000:
         yield f"priority: {spec.priority} is not allowed: -1000000 to 1000000"
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from ..protocol.messages import JobView, ServerView, WorkerView
+from msgspec.structs import replace
+
+from ..protocol.messages import CurvePoint, JobView, ServerView, WorkerView
 from ..protocol.model import GpuAddress, JobId, JobPhase
 from .cluster import Cluster
-from .jobs import Job, OrderKind, WorkerRecord, WorkerState
+from .jobs import Job, OrderKind, Progress, WorkerRecord, WorkerState
+from .outlook import fewest
+from .scheduling.measuring import smaller_shares
+from .scheduling.throughput import Source, points
 
 
 def job_view(cluster: Cluster, now: float, job: Job) -> JobView:
@@ -36,7 +41,50 @@ def job_view(cluster: Cluster, now: float, job: Job) -> JobView:
         resizes=kept.resizes,
         restarts=kept.restarts,
         exit_code=kept.exit_code,
+        measuring_gpus=job.descent.share if job.descent is not None else None,
     )
+
+
+def full_view(cluster: Cluster, now: float, job: Job) -> JobView:
+    """One job with what is known of its throughput."""
+    return replace(job_view(cluster, now, job), curve=_curve(cluster, now, job))
+
+
+def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:
+    """What is known, by share and servers; and what is assumed of its maximum, half of that, and so on."""
+    spec = job.kept.spec
+    servers = job.estimated.fewest if job.estimated is not None else fewest(cluster, spec.gpus.max)
+    told = cluster.estimate(now, job, servers)
+    batch = _samples_per_step(job.progress())
+
+    def point(share: int, servers: int | None, rate: float, source: Source) -> CurvePoint:
+        samples_per_s = rate * batch if batch else None
+        return CurvePoint(
+            share_gpus=share, servers=servers, steps_per_s=rate, samples_per_s=samples_per_s, source=source.value
+        )
+
+    found = [
+        replace(
+            point(share, on or None, rate.steps_per_s, rate.source),
+            times=rate.times if rate.at_s is not None else 0,
+            age_s=now - rate.at_s if rate.at_s is not None else None,
+        )
+        for (share, on), rate in told.known.items()
+    ]
+    if told.known:
+        most = min(spec.gpus.max, len(told.curve) - 1)
+        exact = points(told.known, told.fewest)
+        found += [
+            point(share, int(told.fewest[share]), float(told.curve[share]), Source.ASSUMED)
+            for share in (most, *smaller_shares(most, spec.gpus.min, None))
+            if share not in exact
+        ]
+    return tuple(sorted(found, key=lambda one: (one.share_gpus, one.servers or 0)))
+
+
+def _samples_per_step(progress: Progress) -> int:
+    """The global batch, as far as the job has told; 0: it has not."""
+    return round(progress.samples_per_s * progress.median_step_s)
 
 
 def _wanted(job: Job) -> int:
@@ -60,6 +108,8 @@ def _reason(cluster: Cluster, now: float, job: Job) -> str:
         return f"does not grow for {max(0.0, job.hold_until - now):.0f} s: its new workers end at their start"
     if job.kept.phase is JobPhase.STARTING:
         return "its workers are starting"
+    if job.descent is not None:
+        return f"measures its throughput with {job.descent.share} of its {len(job.own_gpus)} GPUs"
     return job.waiting_reason
 
 

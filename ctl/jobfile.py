@@ -24,6 +24,7 @@ MAX_GPUS = 4096  # this and what follows: as the controller has it, which checks
 MAX_VIRTUAL_WORKERS = 4096
 MAX_STEPS = 10**15
 MAX_KEEP = 1000
+MAX_MODEL = 200
 MAX_PRIORITY = 1_000_000
 
 # What of the submitter's environment travels with a job; everything else a job needs stands in its file.
@@ -49,6 +50,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     checkpoint: _Checkpoint | None = None
     determinism: str | None = None
     priority: str | int | None = None
+    model: str | None = None
+    throughput: Any = None
     env: dict[str, Any] | None = None
     workdir: str | None = None
 
@@ -102,6 +105,8 @@ def build(file: Path | None, options: Overrides, cwd: Path, environ: Mapping[str
         ),
         determinism=_determinism(*pick("determinism", options.determinism, written.determinism)),
         priority=_priority(*pick("priority", options.priority, written.priority)),
+        model=_model(f"{source}: model", written.model),
+        throughput=_throughput(f"{source}: throughput", written.throughput),
         user=environ.get("USER", ""),
     )
 
@@ -252,6 +257,30 @@ def _determinism(where: str, given: str | None) -> Determinism:
     except ValueError:
         known = ", ".join(level.value for level in Determinism)
         raise UserError(f"{where}: {given!r} is not one of {known}") from None
+
+
+def _model(where: str, given: str | None) -> str:
+    if given is None:
+        return ""
+    if not given.strip() or len(given) > MAX_MODEL:
+        raise UserError(f"{where}: {given[:80]!r} is not a name of 1 to {MAX_MODEL} characters")
+    return _text(where, given.strip())
+
+
+def _throughput(where: str, given: Any) -> dict[int, float]:
+    """Steps per second by share."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not given:
+        raise UserError(f"{where}: {given!r} is not steps per second by GPUs, such as {{1: 10.0, 2: 19.1}}")
+    found = {}
+    for share, rate in given.items():
+        if not isinstance(share, int) or isinstance(share, bool) or not 1 <= share <= MAX_GPUS:
+            raise UserError(f"{where}: {share!r} is not a number of GPUs from 1 to {MAX_GPUS}")
+        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate <= MAX_STEPS:
+            raise UserError(f"{where}.{share}: {rate!r} is not a number of steps per second above 0")
+        found[share] = float(rate)
+    return found
 
 
 def _priority(where: str, given: str | int | None) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..protocol.messages import EventView, JobView, ServerView, WorkerView
+from ..protocol.messages import CurvePoint, EventView, JobView, ServerView, WorkerView
 from ..protocol.model import JobPhase, Resize
 
 if TYPE_CHECKING:
@@ -171,10 +171,23 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
         ]
     failed = [worker for worker in job.past_workers if worker.exit_code not in (0, None)][-3:]
     lines += [f"    {w.worker:<16} {w.server}:{w.gpu:<3} ended     {printable(w.reason)}" for w in failed]
+    if job.curve:
+        lines.append("  throughput")
+        lines += [f"    {point_line(point)}" for point in job.curve]
     if job.shares:
         lines.append("  share over time  " + share_line(job, now_s))
     lines += [f"    {describe_resize(job.job, resize)}" for resize in job.resizes[-3:]]
     return lines
+
+
+def point_line(point: CurvePoint) -> str:
+    """One share's throughput, and how it is known."""
+    where = "" if point.servers is None else f"on {point.servers} server{'s' if point.servers > 1 else ''}"
+    samples = f"{point.samples_per_s:10.1f} samples/s" if point.samples_per_s is not None else ""
+    how = point.source
+    if point.age_s is not None:
+        how += f", {point.times} time{'s' if point.times > 1 else ''}, {span(point.age_s)} ago"
+    return f"{count(point.share_gpus):<8} {where:<13} {point.steps_per_s:10.2f} steps/s {samples:<20} {how}"
 
 
 def share_line(job: JobView, now_s: float, width: int = 48) -> str:

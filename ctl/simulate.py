@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..simulator.runs import Result, Setup
 
 DEFAULT_POLICY = "max-min"
+CURVES = ("known", "measured")
 DEFAULT_SERVERS, DEFAULT_GPUS = 16, 4  # the cluster of AFS 5.1
 PICTURES = (".png", ".pdf", ".svg")
 LONGEST_STORY = 100
@@ -79,6 +80,10 @@ def simulate(
     cap_at_request: Annotated[
         bool, typer.Option("--cap-at-request", help="No job gets more GPUs than it requested.")
     ] = False,
+    curves: Annotated[
+        str,
+        typer.Option(help="What policies see of throughputs: known, or only what has been measured so far (measured)."),
+    ] = "known",
     overhead: Annotated[
         str, typer.Option(help="What changing a job's GPUs costs: none, background, stop-resume, or a file.")
     ] = "none",
@@ -109,15 +114,23 @@ def simulate(
 
     if gpu_type is not None and profiles is None:
         raise UserError("--gpu-type: says which rows of --profiles FILE to take, and there is no --profiles")
-    curves = measured.load(profiles, gpu_type) if profiles is not None else None
+    if curves not in CURVES:
+        raise UserError(f"--curves: {curves!r} is not one of {', '.join(CURVES)}")
+    tables = measured.load(profiles, gpu_type) if profiles is not None else None
     gpus = sum(len(server.gpus) for server in view)
-    assigned = assign.assign(traces.load(trace, conditions), gpus, curves, seed, cap_at_request)
-    setup = Setup(assigned, view, costs, seed, packing, None if explain is None else JobId(explain))
-    if curves is None:
+    known = curves == "known"
+    assigned = assign.assign(traces.load(trace, conditions), gpus, tables, seed, cap_at_request, peaks_known=known)
+    setup = Setup(assigned, view, costs, seed, packing, None if explain is None else JobId(explain), curves_known=known)
+    if tables is None:
         say("elasticctl: no --profiles: every job scales linearly up to its request")
     with _progress(chosen, len(assigned.workload)) as tell:
         results = run_all(setup, chosen, tell, processes)
-    inputs = {"profiles": str(profiles) if profiles else None, "where": conditions, "cap_at_request": cap_at_request}
+    inputs = {
+        "profiles": str(profiles) if profiles else None,
+        "where": conditions,
+        "cap_at_request": cap_at_request,
+        "curves": curves,
+    }
     document = _document(trace, setup, inputs, results)
     if as_json != "-":
         console().print(_table(results))

@@ -313,6 +313,18 @@ class ShareChange(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
 
 
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Throughput of a job with one share on so many servers, as far as it is known."""
+
+    share_gpus: int
+    servers: int | None  # None: a table or a job file that does not say; taken for the fewest
+    steps_per_s: float
+    samples_per_s: float | None  # None: the job has not said yet how large a step is
+    source: str  # measured, history, stated (in the job file), profile, assumed (from the others)
+    times: int = 0  # measured so often
+    age_s: float | None = None  # since it was measured last
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job as it is shown. Times are Unix times in seconds."""
 
@@ -340,6 +352,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     resizes: tuple[Resize, ...]
     restarts: int
     exit_code: int | None
+    measuring_gpus: int | None = None  # it is being measured with so many of its GPUs
+    curve: tuple[CurvePoint, ...] = ()  # by share; only in the answer to GetJob
 
 
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):

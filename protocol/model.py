@@ -108,6 +108,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     checkpoint: CheckpointSpec = CheckpointSpec()
     determinism: Determinism = Determinism.ELASTIC
     priority: int = 0  # greater goes first where a policy looks at it
+    model: str = ""  # as the tables of throughputs call it; jobs of one model and command are of one kind
+    throughput: dict[int, float] = {}  # steps per second by share, as far as the user knows them
     user: str = ""
 
 
@@ -179,6 +181,14 @@ class Resize(Value, frozen=True, kw_only=True):
         return max(0.0, self.longest_gap_s - max(self.median_step_s, self.median_step_after_s))
 
 
+class Steady(Value, frozen=True, kw_only=True):
+    """The pace of a generation: the median time of its last steps, less the switch itself. What the scheduler measures by."""
+
+    generation: int = 0  # 0: nothing is known yet
+    step_s: float = 0.0
+    steps: int = 0  # of so many
+
+
 class WorkerStatus(Value, frozen=True, kw_only=True):
     """All that a worker tells about itself. Sent when something changes and at every heartbeat: the newest one is the truth."""
 
@@ -196,6 +206,7 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     total_steps: int | None = None
     samples_per_s: float = 0.0
     median_step_s: float = 0.0
+    steady: Steady = Steady()
     metrics: dict[str, float] = {}
     resizes: tuple[Resize, ...] = ()  # the last few
     note: str = ""  # why it is broken, for people

@@ -2,8 +2,8 @@
 
 A job works so much that it takes as long as in the trace with the GPUs that it requested there. Where the trace has no
 model a job gets one at random, among those whose throughput grows up to the GPUs that it requested (where none does, among
-those that grow furthest). It may have any share from one GPU to that of its model's greatest throughput within the cluster,
-or, as PCS has it, to its request.
+those that grow furthest). It may have any share from one GPU to that of its model's greatest throughput within the cluster
+(where that is not known beforehand, to the whole cluster), or, as PCS has it, to its request.
 
 Without measurements every job scales linearly up to its request and not beyond it.
 """
@@ -34,7 +34,12 @@ class Assigned:
 
 
 def assign(
-    trace: Trace, cluster_gpus: int, profiles: Profiles | None, seed: int, cap_at_request: bool = False
+    trace: Trace,
+    cluster_gpus: int,
+    profiles: Profiles | None,
+    seed: int,
+    cap_at_request: bool = False,
+    peaks_known: bool = True,
 ) -> Assigned:
     """The workload of `trace` on a cluster of so many GPUs. Raises UserError."""
     _check_sizes(trace, cluster_gpus)
@@ -52,7 +57,7 @@ def assign(
             names=tuple(JobId(trace.names[row]) for row in order.tolist()),
             submit_s=trace.submit_s[order] - began_s,
             min_gpus=np.ones(len(trace), dtype=np.int64),
-            max_gpus=_most(trace, best, cap_at_request)[order],
+            max_gpus=_most(trace, best if peaks_known else np.full_like(best, cluster_gpus), cap_at_request)[order],
             requested_gpus=trace.gpus[order],
             work_s=work_s[order],
             curve=curve[order],

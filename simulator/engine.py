@@ -196,7 +196,7 @@ class Simulation:
     # -- decisions
 
     def _decide(self) -> None:
-        table = JobTable(self.columns, self._active, self._curves)
+        table = self._table()
         at = np.searchsorted(self._active, self._running).tolist()
         present = {row: self._placed[job] for row, job in zip(at, self._running.tolist(), strict=True)}
         view = ClusterView(self._now, table, self._cluster, present)
@@ -207,6 +207,10 @@ class Simulation:
         self._review_s = decision.review_s if decision.review_s > self._now else math.inf
         self._change(present, decision.placements)
         self._running = self._active[np.flatnonzero(decision.shares)]
+
+    def _table(self) -> JobTable:
+        """What policies see."""
+        return JobTable(self.columns, self._active, self._curves)
 
     def _change(self, present: Mapping[int, Gpus], decided: Mapping[int, Gpus]) -> None:
         """From one placement to another one, both by row of `active`."""
@@ -311,12 +315,16 @@ class Simulation:
 
     def _work(self, jobs: int | Ints, wait_s: float | Floats) -> None:
         """One or several, each at the rate of its share, after a while."""
-        rate = self._speedup[self.columns.curve[jobs], self.columns.share[jobs]]
+        rate = self._speedup[self.columns.curve[jobs], self._share_at_work(jobs)]
         self._rate[jobs] = rate
         self._idle_until_s[jobs] = self._now + wait_s
         self._all_work_from_s = max(self._all_work_from_s, self._now + float(np.max(wait_s)))
         self._end_s[jobs] = self._now + wait_s + self.columns.left_s[jobs] / rate + self._cost(jobs).end_s
         self._switch_s[jobs] = math.inf
+
+    def _share_at_work(self, jobs: int | Ints) -> int | Ints:
+        share: int | Ints = self.columns.share[jobs]
+        return share
 
     def _note(self) -> None:
         line, running = self.outcome.timeline, self._running

@@ -30,6 +30,7 @@ from .clusters import Cluster
 from .costs import Costs
 from .engine import Outcome, Simulation
 from .explain import Explained, Moment
+from .learning import LearningSimulation
 from .metrics import Metrics, measure
 
 REPORT_S = 0.2
@@ -45,6 +46,7 @@ class Setup:
     seed: int
     packing: bool = False  # AFS 4.4
     explain: JobId | None = None
+    curves_known: bool = True  # else policies see of a job's throughput what has been measured so far
 
     @property
     def gpus(self) -> int:
@@ -90,7 +92,8 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
     workload = setup.assigned.workload
     row = setup.explained_row()
     told = Explained(policy, row) if row is not None else None
-    simulation = Simulation(workload, setup.cluster, told or policy, setup.costs, setup.seed, setup.packing)
+    kind = Simulation if setup.curves_known else LearningSimulation
+    simulation = kind(workload, setup.cluster, told or policy, setup.costs, setup.seed, setup.packing)
     outcome = simulation.run(progress)
     return Result(
         metrics=measure(outcome, workload.submit_s, setup.assigned.deadline_s, setup.gpus),

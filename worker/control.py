@@ -15,7 +15,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -35,7 +35,18 @@ from ..protocol.messages import (
     ToLeader,
     ToWorkerFromAgent,
 )
-from ..protocol.model import GpuAddress, GpuKind, Member, Resize, Roster, ServerId, WorkerId, WorkerPhase, WorkerStatus
+from ..protocol.model import (
+    GpuAddress,
+    GpuKind,
+    Member,
+    Resize,
+    Roster,
+    ServerId,
+    Steady,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+)
 from ..runtime import transport
 from ..runtime.clock import Clock
 from ..runtime.loop import Loop
@@ -107,6 +118,7 @@ class Progress:
     total_steps: int | None = None
     samples_per_s: float = 0.0
     median_step_s: float = 0.0
+    steady: Steady = field(default_factory=Steady)
 
 
 class Control(Protocol):
@@ -475,6 +487,7 @@ class ClusterControl:
             total_steps=progress.total_steps,
             samples_per_s=progress.samples_per_s,
             median_step_s=progress.median_step_s,
+            steady=progress.steady,
             metrics=self._metrics,
             resizes=self._resizes(),
             note=machine.note,

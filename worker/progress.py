@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from ..protocol.model import Resize
+from ..protocol.model import Resize, Steady
 
 STEPS_KEPT = 128
+STEADY_STEPS = 32  # the pace of a generation is the median of so many of its last steps
 STEPS_BEFORE = 2  # the gap is looked for from this many steps before a switch
 STEPS_AFTER = 4  # to this many after it
 RESIZES_KEPT = 32
@@ -32,6 +33,8 @@ class StepTimes:
         self._applied: deque[tuple[int, float]] = deque(maxlen=STEPS_KEPT)
         self._pending: list[_Pending] = []
         self._resizes: deque[Resize] = deque(maxlen=RESIZES_KEPT)
+        self._generation = 0  # that the training thread is in; 0: it has joined in the middle
+        self._own = 0  # steps applied since then
 
     @property
     def resizes(self) -> tuple[Resize, ...]:
@@ -43,8 +46,16 @@ class StepTimes:
         gaps = [b - a for a, b in pairwise(times)]
         return median(gaps) if gaps else 0.0
 
+    def steady(self) -> Steady:
+        """The pace with the present workers alone, which the scheduler wants: a generation's first step was the switch itself."""
+        own = min(self._own - 1, STEADY_STEPS + 1)
+        times = [at for _, at in list(self._applied)[-own:]] if own > 1 and self._generation else []
+        gaps = [b - a for a, b in pairwise(times)]
+        return Steady(generation=self._generation, step_s=median(gaps), steps=len(gaps)) if gaps else Steady()
+
     def switched(self, generation: int, before: int, after: int, recovery: bool) -> None:
         """A switch after the last applied step. Measured only where this worker had been training before."""
+        self._generation, self._own = generation, 0
         if self._applied:
             step = self._applied[-1][0]
             self._pending.append(_Pending(generation, step, before, after, recovery, self.median_step_s()))
@@ -52,6 +63,7 @@ class StepTimes:
     def applied(self, step: int, at: float) -> bool:
         """`step` was applied at `at`. True if a switch has been measured thereby."""
         self._applied.append((step, at))
+        self._own += 1
         done = [p for p in self._pending if step >= p.step + STEPS_AFTER]
         self._pending = [p for p in self._pending if step < p.step + STEPS_AFTER]
         for pending in done:
@@ -62,6 +74,7 @@ class StepTimes:
         """The state was replaced: gaps across this point say nothing."""
         self._applied.clear()
         self._pending.clear()
+        self._generation = self._own = 0
 
     def _measure(self, pending: _Pending) -> Resize:
         window = [at for step, at in self._applied if step >= pending.step - STEPS_BEFORE]

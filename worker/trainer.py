@@ -445,7 +445,8 @@ class Trainer:
     def _progress(self) -> Progress:
         step_s = self._times.median_step_s()
         batch = self._sampler.virtual_workers * self._sampler.batch_size
-        return Progress(self.epoch, self.total_steps, batch / step_s if step_s else 0.0, step_s)
+        samples_per_s = batch / step_s if step_s else 0.0
+        return Progress(self.epoch, self.total_steps, samples_per_s, step_s, self._times.steady())
 
     def _checkpoint_if_due(self) -> None:
         if self._writer is None or not self.is_leader or time.monotonic() < self._checkpoint_at:

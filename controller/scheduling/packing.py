@@ -45,7 +45,7 @@ def pack(gpus: Ints, servers: Sequence[int], min_gpus: Ints, max_gpus: Ints) -> 
     """The regulated shares; all arguments by row, except the number of GPUs of each server. Shares of 0 stay 0."""
     rows = np.flatnonzero(gpus)
     kinds = {size for size in servers if size}
-    size = max(kinds, key=lambda size: (servers.count(size), size), default=1)
+    size = server_size(servers)
     parts = _parts(size)
     wanted, most = gpus[rows], max_gpus[rows]
     floor = _rounded_down(wanted, parts)
@@ -73,6 +73,12 @@ def pack(gpus: Ints, servers: Sequence[int], min_gpus: Ints, max_gpus: Ints) -> 
     packed = np.zeros_like(gpus)
     packed[rows] = given
     return packed
+
+
+def server_size(servers: Sequence[int]) -> int:
+    """How many GPUs servers are taken to have: as the most frequent kind of them, of several the largest."""
+    kinds = {size for size in servers if size}
+    return max(kinds, key=lambda size: (servers.count(size), size), default=1)
 
 
 def rounded_down(gpus: Ints, size: int) -> Ints:

@@ -49,6 +49,7 @@ from elasticd.protocol.model import (
     Resize,
     Server,
     ServerId,
+    Steady,
     WorkerId,
     WorkerPhase,
     WorkerStatus,
@@ -257,6 +258,7 @@ class World:
         applied: int | None = None,
         resizes: tuple[Resize, ...] = (),
         floor: int | None = None,
+        steady: Steady | None = None,
     ) -> None:
         """`worker` reports, having seen the order that its agent gave it last."""
         agent, process = self.find(worker)
@@ -273,6 +275,7 @@ class World:
             applied=applied,
             sequence=next(self.sequences),
             resizes=resizes,
+            steady=steady or Steady(),
         )
         self.now += 0.001
         if agent.connected:

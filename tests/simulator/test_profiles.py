@@ -164,7 +164,7 @@ def test_published_measurements_become_curves(name: str, curves: int) -> None:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no published measurements at {DATA}")
 def test_lengths_of_pollux_applications_are_those_of_its_validation_runs() -> None:
-    from elasticd.simulator.tables import read
+    from elasticd.controller.profiles.tables import read
 
     runs = read(DATA / "sia_pollux_validation.csv.gz")
     last: dict[tuple[str, float], float] = {}

@@ -41,7 +41,10 @@ POLICIES = (
     YarnCs,
 )
 
-__all__ = ["POLICIES", "Policy", "Shares", "load_policy"]
+# Those that give a job what it requested or nothing: to them no job need be measured with other shares.
+RIGID = frozenset(kind.name for kind in (Fifo, Backfill, Srtf, Srsf, TiresiasL, Gandiva, YarnCs))
+
+__all__ = ["POLICIES", "RIGID", "Policy", "Shares", "load_policy"]
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

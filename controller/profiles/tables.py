@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..controller.scheduling.view import Floats, Ints
-from ..protocol.errors import UserError
+from ...protocol.errors import UserError
+from ..scheduling.view import Floats, Ints
 
 GZIP = b"\x1f\x8b"
 NEWLINE = "\n"

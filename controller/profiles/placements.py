@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ..protocol.errors import UserError
+from ...protocol.errors import UserError
 from .tables import Table
 
 PLACEMENT_COLUMNS = ("app", "gpu", "local_bsz", "step_time", "sync_time")

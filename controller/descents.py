@@ -1,0 +1,107 @@
+"""Jobs that are measured on the way down through smaller shares (AFS 4.5; the rules are in `scheduling.measuring`).
+
+A job on its way down keeps its GPUs: to the scheduler it has them all, so that its decisions stay what they are, and any of them
+ends the way down at once if the figures so far say that it should have another share. Carried out it has only some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ..protocol.model import GpuAddress, JobId, JobPhase
+from .cluster import Cluster
+from .jobs import Descent, Job
+from .outlook import Outlook, left_s
+from .scheduling.measuring import smaller_shares, unknown, worth_measuring
+from .scheduling.packing import server_size
+from .scheduling.pipeline import Decision
+from .scheduling.placement import in_order
+from .scheduling.policies import RIGID
+from .scheduling.throughput import points
+
+
+def go_down(cluster: Cluster, now: float, seen: Outlook, decision: Decision, changed: Collection[JobId]) -> None:
+    """After a decision: send jobs on their way down, on, and back up. `changed` are those whose GPUs it has changed."""
+    begin = cluster.settings.measuring.way_down and cluster.policy.name not in RIGID
+    for row, job in enumerate(seen.jobs):
+        if job.id in changed:
+            continue
+        if job.descent is not None:
+            _go_on(cluster, now, job, in_order(decision.placements.get(row, 0), seen.gpus, job.kept.target))
+        elif begin and (shares := _worthwhile(cluster, now, job, int(decision.shares[row]))):
+            _measure_with(cluster, now, job, shares)
+
+
+def _go_on(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...]) -> None:
+    """To the next share, if this one has been measured or cannot be in time; after the last one back to `target`."""
+    descent = job.descent
+    assert descent is not None
+    measured = any(entry.share == descent.share and entry.at_s >= descent.began_s for entry in job.kept.measured)
+    if not measured and now < descent.until_s:
+        return
+    job.descended.add(descent.share)
+    if descent.shares[1:]:
+        _measure_with(cluster, now, job, descent.shares[1:])
+        return
+    job.descent = None
+    job.update(target=target)
+    cluster.stir(job)
+
+
+def _worthwhile(cluster: Cluster, now: float, job: Job, share: int) -> tuple[int, ...]:
+    """The shares to measure it with, the largest first; none if that would only disturb."""
+    if not _undisturbed(job) or share != len(job.kept.target):
+        return ()
+    servers = len({gpu.server for gpu in job.kept.target})
+    if not any((entry.share, entry.servers) == (share, servers) for entry in job.kept.measured):
+        return ()
+    told = job.estimated
+    assert told is not None, "the decision was made with it"
+    known = points(told.known, told.fewest)
+    shares = [
+        below
+        for below in unknown(_on_the_way(cluster, job), known)
+        if below not in job.descended
+        and len({gpu.server for gpu in _some(job.kept.target, below)}) <= told.fewest[below]
+    ]
+    return worth_measuring(cluster.settings.measuring, shares, told.curve, left_s(job, told, share))
+
+
+def _on_the_way(cluster: Cluster, job: Job) -> tuple[int, ...]:
+    sizes = [len(session.server.gpus) for session in cluster.sessions.values() if session.alive]
+    packed = server_size(sizes) if cluster.settings.network_packing else None
+    return smaller_shares(len(job.kept.target), job.kept.spec.gpus.min, packed)
+
+
+def _undisturbed(job: Job) -> bool:
+    """Does it train with its target, with nothing under way and nothing set by hand?"""
+    newest = job.newest
+    return (
+        job.kept.phase is JobPhase.RUNNING
+        and job.kept.manual_share is None
+        and job.hold_until is None
+        and job.restart_at is None
+        and newest is not None
+        and newest.generation == job.kept.committed
+        and {member.gpu for member in newest.roster.members} == set(job.kept.target)
+    )
+
+
+def _measure_with(cluster: Cluster, now: float, job: Job, shares: tuple[int, ...]) -> None:
+    own = job.own_gpus
+    target = _some(job.kept.target, shares[0])
+    reserved = tuple(gpu for gpu in own if gpu not in set(target))
+    job.descent = Descent(shares, reserved, began_s=now, until_s=now + cluster.settings.measuring.longest_s)
+    job.update(target=target)
+    cluster.stir(job)
+    cluster.tell(now, "measuring", job.id, f"measures its throughput with {shares[0]} of its {len(own)} GPUs")
+
+
+def _some(gpus: tuple[GpuAddress, ...], share: int) -> tuple[GpuAddress, ...]:
+    """So many of a job's GPUs, in their order, on few servers: first those of which it has most."""
+    count: dict[str, int] = {}
+    for gpu in gpus:
+        count[gpu.server] = count.get(gpu.server, 0) + 1
+    first = list(count)
+    chosen = set(sorted(gpus, key=lambda gpu: (-count[gpu.server], first.index(gpu.server)))[:share])
+    return tuple(gpu for gpu in gpus if gpu in chosen)

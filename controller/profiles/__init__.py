@@ -1,0 +1,1 @@
+"""Tables of measured throughput, read from files: for the controller, which knows models from them, and for the simulator."""

@@ -1,0 +1,76 @@
+"""Which shares a job is measured with, and when: overestimate first, readjust later (AFS 4.5).
+
+A job that nothing is known of gets its fair share at most at first. When it has been measured there it goes down through smaller
+shares, a few steps with each, and only then gets what the policy makes of the figures. Meanwhile its GPUs stay its own: giving
+them to others for seconds would cost these more than it brings. All steps are part of training, so what it costs is what the
+idle GPUs would have done.
+
+Where we differ from the paper
+------------------------------
+* AFS measures all allocatable units. We measure about half of the share, half of that, and so on: with network packing and up to
+  two servers these are all; on larger ones the curve between them is a straight line (`throughput`), and most of the cost is
+  saved.
+* What is known from earlier jobs, a profile or the job file is not measured again (ElasticFlow 6.6: no need for known jobs).
+* Nothing is measured where it would only disturb: with so few steps left that it could not pay, with shares that take too
+  long for the steps wanted, under a policy that never looks at throughput, or while the share is set by hand.
+* The fair share is rounded up, so that no GPU idles for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .packing import rounded_down
+from .view import Floats
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How jobs are measured. With `way_down` off they only are with the shares that they get anyhow."""
+
+    way_down: bool = True
+    steps: int = 20  # with each share; the figure is their median
+    longest_s: float = 60.0  # for one share
+    most_of_rest: float = 0.05  # of the time that a job still takes, for all of its shares together
+
+
+OFF = Measuring(way_down=False)
+
+
+def first_share(total: int, jobs: int) -> int:
+    """The most GPUs for a job that nothing is known of: 1/n of the cluster (AFS 4.5), rounded up."""
+    return -(-total // max(jobs, 1))
+
+
+def smaller_shares(share: int, least: int, server_gpus: int | None) -> tuple[int, ...]:
+    """The shares on the way down from `share` to `least`, the largest first. `server_gpus`: of each, where shares are packed."""
+    found: list[int] = []
+    below = share // 2
+    while below >= max(least, 1):
+        allowed = int(rounded_down(np.array([below]), server_gpus)[0]) if server_gpus else below
+        if allowed >= least and (not found or allowed < found[-1]):
+            found.append(allowed)
+        below //= 2
+    return tuple(found)
+
+
+def unknown(shares: Iterable[int], known: Iterable[int]) -> tuple[int, ...]:
+    """Those of `shares` that no known one is near to: it need not be the same, but less than twice as large."""
+    there = set(known)
+    return tuple(share for share in shares if not any(share <= other < 2 * share for other in there))
+
+
+def worth_measuring(
+    measuring: Measuring, shares: Iterable[int], curve: Floats, left_s: float = math.inf
+) -> tuple[int, ...]:
+    """Those of `shares` that can be measured in time; none if all together take too much of what the job still takes.
+
+    `curve`: estimated steps per second by share; `left_s`: until the job's end, as it runs now.
+    """
+    takes_s = {share: measuring.steps / float(curve[share]) for share in shares}
+    able = tuple(share for share, time_s in takes_s.items() if time_s <= measuring.longest_s)
+    return able if sum(takes_s[share] for share in able) <= measuring.most_of_rest * left_s else ()

@@ -1,0 +1,251 @@
+"""How the controller measures jobs on the way down, and what it remembers of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticd.controller.scheduling.measuring import Measuring
+from elasticd.controller.scheduling.throughput import Measured
+from elasticd.controller.throughput import KEPT_KINDS, KEPT_S, PREFIX, History, fingerprint
+from elasticd.protocol.messages import Cancel, GetJob, Scale
+from elasticd.protocol.model import Steady, WorkerPhase
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec = _module.World, _module.job_spec
+
+LINEAR = {share: 10.0 * share for share in range(1, 9)}
+FLAT_FROM_2 = {1: 10.0, **dict.fromkeys(range(2, 9), 19.0)}
+
+
+def measuring_world(servers=None, **settings):
+    return World(servers or {"s1": 4}, measuring=Measuring(), **settings)
+
+
+def train(world, job, rates, step: int) -> int:
+    """The newest order is carried out, and trains for long enough to be measured. How far it has come then."""
+    world.settle(job.id, step)
+    step += 40
+    share = len(job.newest.roster.members)
+    steady = Steady(generation=job.kept.committed, step_s=1 / rates[share], steps=32)
+    for worker in world.roster(job.id):
+        world.report(worker, WorkerPhase.TRAINING, job.kept.committed, step, steady=steady)
+    return step
+
+
+def trained(world, job, rates, turns: int = 8, step: int = 10) -> list[int]:
+    """Its share at each turn."""
+    shares = []
+    for _ in range(turns):
+        step = train(world, job, rates, step)
+        shares.append(job.share_gpus)
+    return shares
+
+
+def shares_known(job) -> list[tuple[int, int]]:
+    return [(entry.share, entry.servers) for entry in job.kept.measured]
+
+
+def test_a_new_job_is_measured_on_the_way_down_and_gets_its_gpus_back_if_it_uses_them():
+    world = measuring_world()
+    job = world.submit(job_spec(high=4))
+    assert trained(world, job, LINEAR, 5) == [4, 2, 1, 4, 4]
+    assert shares_known(job) == [(1, 1), (2, 1), (4, 1)]
+    assert [text for text in world.kinds(job.id) if text == "measuring"] == ["measuring"] * 2
+
+
+def test_a_job_that_stops_growing_keeps_what_it_uses_and_the_rest_goes_to_others():
+    world = measuring_world()
+    job = world.submit(job_spec(high=4))
+    assert trained(world, job, FLAT_FROM_2, 6)[-1] == 2
+    other = world.submit(job_spec("other", high=4))
+    assert trained(world, other, LINEAR, 4)[-1] == 2
+    assert job.share_gpus == 2
+    assert world.job(job.id).kept.target != other.kept.target
+
+
+def test_gpus_that_are_idle_for_a_measurement_are_given_to_nobody_else():
+    world = measuring_world()
+    job = world.submit(job_spec(high=4))
+    train(world, job, LINEAR, 10)
+    assert (job.descent.share, len(job.kept.target), len(job.own_gpus)) == (2, 2, 4)
+    waiting = world.submit(job_spec("waiting", low=4, high=4))
+    assert waiting.kept.phase.value == "pending"
+    assert "measures its throughput with 2 of its 4 GPUs" in world.ask(GetJob(job=job.id)).job.reason
+    assert job.descent is not None
+
+
+def test_a_decision_that_gives_the_job_less_ends_its_way_down():
+    world = measuring_world()
+    job = world.submit(job_spec(high=4))
+    train(world, job, LINEAR, 10)
+    other = world.submit(job_spec("other", high=4))
+    assert job.descent is None
+    assert (len(job.kept.target), len(other.kept.target)) == (2, 2)
+
+
+def test_a_new_job_gets_no_more_than_its_fair_share_until_it_has_been_measured():
+    world = measuring_world({"s1": 8})
+    first = world.submit(job_spec(high=2))
+    trained(world, first, LINEAR, 4)
+    second = world.submit(job_spec("second", high=8, model="another"))
+    assert (len(first.kept.target), len(second.kept.target)) == (2, 4)
+    train(world, second, LINEAR, 10)
+    assert len(second.kept.target) == 6
+
+
+def test_a_share_that_is_not_measured_in_time_is_given_up():
+    world = measuring_world()
+    job = world.submit(job_spec(high=4))
+    train(world, job, LINEAR, 10)
+    world.settle(job.id, 55)
+    assert job.share_gpus == 2
+    world.pass_time(61)
+    world.settle(job.id, 56)
+    assert job.share_gpus == 1
+    world.pass_time(61)
+    world.settle(job.id, 57)
+    assert job.share_gpus == 4
+    assert shares_known(job) == [(4, 1)]
+    world.pass_time(200)
+    assert job.share_gpus == 4
+
+
+def test_a_share_set_by_hand_is_not_left_for_a_measurement():
+    world = measuring_world()
+    job = world.submit(job_spec(high=4))
+    train(world, job, LINEAR, 10)
+    assert world.ask(Scale(job=job.id, share=4)).share == 4
+    assert trained(world, job, LINEAR, 4, step=100) == [4, 4, 4, 4]
+
+
+def test_a_job_that_is_nearly_over_is_left_alone():
+    world = measuring_world()
+    job = world.submit(job_spec(high=4, max_steps=500))
+    assert trained(world, job, LINEAR, 4) == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("policy", ["fifo", "srtf"])
+def test_nothing_is_measured_for_a_policy_that_does_not_ask(policy):
+    world = measuring_world(policy=policy)
+    job = world.submit(job_spec(high=4))
+    assert trained(world, job, LINEAR, 4) == [4, 4, 4, 4]
+
+
+def test_a_lost_server_ends_the_way_down():
+    world = measuring_world({"s1": 2, "s2": 2})
+    job = world.submit(job_spec(high=4))
+    train(world, job, LINEAR, 10)
+    assert job.descent is not None
+    world.agents["s2"].connected = False
+    world.pass_time(11)
+    assert job.descent is None
+    world.settle(job.id, 60)
+    assert job.share_gpus == 2
+
+
+def test_figures_within_a_server_and_across_servers_are_kept_apart():
+    world = measuring_world({"s1": 2, "s2": 2})
+    job = world.submit(job_spec(high=4))
+    trained(world, job, LINEAR, 5)
+    assert shares_known(job) == [(1, 1), (2, 1), (4, 2)]
+    curve = world.ask(GetJob(job=job.id)).job.curve
+    assert [(point.share_gpus, point.servers, point.source) for point in curve] == [
+        (1, 1, "measured"),
+        (2, 1, "measured"),
+        (4, 2, "measured"),
+    ]
+    assert curve[2].steps_per_s == pytest.approx(40.0)
+    assert curve[2].age_s >= 0
+
+
+def test_a_known_kind_of_job_is_not_measured_again_even_by_another_controller():
+    world = measuring_world()
+    job = world.submit(job_spec(high=4))
+    trained(world, job, LINEAR, 6)
+    world.ask(Cancel(job=job.id))
+    world.reap()
+    world.restart()
+    again = world.submit(job_spec(high=4))
+    assert trained(world, again, LINEAR, 4) == [4, 4, 4, 4]
+    sources = {point.share_gpus: point.source for point in world.ask(GetJob(job=again.id)).job.curve}
+    assert sources == {1: "history", 2: "history", 4: "measured"}
+
+
+def test_figures_of_the_job_file_and_of_its_models_table_are_taken_from_the_start():
+    world = measuring_world(profiles={"bert": {1: 5.0, 2: 9.0, 4: 9.1}})
+    stated = world.submit(job_spec("stated", high=4, throughput={1: 1.0, 2: 2.0, 4: 2.0}))
+    assert len(stated.kept.target) == 2
+    profiled = world.submit(job_spec("profiled", high=4, model="BERT"))
+    assert len(profiled.kept.target) == 2
+    points = world.ask(GetJob(job=profiled.id)).job.curve
+    assert [(p.share_gpus, p.servers, p.source) for p in points] == [(n, None, "profile") for n in (1, 2, 4)]
+
+
+def test_a_restarted_controller_gives_a_job_on_its_way_down_its_gpus_back():
+    world = measuring_world()
+    job = world.submit(job_spec(high=4))
+    train(world, job, LINEAR, 10)
+    world.settle(job.id, 60)
+    world.restart()
+    world.settle(job.id, 70)
+    assert world.job(job.id).share_gpus == 4
+    assert shares_known(world.job(job.id)) == [(4, 1)]
+
+
+def test_steps_that_have_been_counted_are_not_counted_again():
+    world = measuring_world()
+    job = world.submit(job_spec(high=1))
+    step = train(world, job, LINEAR, 10)
+    steady = Steady(generation=job.kept.committed, step_s=0.1, steps=32)
+    (worker,) = world.roster(job.id)
+    for after, times in [(1, 1), (31, 1), (32, 2), (63, 2), (64, 3)]:
+        world.report(worker, WorkerPhase.TRAINING, job.kept.committed, step + after, steady=steady)
+        assert job.kept.measured[0].times == times
+    stale = Steady(generation=job.kept.committed - 1, step_s=0.1, steps=32)
+    world.report(worker, WorkerPhase.TRAINING, job.kept.committed, step + 200, steady=stale)
+    assert job.kept.measured[0].times == 3
+
+
+# ---------------------------------------------------------------------------------------------------------------- history
+
+
+def entry(share: int, at_s: float) -> Measured:
+    return Measured(share=share, servers=1, recent=(1.0,), times=1, at_s=at_s)
+
+
+def test_jobs_are_of_one_kind_if_their_steps_take_the_same_time():
+    one = job_spec("a", high=4)
+    assert fingerprint(one) == fingerprint(job_spec("b", low=2, high=8, priority=5, env={"X": "1"}))
+    for changes in ({"command": ("python", "x.py")}, {"model": "bert"}, {"virtual_workers": 9}, {"workdir": "/x"}):
+        assert fingerprint(one) != fingerprint(job_spec("a", high=4, **changes))
+
+
+def test_history_is_bounded_in_size_and_age():
+    history = History()
+    for number in range(KEPT_KINDS + 5):
+        puts, deletes = history.note(f"kind{number}", [entry(1, number)], float(number))
+        assert list(puts) == [f"{PREFIX}kind{number}"]
+        assert deletes == ([f"{PREFIX}kind{number - KEPT_KINDS}"] if number >= KEPT_KINDS else [])
+    assert history.find("kind0", 0.0) is None
+    assert history.find("kind9", KEPT_S + 8).measured == (entry(1, 9.0),)
+    assert history.find("kind9", KEPT_S + 10) is None
+    _, deletes = history.note("new", [entry(1, 2 * KEPT_S)], 2 * KEPT_S)
+    assert len(deletes) == KEPT_KINDS
+
+
+def test_the_newest_figure_of_a_share_counts_and_old_ones_go():
+    history = History()
+    history.note("kind", [entry(1, 0.0), entry(2, 0.0)], 0.0)
+    history.note("kind", [entry(2, KEPT_S / 2)], KEPT_S / 2)
+    assert [(one.share, one.at_s) for one in history.find("kind", KEPT_S / 2).measured] == [(1, 0.0), (2, KEPT_S / 2)]
+    history.note("kind", [entry(4, KEPT_S + 1)], KEPT_S + 1)
+    assert [one.share for one in history.find("kind", KEPT_S + 1).measured] == [2, 4]
