@@ -24,7 +24,7 @@ from ..controller.scheduling.packing import server_size
 from ..controller.scheduling.policies import RIGID
 from ..controller.scheduling.policies.base import Policy
 from ..controller.scheduling.throughput import Rate, Source, estimate, fewest_servers, peak
-from ..controller.scheduling.view import Curves, Gpus, Ints, JobTable, ServerInView
+from ..controller.scheduling.view import Curves, Floats, Gpus, Ints, JobTable, ServerInView
 from .costs import NONE, Costs
 from .engine import Simulation
 from .workload import Workload
@@ -154,12 +154,13 @@ class LearningSimulation(Simulation):
         share: int | Ints = self._works_with[jobs]
         return share
 
-    def _work(self, jobs: int | Ints, wait_s: float) -> None:
+    def _work(self, jobs: int | Ints, wait_s: float | Floats) -> None:
         super()._work(jobs, wait_s)
-        for job in np.atleast_1d(jobs).tolist():
+        jobs = np.atleast_1d(jobs)
+        for job, waits_s in zip(jobs.tolist(), np.broadcast_to(wait_s, len(jobs)).tolist(), strict=True):
             measured = int(self._works_with[job]) in self._rates.get(job, {})
             takes_s = math.inf if measured else self._measuring.steps / float(self._rate[job])
-            self._measured_s[job] = self._now + wait_s + takes_s
+            self._measured_s[job] = self._now + waits_s + takes_s
 
     def _stop(self, jobs: Ints) -> None:
         super()._stop(jobs)

@@ -1,6 +1,8 @@
 """Does the simulator say what a real cluster does (AFS 5.1, Fig. 15)? `make conformance`
 
-    python -m benchmarks.conformance [--quick] [--policy NAME]... [--seed K] [--again]
+    python -m benchmarks.conformance [--quick] [--policy NAME[:measured]]... [--seed K] [--again]
+
+A policy with `:measured` finds out how fast jobs are (AFS 4.5); without it they state it.
 
 A real cluster (daemons, workers, PyTorch; two servers of four CPU slots) and the simulator get the same jobs under the same
 policy. Before that the jobs' throughputs and what changes cost are measured in such a cluster. Results go to out/conformance/,
@@ -25,14 +27,14 @@ from ..runtime.processes import ROOT, Family, MeasurementFailed
 from . import report
 from .cluster import CHECKPOINT_EVERY_S, GPUS, Cluster
 from .courses import Comparison, average_jct_s
-from .kinds import KINDS
+from .kinds import KINDS, Case
 from .measuring import measure_costs, measure_curve
 from .picture import draw
 from .replay import replay
 from .simulated import Files, simulate
 from .trace import FULL, QUICK, PlannedJob, Profile, plan, read_profile, write_costs, write_profile, write_trace
 
-POLICIES = ("max-min", "afs-l")
+CASES = (Case("max-min"), Case("afs-l"), Case("afs-l", known=False))
 MEASURED_UNDER = "max-min"
 ROUNDS, QUICK_ROUNDS = 3, 1
 
@@ -40,7 +42,9 @@ ROUNDS, QUICK_ROUNDS = 3, 1
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.conformance", description="Simulated against real.")
     parser.add_argument("--quick", action="store_true", help="few and short jobs, to see that it works")
-    parser.add_argument("--policy", action="append", choices=NAMES, metavar="NAME", help="this one (may be repeated)")
+    parser.add_argument(
+        "--policy", action="append", type=_case, metavar="NAME[:measured]", help="this one (repeatable)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the trace (default: 1)")
     parser.add_argument("--again", action="store_true", help="with the throughputs and costs measured last time")
     options = parser.parse_args()
@@ -56,7 +60,7 @@ def main() -> int:
             profile = read_profile(files.profile)
             write_trace(files.trace, jobs, profile)
             comparisons = [
-                _compare(Path(directory), out, files, policy, jobs, profile) for policy in options.policy or POLICIES
+                _compare(Path(directory), out, files, case, jobs, profile) for case in options.policy or CASES
             ]
     except KeyboardInterrupt:
         print("interrupted: all processes are ended", file=sys.stderr)
@@ -71,6 +75,13 @@ def main() -> int:
         report.publish(ROOT / "docs" / "benchmarks.md", section)
     print(f"written to {out}")
     return 0 if all(comparison.conforms for comparison in comparisons) else 1
+
+
+def _case(text: str) -> Case:
+    name, _, rest = text.partition(":")
+    if name not in NAMES or rest not in ("", "measured"):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(NAMES)}, nor one of these with :measured")
+    return Case(name, known=not rest)
 
 
 def _measure(directory: Path, files: Files, quick: bool) -> None:
@@ -94,20 +105,20 @@ def _measure(directory: Path, files: Files, quick: bool) -> None:
 
 
 def _compare(
-    directory: Path, out: Path, files: Files, policy: str, jobs: Sequence[PlannedJob], profile: Profile
+    directory: Path, out: Path, files: Files, case: Case, jobs: Sequence[PlannedJob], profile: Profile
 ) -> Comparison:
     """One policy, in a cluster of its own and in the simulator."""
-    print(f"== {policy}", flush=True)
-    with Cluster(directory / policy, policy) as cluster:
+    print(f"== {case.label}", flush=True)
+    with Cluster(directory / case.label.replace(":", "-"), case.policy) as cluster:
         cluster.warm_up()
-        real = replay(cluster, jobs, profile, _say)
-    comparison = Comparison(policy, real, simulate(files, policy))
+        real = replay(cluster, jobs, profile, case.known, _say)
+    comparison = Comparison(case.label, real, simulate(files, case))
     for course, simulated in zip(real, comparison.simulated, strict=True):
         print(f"{course.name} {course.kind:<11} JCT {course.jct_s:6.1f} s, simulated {simulated.jct_s:6.1f} s")
     averages = f"{average_jct_s(real):.1f} s, simulated {average_jct_s(comparison.simulated):.1f} s"
-    print(f"{policy}: average JCT {averages}: {100 * comparison.error:+.1f} %", flush=True)
-    document = {**comparison.document(), "simulate": files.command(policy)}
-    (out / f"{policy}.json").write_text(json.dumps(document, indent=1))
+    print(f"{case.label}: average JCT {averages}: {100 * comparison.error:+.1f} %", flush=True)
+    document = {**comparison.document(), "simulate": files.command(case)}
+    (out / f"{case.label.replace(':', '-')}.json").write_text(json.dumps(document, indent=1))
     return comparison
 
 

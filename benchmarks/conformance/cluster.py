@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+
+from msgspec.structs import replace
 
 from elasticd.ctl import jobfile
 from elasticd.ctl.client import Client
@@ -63,17 +65,21 @@ class Cluster:
         self._client.close()
         self._run("down")
 
-    def submit(self, kind: Kind, name: str, gpus: str, steps: int | None = None) -> JobId:
-        """Submit a job as `elasticctl submit` does. `gpus`: a number, or a range such as 1:4."""
+    def submit(
+        self, kind: Kind, name: str, gpus: str, steps: int | None = None, rates: Mapping[int, float] | None = None
+    ) -> JobId:
+        """Submit a job as `elasticctl submit` does. `gpus`: a number, or a range such as 1:4; `rates`: the job states that it
+        makes so many steps per second on so many GPUs (`throughput` in a job file)."""
         options = jobfile.Overrides(
             name=name,
             gpus=gpus,
             virtual_workers=kind.virtual_workers,
             max_steps=steps,
             checkpoint_every=f"{CHECKPOINT_EVERY_S}s",
-            command=(sys.executable, "-m", "benchmarks.conformance.train", *kind.arguments()),
+            command=(sys.executable, "-m", "benchmarks.conformance.train", *kind.arguments(), name),
         )
-        answer = self._client.ask(Submit(spec=jobfile.build(None, options, ROOT, os.environ)))
+        spec = jobfile.build(None, options, ROOT, os.environ)
+        answer = self._client.ask(Submit(spec=replace(spec, throughput=dict(rates or {}))))
         assert isinstance(answer, Submitted)
         return answer.job
 

@@ -26,6 +26,19 @@ class Kind:
         return str(self.delivery_s), str(self.update_s)
 
 
+@dataclass(frozen=True)
+class Case:
+    """A policy, and what it sees of throughputs: all from the beginning, or what has been measured in the run so far."""
+
+    policy: str
+    known: bool = True
+
+    @property
+    def label(self) -> str:
+        """As it is written on the command line: `afs-l`, `afs-l:measured`."""
+        return self.policy if self.known else f"{self.policy}:measured"
+
+
 KINDS = (
     Kind("linear", virtual_workers=8, delivery_s=0.04, update_s=0.0),
     Kind("saturating", virtual_workers=8, delivery_s=0.04, update_s=0.08),

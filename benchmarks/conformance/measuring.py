@@ -71,17 +71,17 @@ def measure_costs(cluster: Cluster, profile: Profile, rounds: int, curves: Seque
     start_s, taken_s, end_s = [], [], []
     for kind in KINDS:
         for _ in range(rounds):
-            view = _short_job(cluster, kind)
+            view = _short_job(cluster, kind, profile)
             start_s.append(_start_s(view))
-            end_s.append(_end_s(view, profile[kind.name]))
-    long = cluster.submit(KINDS[0], "giving", f"1:{GPUS}")
+            end_s.append(_end_s(view, profile[kind.name][HALF]))
+    long = cluster.submit(KINDS[0], "giving", f"1:{GPUS}", rates=profile[KINDS[0].name])
     ready_s = []
     for kind in KINDS:
         for _ in range(rounds):
             cluster.until(long, "has all GPUs", lambda view: view.share_gpus == GPUS)
-            view = _short_job(cluster, kind)
+            view = _short_job(cluster, kind, profile)
             taken_s.append(_start_s(view))
-            end_s.append(_end_s(view, profile[kind.name]))
+            end_s.append(_end_s(view, profile[kind.name][HALF]))
             back = cluster.until(long, "has all GPUs back", lambda view: view.share_gpus == GPUS)
             assert view.finished_s is not None
             ready_s.append(back.shares[-1].time_s - view.finished_s)
@@ -96,9 +96,9 @@ def measure_costs(cluster: Cluster, profile: Profile, rounds: int, curves: Seque
     )
 
 
-def _short_job(cluster: Cluster, kind: Kind) -> JobView:
+def _short_job(cluster: Cluster, kind: Kind, profile: Profile) -> JobView:
     """On half of the GPUs, to its end."""
-    job: JobId = cluster.submit(kind, f"short-{kind.name}", str(HALF), SHORT_STEPS)
+    job: JobId = cluster.submit(kind, f"short-{kind.name}", str(HALF), SHORT_STEPS, profile[kind.name])
     return cluster.until_over(job)
 
 
@@ -108,11 +108,11 @@ def _start_s(view: JobView) -> float:
     return view.started_s - view.submitted_s
 
 
-def _end_s(view: JobView, rates: dict[int, float] | Profile) -> float:
+def _end_s(view: JobView, steps_per_s: float) -> float:
     """From its last step until it is over and its GPUs are free: all that its steps do not explain."""
     assert view.started_s is not None
     assert view.finished_s is not None
-    return view.finished_s - view.started_s - SHORT_STEPS / rates[HALF]
+    return view.finished_s - view.started_s - SHORT_STEPS / steps_per_s
 
 
 def _change_to(shares: Sequence[ShareChange], share: int) -> ShareChange:

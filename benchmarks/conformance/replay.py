@@ -17,13 +17,15 @@ LIMIT_S = 1200.0
 
 
 def replay(
-    cluster: Cluster, jobs: Sequence[PlannedJob], profile: Profile, progress: Callable[[str], None]
+    cluster: Cluster, jobs: Sequence[PlannedJob], profile: Profile, stated: bool, progress: Callable[[str], None]
 ) -> tuple[Course, ...]:
-    """Submit all and wait until all have finished. Raises MeasurementFailed if one fails, or they do not end."""
+    """Submit all and wait until all have finished. `stated`: the jobs say how fast they are; else that has to be found out.
+    Raises MeasurementFailed if one fails, or they do not end."""
     began = time.monotonic()
     for job in jobs:
         time.sleep(max(0.0, began + job.submit_s - time.monotonic()))
-        cluster.submit(job.kind, job.name, f"1:{job.gpus}", job.steps(profile))
+        rates = profile[job.kind.name] if stated else None
+        cluster.submit(job.kind, job.name, f"1:{job.gpus}", job.steps(profile), rates)
         progress(f"{time.monotonic() - began:6.1f} s  {job.name} submitted: {job.kind.name}, up to {job.gpus} GPUs")
     views = _until_all_over(cluster, jobs, began)
     first_s = min(view.submitted_s for view in views)

@@ -16,6 +16,7 @@ from elasticd.simulator import assign, costs, profiles, runs, traces, workload
 
 from .cluster import SERVERS, SLOTS
 from .courses import Course
+from .kinds import Case
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,13 @@ class Files:
     profile: Path
     costs: Path
 
-    def command(self, policy: str) -> str:
+    def command(self, case: Case) -> str:
         """The same by hand."""
+        curves = "known" if case.known else "measured"
         cluster = f"--servers {SERVERS} --gpus-per-server {SLOTS}"
         return (
             f"elasticctl simulate {self.trace} --profiles {self.profile} --overhead {self.costs} "
-            f"{cluster} --cap-at-request --policy {policy}"
+            f"{cluster} --cap-at-request --curves {curves} --policy {case.policy}"
         )
 
 
@@ -53,14 +55,14 @@ class Recorded:
         return shares
 
 
-def simulate(files: Files, policy: str) -> tuple[Course, ...]:
+def simulate(files: Files, case: Case) -> tuple[Course, ...]:
     """All jobs of the trace, in its order."""
     gpus = SERVERS * SLOTS
     trace = traces.load(files.trace)
-    assigned = assign.assign(trace, gpus, profiles.load(files.profile), seed=0, cap_at_request=True)
+    assigned = assign.assign(trace, gpus, profiles.load(files.profile), 0, cap_at_request=True, peaks_known=case.known)
     measured = costs.build(config.load(files.costs, costs.CostsFile, UserError), str(files.costs))
-    setup = runs.Setup(assigned, workload.servers(SERVERS, SLOTS), measured, seed=0)
-    recorded = Recorded(load_policy({"policy": policy}, "the policy"))
+    setup = runs.Setup(assigned, workload.servers(SERVERS, SLOTS), measured, 0, curves_known=case.known)
+    recorded = Recorded(load_policy({"policy": case.policy}, "--policy"))
     result = runs.run(setup, recorded)
     load = assigned.workload
     return tuple(

@@ -1,4 +1,7 @@
-"""What all the jobs run: `python -m benchmarks.conformance.train DELIVERY_S UPDATE_S`, until the last step (see `kinds`)."""
+"""What all the jobs run: `python -m benchmarks.conformance.train DELIVERY_S UPDATE_S NAME`, until the last step (see `kinds`).
+
+The name does nothing but tell the jobs' commands apart: what the cluster has measured of one it must not know of the others.
+"""
 
 from __future__ import annotations
 
@@ -60,4 +63,4 @@ def main(delivery_s: float, update_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(float, sys.argv[1:]))
+    main(float(sys.argv[1]), float(sys.argv[2]))

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.conformance import report, trace
 from benchmarks.conformance.courses import Comparison, Course, average_jct_s, makespan_s
-from benchmarks.conformance.kinds import KINDS, Kind
+from benchmarks.conformance.kinds import KINDS, Case, Kind
 from benchmarks.conformance.picture import draw
 from benchmarks.conformance.simulated import Files, simulate
 
@@ -83,7 +83,7 @@ def test_a_comparison_survives_its_file() -> None:
 
 
 def test_the_simulator_reads_the_files_and_ends_every_job(files: Files) -> None:
-    courses = simulate(files, "max-min")
+    courses = simulate(files, Case("max-min"))
     planned = trace.plan(trace.QUICK, seed=3)
     assert [course.name for course in courses] == [job.name for job in planned]
     assert [course.submit_s for course in courses] == [job.submit_s for job in planned]
