@@ -38,7 +38,7 @@ bench-runtime: $(STAMP)  ## what elasticity costs, beside DDP, torchrun and stop
 bench-gpu: $(STAMP)  ## the runtime on this machine's GPUs (ARGS="--device cpu --quick" tries it without)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-conformance: $(STAMP)  ## the simulator against a real cluster, with the same jobs: 16 minutes (ARGS=--quick: 6)
+conformance: $(STAMP)  ## the simulator against a real cluster, with the same jobs: a quarter of an hour (ARGS=--quick: 5 minutes)
 	@$(BIN)/python -m benchmarks.conformance $(ARGS)
 
 verify-bits: $(STAMP)  ## random histories of joins, leaves, migrations and kills: no bit of the result may differ

@@ -142,7 +142,9 @@ class Cluster:
             if view.started_s is not None and view.started_s - view.submitted_s < WARM_START_S:
                 return
             time.sleep(1.0)
-        raise MeasurementFailed(f"workers do not start within {WARM_START_S} s\n{self._story()}")
+        raise MeasurementFailed(
+            f"workers take more than {WARM_START_S:.0f} s to start: is the machine busy?\n{self._story()}"
+        )
 
     def _story(self) -> str:
         """The ends of the daemons' logs."""
