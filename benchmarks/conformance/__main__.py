@@ -6,8 +6,8 @@ A policy with `:measured` finds out how fast jobs are (AFS 4.5); without it they
 
 A real cluster (daemons, workers, PyTorch; two servers of four CPU slots) and the simulator get the same jobs under the same
 policy. Before that the jobs' throughputs and what changes cost are measured in such a cluster. Results go to out/conformance/,
-and after a full run into docs/benchmarks.md and docs/conformance.png. The exit status is 1 if an average JCT differs by more
-than 5 %. Whatever ends it, no process of it is left.
+and after a full run of the usual policies into docs/benchmarks.md and docs/conformance.png. The exit status is 1 if an average
+JCT differs by more than 5 %. Whatever ends it, no process of it is left.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from .trace import FULL, QUICK, PlannedJob, Profile, plan, read_profile, write_c
 
 CASES = (Case("max-min"), Case("afs-l"))
 MEASURED_UNDER = "max-min"
+PICTURE, COSTS = "conformance.png", "costs.json"
 ROUNDS, QUICK_ROUNDS = 3, 1
 
 
@@ -51,6 +52,9 @@ def main() -> int:
     out = ROOT / "out" / ("conformance-quick" if options.quick else "conformance")
     out.mkdir(parents=True, exist_ok=True)
     files = Files(out / "trace.csv", out / "profile.csv", out / "costs.yaml")
+    missing = [path for path in (files.profile, files.costs, out / COSTS) if not path.exists()]
+    if options.again and missing:
+        parser.error(f"--again: there is no {missing[0]}; without --again it is measured")
     about = machine.describe()
     jobs = plan(QUICK if options.quick else FULL, options.seed)
     try:
@@ -68,9 +72,10 @@ def main() -> int:
     except (MeasurementFailed, ElasticError) as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 1
-    draw(out / "conformance.png" if options.quick else ROOT / "docs" / "conformance.png", comparisons, GPUS)
-    if not options.quick:
-        costs = json.loads((out / "costs.json").read_text())["medians"]
+    draw(out / PICTURE, comparisons, GPUS)
+    if not options.quick and not options.policy:
+        draw(ROOT / "docs" / PICTURE, comparisons, GPUS)
+        costs = json.loads((out / COSTS).read_text())["medians"]
         section = report.section(about, profile, costs, comparisons)
         report.publish(ROOT / "docs" / "benchmarks.md", section)
     print(f"written to {out}")
@@ -101,7 +106,7 @@ def _measure(directory: Path, files: Files, quick: bool) -> None:
     write_profile(files.profile, profile)
     write_costs(files.costs, {**medians, "checkpoint_every_s": CHECKPOINT_EVERY_S})
     document = {"medians": medians, "costs": vars(costs), "curves": {name: vars(each) for name, each in curves.items()}}
-    (files.costs.parent / "costs.json").write_text(json.dumps(document, indent=1))
+    (files.costs.parent / COSTS).write_text(json.dumps(document, indent=1))
 
 
 def _compare(

@@ -108,13 +108,3 @@ class Comparison:
                 for real, simulated in zip(self.real, self.simulated, strict=True)
             ],
         }
-
-    @classmethod
-    def of(cls, document: dict[str, Any]) -> Comparison:
-        """What `document` gave."""
-        real, simulated = (tuple(_course(job[which]) for job in document["jobs"]) for which in ("real", "simulated"))
-        return cls(document["policy"], real, simulated)
-
-
-def _course(fields: dict[str, Any]) -> Course:
-    return Course(**{**fields, "shares": tuple((float(time_s), int(share)) for time_s, share in fields["shares"])})

@@ -77,13 +77,11 @@ def test_differences_are_parts_of_what_was_real() -> None:
     assert late.differing_share == pytest.approx(4 / (8 * 4 + 4 * 5 + 4 * 3))
 
 
-def test_a_comparison_survives_its_file() -> None:
-    comparison = Comparison("afs-l", (A, B), (B, A))
-    assert Comparison.of(comparison.document()) == comparison
-
-
-def test_the_simulator_reads_the_files_and_ends_every_job(files: Files) -> None:
-    courses = simulate(files, Case("max-min"))
+@pytest.mark.parametrize(
+    "case", [Case("max-min"), Case("afs-l"), Case("afs-l", known=False)], ids=lambda case: case.label
+)
+def test_the_simulator_reads_the_files_and_ends_every_job(files: Files, case: Case) -> None:
+    courses = simulate(files, case)
     planned = trace.plan(trace.QUICK, seed=3)
     assert [course.name for course in courses] == [job.name for job in planned]
     assert [course.submit_s for course in courses] == [job.submit_s for job in planned]
