@@ -237,15 +237,20 @@ class Simulation:
             self._resize(int(jobs[at]), before[at], after[at], float(free_s[at]))
 
     def _free_s(self, jobs: Ints, before: Sequence[Gpus], after: Sequence[Gpus]) -> Floats:
-        """How long each of these jobs waits until running jobs have given up the GPUs that it gets."""
+        """How long each of these jobs waits until running jobs have given up the GPUs that it gets.
+
+        One that keeps none of its own goes on with them until its new ones are ready.
+        """
         free_s = np.zeros(len(jobs))
         if self._releasing:
-            given_up = 0
+            given_up = left_late = 0
             for had, has in zip(before, after, strict=True):
                 given_up |= had & ~has
+                left_late |= had if has and not had & has else 0
             for at, (had, has) in enumerate(zip(before, after, strict=True)):
-                if has & ~had & given_up:
-                    free_s[at] = self._cost(int(jobs[at])).release_s
+                if taken := has & ~had & given_up:
+                    costs = self._cost(int(jobs[at]))
+                    free_s[at] = costs.release_s + (costs.ready_s if taken & left_late else 0.0)
         return free_s
 
     def _count_blocked(self, jobs: Ints, had: Bools, has: Bools) -> None:

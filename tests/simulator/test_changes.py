@@ -15,10 +15,10 @@ from elasticd.simulator.workload import Workload, servers
 GPUS = 4
 
 
-def ends_s(
+def simulation(
     costs: Costs, submit_s: tuple[float, ...], work_s: tuple[float, ...], policy: str = "max-min"
-) -> list[float]:
-    """When jobs that scale linearly are over."""
+) -> Simulation:
+    """Of jobs that scale linearly."""
     count = len(work_s)
     load = Workload(
         names=tuple(JobId(f"job-{number}") for number in range(count)),
@@ -32,7 +32,14 @@ def ends_s(
         models=("linear",),
     )
     rule = load_policy({"policy": policy}, "test")
-    found: list[float] = Simulation(load, servers(1, GPUS), rule, costs).run().end_s.tolist()
+    return Simulation(load, servers(1, GPUS), rule, costs)
+
+
+def ends_s(
+    costs: Costs, submit_s: tuple[float, ...], work_s: tuple[float, ...], policy: str = "max-min"
+) -> list[float]:
+    """When they are over."""
+    found: list[float] = simulation(costs, submit_s, work_s, policy).run().end_s.tolist()
     return found
 
 
@@ -47,6 +54,14 @@ def test_gpus_that_another_job_gives_up_come_later() -> None:
     second_s = 10.0 + 2.0 + 1.0 + 10.0 / 2
     left = 100.0 - 4 * (10.0 - 1.0) - 2 * (second_s - 10.0)
     assert ends_s(costs, (0.0, 10.0), (100.0, 10.0)) == [pytest.approx(second_s + left / 4), pytest.approx(second_s)]
+
+
+def test_gpus_of_a_job_that_moves_come_when_it_works_elsewhere() -> None:
+    """The first keeps one of its two GPUs, then none; the second gets what it leaves."""
+    costs = Costs("test", start_s=0.0, ready_s=1.0, pause_s=0.0, release_s=2.0)
+    run, jobs = simulation(costs, (0.0, 0.0), (1.0, 1.0)), np.arange(2)
+    assert run._free_s(jobs, [0b0011, 0], [0b0001, 0b0010]).tolist() == [0.0, 2.0]
+    assert run._free_s(jobs, [0b0011, 0], [0b0100, 0b0011]).tolist() == [0.0, 3.0]
 
 
 def test_gpus_of_a_job_that_is_over_come_at_once() -> None:
