@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -92,6 +92,7 @@ class Simulation:
         self._policy = policy
         self._costs = costs
         self._switching = costs.switches
+        self._releasing = costs.releases
         self._rng = random.Random(seed)
         self._speedup = workload.curves.speedup
         self._curves = Curves(concave(workload.curves.speedup))
@@ -114,6 +115,7 @@ class Simulation:
         self._placed: dict[int, Gpus] = {}
         self._rate = np.zeros(n)
         self._idle_until_s = np.zeros(n)
+        self._given_s = np.zeros(n)  # when it got its first GPUs, the last time that it had none
         self._all_work_from_s = 0.0  # from then on no job stands still
         self._end_s = np.full(n, math.inf)  # if nothing changes
         self._switch_s = np.full(n, math.inf)
@@ -250,11 +252,30 @@ class Simulation:
             else:
                 del self._placed[job]
         had, has = np.array([gpus > 0 for gpus in before]), np.array([gpus > 0 for gpus in after])
+        free_s = self._free_s(jobs, before, after)
+        self._fall_back(jobs[~has])
         self._count_blocked(jobs, had, has)
-        self._start(jobs[~had])
+        self._start(jobs[~had], free_s[~had])
         self._stop(jobs[~has])
         for at in np.flatnonzero(had & has).tolist():
-            self._resize(int(jobs[at]), before[at], after[at])
+            self._resize(int(jobs[at]), before[at], after[at], float(free_s[at]))
+
+    def _free_s(self, jobs: Ints, before: Sequence[Gpus], after: Sequence[Gpus]) -> Floats:
+        """How long each of these jobs waits until running jobs have given up the GPUs that it gets.
+
+        One that keeps none of its own goes on with them until its new ones are ready.
+        """
+        free_s = np.zeros(len(jobs))
+        if self._releasing:
+            given_up = left_late = 0
+            for had, has in zip(before, after, strict=True):
+                given_up |= had & ~has
+                left_late |= had if has and not had & has else 0
+            for at, (had, has) in enumerate(zip(before, after, strict=True)):
+                if taken := has & ~had & given_up:
+                    costs = self._cost(int(jobs[at]))
+                    free_s[at] = costs.release_s + (costs.ready_s if taken & left_late else 0.0)
+        return free_s
 
     def _count_blocked(self, jobs: Ints, had: Bools, has: Bools) -> None:
         """Those that stop begin to wait, those that start do not any more; the sums are made in the order of the jobs."""
@@ -268,17 +289,28 @@ class Simulation:
             else:
                 self._blocking.remove(left_s, since)
 
-    def _start(self, jobs: Ints) -> None:
+    def _start(self, jobs: Ints, free_s: Floats) -> None:
         if not len(jobs):
             return
         self.columns.waiting_since_s[jobs] = math.nan
+        self._given_s[jobs] = self._now + free_s
         starts = self.outcome.start_s
         starts[jobs[np.isnan(starts[jobs])]] = self._now
         if self._costs.by_model:
-            for job in jobs.tolist():
-                self._work(job, self._cost(job).start_s)
+            for job, wait_s in zip(jobs.tolist(), free_s.tolist(), strict=True):
+                self._work(job, wait_s + self._cost(job).start_s)
         else:
-            self._work(jobs, self._costs.start_s)
+            self._work(jobs, free_s + self._costs.start_s)
+
+    def _fall_back(self, jobs: Ints) -> None:
+        """Jobs that give all their GPUs up go on from their last checkpoint later."""
+        left_s = self.columns.left_s
+        for job in jobs.tolist():
+            costs = self._cost(job)
+            trained_s = self._now - self._given_s[job] - costs.start_s
+            if costs.checkpoint_every_s and trained_s > 0:
+                lost_s = trained_s % costs.checkpoint_every_s
+                left_s[job] = min(self._load.work_s[job], left_s[job] + lost_s * self._rate[job])
 
     def _stop(self, jobs: Ints) -> None:
         if not len(jobs):
@@ -288,8 +320,11 @@ class Simulation:
         self._end_s[jobs] = self._switch_s[jobs] = math.inf
         self.outcome.preemptions += len(jobs)
 
-    def _resize(self, job: int, before: Gpus, after: Gpus) -> None:
+    def _resize(self, job: int, before: Gpus, after: Gpus, free_s: float) -> None:
+        """`free_s`: until its new GPUs are free."""
         costs = self._cost(job)
+        if costs.end_s and self.columns.left_s[job] <= 0:
+            return  # its last step is done: it keeps to its end
         if before & after:
             self.outcome.resizes += 1
         else:
@@ -297,22 +332,23 @@ class Simulation:
         waits_s = self._idle_until_s[job] - self._now
         if waits_s > 0:  # it has not begun yet, or stands still
             self._work(job, max(waits_s, costs.pause_s))
-        elif after & ~before and costs.ready_s:
-            self._switch_s[job] = self._now + costs.ready_s
+        elif after & ~before and free_s + costs.ready_s:
+            self._switch_s[job] = self._now + free_s + costs.ready_s
         else:
             self._work(job, costs.pause_s)
 
-    def _cost(self, job: int) -> Costs:
+    def _cost(self, job: int | Ints) -> Costs:
+        """Of one job; of several where all jobs cost the same."""
         costs = self._costs
         return costs.of(self._load.models[self.columns.curve[job]]) if costs.by_model else costs
 
-    def _work(self, jobs: int | Ints, wait_s: float) -> None:
+    def _work(self, jobs: int | Ints, wait_s: float | Floats) -> None:
         """One or several, each at the rate of its share, after a while."""
         rate = self._speedup[self.columns.curve[jobs], self._share_at_work(jobs)]
         self._rate[jobs] = rate
         self._idle_until_s[jobs] = self._now + wait_s
-        self._all_work_from_s = max(self._all_work_from_s, self._now + wait_s)
-        self._end_s[jobs] = self._now + wait_s + self.columns.left_s[jobs] / rate
+        self._all_work_from_s = max(self._all_work_from_s, self._now + float(np.max(wait_s)))
+        self._end_s[jobs] = self._now + wait_s + self.columns.left_s[jobs] / rate + self._cost(jobs).end_s
         self._switch_s[jobs] = math.inf
 
     def _share_at_work(self, jobs: int | Ints) -> int | Ints:

@@ -28,7 +28,7 @@ from ..controller.scheduling.placements import FEWEST_SERVERS, Placement
 from ..controller.scheduling.policies import RIGID
 from ..controller.scheduling.policies.base import Policy
 from ..controller.scheduling.throughput import Rate, Source, estimate, fewest_servers, peak
-from ..controller.scheduling.view import ClusterView, Curves, Gpus, Ints, JobTable, ServerInView
+from ..controller.scheduling.view import ClusterView, Curves, Floats, Gpus, Ints, JobTable, ServerInView
 from .costs import NONE, Costs
 from .engine import Simulation
 from .workload import Workload
@@ -166,15 +166,16 @@ class LearningSimulation(Simulation):
         share: int | Ints = self._works_with[jobs]
         return share
 
-    def _work(self, jobs: int | Ints, wait_s: float) -> None:
+    def _work(self, jobs: int | Ints, wait_s: float | Floats) -> None:
         super()._work(jobs, wait_s)
-        for job in np.atleast_1d(jobs).tolist():
+        jobs = np.atleast_1d(jobs)
+        for job, waits_s in zip(jobs.tolist(), np.broadcast_to(wait_s, len(jobs)).tolist(), strict=True):
             share = int(self._works_with[job])
             learns = share not in self._rates.get(job, {}) or (
                 self._goes_down and bool(self._still_unknown(job, share))
             )
             takes_s = self._measuring.steps / float(self._rate[job]) if learns else math.inf
-            self._measured_s[job] = self._now + wait_s + takes_s
+            self._measured_s[job] = self._now + waits_s + takes_s
 
     def _stop(self, jobs: Ints) -> None:
         super()._stop(jobs)

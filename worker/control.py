@@ -44,7 +44,6 @@ from ..protocol.model import (
     ServerId,
     Steady,
     WorkerId,
-    WorkerPhase,
     WorkerStatus,
 )
 from ..runtime import transport
@@ -283,7 +282,7 @@ class ClusterControl:
 
     def finished(self) -> None:
         with self._lock:
-            if self._machine.phase is not WorkerPhase.FINISHED:
+            if not self._machine.over:  # a worker that has left would wait for a report that nobody makes
                 self._dispatch(LoopEnded())
                 self._wait_until_reported()
 

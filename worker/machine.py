@@ -315,6 +315,11 @@ class Membership:
         return self._note
 
     @property
+    def over(self) -> bool:
+        """It has finished or left: nothing changes it any more, and there is nothing more to tell of it."""
+        return self._finished or self._left
+
+    @property
     def phase(self) -> WorkerPhase:
         if self._finished:
             return WorkerPhase.FINISHED
@@ -335,7 +340,7 @@ class Membership:
 
     def handle(self, now: float, event: Event) -> list[Action]:
         """Take one event in. Raises InvalidTransition, changing nothing, where only a bug can have sent it."""
-        if self._finished or self._left:
+        if self.over:
             return []
         match event:
             case OrderReceived(order):

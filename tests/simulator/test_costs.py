@@ -41,6 +41,14 @@ def test_models_differ_from_the_default_and_the_default_from_the_base(tmp_path: 
     assert found.of("unheard of") is found
 
 
+def test_presets_neither_wait_for_gpus_nor_end_late_but_a_file_may_say_so(tmp_path: Path) -> None:
+    assert all((preset.release_s, preset.end_s) == (0.0, 0.0) for preset in costs.PRESETS.values())
+    found = read_costs(
+        tmp_path, "base: background\ndefault: {release_s: 0.5, end_s: 0.25}\nmodels:\n  Vgg: {end_s: 1}\n"
+    )
+    assert (found.release_s, found.end_s, found.of("Vgg").release_s, found.of("Vgg").end_s) == (0.5, 0.25, 0.5, 1.0)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -56,6 +56,18 @@ def test_growing_and_shrinking_keep_the_first_worker_stepping(seed: int) -> None
     assert world.nodes[worker(1)].machine.phase is WorkerPhase.LEFT
 
 
+def test_a_worker_that_has_left_has_nothing_more_to_report() -> None:
+    """Its process ends through the same lines as one that has finished, which waits until its last report has come."""
+    world = started(2)
+    world.order([worker(0)], worker(0))
+    world.settle(random.Random(0))
+    leaver = world.nodes[worker(1)].machine
+    assert leaver.over
+    assert leaver.handle(0.0, m.LoopEnded()) == []
+    assert leaver.phase is WorkerPhase.LEFT
+    assert not world.nodes[worker(0)].machine.over
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_leader_can_leave_and_another_one_takes_over(seed: int) -> None:
     world = started(3, seed)
