@@ -1,6 +1,7 @@
 """How much sooner jobs are over under `elastic` than under AFS, on Philly's virtual clusters (docs/design/elastic.md).
 
-    python -m benchmarks.policies [--data ../shared/data] [--cluster e13805]... [--costs none] [--packing] [--others] [--load 1.0] [--json FILE]
+    python -m benchmarks.policies [--data ../shared/data] [--cluster e13805]... [--costs none] [--packing] [--others]
+        [--load 1.0] [--json FILE]
 
 Each cluster has 16 servers of 4 GPUs, as in AFS 5.1; jobs, models and throughputs are those of the data. A row appears when its
 cluster is done, the smallest first; the largest one takes most of the time. `--load 0.5` takes every second job, by chance.

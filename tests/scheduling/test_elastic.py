@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling_tables import Case, ask, cases, given_to, job, linear, policy, speedups, table
 
 from elasticd.controller.scheduling.policies.worth import with_minimum, worths
-from elasticd.controller.scheduling.view import UNKNOWN_S, Curves
+from elasticd.controller.scheduling.view import Curves
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import JobId
 from elasticd.simulator.engine import Simulation
@@ -22,11 +22,11 @@ from elasticd.simulator.workload import Workload, servers
 half = tuple(math.sqrt(n) for n in range(65))
 
 
-# ------------------------------------------------------------------------------------------------------------- what work is worth
+# ---------------------------------------------------------------------------------------------------- what work is worth
 
 
-@given(st.integers(1, 12), st.integers(1, 6))
-def test_on_one_gpu_work_is_worth_the_number_of_jobs_that_wait_for_it(jobs: int, _: int) -> None:
+@given(st.integers(1, 12))
+def test_on_one_gpu_work_is_worth_the_number_of_jobs_that_wait_for_it(jobs: int) -> None:
     assert worths([linear(1)] * jobs, 1) == pytest.approx(list(range(jobs, 0, -1)))
 
 
@@ -74,7 +74,7 @@ def test_the_gpus_of_a_minimum_bring_equally_much() -> None:
     assert with_minimum((0.0, 1.0, 1.8, 2.4, 2.6), 3) == pytest.approx([0.0, 0.8, 1.6, 2.4, 2.6])
 
 
-# ------------------------------------------------------------------------------------------------------------- lengths are given
+# ----------------------------------------------------------------------------------------------------- lengths are given
 
 
 def flow_s(left_s: Sequence[float], gpus: int, name: str, **parameters: object) -> float:
@@ -148,9 +148,7 @@ def test_a_job_of_unknown_length_counts_as_long_as_it_has_run() -> None:
 def test_a_minimum_is_given_whole_or_not_at_all_and_what_it_leaves_goes_to_others() -> None:
     wide = job("wide", 3, 4, left_s=10)
     assert given_to("elastic", 2, wide, job("narrow", 1, 1, left_s=1e6)) == {"narrow": 1}
-    assert given_to("elastic", 4, wide, job("narrow", 1, 1, left_s=1e6)) == {"wide": 4} or given_to(
-        "elastic", 4, wide, job("narrow", 1, 1, left_s=1e6)
-    ) == {"wide": 3, "narrow": 1}
+    assert given_to("elastic", 5, wide, job("narrow", 1, 1, left_s=1e6)) == {"wide": 4, "narrow": 1}
 
 
 both = pytest.mark.parametrize("lengths", ["given", "unknown"])
@@ -169,7 +167,7 @@ def test_nothing_stays_idle_that_a_job_could_use(lengths: str, case: Case) -> No
             assert one.min_gpus > free
 
 
-# ----------------------------------------------------------------------------------------------------------- lengths are not known
+# ------------------------------------------------------------------------------------------------- lengths are not known
 
 
 def test_without_lengths_no_length_is_looked_at() -> None:
@@ -196,7 +194,7 @@ def test_while_not_all_fit_who_has_got_least_comes_first_and_is_asked_about_agai
     had = job("had", share=1, attained_gpu_s=5000, executed_s=5000)
     new = job("new")
     assert given_to(who, 1, had, new) == {"new": 1}
-    assert ask(who, table(had, new), 1, now=7.0).review_s == pytest.approx(7.0 + 60 * (1.5 - 1), abs=0.01)
+    assert ask(who, table(had, new), 1, now=7.0).review_s == pytest.approx(7.0 + 600, abs=0.01)
 
 
 def test_of_equal_levels_those_that_run_stay() -> None:
@@ -208,30 +206,21 @@ def test_of_equal_levels_those_that_run_stay() -> None:
 
 def test_who_has_come_to_the_end_of_a_level_makes_room() -> None:
     who = policy("elastic", lengths="unknown")
-    waits = job("waits", attained_gpu_s=29.0, executed_s=29.0)
-    assert given_to(who, 1, waits, job("runs", share=1, attained_gpu_s=30.0, executed_s=30.0)) == {"waits": 1}
+    waits = job("waits", attained_gpu_s=599.0, executed_s=599.0)
+    assert given_to(who, 1, waits, job("runs", share=1, attained_gpu_s=600.0, executed_s=600.0)) == {"waits": 1}
 
 
 def test_where_all_fit_nobody_asks_again() -> None:
     assert ask(policy("elastic", lengths="unknown"), table(job("a"), job("b")), 2).review_s == math.inf
 
 
-# -------------------------------------------------------------------------------------------------------------------- parameters
+# ------------------------------------------------------------------------------------------------------------ parameters
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("lengths", "guessed"), ("constancy", 1.5), ("inertia", -1), ("first_turn_gpu_s", 1), ("turn_growth", 1)],
+    [("lengths", "guessed"), ("constancy", 1.5), ("inertia", -1), ("first_turn_gpu_s", 0), ("turn_growth", 1)],
 )
 def test_a_parameter_out_of_its_range_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(OperatorError, match=name):
         policy("elastic", **{name: value})
-
-
-@settings(max_examples=50)
-@given(case=cases())
-def test_jobs_submitted_in_another_order_get_the_same_where_their_lengths_differ(case: Case) -> None:
-    left = [one.left_s for one in case.jobs]
-    assume(len(set(left)) == len(left) and UNKNOWN_S not in left)
-    shares = given_to("elastic", case.gpus, *case.jobs)
-    assert sum(given_to("elastic", case.gpus, *reversed(case.jobs)).values()) == sum(shares.values()) or len(left) > 1

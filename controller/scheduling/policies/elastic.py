@@ -50,13 +50,14 @@ Value = Callable[[int, int, int], float]  # of the GPUs from one share to the ne
 
 
 class ElasticParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See the module's docstring. A level of service ends at ``first_turn_gpu_s * (turn_growth^level - 1)`` GPU-seconds."""
+    """See the module's docstring. The first level of service lasts `first_turn_gpu_s`, each next one `turn_growth` times as
+    long."""
 
     lengths: Literal["given", "unknown"] = "given"
     constancy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.4
     inertia: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.05
-    first_turn_gpu_s: Annotated[float, msgspec.Meta(ge=10)] = 60.0
-    turn_growth: Annotated[float, msgspec.Meta(ge=1.1, le=100)] = 1.5
+    first_turn_gpu_s: Annotated[float, msgspec.Meta(ge=1)] = 600.0
+    turn_growth: Annotated[float, msgspec.Meta(ge=1.01, le=100)] = 1.2
 
 
 class Elastic:
@@ -112,15 +113,16 @@ class Elastic:
     def _by_service(self, jobs: JobTable, given: Ints, gpus: int, now: float) -> float:
         """Lengths are not given. Changes `given`. Returns when somebody's turn is over."""
         attained_gpu_s = jobs.attained_gpu_s + EARLY_S * jobs.share
-        first, growth = self.parameters.first_turn_gpu_s, self.parameters.turn_growth
-        level = np.floor(np.log1p(attained_gpu_s / first) / math.log(growth))
+        growth = self.parameters.turn_growth
+        unit_gpu_s = self.parameters.first_turn_gpu_s / (growth - 1)  # level n begins at unit * (growth^n - 1)
+        level = np.floor(np.log1p(attained_gpu_s / unit_gpu_s) / math.log(growth))
         given[:] = rigid(jobs, gpus, 2 * level + (jobs.share == 0), jobs.min_gpus)
         order = np.flatnonzero(given)
         curves = _curves(jobs, order, gpus)
         self._hand_out(jobs, order, curves, given, gpus, lambda at, share, then: _bid(curves[at], share))
         if not np.any((given == 0) & (jobs.min_gpus <= gpus)):
             return math.inf
-        ends_gpu_s = np.maximum(first * (growth ** (level[order] + 1) - 1), attained_gpu_s[order])
+        ends_gpu_s = np.maximum(unit_gpu_s * (growth ** (level[order] + 1) - 1), attained_gpu_s[order])
         turn_s = (ends_gpu_s - jobs.attained_gpu_s[order]) / given[order]
         return now + max(float(turn_s.min()), EARLY_S)
 
