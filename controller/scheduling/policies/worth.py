@@ -19,43 +19,61 @@ for the next one. For s(k) = k^p this gives the optimum of Berg, Vesilo and Harc
 minimize mean slowdown", 2020), for s(k) = k and one GPU the shortest remaining time first, where a job's worth is the number of
 jobs that wait for it. The worths depend on the lengths through the order alone.
 
-(1 + rent(k)) / s(k) falls, then grows: rent is convex and s concave. So the search for its minimum ends where it grows.
+(1 + rent(k)) / s(k) falls, then grows, as rent is convex and s concave. So its minimum is found by halving.
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Sequence
+from itertools import accumulate, islice
 
 Curve = Sequence[float]  # throughput with 0, 1, 2 … GPUs over that with one, concave; its end is the job's maximum
+
+GROUPS, GPUS_PER_JOB = (
+    64,
+    64,
+)  # of more jobs on many GPUs, some that end after each other count as ending together, to save time
 
 
 def worths(curves: Sequence[Curve], gpus: int, behind: int = 0) -> list[float]:
     """Of jobs in the order in which they end, the first one first. `behind`: how many more end after them, one GPU each."""
     kept = [max(0.0, (behind - gpu) / gpus) for gpu in range(gpus - 1, -1, -1)]  # what each GPU brings, the least first
     found: list[float] = []
-    for curve in reversed(curves):
-        worth = _worth(curve, kept)
-        found.append(worth)
-        for share in range(1, min(len(curve) - 1, gpus) + 1):
-            brings = worth * (curve[share] - curve[share - 1])
-            if brings <= kept[0]:
-                break
-            insort(kept, brings)
-            del kept[0]
+    together = max(1, min(len(curves) // GROUPS, gpus // GPUS_PER_JOB))
+    for end in range(len(curves), 0, -together):
+        group = curves[max(0, end - together) : end]
+        rents = [0.0, *accumulate(islice(kept, max(map(len, group)) - 1))]
+        brought: list[float] = []
+        for curve in reversed(group):
+            worth = _worth(curve, rents)
+            found.append(worth)
+            brought.extend(_brings(curve, worth, kept[0]))
+        kept = sorted(kept + brought)[-gpus:]
     found.reverse()
     return found
 
 
-def _worth(curve: Curve, kept: Sequence[float]) -> float:
+def _worth(curve: Curve, rents: Sequence[float]) -> float:
     """min over k of (1 + rent(k)) / s(k)."""
-    least, cost = float("inf"), 1.0
-    for share in range(1, min(len(curve) - 1, len(kept)) + 1):
-        cost += kept[share - 1]
-        if cost > least * curve[share]:
+    low, high = 1, min(len(curve), len(rents)) - 1
+    while low < high:
+        share = (low + high) // 2
+        if (1.0 + rents[share + 1]) * curve[share] < (1.0 + rents[share]) * curve[share + 1]:  # it still falls
+            low = share + 1
+        else:
+            high = share
+    return (1.0 + rents[low]) / curve[low]
+
+
+def _brings(curve: Curve, worth: float, more_than: float) -> list[float]:
+    """What each GPU of a job brings, as long as it is more."""
+    least, found, before = more_than / worth, [], 0.0
+    for speedup in islice(curve, 1, None):
+        if speedup - before <= least:
             break
-        least = cost / curve[share]
-    return least
+        found.append(worth * (speedup - before))
+        before = speedup
+    return found
 
 
 def with_minimum(curve: Curve, least: int) -> list[float]:
