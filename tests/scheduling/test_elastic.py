@@ -210,6 +210,11 @@ def test_who_has_come_to_the_end_of_a_level_makes_room() -> None:
     assert given_to(who, 1, waits, job("runs", share=1, attained_gpu_s=600.0, executed_s=600.0)) == {"waits": 1}
 
 
+def test_without_lengths_more_jobs_than_gpus_all_come_to_their_end_in_turns() -> None:
+    left_s = [100.0, 2000.0, 700.0, 5000.0, 700.0, 1.0]
+    assert flow_s(left_s, 2, "elastic", lengths="unknown") < flow_s(left_s, 2, "fifo")
+
+
 def test_where_all_fit_nobody_asks_again() -> None:
     assert ask(policy("elastic", lengths="unknown"), table(job("a"), job("b")), 2).review_s == math.inf
 
