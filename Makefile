@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup demo test check bench-resize bench-runtime bench-simulator bench-gpu conformance verify-bits model-check format clean
+.PHONY: help setup demo test check bench-resize bench-runtime bench-simulator bench-gpu bench-policies conformance verify-bits model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -40,6 +40,9 @@ bench-simulator: $(STAMP)  ## how fast simulations and decisions are, beside oth
 
 bench-gpu: $(STAMP)  ## the runtime on this machine's GPUs (ARGS="--device cpu --quick" tries it without)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+bench-policies: $(STAMP)  ## our policy beside AFS on Philly's clusters (ARGS="--cluster e13805": a minute)
+	@$(BIN)/python -m benchmarks.policies $(ARGS)
 
 conformance: $(STAMP)  ## the simulator against a real cluster, with the same jobs: a quarter of an hour (ARGS=--quick: 5 minutes)
 	@$(BIN)/python -m benchmarks.conformance $(ARGS)

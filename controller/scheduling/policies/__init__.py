@@ -11,6 +11,7 @@ from .afs import AfsL, AfsP, AfsS
 from .backfill import Backfill
 from .base import Policy, Shares
 from .elan import ElasticBackfill, ElasticFifo
+from .elastic import Elastic
 from .fifo import Fifo
 from .gandiva import Gandiva
 from .max_min import MaxMin
@@ -39,6 +40,7 @@ POLICIES = (
     AfsS,
     Gandiva,
     YarnCs,
+    Elastic,
 )
 
 # Those that give a job what it requested or nothing: to them no job need be measured with other shares.
