@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup demo test check bench-resize bench-runtime bench-gpu verify-bits model-check format clean
+.PHONY: help setup demo test check bench-resize bench-runtime bench-gpu papers verify-bits model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -37,6 +37,9 @@ bench-runtime: $(STAMP)  ## what elasticity costs, beside DDP, torchrun and stop
 
 bench-gpu: $(STAMP)  ## the runtime on this machine's GPUs (ARGS="--device cpu --quick" tries it without)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+papers: $(STAMP)  ## the published results of AFS, EDL and Elan beside ours: docs/papers.md (ARGS=--quick: two small traces)
+	@$(BIN)/python -m benchmarks.papers $(ARGS)
 
 verify-bits: $(STAMP)  ## random histories of joins, leaves, migrations and kills: no bit of the result may differ
 	@$(BIN)/python -m verification.bits $(ARGS)

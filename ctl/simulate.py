@@ -79,6 +79,10 @@ def simulate(
     cap_at_request: Annotated[
         bool, typer.Option("--cap-at-request", help="No job gets more GPUs than it requested.")
     ] = False,
+    random_models: Annotated[
+        bool,
+        typer.Option("--random-models", help="Every job gets a model at random, also where the trace names one."),
+    ] = False,
     overhead: Annotated[
         str, typer.Option(help="What changing a job's GPUs costs: none, background, stop-resume, or a file.")
     ] = "none",
@@ -111,13 +115,18 @@ def simulate(
         raise UserError("--gpu-type: says which rows of --profiles FILE to take, and there is no --profiles")
     curves = measured.load(profiles, gpu_type) if profiles is not None else None
     gpus = sum(len(server.gpus) for server in view)
-    assigned = assign.assign(traces.load(trace, conditions), gpus, curves, seed, cap_at_request)
+    assigned = assign.assign(traces.load(trace, conditions), gpus, curves, seed, cap_at_request, random_models)
     setup = Setup(assigned, view, costs, seed, packing, None if explain is None else JobId(explain))
     if curves is None:
         say("elasticctl: no --profiles: every job scales linearly up to its request")
     with _progress(chosen, len(assigned.workload)) as tell:
         results = run_all(setup, chosen, tell, processes)
-    inputs = {"profiles": str(profiles) if profiles else None, "where": conditions, "cap_at_request": cap_at_request}
+    inputs = {
+        "profiles": str(profiles) if profiles else None,
+        "where": conditions,
+        "cap_at_request": cap_at_request,
+        "random_models": random_models,
+    }
     document = _document(trace, setup, inputs, results)
     if as_json != "-":
         console().print(_table(results))

@@ -1,0 +1,147 @@
+"""Elan Fig. 20 and 22: elastic beside static policies, and what slow resizes cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import mean
+
+from matplotlib.figure import Figure
+
+from .bars import grouped
+from .cases import Case
+from .findings import Finding, below, exactly, number
+from .inputs import ELASTICFLOW_JOBS, ELASTICFLOW_MODELS, Peers, VirtualCluster
+from .page import Picture, Section, table
+from .results import Record, Results
+
+SERVERS, GPUS = 16, 8
+SEEDS = (1, 2, 3)  # Elan: "We run the simulation 3 times"
+PAIRS = (("fifo", "elastic-fifo"), ("backfill", "elastic-backfill"))
+COSTS = {"none": "ideal", "background": "Elan", "stop-resume": "S&R"}
+
+TEXT = """\
+**Published.** Two days of a cluster of SenseTime, down-sampled, on 128 GPUs, a model drawn at random for each job, three
+runs. With elasticity the pending time (JPT) is shorter by 43 % and more, the JCT by 25 %, the makespan by 21 % (Fig. 20,
+VI-C). With E-BF, stop-and-resume (S&R) instead of Elan makes JCTs 6 % longer, and Elan is like an ideal system without
+any costs (Fig. 22).
+
+**Here.** Elan's trace is not public. ElasticFlow's `195job` stands in: it too is two days (1.99) of jobs of a production
+cluster of servers with 8 GPUs, it was made for 128 GPUs, and it keeps those nearly busy. Throughputs are those of
+ElasticFlow's six models on A100 servers, strong scaling; a model is drawn for each job, with three seeds. `min_res` is 1
+GPU and `max_res` the share of greatest throughput, where Elan has memory and convergence as bounds that it does not tell.
+The costs are the presets `none`, `background` (our own runtime) and `stop-resume` (30 s)."""
+
+EXPLANATIONS: dict[str, str] = {}
+
+
+def case(policy: str, seed: int, costs: str = "none") -> Case:
+    return Case(
+        ELASTICFLOW_JOBS,
+        (("cluster", "195job"),),
+        ELASTICFLOW_MODELS,
+        policy,
+        servers=SERVERS,
+        gpus_per_server=GPUS,
+        gpu_type="A100",
+        costs=costs,
+        random_models=True,
+        seed=seed,
+    )
+
+
+def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
+    """Whatever the clusters of AFS are."""
+    for seed in SEEDS:
+        for costs in COSTS:
+            for rigid, elastic in PAIRS:
+                yield case(rigid, seed, costs)
+                yield case(elastic, seed, costs)
+
+
+def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
+    return Section(
+        title="Elan Fig. 20 and 22: elastic against static scheduling",
+        text=TEXT,
+        findings=list(_findings(results)),
+        explanations=EXPLANATIONS,
+        tables=[_table(results)],
+        pictures=[
+            Picture(
+                "elan.png",
+                "Pending time, JCT and makespan under static and elastic policies; E-BF with three costs of a change.",
+                (11, 3.6),
+                lambda figure: _draw(figure, results),
+            )
+        ],
+    )
+
+
+def _pending_s(record: Record) -> float:
+    assert record.metrics.avg_queueing_s is not None
+    return record.metrics.avg_queueing_s
+
+
+def _makespan_s(record: Record) -> float:
+    assert record.metrics.makespan_s is not None
+    return record.metrics.makespan_s
+
+
+MEASURES = {"JPT": _pending_s, "JCT": lambda record: record.avg_jct_s, "makespan": _makespan_s}
+
+
+def _average(results: Results, policy: str, measure: str, costs: str = "none") -> float:
+    """Over the three runs (s)."""
+    return mean(MEASURES[measure](results[case(policy, seed, costs)]) for seed in SEEDS)
+
+
+def _findings(results: Results) -> Iterator[Finding]:
+    """Elan's simulation has its own costs, so that of `background` stands for it."""
+    least = {"JPT": 0.43, "JCT": 0.25, "makespan": 0.21}
+    for rigid, elastic in PAIRS:
+        for measure, reduction in least.items():
+            ratio = _average(results, elastic, measure, "background") / _average(results, rigid, measure, "background")
+            yield Finding(
+                f"{measure}-{elastic}",
+                f"{measure}, {elastic} to {rigid}",
+                below(1 - reduction, "VI-C, Fig. 20"),
+                ratio,
+            )
+    ideal = _average(results, "elastic-backfill", "JCT")
+    for costs, published in (("background", 1.0), ("stop-resume", 1.06)):
+        longer = _average(results, "elastic-backfill", "JCT", costs) / ideal
+        what = f"JCT of elastic-backfill, {COSTS[costs]} to ideal"
+        yield Finding(f"costs-{costs}", what, exactly(published, "VI-C, Fig. 22"), longer)
+
+
+def _table(results: Results) -> str:
+    rows = [
+        (policy, COSTS[costs], *(number(_average(results, policy, measure, costs)) for measure in MEASURES))
+        for costs in COSTS
+        for pair in PAIRS
+        for policy in pair
+    ]
+    return "Means of three runs (s):\n\n" + table(("policy", "costs", *MEASURES), rows)
+
+
+def _draw(figure: Figure, results: Results) -> None:
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    bars = {
+        policy: [
+            _average(results, policy, measure, "background") / _average(results, "fifo", measure, "background")
+            for measure in MEASURES
+        ]
+        for pair in PAIRS
+        for policy in pair
+    }
+    grouped(left, list(MEASURES), bars, "relative to fifo")
+    left.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+    measures = ("JCT", "makespan")
+    systems = {
+        label: [
+            _average(results, "elastic-backfill", measure, costs) / _average(results, "elastic-backfill", measure)
+            for measure in measures
+        ]
+        for costs, label in COSTS.items()
+    }
+    grouped(right, list(measures), systems, "elastic-backfill, relative to ideal")
+    right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
