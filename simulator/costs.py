@@ -38,6 +38,11 @@ class Costs:
     pause_s: float  # training stands still so long at a change of a running job
     by_model: Mapping[str, Costs] = field(default_factory=dict)  # those that differ
 
+    @property
+    def switches(self) -> bool:
+        """May new GPUs work along later than they are given?"""
+        return any(costs.ready_s > 0 for costs in (self, *self.by_model.values()))
+
     def of(self, model: str) -> Costs:
         """What it costs a job of `model`."""
         return self.by_model.get(model, self)

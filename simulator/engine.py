@@ -7,7 +7,7 @@ new GPUs are ready) and reviews that a policy has asked for. At an arrival, an e
 what changes costs what `Costs` says. All events of one moment are taken in before it is asked.
 
 Jobs' states are columns as long as the trace, and `active` lists the rows that are not over, so that a decision costs what the
-policy looks at, not what the trace holds.
+policy looks at, not what the trace holds. A review may change all running jobs at once, so changes of one kind are made together.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ..controller.scheduling.pipeline import decide
 from ..controller.scheduling.policies.base import Policy
@@ -28,6 +29,8 @@ from .costs import NONE, Costs
 from .workload import Workload
 
 SHORTEST_S = 1.0
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -77,6 +80,7 @@ class Simulation:
         self._gpus = sum(len(server.gpus) for server in cluster)
         self._policy = policy
         self._costs = costs
+        self._switching = costs.switches
         self._rng = random.Random(seed)
         self._speedup = workload.curves.speedup
         self._curves = Curves(concave(workload.curves.speedup))
@@ -99,6 +103,7 @@ class Simulation:
         self._placed: dict[int, Gpus] = {}
         self._rate = np.zeros(n)
         self._idle_until_s = np.zeros(n)
+        self._all_work_from_s = 0.0  # from then on no job stands still
         self._end_s = np.full(n, math.inf)  # if nothing changes
         self._switch_s = np.full(n, math.inf)
         self._now = 0.0
@@ -133,6 +138,8 @@ class Simulation:
         if not len(running):
             return min(arrival, self._review_s)
         ends = float(self._end_s[running].min())
+        if not self._switching:
+            return min(arrival, ends, self._review_s)
         switches = float(self._switch_s[running].min())
         return min(arrival, ends, switches, self._review_s)
 
@@ -144,7 +151,9 @@ class Simulation:
         if passed <= 0 or not len(rows):
             return
         columns = self.columns
-        worked = np.maximum(at - np.maximum(self._idle_until_s[rows], before), 0.0)
+        worked: float | Floats = passed
+        if self._all_work_from_s > before:
+            worked = np.maximum(at - np.maximum(self._idle_until_s[rows], before), 0.0)
         columns.left_s[rows] = np.maximum(columns.left_s[rows] - self._rate[rows] * worked, 0.0)
         columns.executed_s[rows] += passed
         columns.attained_gpu_s[rows] += columns.share[rows] * passed
@@ -153,7 +162,7 @@ class Simulation:
         begin = self._next
         submit_s = self._load.submit_s
         while self._next < len(self._load) and submit_s[self._next] <= self._now:
-            self._blocking.add(self._load.work_s[self._next], submit_s[self._next])
+            self._blocking.add(float(self._load.work_s[self._next]), float(submit_s[self._next]))
             self._next += 1
         if self._next > begin:
             self._active = np.concatenate([self._active, np.arange(begin, self._next)])
@@ -161,20 +170,25 @@ class Simulation:
 
     def _switch(self) -> bool:
         """New GPUs of some jobs are ready."""
+        if not self._switching:
+            return False
         for row in self._running[self._switch_s[self._running] <= self._now].tolist():
             self._work(row, self._cost(row).pause_s)
         return False
 
     def _end(self) -> int:
-        over = self._running[self._end_s[self._running] <= self._now]
-        if not len(over):
+        ends = self._end_s[self._running] <= self._now
+        if not ends.any():
             return 0
+        over = self._running[ends]
         self.outcome.end_s[over] = self._now
         self.columns.share[over] = 0
         for job in over.tolist():
             del self._placed[job]
-        self._running = self._running[~np.isin(self._running, over)]
-        self._active = np.delete(self._active, np.searchsorted(self._active, over))
+        self._running = self._running[~ends]
+        stay = np.ones(len(self._active), dtype=bool)
+        stay[np.searchsorted(self._active, over)] = False
+        self._active = self._active[stay]
         return len(over)
 
     # -- decisions
@@ -189,40 +203,62 @@ class Simulation:
         self.outcome.decision_s.append(time.perf_counter() - began)
         self.outcome.decisions += 1
         self._review_s = decision.review_s if decision.review_s > self._now else math.inf
-        for row in sorted({*present, *decision.placements}):
-            before, after = present.get(row, 0), decision.placements.get(row, 0)
-            if before != after:
-                self._change(int(self._active[row]), before, after)
+        self._change(present, decision.placements)
         self._running = self._active[np.flatnonzero(decision.shares)]
 
-    def _change(self, job: int, before: Gpus, after: Gpus) -> None:
+    def _change(self, present: Mapping[int, Gpus], decided: Mapping[int, Gpus]) -> None:
+        """From one placement to another one, both by row of `active`."""
+        rows = [row for row, gpus in decided.items() if present.get(row) != gpus]
+        rows += [row for row in present if row not in decided]
+        if not rows:
+            return
+        rows.sort()
+        jobs = self._active[rows]
+        before, after = [present.get(row, 0) for row in rows], [decided.get(row, 0) for row in rows]
+        self.columns.share[jobs] = [gpus.bit_count() for gpus in after]
+        for job, gpus in zip(jobs.tolist(), after, strict=True):
+            if gpus:
+                self._placed[job] = gpus
+            else:
+                del self._placed[job]
+        had, has = np.array([gpus > 0 for gpus in before]), np.array([gpus > 0 for gpus in after])
+        self._count_blocked(jobs, had, has)
+        self._start(jobs[~had])
+        self._stop(jobs[~has])
+        for at in np.flatnonzero(had & has).tolist():
+            self._resize(int(jobs[at]), before[at], after[at])
+
+    def _count_blocked(self, jobs: Ints, had: Bools, has: Bools) -> None:
+        """Those that stop begin to wait, those that start do not any more; the sums are made in the order of the jobs."""
         columns = self.columns
-        columns.share[job] = after.bit_count()
-        if after:
-            self._placed[job] = after
-        if not before:
-            self._start(job)
-        elif not after:
-            self._stop(job)
+        turned = had != has
+        jobs, stops = jobs[turned], had[turned].tolist()
+        since_s = columns.submitted_s[jobs] + columns.executed_s[jobs]
+        for left_s, since, stop in zip(columns.left_s[jobs].tolist(), since_s.tolist(), stops, strict=True):
+            if stop:
+                self._blocking.add(left_s, since)
+            else:
+                self._blocking.remove(left_s, since)
+
+    def _start(self, jobs: Ints) -> None:
+        if not len(jobs):
+            return
+        self.columns.waiting_since_s[jobs] = math.nan
+        starts = self.outcome.start_s
+        starts[jobs[np.isnan(starts[jobs])]] = self._now
+        if self._costs.by_model:
+            for job in jobs.tolist():
+                self._work(job, self._cost(job).start_s)
         else:
-            self._resize(job, before, after)
+            self._work(jobs, self._costs.start_s)
 
-    def _start(self, job: int) -> None:
-        columns = self.columns
-        self._blocking.remove(columns.left_s[job], columns.submitted_s[job] + columns.executed_s[job])
-        columns.waiting_since_s[job] = math.nan
-        if math.isnan(self.outcome.start_s[job]):
-            self.outcome.start_s[job] = self._now
-        self._work(job, self._cost(job).start_s)
-
-    def _stop(self, job: int) -> None:
-        columns = self.columns
-        del self._placed[job]
-        self._blocking.add(columns.left_s[job], columns.submitted_s[job] + columns.executed_s[job])
-        columns.waiting_since_s[job] = self._now
-        self._rate[job] = 0.0
-        self._end_s[job] = self._switch_s[job] = math.inf
-        self.outcome.preemptions += 1
+    def _stop(self, jobs: Ints) -> None:
+        if not len(jobs):
+            return
+        self.columns.waiting_since_s[jobs] = self._now
+        self._rate[jobs] = 0.0
+        self._end_s[jobs] = self._switch_s[jobs] = math.inf
+        self.outcome.preemptions += len(jobs)
 
     def _resize(self, job: int, before: Gpus, after: Gpus) -> None:
         costs = self._cost(job)
@@ -242,13 +278,14 @@ class Simulation:
         costs = self._costs
         return costs.of(self._load.models[self.columns.curve[job]]) if costs.by_model else costs
 
-    def _work(self, job: int, wait_s: float) -> None:
-        """At the rate of its share, after a while."""
-        rate = float(self._speedup[self.columns.curve[job], self.columns.share[job]])
-        self._rate[job] = rate
-        self._idle_until_s[job] = self._now + wait_s
-        self._end_s[job] = self._now + wait_s + self.columns.left_s[job] / rate
-        self._switch_s[job] = math.inf
+    def _work(self, jobs: int | Ints, wait_s: float) -> None:
+        """One or several, each at the rate of its share, after a while."""
+        rate = self._speedup[self.columns.curve[jobs], self.columns.share[jobs]]
+        self._rate[jobs] = rate
+        self._idle_until_s[jobs] = self._now + wait_s
+        self._all_work_from_s = max(self._all_work_from_s, self._now + wait_s)
+        self._end_s[jobs] = self._now + wait_s + self.columns.left_s[jobs] / rate
+        self._switch_s[jobs] = math.inf
 
     def _note(self) -> None:
         line, running = self.outcome.timeline, self._running

@@ -16,17 +16,23 @@ largest holes.
 Outcomes are compared by, in this order: servers too many; jobs that keep none of their GPUs; jobs that move although they need
 no change; GPUs that are not kept. So a job that is placed well does not move to let another one keep more of its GPUs, only where
 one cannot be placed well otherwise, or where more jobs than it would have to move instead.
+
+Attempts differ by few pieces. So what could leave a server is worked out once for all attempts in which it is the same (`_Leavers`),
+and the price of an outcome is counted for the jobs that have a loose piece; all others cost what they cost at their homes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import itemgetter
 
 SPREAD, MOVED, TOUCHED = 2**60, 2**40, 2**20  # what counts more than any number of what comes after it
 TRIES = 2048  # servers looked at, over all attempts but the first
 
 Amounts = dict[int, dict[int, int]]  # by job and server: GPUs
+_Part = tuple[int, int]  # server, and GPUs there
+_Way = tuple[int, list[int], list["Piece"]]  # what leaves, last; before it the charge, and minus the jobs that it is of
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +75,7 @@ def fit(
     `has`: how many GPUs a job has on which servers; `settled`: the pieces of settled jobs on a server, asked for where one may
     have to move; `remote`: where settled jobs talk to other servers. Raises ValueError if there is not enough room for all.
     """
-    search = _Search(pieces, has, settled, remote, len(holes))
+    search = _Search(pieces, has, settled, remote)
     left = list(holes)
     for piece in pieces:
         if piece.home is not None:
@@ -78,86 +84,182 @@ def fit(
     return Fit(search.amounts, search.cost < SPREAD)
 
 
-@dataclass
 class _Search:
-    """The best outcome so far."""
+    """The best outcome so far, and what is known about all of them."""
 
-    pieces: Sequence[Piece]
-    has: Callable[[int], Mapping[int, int]]
-    settled: Callable[[int], Sequence[Piece]]
-    remote: frozenset[int]
-    servers: int
-    cost: int = 2**100
-    amounts: Amounts = field(default_factory=dict)
-    tries: int = 0
-    turned: bool = False  # the first attempt has come to its end, which takes as many tries as it takes
-    residents: dict[int, list[Piece]] = field(default_factory=dict)  # by server, as they were asked for
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        has: Callable[[int], Mapping[int, int]],
+        settled: Callable[[int], Sequence[Piece]],
+        remote: frozenset[int],
+    ) -> None:
+        self.pieces = pieces
+        self.has = has
+        self.cost = 2**100
+        self.amounts: Amounts = {}
+        self.remote = remote | {piece.home for piece in pieces if piece.spread and piece.home is not None}
+        self._settled = settled
+        self._tries = 0
+        self._turned = False  # the first attempt has come to its end, which takes as many tries as it takes
+        self._of_job: dict[int, list[Piece]] = {}
+        self._homes: dict[int, list[Piece]] = {}  # the pieces that are to stay, by server
+        for piece in pieces:
+            self._of_job.setdefault(piece.job, []).append(piece)
+            if piece.home is not None:
+                self._homes.setdefault(piece.home, []).append(piece)
+        self._residents: dict[int, list[Piece]] = {}  # by server, as they were asked for
+        self._leavers: dict[tuple[int, int, tuple[Piece, ...]], _Leavers] = {}
+        self._stock: dict[int, list[_Leavers]] = {}  # of all servers that nobody has left, by the size that is too large
+        self._kinds: dict[tuple[tuple[int, int], ...], int] = {}
+        self._at_home = {job: self._cost_at_home(job, own) for job, own in self._of_job.items()}
+        self._all_at_home = sum(self._at_home.values())
 
     def explore(self, holes: list[int], loose: list[Piece]) -> None:
         """All outcomes where at least these pieces are loose, depth first."""
         waiting: list[tuple[int, list[int], list[Piece], list[Piece]]] = [(0, holes, loose, [])]
         while waiting:
             paid, holes, loose, leaving = waiting.pop()
-            if paid >= self.cost or (self.turned and self.tries > TRIES):
+            if paid >= self.cost:
                 continue
+            if self._turned and self._tries > TRIES:
+                return
             if leaving:
                 holes, loose = _without(leaving, holes), loose + leaving
             ways = self._try(holes, loose)
-            ways.sort(key=lambda way: (way[0], [-piece.job for piece in way[1]]), reverse=True)
-            waiting += [(paid + charge, holes, loose, more) for charge, more in ways]
+            ways.sort(key=itemgetter(0, 1), reverse=True)
+            waiting += [(paid + charge, holes, loose, more) for charge, _, more in ways if paid + charge < self.cost]
 
-    def _try(self, holes: list[int], loose: list[Piece]) -> list[tuple[int, list[Piece]]]:
-        """What could leave from here, and its charge. Notes the outcome if no server is too full."""
-        self.tries += self.servers
+    def _try(self, holes: list[int], loose: list[Piece]) -> list[_Way]:
+        """What could leave from here. Notes the outcome if no server is too full."""
+        self._tries += len(holes)
         least = min(holes)
+        left = _by_home(loose)
         if least < 0:
-            return list(_ways(self._can_leave(holes.index(least), loose), -least))
+            server = holes.index(least)
+            return list(self._who_can_leave(server, 2**60, left.get(server, ())).ways(-least))
         fitted = _Fitted(self, holes, loose)
-        fitted.consider(self)
-        ways = self._ways_to_a_hole(holes, loose, fitted.homeless[0].gpus) if fitted.homeless else []
-        self.turned |= not ways
+        self._consider(fitted, loose)
+        ways = self._ways_to_a_hole(holes, left, fitted.homeless[0].gpus) if fitted.homeless else []
+        self._turned |= not ways
         return ways
 
-    def _ways_to_a_hole(self, holes: list[int], loose: list[Piece], gpus: int) -> list[tuple[int, list[Piece]]]:
+    # -- who could leave
+
+    def _ways_to_a_hole(self, holes: list[int], left: Mapping[int, tuple[Piece, ...]], gpus: int) -> list[_Way]:
         """Sets of smaller pieces that leave a server, so that one piece more of `gpus` GPUs fits. Servers alike count once."""
-        found: dict[tuple[object, ...], tuple[int, list[Piece]]] = {}
-        for server, hole in enumerate(holes):
-            small = [piece for piece in self._can_leave(server, loose) if piece.gpus < gpus]
+        found: dict[tuple[int, int], _Leavers] = {}
+        stock = self._stock.get(gpus)
+        if stock is None:
+            stock = self._stock[gpus] = [self._who_can_leave(server, gpus, ()) for server in range(len(holes))]
+        if left:
+            stock = stock.copy()
+            for server, gone in left.items():
+                stock[server] = self._who_can_leave(server, gpus, gone)
+        for hole, leavers in zip(holes, stock, strict=True):
             need = gpus - hole % gpus
-            if sum(piece.gpus for piece in small) >= need:
-                kind = (need, tuple(sorted((piece.gpus, piece.charge) for piece in small)))
-                if kind not in found or found[kind][1][0].job < small[0].job:
-                    found[kind] = need, small
-        return [way for need, small in found.values() for way in _ways(small, need)]
+            if leavers.gpus >= need:
+                kind = (need, leavers.kind)
+                other = found.get(kind)
+                if other is None or other.last < leavers.last:
+                    found[kind] = leavers
+        return [way for (need, _), leavers in found.items() for way in leavers.ways(need)]
 
-    def _can_leave(self, server: int, loose: list[Piece]) -> list[Piece]:
-        return [piece for piece in self.at(server) if piece not in loose]
-
-    def at(self, server: int) -> list[Piece]:
-        """All that could leave a server, of the job submitted last first."""
-        found = self.residents.get(server)
+    def _who_can_leave(self, server: int, below: int, left: tuple[Piece, ...]) -> _Leavers:
+        """The pieces with fewer than `below` GPUs on a server that these have left."""
+        found = self._leavers.get((server, below, left))
         if found is None:
-            here = (piece for piece in self.pieces if piece.home == server)
-            found = self.residents[server] = sorted((*self.settled(server), *here), key=lambda piece: -piece.job)
+            pieces = [piece for piece in self._at(server) if piece.gpus < below and piece not in left]
+            alike = tuple(sorted((piece.gpus, piece.charge) for piece in pieces))
+            found = _Leavers(pieces, self._kinds.setdefault(alike, len(self._kinds)))
+            self._leavers[server, below, left] = found
         return found
 
-    def of_job(self, job: int) -> list[Piece]:
-        return [piece for server in self.has(job) for piece in self.at(server) if piece.job == job]
+    def _at(self, server: int) -> list[Piece]:
+        """All that could leave a server, of the job submitted last first."""
+        found = self._residents.get(server)
+        if found is None:
+            here = (*self._settled(server), *self._homes.get(server, ()))
+            found = self._residents[server] = sorted(here, key=lambda piece: -piece.job)
+        return found
+
+    def _pieces_of(self, job: int) -> list[Piece]:
+        """Those of a settled job are asked for where one of them leaves."""
+        found = self._of_job.get(job)
+        if found is None:
+            found = [piece for server in self.has(job) for piece in self._at(server) if piece.job == job]
+            self._of_job[job] = found
+        return found
+
+    # -- what it costs
+
+    def _consider(self, fitted: _Fitted, loose: list[Piece]) -> None:
+        """Is this the best outcome so far? What fits nowhere is spread."""
+        jobs = dict.fromkeys([piece.job for piece in loose])
+        moved = dict.fromkeys([piece.job for piece in loose if piece.settled])
+        cost = self._all_at_home - sum([self._at_home.get(job, 0) for job in jobs])
+        cost += SPREAD * (fitted.conflicts + len(fitted.homeless)) + TOUCHED * len(moved)
+        split = {piece.job for piece in fitted.homeless}  # which takes one server more at least
+        for job in jobs:
+            if cost >= self.cost:
+                return
+            if job not in split:
+                cost += self._cost(job, self._amounts(self._pieces_of(job), fitted)[job])
+        parts = [(piece.job, fitted.spread(piece, self.has(piece.job))) for piece in fitted.homeless]
+        if split:
+            cost += SPREAD * sum(len(part) - 2 for _, part in parts)
+            amounts = self._amounts([piece for job in split for piece in self._pieces_of(job)], fitted, parts)
+            cost += sum(self._cost(job, amount) for job, amount in amounts.items())
+        if cost < self.cost:
+            others = [piece for job in moved for piece in self._pieces_of(job)]
+            self.cost, self.amounts = cost, self._amounts([*self.pieces, *others], fitted, parts)
+
+    def _amounts(self, pieces: Sequence[Piece], fitted: _Fitted, parts: Sequence[tuple[int, list[_Part]]] = ()) -> Amounts:
+        """Where these pieces are, and the parts of those that fit nowhere."""
+        amounts: Amounts = {}
+        for piece in pieces:
+            server = fitted.server.get(piece, piece.home)
+            if server is not None and piece not in fitted.homeless:
+                amount = amounts.setdefault(piece.job, {})
+                amount[server] = amount.get(server, 0) + piece.gpus
+        for job, part in parts:
+            amount = amounts.setdefault(job, {})
+            for server, gpus in part:
+                amount[server] = amount.get(server, 0) + gpus
+        return amounts
+
+    def _cost(self, job: int, amount: Mapping[int, int]) -> int:
+        """Of what a job does not keep."""
+        own = self.has(job)
+        if not own:
+            return 0
+        kept = sum(min(gpus, own[server]) for server, gpus in amount.items() if server in own)
+        return (0 if kept else MOVED) + min(sum(amount.values()), sum(own.values())) - kept
+
+    def _cost_at_home(self, job: int, pieces: list[Piece]) -> int:
+        """0 for a job that has not a home for each of its pieces: it has a loose one whatever is tried."""
+        amount: dict[int, int] = {}
+        for piece in pieces:
+            if piece.home is None:
+                return 0
+            amount[piece.home] = amount.get(piece.home, 0) + piece.gpus
+        return self._cost(job, amount)
 
 
 class _Fitted:
     """Loose pieces in holes."""
 
     def __init__(self, search: _Search, holes: list[int], loose: list[Piece]) -> None:
-        self.loose = loose
         self.conflicts = 0  # servers where two jobs talk to others
         self.homeless: list[Piece] = []
+        self.server: dict[Piece, int] = {}
         self._holes = holes.copy()
-        self._server: dict[Piece, int] = {}
-        self._remote = set(search.remote)
-        self._remote |= {p.home for p in search.pieces if p.spread and p.home is not None and p not in loose}
+        spread = [piece for piece in loose if piece.spread]
+        if spread:
+            self._remote = set(search.remote)
+            self._remote.difference_update(piece.home for piece in spread if piece.home is not None and not piece.settled)
         # Of pieces of one size those of spread jobs first: they have to avoid each other, the rest fills what they leave.
-        for piece in sorted(loose, key=lambda piece: (-piece.gpus, not piece.spread)):
+        for piece in sorted(loose, key=lambda piece: -2 * piece.gpus - piece.spread):
             self._put(piece, search.has(piece.job))
 
     def _put(self, piece: Piece, own: Mapping[int, int]) -> None:
@@ -166,7 +268,7 @@ class _Fitted:
             self.homeless.append(piece)
             return
         self._holes[server] -= piece.gpus
-        self._server[piece] = server
+        self.server[piece] = server
         if piece.spread:
             self.conflicts += server in self._remote
             self._remote.add(server)
@@ -177,8 +279,10 @@ class _Fitted:
         at_home = [(holes[server], server) for server in own if holes[server] >= gpus]
         if at_home:
             return min(at_home)[1]
-        size = next((size for size in range(gpus, max(holes) + 1) if size in holes), None)
-        return holes.index(size) if size is not None else None
+        for size in range(gpus, max(holes) + 1):
+            if size in holes:
+                return holes.index(size)
+        return None
 
     def _avoiding_others(self, gpus: int, own: Mapping[int, int]) -> int | None:
         """The same, but rather one where no other job talks to other servers."""
@@ -186,39 +290,49 @@ class _Fitted:
         fitting = [(s in remote, s not in own, hole, s) for s, hole in enumerate(self._holes) if hole >= gpus]
         return min(fitting)[3] if fitting else None
 
-    def consider(self, search: _Search) -> None:
-        """Is this the best outcome so far? What fits nowhere is spread."""
-        amounts: Amounts = {}
-        cost = SPREAD * self.conflicts
-        known = {piece.job for piece in search.pieces}
-        moved = {piece.job: None for piece in self.loose if piece.job not in known}
-        for piece in (*search.pieces, *(piece for job in moved for piece in search.of_job(job))):
-            server = self._server.get(piece, piece.home) if piece not in self.homeless else None
-            if server is not None:
-                amount = amounts.setdefault(piece.job, {})
-                amount[server] = amount.get(server, 0) + piece.gpus
-        for piece in self.homeless:
-            cost += SPREAD * self._spread(piece, search.has(piece.job), amounts.setdefault(piece.job, {}))
-        for job, amount in amounts.items():
-            own = search.has(job)
-            kept = sum(min(gpus, own.get(server, 0)) for server, gpus in amount.items())
-            cost += MOVED if own and not kept else 0
-            cost += min(sum(amount.values()), sum(own.values())) - kept + (TOUCHED if job in moved else 0)
-        if cost < search.cost:
-            search.cost, search.amounts = cost, amounts
-
-    def _spread(self, piece: Piece, own: Mapping[int, int], amount: dict[int, int]) -> int:
-        """Over the largest holes; of equal ones those where it has GPUs. How many servers more than one that takes."""
-        need, used = piece.gpus, 0
+    def spread(self, piece: Piece, own: Mapping[int, int]) -> list[_Part]:
+        """Over the largest holes; of equal ones those where it has GPUs."""
+        holes, need = self._holes, piece.gpus
+        parts = []
         while need:
-            room, _, _, server = max((min(hole, need), s in own, -s, s) for s, hole in enumerate(self._holes))
+            room = min(max(holes), need)
             if not room:
                 raise ValueError(f"{need} GPUs do not fit")
-            self._holes[server] -= room
-            amount[server] = amount.get(server, 0) + room
+            at_home = [server for server in own if holes[server] >= room]
+            server = min(at_home) if at_home else next(s for s, hole in enumerate(holes) if hole >= room)
+            holes[server] -= room
+            parts.append((server, room))
             need -= room
-            used += 1
-        return used - 1
+        return parts
+
+
+class _Leavers:
+    """Pieces that could leave a server, of the job submitted last first. `kind`: the same where they are alike."""
+
+    def __init__(self, pieces: list[Piece], kind: int) -> None:
+        self.kind = kind
+        self.gpus = sum(piece.gpus for piece in pieces)
+        self.last = pieces[0].job if pieces else -1
+        self._pieces = pieces
+        self._ways: dict[int, list[_Way]] = {}
+
+    def ways(self, need: int) -> list[_Way]:
+        """All sets with `need` GPUs in which none is superfluous."""
+        found = self._ways.get(need)
+        if found is None:
+            sets = _sets(self._pieces, need)
+            found = [(sum(one.charge for one in some), [-one.job for one in some], some) for some in sets]
+            self._ways[need] = found
+        return found
+
+
+def _by_home(loose: list[Piece]) -> dict[int, tuple[Piece, ...]]:
+    """The pieces that have left each server."""
+    found: dict[int, tuple[Piece, ...]] = {}
+    for piece in loose:
+        if piece.home is not None:
+            found[piece.home] = (*found.get(piece.home, ()), piece)
+    return found
 
 
 def _without(leaving: list[Piece], holes: list[int]) -> list[int]:
@@ -229,8 +343,8 @@ def _without(leaving: list[Piece], holes: list[int]) -> list[int]:
     return wider
 
 
-def _ways(pieces: list[Piece], need: int) -> Iterator[tuple[int, list[Piece]]]:
-    """Sets of pieces with `need` GPUs in which none is superfluous, and their charge. Of pieces alike the first ones leave."""
+def _sets(pieces: list[Piece], need: int) -> Iterator[list[Piece]]:
+    """Sets of pieces with `need` GPUs in which none is superfluous. Of pieces alike the first ones leave."""
     alike: dict[tuple[int, int], list[Piece]] = {}
     for piece in pieces:
         alike.setdefault((-piece.gpus, piece.charge), []).append(piece)
@@ -248,5 +362,4 @@ def _ways(pieces: list[Piece], need: int) -> Iterator[tuple[int, list[Piece]]]:
             for others in choose(kind + 1, need - count * gpus):
                 yield chosen + others
 
-    for chosen in choose(0, need):
-        yield sum(piece.charge for piece in chosen), chosen
+    return choose(0, need)

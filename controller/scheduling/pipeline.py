@@ -20,6 +20,7 @@ class Decision:
     """Everybody's share, who gets which GPUs, and why some get less than they could use; all by row of the view."""
 
     shares: Ints
+    wanted: Ints  # shares before packing
     placements: Placements  # of the jobs with a share
     why: Callable[[int], Reason | None]  # asked for rows whose share is below their maximum, or below that set by hand
     review_s: float  # decide again then (Unix time), even if nothing has happened
@@ -33,23 +34,27 @@ def decide(
     first: Mapping[int, Gpus] | None = None,
 ) -> Decision:
     """Who gets which GPUs. `packing`: shares are regulated (AFS 4.4), except those set by hand. `first`: as for `place`."""
-    shares = _manual_shares(view)
-    free = view.total_gpus - int(shares.sum())
+    wanted = _manual_shares(view)
+    free = view.total_gpus - int(wanted.sum())
     rows = _others(view)
     jobs = view.jobs.cut(rows) if view.manual_shares else view.jobs
     if not policy.needs_lengths:
         jobs = jobs.without_lengths()
     given = policy.shares(jobs, free, view.now, rng)
-    shares[rows] = given.gpus
+    wanted[rows] = given.gpus
+    shares = wanted
     if packing:
+        shares = wanted.copy()
         shares[rows] = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, jobs.max_gpus)
 
     def why(row: int) -> Reason | None:
         if row in view.manual_shares:
             return _too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
+        if shares[row] < wanted[row]:
+            return _packed(int(wanted[row]), int(shares[row]))
         return given.why(int(np.searchsorted(rows, row)))
 
-    return Decision(shares, place(view.servers, view.placements, shares, first), why, given.review_s)
+    return Decision(shares, wanted, place(view.servers, view.placements, shares, first), why, given.review_s)
 
 
 def _manual_shares(view: ClusterView) -> Ints:
@@ -73,3 +78,8 @@ def _too_little_for(wanted: int, share: int, gpus: int) -> Reason | None:
     if share == wanted:
         return None
     return Reason(ReasonCode.MANUAL, f"set to {count(wanted)} by hand, {share} of {gpus} could be had")
+
+
+def _packed(wanted: int, share: int) -> Reason:
+    instead = count(share) if share else "none"
+    return Reason(ReasonCode.PACKED, f"{instead} in place of {wanted}, so that no two jobs share a server's network")

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache, reduce
 from itertools import accumulate
+from operator import or_
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def place(
     Raises ValueError if the shares do not fit into the cluster.
     """
     wanted = _wanted(shares)
-    layout = Layout([len(server.gpus) for server in servers])
+    layout = _layout(tuple([len(server.gpus) for server in servers]))
     if sum(wanted.values()) > layout.total:
         raise ValueError(f"{sum(wanted.values())} GPUs do not fit into {layout.total}")
     attempt = _Attempt(layout, present, wanted, first or {})
@@ -80,8 +81,8 @@ def in_order(gpus: Gpus, known: Sequence[GpuAddress], before: Sequence[GpuAddres
 class Layout:
     """Where the servers' GPUs stand among the bits."""
 
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = list(sizes)
         ends = list(accumulate(sizes, initial=0))
         self.total = ends[-1]
         self.masks = [((1 << size) - 1) << end for size, end in zip(sizes, ends, strict=False)]
@@ -99,14 +100,9 @@ class Layout:
         """Servers that a job needs at least."""
         return bisect_left(self._room, share) + 1
 
-    def counts(self, gpus: Gpus) -> dict[int, int]:
+    def counts(self, gpus: Gpus) -> Mapping[int, int]:
         """GPUs by server."""
-        found = {}
-        while gpus:
-            server = self.server[(gpus & -gpus).bit_length() - 1]
-            found[server] = (gpus & self.masks[server]).bit_count()
-            gpus &= ~self.masks[server]
-        return found
+        return _counts(self, gpus)
 
     def flaws(self, placements: Placements) -> int:
         """Servers that jobs use beyond the fewest, and jobs beyond one on a server that talk to others there."""
@@ -117,6 +113,23 @@ class Layout:
             flaws += len(used) - self.fewest(gpus.bit_count())
             remote += used if len(used) > 1 else ()
         return flaws + len(remote) - len(set(remote))
+
+
+@lru_cache(maxsize=16)
+def _layout(sizes: tuple[int, ...]) -> Layout:
+    """The same for every decision on the same servers."""
+    return Layout(sizes)
+
+
+@lru_cache(maxsize=2**16)
+def _counts(layout: Layout, gpus: Gpus) -> Mapping[int, int]:
+    """GPUs by server; most jobs keep theirs from one decision to the next."""
+    found = {}
+    while gpus:
+        server = layout.server[(gpus & -gpus).bit_length() - 1]
+        found[server] = (gpus & layout.masks[server]).bit_count()
+        gpus &= ~layout.masks[server]
+    return found
 
 
 class _Attempt:
@@ -134,32 +147,29 @@ class _Attempt:
         self._layout, self._present, self._wanted, self._first = layout, present, wanted, first
         self._holes = layout.sizes.copy()
         self._remote: set[int] = set()
-        self._counts: dict[int, dict[int, int]] = {}
+        holes, settled, masks, server_of = self._holes, self._settled, layout.masks, layout.server
         for row, share in wanted.items():
             has = present.get(row, 0)
             if has.bit_count() != share:
                 self.changed = True
                 self.restless.append(row)
                 continue
-            server = layout.server[(has & -has).bit_length() - 1]
-            if has & layout.masks[server] == has:
-                self._holes[server] -= share
-                self._settled[row] = has
+            server = server_of[has.bit_length() - 1]
+            if not has & ~masks[server]:
+                holes[server] -= share
+                settled[row] = has
                 continue
-            used = self._has(row)
+            used = layout.counts(has)
             if len(used) > layout.fewest(share) or self._remote & used.keys():
                 self.restless.append(row)
                 continue
             self._remote.update(used)
             for server, gpus in used.items():
-                self._holes[server] -= gpus
-            self._settled[row] = has
+                holes[server] -= gpus
+            settled[row] = has
 
-    def _has(self, row: int) -> dict[int, int]:
-        found = self._counts.get(row)
-        if found is None:
-            found = self._counts[row] = self._layout.counts(self._present.get(row, 0))
-        return found
+    def _has(self, row: int) -> Mapping[int, int]:
+        return self._layout.counts(self._present.get(row, 0))
 
     def settle(self) -> tuple[Placements, bool]:
         """Everybody's placement, and whether all are on the fewest servers and nobody is in another's way."""
@@ -220,26 +230,21 @@ class _Attempt:
         """The settled jobs on each server."""
         residents: list[list[int]] = [[] for _ in self._layout.sizes]
         for row, gpus in self._settled.items():
-            server = self._layout.server[(gpus & -gpus).bit_length() - 1]
-            for one in (server,) if gpus & self._layout.masks[server] == gpus else self._has(row):
+            for one in self._layout.counts(gpus):
                 residents[one].append(row)
         return residents
 
     def _choose(self, amounts: Mapping[int, Mapping[int, int]], placed: Placements) -> None:
         """The GPUs themselves. Adds them to `placed`."""
         masks = self._layout.masks
-        free = (1 << self._layout.total) - 1
-        for gpus in placed.values():
-            free &= ~gpus
+        free = ((1 << self._layout.total) - 1) & ~reduce(or_, placed.values(), 0)
         for row, amount in amounts.items():
             has, lead = self._present.get(row, 0), self._first.get(row, 0)
             placed[row] = 0
             for server, gpus in amount.items():
                 placed[row] |= _some(has & masks[server], gpus, lead)
             free &= ~placed[row]
-        idle = free
-        for gpus in self._present.values():
-            idle &= ~gpus
+        idle = free & ~reduce(or_, self._present.values(), 0)
         for row, amount in amounts.items():
             for server, gpus in amount.items():
                 more = _some(free & masks[server], gpus - (placed[row] & masks[server]).bit_count(), idle)

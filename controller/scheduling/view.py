@@ -162,6 +162,7 @@ class ReasonCode(enum.Enum):
     BEHIND_ANOTHER = "behind-another"
     CLUSTER_TOO_SMALL = "cluster-too-small"
     MANUAL = "manual"
+    PACKED = "packed"
 
 
 @dataclass(frozen=True)
