@@ -1,4 +1,4 @@
-"""What other simulators call FIFO, SRTF, SRSF and LAS, as policies of ours: to tell a difference of rule from one of simulators.
+"""What other simulators call FIFO, LAS or Themis, as policies of ours: to tell a difference of rule from one of simulators.
 
 PCS (OSDI'24 artifact, `PriorityScheduler.py`) gives jobs their GPUs in the order of a key, and the first one that does not
 fit *what is left*: a job that asked for eight GPUs runs with three, and slower. So nothing is ever idle while a job waits,
@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from elasticd.controller.scheduling.policies.base import Policy, Shares, no_shares
+from elasticd.controller.scheduling.policies.reviews import EARLY_S
 from elasticd.controller.scheduling.view import Floats, JobTable, Reason
 from elasticd.simulator.workload import Workload
 
@@ -93,7 +94,52 @@ class PcsThemis:
             given[row] = min(free, int(wanted[row]))
             free -= int(given[row])
             waits[row] = False
-        return Shares(given, _silent, now + self.lease_s)
+        return Shares(given, _silent, now + self.lease_s if len(jobs) else math.inf)
+
+
+class TiresiasDlas:
+    """`dlas-gpu` of Tiresias' simulator, line by line: queues are lists, in which those that wait stand behind those that run.
+
+    So a job that is interrupted stands before all that waited already, while ours goes to the tail of its queue. And a job of
+    several GPUs is taken down late: its next look at its service is due after (threshold - executed seconds) / GPUs, as if
+    seconds were GPU-seconds, unless something else happens before.
+    """
+
+    name = "tiresias-dlas-gpu"
+    needs_lengths = False
+    limits_gpu_s = (3250, 7200)
+
+    def __init__(self, workload: Workload) -> None:
+        self._queues: list[list[int]] = [[] for _ in range(len(self.limits_gpu_s) + 1)]
+        self._queue_of: dict[int, int] = {}
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        at = {job: row for row, job in enumerate(jobs.rows.tolist())}
+        self._queues = [[job for job in queue if job in at] for queue in self._queues]
+        new = [job for job in at if job not in self._queue_of]
+        self._queues[0] += new
+        self._queue_of.update(dict.fromkeys(new, 0))
+        wanted, executed_s = jobs.requested_gpus, np.floor(jobs.executed_s + EARLY_S)
+        for job, row in at.items():
+            queue = self._queue_of[job]
+            last = queue == len(self.limits_gpu_s)
+            if jobs.share[row] and not last and executed_s[row] * wanted[row] >= self.limits_gpu_s[queue]:
+                self._queues[queue].remove(job)
+                self._queues[queue + 1].append(job)
+                self._queue_of[job] = queue + 1
+        given, free = no_shares(jobs), gpus
+        for queue_ in self._queues:
+            for job in queue_:
+                if wanted[at[job]] <= free:
+                    given[at[job]] = wanted[at[job]]
+                    free -= int(wanted[at[job]])
+            queue_.sort(key=lambda job: given[at[job]] == 0)
+        jumps = [
+            (self.limits_gpu_s[self._queue_of[job]] - executed_s[row]) // wanted[row]
+            for job, row in at.items()
+            if given[row] and self._queue_of[job] < len(self.limits_gpu_s)
+        ]
+        return Shares(given, _silent, now + max(min(jumps, default=math.inf), 1.0))
 
 
 def _ordered(name: str, key: Key) -> Callable[[Workload], Policy]:
@@ -106,4 +152,5 @@ RULES: dict[str, Callable[[Workload], Policy]] = {
     "pcs-srsf": _ordered("pcs-srsf", _service),
     "pcs-las": _ordered("pcs-las", _done),
     "pcs-themis": PcsThemis,
+    TiresiasDlas.name: TiresiasDlas,
 }
