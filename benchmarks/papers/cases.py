@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from . import peer_rules
 from .inputs import AFS_MODELS, GPUS, PHILLY, SERVERS, VirtualCluster
 
 SOURCES = Path(elasticd.__file__).parent
-CODE = ("simulator", "controller/scheduling", "protocol")  # what a result depends on, under the package
+CODE = ("simulator", "controller/scheduling")  # what a result depends on, under the package
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +79,10 @@ def key(case: Case, data: Path) -> str:
     """Another one as soon as the case, a file that it reads, or the code that computes it is another."""
     document = json.dumps(dataclasses.asdict(case), sort_keys=True)
     files = [_digest_of_file(data / name) for name in (case.trace, case.profiles)]
-    return hashlib.sha256("\n".join([document, *files, _digest_of_code()]).encode()).hexdigest()[:24]
+    code = [_digest_of_code()]
+    if case.policy in peer_rules.RULES:
+        code.append(_digest_of_file(Path(peer_rules.__file__)))
+    return hashlib.sha256("\n".join([document, *files, *code]).encode()).hexdigest()[:24]
 
 
 @cache
@@ -91,12 +93,7 @@ def _digest_of_file(path: Path) -> str:
 @cache
 def _digest_of_code() -> str:
     digest = hashlib.sha256()
-    for path in _sources():
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _sources() -> Iterable[Path]:
-    yield Path(peer_rules.__file__)
     for folder in CODE:
-        yield from sorted((SOURCES / folder).rglob("*.py"))
+        for path in sorted((SOURCES / folder).rglob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
