@@ -41,6 +41,7 @@ class Piece:
 
     job: int
     gpus: int
+    own: Mapping[int, int]  # how many GPUs its job has on which servers
     home: int | None = None  # the server where it stays if it can
     kept: int = 0  # how many of the job's GPUs it keeps there
     settled: bool = False  # its job needs no change
@@ -66,16 +67,15 @@ class Fit:
 def fit(
     holes: Sequence[int],
     pieces: Sequence[Piece],
-    has: Callable[[int], Mapping[int, int]],
     settled: Callable[[int], Sequence[Piece]],
     remote: frozenset[int],
 ) -> Fit:
     """Put `pieces` into `holes`, which is what settled jobs leave free of each server.
 
-    `has`: how many GPUs a job has on which servers; `settled`: the pieces of settled jobs on a server, asked for where one may
-    have to move; `remote`: where settled jobs talk to other servers. Raises ValueError if there is not enough room for all.
+    `settled`: the pieces of settled jobs on a server, asked for where one may have to move; `remote`: where settled jobs talk to
+    other servers. Raises ValueError if there is not enough room for all.
     """
-    search = _Search(pieces, has, settled, remote)
+    search = _Search(pieces, settled, remote)
     left = list(holes)
     for piece in pieces:
         if piece.home is not None:
@@ -90,12 +90,10 @@ class _Search:
     def __init__(
         self,
         pieces: Sequence[Piece],
-        has: Callable[[int], Mapping[int, int]],
         settled: Callable[[int], Sequence[Piece]],
         remote: frozenset[int],
     ) -> None:
         self.pieces = pieces
-        self.has = has
         self.cost = 2**100
         self.amounts: Amounts = {}
         self.remote = remote | {piece.home for piece in pieces if piece.spread and piece.home is not None}
@@ -112,7 +110,7 @@ class _Search:
         self._leavers: dict[tuple[int, int, tuple[Piece, ...]], _Leavers] = {}
         self._stock: dict[int, list[_Leavers]] = {}  # of all servers that nobody has left, by the size that is too large
         self._kinds: dict[tuple[tuple[int, int], ...], int] = {}
-        self._at_home = {job: self._cost_at_home(job, own) for job, own in self._of_job.items()}
+        self._at_home = {job: _cost_at_home(own) for job, own in self._of_job.items()}
         self._all_at_home = sum(self._at_home.values())
 
     def explore(self, holes: list[int], loose: list[Piece]) -> None:
@@ -183,35 +181,37 @@ class _Search:
             found = self._residents[server] = sorted(here, key=lambda piece: -piece.job)
         return found
 
-    def _pieces_of(self, job: int) -> list[Piece]:
-        """Those of a settled job are asked for where one of them leaves."""
-        found = self._of_job.get(job)
+    def _pieces_of(self, one: Piece) -> list[Piece]:
+        """All of its job. Those of a settled job are asked for where one of them leaves."""
+        found = self._of_job.get(one.job)
         if found is None:
-            found = [piece for server in self.has(job) for piece in self._at(server) if piece.job == job]
-            self._of_job[job] = found
+            found = [piece for server in one.own for piece in self._at(server) if piece.job == one.job]
+            self._of_job[one.job] = found
         return found
 
     # -- what it costs
 
     def _consider(self, fitted: _Fitted, loose: list[Piece]) -> None:
         """Is this the best outcome so far? What fits nowhere is spread."""
-        jobs = dict.fromkeys([piece.job for piece in loose])
-        moved = dict.fromkeys([piece.job for piece in loose if piece.settled])
+        jobs = {piece.job: piece for piece in loose}
+        moved = {piece.job: piece for piece in loose if piece.settled}
         cost = self._all_at_home - sum([self._at_home.get(job, 0) for job in jobs])
         cost += SPREAD * (fitted.conflicts + len(fitted.homeless)) + TOUCHED * len(moved)
-        split = {piece.job for piece in fitted.homeless}  # which takes one server more at least
-        for job in jobs:
+        split = {piece.job: piece for piece in fitted.homeless}  # which takes one server more at least
+        for job, piece in jobs.items():
             if cost >= self.cost:
                 return
-            if job not in split:
-                cost += self._cost(job, self._amounts(self._pieces_of(job), fitted)[job])
-        parts = [(piece.job, fitted.spread(piece, self.has(piece.job))) for piece in fitted.homeless]
+            if piece.own and job not in split:
+                pieces = self._pieces_of(piece)
+                amount = {fitted.server[piece]: piece.gpus} if len(pieces) == 1 else self._amounts(pieces, fitted)[job]
+                cost += _cost(piece.own, amount)
+        parts = [(piece.job, fitted.spread(piece)) for piece in fitted.homeless]
         if split:
             cost += SPREAD * sum(len(part) - 2 for _, part in parts)
-            amounts = self._amounts([piece for job in split for piece in self._pieces_of(job)], fitted, parts)
-            cost += sum(self._cost(job, amount) for job, amount in amounts.items())
+            amounts = self._amounts([piece for one in split.values() for piece in self._pieces_of(one)], fitted, parts)
+            cost += sum(_cost(piece.own, amounts[job]) for job, piece in split.items())
         if cost < self.cost:
-            others = [piece for job in moved for piece in self._pieces_of(job)]
+            others = [piece for one in moved.values() for piece in self._pieces_of(one)]
             self.cost, self.amounts = cost, self._amounts([*self.pieces, *others], fitted, parts)
 
     def _amounts(self, pieces: Sequence[Piece], fitted: _Fitted, parts: Sequence[tuple[int, list[_Part]]] = ()) -> Amounts:
@@ -228,23 +228,6 @@ class _Search:
                 amount[server] = amount.get(server, 0) + gpus
         return amounts
 
-    def _cost(self, job: int, amount: Mapping[int, int]) -> int:
-        """Of what a job does not keep."""
-        own = self.has(job)
-        if not own:
-            return 0
-        kept = sum(min(gpus, own[server]) for server, gpus in amount.items() if server in own)
-        return (0 if kept else MOVED) + min(sum(amount.values()), sum(own.values())) - kept
-
-    def _cost_at_home(self, job: int, pieces: list[Piece]) -> int:
-        """0 for a job that has not a home for each of its pieces: it has a loose one whatever is tried."""
-        amount: dict[int, int] = {}
-        for piece in pieces:
-            if piece.home is None:
-                return 0
-            amount[piece.home] = amount.get(piece.home, 0) + piece.gpus
-        return self._cost(job, amount)
-
 
 class _Fitted:
     """Loose pieces in holes."""
@@ -260,37 +243,35 @@ class _Fitted:
             self._remote.difference_update(piece.home for piece in spread if piece.home is not None and not piece.settled)
         # Of pieces of one size those of spread jobs first: they have to avoid each other, the rest fills what they leave.
         for piece in sorted(loose, key=lambda piece: -2 * piece.gpus - piece.spread):
-            self._put(piece, search.has(piece.job))
+            server = self._avoiding_others(piece) if piece.spread else self._tightest(piece)
+            if server is None:
+                self.homeless.append(piece)
+                continue
+            self._holes[server] -= piece.gpus
+            self.server[piece] = server
+            if piece.spread:
+                self.conflicts += server in self._remote
+                self._remote.add(server)
 
-    def _put(self, piece: Piece, own: Mapping[int, int]) -> None:
-        server = self._avoiding_others(piece.gpus, own) if piece.spread else self._tightest(piece.gpus, own)
-        if server is None:
-            self.homeless.append(piece)
-            return
-        self._holes[server] -= piece.gpus
-        self.server[piece] = server
-        if piece.spread:
-            self.conflicts += server in self._remote
-            self._remote.add(server)
-
-    def _tightest(self, gpus: int, own: Mapping[int, int]) -> int | None:
+    def _tightest(self, piece: Piece) -> int | None:
         """The server with the tightest hole that is large enough, one where the job has GPUs if there is any; else None."""
-        holes = self._holes
-        at_home = [(holes[server], server) for server in own if holes[server] >= gpus]
-        if at_home:
-            return min(at_home)[1]
+        holes, gpus = self._holes, piece.gpus
+        if piece.own:
+            at_home = [(holes[server], server) for server in piece.own if holes[server] >= gpus]
+            if at_home:
+                return min(at_home)[1]
         for size in range(gpus, max(holes) + 1):
             if size in holes:
                 return holes.index(size)
         return None
 
-    def _avoiding_others(self, gpus: int, own: Mapping[int, int]) -> int | None:
+    def _avoiding_others(self, piece: Piece) -> int | None:
         """The same, but rather one where no other job talks to other servers."""
-        remote = self._remote
+        remote, own, gpus = self._remote, piece.own, piece.gpus
         fitting = [(s in remote, s not in own, hole, s) for s, hole in enumerate(self._holes) if hole >= gpus]
         return min(fitting)[3] if fitting else None
 
-    def spread(self, piece: Piece, own: Mapping[int, int]) -> list[_Part]:
+    def spread(self, piece: Piece) -> list[_Part]:
         """Over the largest holes; of equal ones those where it has GPUs."""
         holes, need = self._holes, piece.gpus
         parts = []
@@ -298,7 +279,7 @@ class _Fitted:
             room = min(max(holes), need)
             if not room:
                 raise ValueError(f"{need} GPUs do not fit")
-            at_home = [server for server in own if holes[server] >= room]
+            at_home = [server for server in piece.own if holes[server] >= room]
             server = min(at_home) if at_home else next(s for s, hole in enumerate(holes) if hole >= room)
             holes[server] -= room
             parts.append((server, room))
@@ -324,6 +305,24 @@ class _Leavers:
             found = [(sum(one.charge for one in some), [-one.job for one in some], some) for some in sets]
             self._ways[need] = found
         return found
+
+
+def _cost(own: Mapping[int, int], amount: Mapping[int, int]) -> int:
+    """What it costs a job with these GPUs to get so many on these servers."""
+    if not own:
+        return 0
+    kept = sum([min(gpus, own[server]) for server, gpus in amount.items() if server in own])
+    return (0 if kept else MOVED) + min(sum(amount.values()), sum(own.values())) - kept
+
+
+def _cost_at_home(pieces: list[Piece]) -> int:
+    """Of a job. 0 for one that has not a home for each of its pieces: it has a loose one whatever is tried."""
+    amount: dict[int, int] = {}
+    for piece in pieces:
+        if piece.home is None:
+            return 0
+        amount[piece.home] = amount.get(piece.home, 0) + piece.gpus
+    return _cost(pieces[0].own, amount)
 
 
 def _by_home(loose: list[Piece]) -> dict[int, tuple[Piece, ...]]:

@@ -175,7 +175,7 @@ class _Attempt:
         """Everybody's placement, and whether all are on the fewest servers and nobody is in another's way."""
         remote = frozenset(self._remote)
         pieces = [piece for row in self.restless for piece in self._pieces(row)]
-        fitted = fit(self._holes, pieces, self._has, self._settled_on, remote)
+        fitted = fit(self._holes, pieces, self._settled_on, remote)
         placed = {row: gpus for row, gpus in self._settled.items() if row not in fitted.amounts}
         self._choose(fitted.amounts, placed)
         return {row: placed[row] for row in self._wanted}, fitted.perfect
@@ -183,6 +183,8 @@ class _Attempt:
     def _pieces(self, row: int) -> list[Piece]:
         """The pieces of a job, and where they would stay."""
         layout, share, own = self._layout, self._wanted[row], self._has(row)
+        if not own and share <= layout.largest[0]:
+            return [Piece(row, share, own)]
         has = self._present.get(row, 0)
         lead = self._first.get(row, 0) or has & -has
         homes = sorted(own, key=lambda s: (-min(own[s], share), not lead & layout.masks[s], s))
@@ -196,7 +198,7 @@ class _Attempt:
                 kept = min(own[home], gpus)
             if home is not None and not whole:
                 self._remote.add(home)
-            pieces.append(Piece(row, gpus, home, kept, spread=not whole, elsewhere=len(own) > 1))
+            pieces.append(Piece(row, gpus, own, home, kept, spread=not whole, elsewhere=len(own) > 1))
         return pieces
 
     def _parts(self, share: int, own: Mapping[int, int], homes: Sequence[int]) -> list[int]:
@@ -222,7 +224,7 @@ class _Attempt:
         for row in self._residents[server]:
             own = self._has(row)
             far = len(own) > 1
-            pieces.append(Piece(row, own[server], server, own[server], settled=True, spread=far, elsewhere=far))
+            pieces.append(Piece(row, own[server], own, server, own[server], settled=True, spread=far, elsewhere=far))
         return pieces
 
     @cached_property

@@ -55,6 +55,17 @@ class Curves:
         """The largest share that they tell of."""
         return int(self.speedup.shape[1]) - 1
 
+    @cached_property
+    def _rows(self) -> dict[int, list[float]]:
+        return {}
+
+    def row(self, curve: int) -> list[float]:
+        """T(n) / T(1) for n from 0 on: for loops over single shares, for which arrays are slow."""
+        found = self._rows.get(curve)
+        if found is None:
+            found = self._rows[curve] = self.speedup[curve].tolist()
+        return found
+
 
 class JobTable:
     """Some rows of `Columns`, in the order of submission."""
@@ -152,7 +163,7 @@ class ClusterView:
 
     @cached_property
     def total_gpus(self) -> int:
-        return sum(len(server.gpus) for server in self.servers)
+        return sum([len(server.gpus) for server in self.servers])
 
 
 class ReasonCode(enum.Enum):

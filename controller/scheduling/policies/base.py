@@ -80,22 +80,27 @@ def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain) -> None:
     Of equal gains the job submitted first comes first. Jobs without GPUs get none.
     """
     free = gpus - int(given.sum())
+    if free <= 0:
+        return
     most = np.minimum(jobs.max_gpus, jobs.curves.most)
-    rows = np.flatnonzero((given > 0) & (given < most)).tolist() if free > 0 else []
-    curves = {row: jobs.curves.speedup[jobs.curve[row]].tolist() for row in rows}
+    rows = np.flatnonzero((given > 0) & (given < most)).tolist()
+    share, limit = dict(zip(rows, given[rows].tolist(), strict=True)), dict(zip(rows, most[rows].tolist(), strict=True))
+    curves = {row: jobs.curves.row(curve) for row, curve in zip(rows, jobs.curve[rows].tolist(), strict=True)}
     heap: list[tuple[float, int]] = []
 
-    def offer(row: int, share: int) -> None:
-        if share < most[row] and (value := gain(row, curves[row][share], curves[row][share + 1])) > 0:
+    def offer(row: int) -> None:
+        gpus, curve = share[row], curves[row]
+        if gpus < limit[row] and (value := gain(row, curve[gpus], curve[gpus + 1])) > 0:
             heapq.heappush(heap, (-value, row))
 
     for row in rows:
-        offer(row, int(given[row]))
+        offer(row)
     while free and heap:
         _, row = heapq.heappop(heap)
-        given[row] += 1
+        share[row] += 1
         free -= 1
-        offer(row, int(given[row]))
+        offer(row)
+    given[rows] = [share[row] for row in rows]
 
 
 def waits_for(wanted: int, free: int, gpus: int, what: str = "left by jobs that go first") -> Reason:

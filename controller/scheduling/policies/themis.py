@@ -149,15 +149,16 @@ def _bids(
     """
     age = {row: now - float(jobs.submitted_s[row]) for row in rows}
     left_s = {row: float(jobs.left_s[row]) for row in rows}
-    curve = {row: jobs.curves.speedup[jobs.curve[row]].tolist() for row in rows}
+    curve = {row: jobs.curves.row(int(jobs.curve[row])) for row in rows}
     share = {row: int(given[row]) for row in rows}
     fair_s = {row: float(isolated_s[row]) for row in rows}
+    limit = {row: int(most[row]) for row in rows}
     heap: list[tuple[float, int]] = []
 
     def offer(row: int) -> None:
         x, speedup = share[row], curve[row]
         now_s = age[row] + left_s[row] / speedup[x]
-        if x < most[row] and now_s > fair_s[row]:
+        if x < limit[row] and now_s > fair_s[row]:
             then_s = age[row] + left_s[row] / speedup[x + 1]
             if then_s < now_s:
                 heapq.heappush(heap, (-math.log(now_s / then_s), row))

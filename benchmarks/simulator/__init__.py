@@ -1,0 +1,1 @@
+"""How fast simulations and decisions are: `make bench-simulator`."""

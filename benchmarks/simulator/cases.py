@@ -1,0 +1,151 @@
+"""What is measured, each in a process of its own. `python -m benchmarks.simulator.cases '{...}'` measures one and prints JSON.
+
+A case is a simulation of a trace or of generated jobs, or a row of decisions: `crowd` jobs are present all the time, and whenever one
+of them ends the next one comes, so that each decision is about so many. Their times are those of the processor, since a single one is
+easily prolonged by whatever else a machine has to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from elasticd.controller.scheduling.pipeline import decide
+from elasticd.controller.scheduling.throughput import concave
+from elasticd.controller.scheduling.view import ClusterView, Columns, Curves, JobTable
+from elasticd.simulator import assign, profiles, traces
+from elasticd.simulator.engine import Simulation
+from elasticd.simulator.policies import load_policy
+from elasticd.simulator.workload import Workload, servers
+
+from .workloads import generate
+
+CURVES = "afs_models_gtx1080.csv"
+TRACE = "philly_jobs.csv.gz"
+ROUND_S = 1.0  # between two decisions of a crowd
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One process' work. Either `vc` is given (a virtual cluster of the trace), or `jobs` that are generated."""
+
+    data: str
+    policy: str
+    servers: int = 16
+    gpus_per_server: int = 4
+    packing: bool = False
+    vc: str | None = None
+    jobs: int = 0
+    load: float = 0.0
+    crowd: int = 0  # jobs that are present at every decision; 0: a simulation
+    seed: int = 0
+
+    @property
+    def gpus(self) -> int:
+        return self.servers * self.gpus_per_server
+
+
+def main() -> int:
+    case = msgspec.json.decode(sys.argv[1], type=Case)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    load = _workload(case)
+    began = time.perf_counter(), time.process_time()
+    found = _decisions(case, load) if case.crowd else _simulation(case, load)
+    found["wall_s"] = time.perf_counter() - began[0]
+    found["cpu_s"] = time.process_time() - began[1]
+    found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    decisions = np.array(found.pop("decision_s"))
+    found |= {"decisions": len(decisions), "jobs": len(load)}
+    found |= {f"p{part}_decision_ms": float(np.percentile(decisions, part)) * 1e3 for part in (50, 99)}
+    print(json.dumps(found))
+    return 0
+
+
+def _workload(case: Case) -> Workload:
+    data = Path(case.data)
+    curves = profiles.load(data / CURVES)
+    if case.vc is not None:
+        trace = traces.load(data / TRACE, {"vc": [case.vc]})
+        return assign.assign(trace, case.gpus, curves, case.seed).workload
+    return generate(case.jobs, case.gpus, case.load, case.seed, curves.pool())
+
+
+def _simulation(case: Case, load: Workload) -> dict[str, Any]:
+    policy = load_policy({"policy": case.policy}, "benchmark")
+    cluster = servers(case.servers, case.gpus_per_server)
+    outcome = Simulation(load, cluster, policy, seed=case.seed, packing=case.packing).run()
+    jct_s = outcome.end_s - load.submit_s
+    return {"decision_s": outcome.decision_s, "events": outcome.events, "avg_jct_s": float(np.nanmean(jct_s))}
+
+
+def _decisions(case: Case, load: Workload) -> dict[str, Any]:
+    """Every `ROUND_S` the first job that is over leaves, or the one that has run longest, and another one comes."""
+    policy = load_policy({"policy": case.policy}, "benchmark")
+    cluster = servers(case.servers, case.gpus_per_server)
+    curves = Curves(concave(load.curves.speedup))
+    columns = _columns(load, case.gpus)
+    rng = random.Random(case.seed)
+    active = np.arange(case.crowd)
+    placed: dict[int, int] = {}  # by job
+    times = []
+    now = 0.0
+    for newest in range(case.crowd, len(load)):
+        present = {row: placed[job] for row, job in enumerate(active.tolist()) if job in placed}
+        view = ClusterView(now, JobTable(columns, active, curves), cluster, present)
+        began = time.process_time()
+        decision = decide(view, policy, rng, case.packing)
+        times.append(time.process_time() - began)
+        _apply(columns, active, decision.shares, now)
+        placed = {int(active[row]): gpus for row, gpus in decision.placements.items()}
+        now += ROUND_S
+        _work(columns, active, curves)
+        leaves = int(np.argmax(columns.executed_s[active] - np.minimum(columns.left_s[active], 1.0) * 1e9))
+        placed.pop(int(active[leaves]), None)
+        columns.submitted_s[newest] = columns.waiting_since_s[newest] = now
+        active = np.append(np.delete(active, leaves), newest)
+    return {"decision_s": times[len(times) // 10 :]}  # without those that fill the empty cluster
+
+
+def _columns(load: Workload, gpus: int) -> Columns:
+    count = len(load)
+    return Columns(
+        names=load.names,
+        submitted_s=np.zeros(count),
+        min_gpus=load.min_gpus,
+        max_gpus=np.minimum(load.max_gpus, gpus),
+        requested_gpus=load.requested_gpus,
+        priority=np.zeros(count, dtype=np.int64),
+        share=np.zeros(count, dtype=np.int64),
+        left_s=load.work_s.copy(),
+        attained_gpu_s=np.zeros(count),
+        executed_s=np.zeros(count),
+        waiting_since_s=np.zeros(count),
+        curve=load.curve,
+    )
+
+
+def _apply(columns: Columns, active: Any, shares: Any, now: float) -> None:
+    had, has = columns.share[active] > 0, shares > 0
+    columns.waiting_since_s[active[has]] = np.nan
+    columns.waiting_since_s[active[had & ~has]] = now
+    columns.share[active] = shares
+
+
+def _work(columns: Columns, active: Any, curves: Curves) -> None:
+    runs = active[columns.share[active] > 0]
+    rate = curves.speedup[columns.curve[runs], np.minimum(columns.share[runs], curves.most)]
+    columns.left_s[runs] = np.maximum(columns.left_s[runs] - rate * ROUND_S, 0.1)
+    columns.executed_s[runs] += ROUND_S
+    columns.attained_gpu_s[runs] += columns.share[runs] * ROUND_S
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""The results, as JSON and as tables in docs/benchmarks.md. A run that measures some groups only keeps the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.runtime.measurement import number
+
+BEGIN = "<!-- bench-simulator: written by `make bench-simulator`, from here -->"
+END = "<!-- bench-simulator: to here -->"
+TITLES = {
+    "traces": "Virtual clusters of Philly on 16 servers of 4 GPUs, beside other simulators",
+    "largest": "The largest virtual cluster of Philly, 6214e9, on 16 servers of 4 GPUs",
+    "growth": "Generated jobs at a load of 0.8, on 16 servers of 4 GPUs",
+    "decisions": "One decision about 1,000 jobs on 256 servers of 8 GPUs, with packing",
+}
+COLUMNS = ("what", "jobs", "decisions", "processor", "wall", "peak memory", "decision p50", "p99", "goal", "met", "beside it")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The groups that were measured before."""
+    return dict(json.loads(path.read_text())["groups"]) if path.exists() else {}
+
+
+def write(path: Path, groups: Mapping[str, Any]) -> None:
+    """All groups, as they are now."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"groups": groups}, indent=1))
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row for the terminal."""
+    return f"{row['group']}: " + "; ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, _cells(row), strict=True) if cell)
+
+
+def publish(page: Path, groups: Mapping[str, Any]) -> None:
+    """Write the tables into the page, between its markers."""
+    text = page.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise ValueError(f"{page} has no place for the tables: {BEGIN!r} … {END!r}")
+    tables = [_table(name, groups[name]) for name in TITLES if name in groups and groups[name]["rows"]]
+    page.write_text("\n\n".join([before + BEGIN, *tables, END + after]))
+
+
+def _table(name: str, entry: Mapping[str, Any]) -> str:
+    rows = [_cells(row) for row in entry["rows"]]
+    used = [place for place, _ in enumerate(COLUMNS) if any(cells[place] for cells in rows)]
+    lines = [f"### {TITLES[name]}", ""]
+    for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows):
+        lines.append("| " + " | ".join(cells[place] for place in used) + " |")
+    about = ", ".join(entry["machine"][key] for key in ("date", "processor", "memory", "system"))
+    return "\n".join([*lines, "", f"*{about}; load before: {entry['machine']['load']}.*"])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    if row["given_up_after_s"] is not None:
+        return [row["what"], "", "", f"given up after {row['given_up_after_s']:.0f} s", "", "", "", "", "", "", ""]
+    cpu_s = row["cpu_s"]
+    unit = " ms" if row["measure"].endswith("_ms") else " s"
+    limit = row["limit"]
+    met = "" if limit is None else "yes" if row[row["measure"]] <= limit else "**no**"
+    beside = [f"{name}: {number(peer_s)} s ({number(peer_s / cpu_s)} of ours)" for name, peer_s in row["peers"]]
+    return [
+        row["what"],
+        f"{row['jobs']:,.0f}",
+        f"{row['decisions']:,.0f}",
+        f"{number(cpu_s)} s",
+        f"{number(row['wall_s'])} s",
+        f"{row['peak_mb']:.0f} MB",
+        f"{row['p50_decision_ms']:.2f} ms",
+        f"{row['p99_decision_ms']:.2f} ms",
+        "" if limit is None else f"{'p99' if unit == ' ms' else 'processor'} <= {number(limit)}{unit}",
+        met,
+        "; ".join(beside),
+    ]

@@ -1,0 +1,48 @@
+"""Jobs made up at a given load: real throughput curves, the sizes and lengths that clusters see (AFS Table 3: most jobs are small).
+
+Arrivals are a Poisson process. Durations with the requested GPUs are log-normal, with a median of ten minutes and a mean of half an
+hour. A job's length follows from its duration as in `simulator.assign`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from elasticd.controller.scheduling.view import Curves
+from elasticd.protocol.model import JobId
+from elasticd.simulator.profiles import Curve
+from elasticd.simulator.workload import Workload
+
+REQUESTS = {1: 0.7, 2: 0.1, 4: 0.12, 8: 0.08}  # GPUs, and how many of all jobs request them
+MEDIAN_S, SIGMA = 600.0, 1.5
+MEAN_S = MEDIAN_S * math.exp(SIGMA**2 / 2)
+
+
+def generate(jobs: int, cluster_gpus: int, load: float, seed: int, curves: Sequence[Curve]) -> Workload:
+    """`load`: GPU-seconds that are requested in a second, over the cluster's GPUs. 0: all jobs come at once."""
+    rng = random.Random(seed)
+    requests = rng.choices(list(REQUESTS), list(REQUESTS.values()), k=jobs)
+    width = max(max(len(curve.speedup) for curve in curves), max(REQUESTS) + 1)
+    speedup = np.stack([np.pad(curve.speedup, (0, width - len(curve.speedup)), mode="edge") for curve in curves])
+    chosen = np.array([rng.randrange(len(curves)) for _ in range(jobs)], dtype=np.int64)
+    requested = np.array(requests, dtype=np.int64)
+    duration_s = np.array([rng.lognormvariate(math.log(MEDIAN_S), SIGMA) for _ in range(jobs)])
+    mean_gpus = sum(gpus * part for gpus, part in REQUESTS.items())
+    rate = load * cluster_gpus / (mean_gpus * MEAN_S)  # jobs in a second
+    gaps_s = [rng.expovariate(rate) if load else 0.0 for _ in range(jobs)]
+    best = np.array([curve.best(cluster_gpus) for curve in curves], dtype=np.int64)
+    return Workload(
+        names=tuple(JobId(f"job-{row}") for row in range(jobs)),
+        submit_s=np.cumsum(gaps_s) - gaps_s[0],
+        min_gpus=np.ones(jobs, dtype=np.int64),
+        max_gpus=np.maximum(best[chosen], 1),
+        requested_gpus=requested,
+        work_s=duration_s * speedup[chosen, requested],
+        curve=chosen,
+        curves=Curves(speedup),
+        models=tuple(curve.model for curve in curves),
+    )
