@@ -17,6 +17,9 @@ from .results import Record, Results
 SERVERS, GPUS = 16, 8
 SEEDS = (1, 2, 3)  # Elan: "We run the simulation 3 times"
 PAIRS = (("fifo", "elastic-fifo"), ("backfill", "elastic-backfill"))
+POLICIES = tuple(policy for pair in PAIRS for policy in pair)
+CHANGING = "elastic-backfill"  # the policy of Fig. 22
+OURS = "background"  # stands for Elan's costs
 COSTS = {"none": "ideal", "background": "Elan", "stop-resume": "S&R"}
 
 TEXT = """\
@@ -52,10 +55,10 @@ def case(policy: str, seed: int, costs: str = "none") -> Case:
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
     """Whatever the clusters of AFS are."""
     for seed in SEEDS:
+        for policy in POLICIES:
+            yield case(policy, seed, OURS)
         for costs in COSTS:
-            for rigid, elastic in PAIRS:
-                yield case(rigid, seed, costs)
-                yield case(elastic, seed, costs)
+            yield case(CHANGING, seed, costs)
 
 
 def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
@@ -95,30 +98,29 @@ def _average(results: Results, policy: str, measure: str, costs: str = "none") -
 
 
 def _findings(results: Results) -> Iterator[Finding]:
-    """Elan's simulation has its own costs, so that of `background` stands for it."""
+    """Ratios to the static policy; a reduction of 43 % is 0.57."""
     least = {"JPT": 0.43, "JCT": 0.25, "makespan": 0.21}
     for rigid, elastic in PAIRS:
         for measure, reduction in least.items():
-            ratio = _average(results, elastic, measure, "background") / _average(results, rigid, measure, "background")
+            ratio = _average(results, elastic, measure, OURS) / _average(results, rigid, measure, OURS)
             yield Finding(
                 f"{measure}-{elastic}",
                 f"{measure}, {elastic} to {rigid}",
                 below(1 - reduction, "VI-C, Fig. 20"),
                 ratio,
             )
-    ideal = _average(results, "elastic-backfill", "JCT")
+    ideal = _average(results, CHANGING, "JCT")
     for costs, published in (("background", 1.0), ("stop-resume", 1.06)):
-        longer = _average(results, "elastic-backfill", "JCT", costs) / ideal
-        what = f"JCT of elastic-backfill, {COSTS[costs]} to ideal"
+        longer = _average(results, CHANGING, "JCT", costs) / ideal
+        what = f"JCT of {CHANGING}, {COSTS[costs]} to ideal"
         yield Finding(f"costs-{costs}", what, exactly(published, "VI-C, Fig. 22"), longer)
 
 
 def _table(results: Results) -> str:
+    shown = [(policy, OURS) for policy in POLICIES] + [(CHANGING, costs) for costs in COSTS if costs != OURS]
     rows = [
         (policy, COSTS[costs], *(number(_average(results, policy, measure, costs)) for measure in MEASURES))
-        for costs in COSTS
-        for pair in PAIRS
-        for policy in pair
+        for policy, costs in shown
     ]
     return "Means of three runs (s):\n\n" + table(("policy", "costs", *MEASURES), rows)
 
@@ -127,21 +129,18 @@ def _draw(figure: Figure, results: Results) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     bars = {
         policy: [
-            _average(results, policy, measure, "background") / _average(results, "fifo", measure, "background")
-            for measure in MEASURES
+            _average(results, policy, measure, OURS) / _average(results, "fifo", measure, OURS) for measure in MEASURES
         ]
-        for pair in PAIRS
-        for policy in pair
+        for policy in POLICIES
     }
     grouped(left, list(MEASURES), bars, "relative to fifo")
     left.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
     measures = ("JCT", "makespan")
     systems = {
         label: [
-            _average(results, "elastic-backfill", measure, costs) / _average(results, "elastic-backfill", measure)
-            for measure in measures
+            _average(results, CHANGING, measure, costs) / _average(results, CHANGING, measure) for measure in measures
         ]
         for costs, label in COSTS.items()
     }
-    grouped(right, list(measures), systems, "elastic-backfill, relative to ideal")
+    grouped(right, list(measures), systems, f"{CHANGING}, relative to ideal")
     right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)

@@ -213,5 +213,5 @@ def test_without_the_traces_the_command_says_so_and_writes_nothing(tmp_path: Pat
 
 
 def test_elan_is_simulated_whatever_the_clusters_of_afs_are() -> None:
-    assert len(set(elan.cases([]))) == 36
+    assert len(set(elan.cases([]))) == 18
     assert json.dumps(sorted({case.costs for case in elan.cases([])})) == '["background", "none", "stop-resume"]'
