@@ -70,7 +70,7 @@ class Section:
         keys: dict[str, list[str]] = {}
         for finding in self.findings:
             if finding.deviates and finding.key in self.explanations:
-                keys.setdefault(self.explanations[finding.key], []).append(finding.key)
+                keys.setdefault(" ".join(self.explanations[finding.key].split()), []).append(finding.key)
         return [(", ".join(named), text) for text, named in keys.items()]
 
 

@@ -36,7 +36,10 @@ anybody's whole gang; ours is FIFO as Slurm, YARN and Tiresias have it: all or n
 those behind him. Tiresias' simulator agrees with ours. PCS's LAS orders by work done, without queues, only when jobs come
 and go; its Themis gives each job in turn its whole demand."""
 
-EXPLANATIONS: dict[str, str] = {}
+_TAIL = """\
+Ours sends a job that was interrupted to the tail of its queue; there it stands before all that waited already, and a job
+of several GPUs stays longer in its queue (`TiresiasDlas` in `peer_rules.py`). With that rule the same number comes out."""
+EXPLANATIONS = {"tiresias-dlas-gpu-4": _TAIL}
 
 
 def _compared(clusters: Sequence[VirtualCluster]) -> list[VirtualCluster]:
