@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from elasticd.simulator.plots import style
 
@@ -105,6 +105,7 @@ def _draw_by_length(figure: Figure, results: Results, clusters: Sequence[Virtual
             factors = base / results[philly(cluster, policy)].jct_s
             axes.plot(percent, [factors[rows].mean() for rows in bins], label=policy, **style(place))
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set(xlim=(0, 100), xlabel=f"percentile of JCT under {BY_LENGTH[0]}")
