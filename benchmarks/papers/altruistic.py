@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from .average import name, reduction
 from .bars import grouped
-from .cases import Case, philly
+from .cases import Case, afs
 from .findings import Finding, above, number
 from .inputs import Peers, VirtualCluster
 from .page import Picture, Section, table
@@ -29,7 +29,7 @@ EXPLANATIONS: dict[str, str] = {}
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
     for cluster in clusters:
         for policy in POLICIES:
-            yield philly(cluster, policy)
+            yield afs(cluster, policy)
 
 
 def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
@@ -70,7 +70,7 @@ def _findings(results: Results, clusters: Sequence[VirtualCluster]) -> Iterator[
 
 def _table(results: Results, clusters: Sequence[VirtualCluster]) -> str:
     rows = [
-        (name(cluster), *(number(results[philly(cluster, policy)].avg_jct_s) for policy in POLICIES))
+        (name(cluster), *(number(results[afs(cluster, policy)].avg_jct_s) for policy in POLICIES))
         for cluster in clusters
     ]
     return "Average JCT (s):\n\n" + table(("trace", *POLICIES), rows)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from elasticd.simulator.plots import style
 
 from .bars import grouped, legend
-from .cases import Case, philly
+from .cases import Case, afs
 from .findings import Finding, above, between, number
 from .inputs import Peers, VirtualCluster
 from .page import Picture, Section, table
@@ -33,8 +33,9 @@ than all others of their group. On traces 1, 2, 3, 5, 6 and 8 Max-Min and Optimu
 the other five Max-Min outdoes both (2.2).
 
 **Here.** Six of the eleven virtual clusters on 16 servers of 4 GPUs, no costs of changes, shares not regulated, models as
-PCS drew them (AFS's own draw is not published). Parameters: AFS-P's unit 2 h (3.3), Tiresias-L's thresholds 10,000 and
-200,000 GPU*s without promotion (EDL; AFS does not tell), Themis' leases 600 s."""
+PCS drew them (AFS's own draw is not published). Parameters: AFS-P's unit 2 h (3.3); Themis' leases 600 s;
+Tiresias-L's thresholds those of its own simulator (3,250 and 7,200 GPU*s, no promotion), since AFS does not tell which it
+has. With EDL's (10,000 and 200,000) Tiresias-L is faster (EDL's table below has its JCTs), and AFS-P's lead over it smaller."""
 
 EXPLANATIONS: dict[str, str] = {}
 
@@ -42,7 +43,7 @@ EXPLANATIONS: dict[str, str] = {}
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
     for cluster in clusters:
         for policy in POLICIES:
-            yield philly(cluster, policy)
+            yield afs(cluster, policy)
 
 
 def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
@@ -72,7 +73,7 @@ def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
 
 def reduction(results: Results, cluster: VirtualCluster, base: str, policy: str) -> float:
     """How many times shorter the average JCT is than the base's."""
-    return results[philly(cluster, base)].avg_jct_s / results[philly(cluster, policy)].avg_jct_s
+    return results[afs(cluster, base)].avg_jct_s / results[afs(cluster, policy)].avg_jct_s
 
 
 def name(cluster: VirtualCluster) -> str:
@@ -108,7 +109,7 @@ def _jcts(results: Results, clusters: Sequence[VirtualCluster]) -> str:
         (
             name(cluster),
             number(cluster.jobs),
-            *(number(results[philly(cluster, policy)].avg_jct_s) for policy in POLICIES),
+            *(number(results[afs(cluster, policy)].avg_jct_s) for policy in POLICIES),
         )
         for cluster in clusters
     ]
@@ -122,7 +123,7 @@ def _absolute(results: Results, clusters: Sequence[VirtualCluster]) -> Iterator[
     by_name = {cluster.name: cluster for cluster in clusters}
 
     def ours(trace: str, unit_s: float) -> list[str]:
-        return [f"{results[philly(by_name[trace], policy)].avg_jct_s / unit_s:.2f}" for policy in OVER_TIME]
+        return [f"{results[afs(by_name[trace], policy)].avg_jct_s / unit_s:.2f}" for policy in OVER_TIME]
 
     yield (
         "Absolute values are told in AFS 2.2 for two traces that it does not name, beside those here that are most like them:\n\n"
@@ -154,7 +155,7 @@ def _draw_over_time(figure: Figure, results: Results, clusters: Sequence[Virtual
     rows = figure.subplots(3, max(len(clusters), 1), squeeze=False)
     for column, cluster in enumerate(clusters):
         for place, policy in enumerate(OVER_TIME):
-            record = results[philly(cluster, policy)]
+            record = results[afs(cluster, policy)]
             days = (np.arange(CELLS) + 0.5) * record.end_s / CELLS / DAY_S
             for row, values in enumerate((record.queue, record.efficiency, record.blocking)):
                 rows[row, column].plot(days, values, linewidth=1.2, label=policy, **style(place))

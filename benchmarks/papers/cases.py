@@ -21,6 +21,7 @@ from .inputs import AFS_MODELS, GPUS, PHILLY, SERVERS, VirtualCluster
 
 SOURCES = Path(elasticd.__file__).parent
 CODE = ("simulator", "controller/scheduling")  # what a result depends on, under the package
+OF_TIRESIAS = (("thresholds_gpu_s", (3250.0, 7200.0)),)  # its simulator's; AFS does not tell which it has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,12 @@ class Case:
 def philly(cluster: VirtualCluster, policy: str, **rest: Any) -> Case:
     """AFS's set-up: a virtual cluster's jobs on 64 GPUs."""
     return Case(PHILLY, (("vc", cluster.name),), AFS_MODELS, policy, **rest)
+
+
+def afs(cluster: VirtualCluster, policy: str, peak: bool = False) -> Case:
+    """As AFS compares policies. `peak`: a rigid one takes the GPUs of each job's greatest throughput."""
+    parameters = OF_TIRESIAS if policy == "tiresias-l" else ()
+    return philly(cluster, policy, parameters=(*parameters, *((("peak", True),) if peak else ())))
 
 
 def setup(case: Case, data: Path) -> Setup:

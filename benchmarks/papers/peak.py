@@ -8,14 +8,13 @@ from matplotlib.figure import Figure
 
 from .average import name
 from .bars import grouped
-from .cases import Case, philly
+from .cases import Case, afs
 from .findings import Finding, between, exactly, number
 from .inputs import VIRTUAL_CLUSTERS, Peers, VirtualCluster
 from .page import Picture, Section, table
 from .results import Results
 
 PUBLISHED = {"srtf": (1 / 1.21, 4.85), "srsf": (1 / 1.17, 5.84), "tiresias-l": (1.0, 16.14)}
-PEAK = (("peak", True),)
 
 TEXT = """\
 **Published.** By how much the average JCT grows where a rigid policy gives each job the GPUs of its peak throughput
@@ -31,8 +30,8 @@ EXPLANATIONS: dict[str, str] = {}
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
     for cluster in clusters:
         for policy in PUBLISHED:
-            yield philly(cluster, policy)
-            yield philly(cluster, policy, parameters=PEAK)
+            yield afs(cluster, policy)
+            yield afs(cluster, policy, peak=True)
 
 
 def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
@@ -54,7 +53,7 @@ def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
 
 
 def growth(results: Results, cluster: VirtualCluster, policy: str) -> float:
-    peak, requested = philly(cluster, policy, parameters=PEAK), philly(cluster, policy)
+    peak, requested = afs(cluster, policy, peak=True), afs(cluster, policy)
     return results[peak].avg_jct_s / results[requested].avg_jct_s
 
 
@@ -78,8 +77,8 @@ def _table(results: Results, clusters: Sequence[VirtualCluster]) -> str:
     for cluster in clusters:
         values: list[str] = []
         for policy in PUBLISHED:
-            values.append(number(results[philly(cluster, policy)].avg_jct_s))
-            values.append(number(results[philly(cluster, policy, parameters=PEAK)].avg_jct_s))
+            values.append(number(results[afs(cluster, policy)].avg_jct_s))
+            values.append(number(results[afs(cluster, policy, peak=True)].avg_jct_s))
         rows.append((name(cluster), *values))
     header = [f"{policy}{at}" for policy in PUBLISHED for at in ("", ", peak")]
     return "Average JCT (s):\n\n" + table(("trace", *header), rows)

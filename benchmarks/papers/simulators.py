@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .average import name
-from .cases import Case, philly
+from .cases import Case, afs, philly
 from .findings import Finding, exactly, number
 from .inputs import Peers, VirtualCluster
 from .page import Section, table
@@ -18,10 +18,10 @@ OF_PCS = {  # its policy: ours that is nearest to it, and its rule as a policy o
     "LAS": ("tiresias-l", "pcs-las"),
     "THEMIS": ("themis", "pcs-themis"),
 }
-OF_TIRESIAS = {  # its policy: ours, with which thresholds, and its rule as a policy of ours where it is another one
-    "fifo": ("fifo", (), "fifo"),
-    "shortest-gpu": ("srsf", (), "srsf"),
-    "dlas-gpu": ("tiresias-l", (3250.0, 7200.0), "tiresias-dlas-gpu"),
+OF_TIRESIAS = {  # its policy: ours, and its rule as a policy of ours where it is another one
+    "fifo": ("fifo", "fifo"),
+    "shortest-gpu": ("srsf", "srsf"),
+    "dlas-gpu": ("tiresias-l", "tiresias-dlas-gpu"),
 }
 MOST_JOBS = 3000  # of the traces that the peers' simulators were run on
 
@@ -49,16 +49,12 @@ def _compared(clusters: Sequence[VirtualCluster]) -> list[VirtualCluster]:
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
     for cluster in _compared(clusters):
         for nearest, rule in OF_PCS.values():
-            yield philly(cluster, nearest)
-            yield philly(cluster, rule)
+            yield afs(cluster, nearest)
+            yield afs(cluster, rule)
         yield philly(cluster, "afs-l", cap_at_request=True)
-        for policy, thresholds, rule in OF_TIRESIAS.values():
-            yield _ours(cluster, policy, thresholds)
-            yield philly(cluster, rule)
-
-
-def _ours(cluster: VirtualCluster, policy: str, thresholds: tuple[float, ...]) -> Case:
-    return philly(cluster, policy, parameters=(("thresholds_gpu_s", thresholds),) if thresholds else ())
+        for nearest, rule in OF_TIRESIAS.values():
+            yield afs(cluster, nearest)
+            yield afs(cluster, rule)
 
 
 def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
@@ -77,7 +73,7 @@ def _of_pcs(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
         for policy, (_, rule) in OF_PCS.items():
             if (theirs := peers.pcs(cluster, policy)) is not None:
                 what = f"trace {name(cluster)}: PCS's rule {policy}"
-                ours = results[philly(cluster, rule)].avg_jct_s
+                ours = results[afs(cluster, rule)].avg_jct_s
                 yield Finding(f"pcs-{policy}-{cluster.number}", what, exactly(theirs, "PCS"), ours, " s")
         if (theirs := peers.pcs(cluster, "AFS")) is not None:
             ours = results[philly(cluster, "afs-l", cap_at_request=True)].avg_jct_s
@@ -87,15 +83,15 @@ def _of_pcs(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
 
 def _of_tiresias(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Iterator[Finding]:
     for cluster in clusters:
-        for policy, (nearest, thresholds, rule) in OF_TIRESIAS.items():
+        for policy, (nearest, rule) in OF_TIRESIAS.items():
             if (theirs := peers.tiresias(cluster, policy)) is None:
                 continue
             key, published = f"tiresias-{policy}-{cluster.number}", exactly(theirs, "Tiresias")
-            ours = results[_ours(cluster, nearest, thresholds)].avg_jct_s
+            ours = results[afs(cluster, nearest)].avg_jct_s
             yield Finding(key, f"trace {name(cluster)}: {policy}, ours {nearest}", published, ours, " s")
             if rule != nearest:
                 what = f"trace {name(cluster)}: Tiresias' rule {policy}"
-                yield Finding(f"{key}-rule", what, published, results[philly(cluster, rule)].avg_jct_s, " s")
+                yield Finding(f"{key}-rule", what, published, results[afs(cluster, rule)].avg_jct_s, " s")
 
 
 def _table(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> str:
@@ -108,9 +104,9 @@ def _table(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -
                     name(cluster),
                     policy,
                     "-" if theirs is None else number(theirs),
-                    number(results[philly(cluster, rule)].avg_jct_s),
+                    number(results[afs(cluster, rule)].avg_jct_s),
                     nearest,
-                    number(results[philly(cluster, nearest)].avg_jct_s),
+                    number(results[afs(cluster, nearest)].avg_jct_s),
                 )
             )
     header = ("trace", "PCS's policy", "PCS", "its rule here", "our policy", "ours")

@@ -13,7 +13,7 @@ from elasticd.simulator.plots import style
 
 from .average import LENGTHS_KNOWN, LENGTHS_UNKNOWN, POLICIES, name
 from .bars import grouped, legend
-from .cases import Case, philly
+from .cases import Case, afs
 from .findings import Finding, above, number
 from .inputs import Peers, VirtualCluster
 from .page import Picture, Section, table
@@ -37,7 +37,7 @@ EXPLANATIONS: dict[str, str] = {}
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
     for cluster in clusters:
         for policy in POLICIES:
-            yield philly(cluster, policy)
+            yield afs(cluster, policy)
 
 
 def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
@@ -66,7 +66,7 @@ def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
 
 
 def tail(results: Results, cluster: VirtualCluster, base: str, policy: str) -> float:
-    return results[philly(cluster, base)].p99_jct_s / results[philly(cluster, policy)].p99_jct_s
+    return results[afs(cluster, base)].p99_jct_s / results[afs(cluster, policy)].p99_jct_s
 
 
 def _findings(results: Results, clusters: Sequence[VirtualCluster]) -> Iterator[Finding]:
@@ -80,7 +80,7 @@ def _findings(results: Results, clusters: Sequence[VirtualCluster]) -> Iterator[
 
 def _table(results: Results, clusters: Sequence[VirtualCluster]) -> str:
     rows = [
-        (name(cluster), *(number(results[philly(cluster, policy)].p99_jct_s) for policy in POLICIES))
+        (name(cluster), *(number(results[afs(cluster, policy)].p99_jct_s) for policy in POLICIES))
         for cluster in clusters
     ]
     return "99th percentile of JCT (s):\n\n" + table(("trace", *POLICIES), rows)
@@ -98,11 +98,11 @@ def _draw(figure: Figure, results: Results, clusters: Sequence[VirtualCluster]) 
 def _draw_by_length(figure: Figure, results: Results, clusters: Sequence[VirtualCluster]) -> None:
     panels: Sequence[Axes] = figure.subplots(1, max(len(clusters), 1), squeeze=False)[0]
     for axes, cluster in zip(panels, clusters, strict=False):
-        base = results[philly(cluster, BY_LENGTH[0])].jct_s
+        base = results[afs(cluster, BY_LENGTH[0])].jct_s
         bins = np.array_split(np.argsort(base, kind="stable"), BINS)
         percent = (np.arange(BINS) + 0.5) * 100.0 / BINS
         for place, policy in enumerate(BY_LENGTH):
-            factors = base / results[philly(cluster, policy)].jct_s
+            factors = base / results[afs(cluster, policy)].jct_s
             axes.plot(percent, [factors[rows].mean() for rows in bins], label=policy, **style(place))
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

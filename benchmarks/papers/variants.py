@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from .average import name, reduction
 from .bars import grouped
-from .cases import Case, philly
+from .cases import Case, afs
 from .findings import Finding, below, between, exactly, number
 from .inputs import VIRTUAL_CLUSTERS, Peers, VirtualCluster
 from .page import Picture, Section, table
@@ -30,7 +30,7 @@ EXPLANATIONS: dict[str, str] = {}
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
     for cluster in clusters:
         for policy in (*POLICIES, BASE):
-            yield philly(cluster, policy)
+            yield afs(cluster, policy)
 
 
 def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
@@ -70,7 +70,7 @@ def _findings(results: Results, clusters: Sequence[VirtualCluster]) -> Iterator[
 
 
 def _changes(results: Results, cluster: VirtualCluster) -> float:
-    many, few = (results[philly(cluster, policy)].metrics.reconfigurations for policy in ("afs-p", BASE))
+    many, few = (results[afs(cluster, policy)].metrics.reconfigurations for policy in ("afs-p", BASE))
     return many / max(few, 1)
 
 
@@ -78,9 +78,9 @@ def _table(results: Results, clusters: Sequence[VirtualCluster]) -> str:
     rows = [
         (
             name(cluster),
-            *(number(results[philly(cluster, policy)].avg_jct_s) for policy in POLICIES),
+            *(number(results[afs(cluster, policy)].avg_jct_s) for policy in POLICIES),
             f"{reduction(results, cluster, 'afs-s', 'afs-p'):.2f}",
-            *(f"{results[philly(cluster, policy)].metrics.reconfigurations:,}" for policy in ("afs-p", BASE)),
+            *(f"{results[afs(cluster, policy)].metrics.reconfigurations:,}" for policy in ("afs-p", BASE)),
         )
         for cluster in clusters
     ]
