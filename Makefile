@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup demo test check bench-resize bench-runtime bench-simulator bench-gpu bench-policies conformance verify-bits model-check format clean
+.PHONY: help setup demo test check bench-resize bench-runtime bench-simulator bench-gpu bench-policies conformance papers verify-bits model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -46,6 +46,9 @@ bench-policies: $(STAMP)  ## our policy beside AFS on Philly's clusters (ARGS="-
 
 conformance: $(STAMP)  ## the simulator against a real cluster, with the same jobs: a quarter of an hour (ARGS=--quick: 5 minutes)
 	@$(BIN)/python -m benchmarks.conformance $(ARGS)
+
+papers: $(STAMP)  ## the published results of AFS, EDL and Elan beside ours: docs/papers.md (ARGS=--quick: two small traces)
+	@$(BIN)/python -m benchmarks.papers $(ARGS)
 
 verify-bits: $(STAMP)  ## random histories of joins, leaves, migrations and kills: no bit of the result may differ
 	@$(BIN)/python -m verification.bits $(ARGS)

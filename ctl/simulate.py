@@ -92,6 +92,10 @@ def simulate(
         str,
         typer.Option(help="What policies see of throughputs: known, or only what has been measured so far (measured)."),
     ] = "known",
+    random_models: Annotated[
+        bool,
+        typer.Option("--random-models", help="Every job gets a model at random, also where the trace names one."),
+    ] = False,
     overhead: Annotated[
         str, typer.Option(help="What changing a job's GPUs costs: none, background, stop-resume, or a file.")
     ] = "none",
@@ -129,7 +133,9 @@ def simulate(
     tables = measured.load(profiles, gpu_type) if profiles is not None else None
     gpus = sum(len(server.gpus) for server in view)
     known = curves == "known"
-    assigned = assign.assign(traces.load(trace, conditions), gpus, tables, seed, cap_at_request, peaks_known=known)
+    assigned = assign.assign(
+        traces.load(trace, conditions), gpus, tables, seed, cap_at_request, random_models, peaks_known=known
+    )
     job = None if explain is None else JobId(explain)
     setup = Setup(
         assigned, view, costs, seed, stages.packing, job, stages.placement, stages.admission, curves_known=known
@@ -144,6 +150,7 @@ def simulate(
         "where": conditions,
         "cap_at_request": cap_at_request,
         "curves": curves,
+        "random_models": random_models,
     }
     document = _document(trace, setup, own, inputs, results)
     if as_json != "-":

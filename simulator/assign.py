@@ -1,9 +1,10 @@
 """From a trace and measured throughputs to a workload (AFS 5.1).
 
 A job works so much that it takes as long as in the trace with the GPUs that it requested there. Where the trace has no
-model a job gets one at random, among those whose throughput grows up to the GPUs that it requested (where none does, among
-those that grow furthest). It may have any share from one GPU to that of its model's greatest throughput within the cluster
-(where that is not known beforehand, to the whole cluster), or, as PCS has it, to its request.
+model, or where the models that it names are left aside (nobody has measured those of Tiresias' sample), a job gets one at
+random, among those whose throughput grows up to the GPUs that it requested (where none does, among those that grow furthest).
+It may have any share from one GPU to that of its model's greatest throughput within the cluster (where that is not known
+beforehand, to the whole cluster), or, as PCS has it, to its request.
 
 Without measurements every job scales linearly up to its request and not beyond it.
 """
@@ -39,10 +40,13 @@ def assign(
     profiles: Profiles | None,
     seed: int,
     cap_at_request: bool = False,
+    random_models: bool = False,
     peaks_known: bool = True,
 ) -> Assigned:
-    """The workload of `trace` on a cluster of so many GPUs. Raises UserError."""
+    """The workload of `trace` on a cluster of so many GPUs. `random_models`: whatever models it names. Raises UserError."""
     _check_sizes(trace, cluster_gpus)
+    if random_models:
+        trace = _without_models(trace, profiles)
     chosen = _curves(trace, profiles, seed)
     place = {each: number for number, each in enumerate(dict.fromkeys(chosen))}
     distinct = list(place)
@@ -74,6 +78,16 @@ def _check_sizes(trace: Trace, cluster_gpus: int) -> None:
         row = int(large.argmax())
         reason = f"{trace.gpus[row]} GPUs requested, and the cluster has {cluster_gpus}"
         raise trace.table.wrong(row, trace.form.gpus, reason)
+
+
+def _without_models(trace: Trace, profiles: Profiles | None) -> Trace:
+    if profiles is None:
+        raise UserError("--random-models: there is nothing to draw them from: --profiles FILE")
+    if trace.duration_s is None:
+        raise UserError(
+            f"{trace.table.source}: has no durations, so how long jobs are depends on the models that it names"
+        )
+    return replace(trace, models=None, batches=None)
 
 
 def _curves(trace: Trace, profiles: Profiles | None, seed: int) -> list[Curve]:

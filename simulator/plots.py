@@ -51,12 +51,13 @@ def draw(path: Path, results: Mapping[str, Result], title: str, gpus: int) -> No
     for each in axes.flat:
         each.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13)
-    handles = [Line2D([], [], label=label, linewidth=2.5, **_style(place)) for place, label in enumerate(results)]
+    handles = [Line2D([], [], label=label, linewidth=2.5, **style(place)) for place, label in enumerate(results)]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(results), 6), frameon=False, fontsize=11)
     figure.savefig(path)
 
 
-def _style(place: int) -> dict[str, Any]:
+def style(place: int) -> dict[str, Any]:
+    """Colour and dashes of a line, by its place among all."""
     return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place // len(COLOURS) % len(DASHES)]}
 
 
@@ -79,7 +80,7 @@ def _bars(axes: Axes, values: Mapping[str, float | None], name: str) -> None:
 def _distribution(axes: Axes, series: Mapping[str, Series]) -> None:
     for place, each in enumerate(series.values()):
         jct_s = np.sort(np.maximum(each.jct_s[~np.isnan(each.jct_s)], 1e-3))
-        axes.step(jct_s, np.arange(1, len(jct_s) + 1) * 100.0 / max(len(each.jct_s), 1), where="post", **_style(place))
+        axes.step(jct_s, np.arange(1, len(jct_s) + 1) * 100.0 / max(len(each.jct_s), 1), where="post", **style(place))
     axes.set(ylim=(0, 102), xlabel="JCT", ylabel="jobs (%)")
     axes.set_xscale("log")
     _label_spans(axes)
@@ -102,7 +103,7 @@ def _by_length(axes: Axes, series: Mapping[str, Series]) -> None:
     percent = (np.arange(BINS) + 0.5) * 100.0 / BINS
     for place, each in enumerate(series.values()):
         factors = [_mean(first[rows] / np.maximum(each.jct_s[rows], 1e-3)) for rows in bins]
-        axes.plot(percent, factors, **_style(place))
+        axes.plot(percent, factors, **style(place))
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high > 100 * low else (1.0, 2.0, 5.0), numticks=12))
@@ -119,7 +120,7 @@ def _over_time(
     edges = np.linspace(0.0, end_s, CELLS + 1)
     for place, each in enumerate(series.values()):
         axes.plot(
-            (edges[:-1] + edges[1:]) / 2 / unit_s, _averages(each, values(each), edges), linewidth=1.2, **_style(place)
+            (edges[:-1] + edges[1:]) / 2 / unit_s, averages(each, values(each), edges), linewidth=1.2, **style(place)
         )
     axes.set(xlim=(0, end_s / unit_s), xlabel=f"time ({unit})")
     axes.set_ylim(bottom=0)
@@ -127,7 +128,7 @@ def _over_time(
     axes.set_title(name, loc="left", fontsize=11)
 
 
-def _averages(series: Series, values: Floats, edges: Floats) -> Floats:
+def averages(series: Series, values: Floats, edges: Floats) -> Floats:
     """The mean over each cell of what holds from each event to the next; after the last event nothing does."""
     if not len(values):
         return np.zeros(len(edges) - 1)

@@ -150,7 +150,7 @@ def _in_processes(
     processes: int,
     board: Path,
 ) -> dict[str, Result]:
-    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_depend_on_the_parent)
+    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=depend_on_the_parent)
     before = set(multiprocessing.active_children())
     try:
         futures: dict[str, Future[Result]] = {
@@ -187,7 +187,7 @@ def _open(board: Path) -> npt.NDArray[np.int64]:
     return np.memmap(board, dtype=np.int64, mode="r+")
 
 
-def _depend_on_the_parent() -> None:
+def depend_on_the_parent() -> None:
     """Leave interrupts to the parent, and end when it has ended, however that came."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

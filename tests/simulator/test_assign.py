@@ -27,13 +27,14 @@ def make(
     gpus: int = 64,
     seed: int = 0,
     cap_at_request: bool = False,
+    random_models: bool = False,
 ) -> Assigned:
     (directory / "trace.csv").write_text(trace)
     found = None
     if measured is not None:
         (directory / "profiles.csv").write_text(measured)
         found = profiles.load(directory / "profiles.csv")
-    return assign(traces.load(directory / "trace.csv"), gpus, found, seed, cap_at_request)
+    return assign(traces.load(directory / "trace.csv"), gpus, found, seed, cap_at_request, random_models)
 
 
 def test_a_job_takes_as_long_as_in_the_trace_with_the_gpus_it_requested(tmp_path: Path) -> None:
@@ -155,3 +156,27 @@ def test_what_cannot_be_simulated_is_named(tmp_path: Path, trace: str, measured:
     with pytest.raises(UserError) as refused:
         make(tmp_path, trace, measured)
     assert str(refused.value).startswith(f"{tmp_path / 'trace.csv'}: {message}")
+
+
+def test_models_that_nobody_has_measured_can_be_left_aside_and_others_drawn_at_random(tmp_path: Path) -> None:
+    """Tiresias' sample names models of its own."""
+    rows = "".join(f"{row},{1 + row % 4},{row},606,vgg19,164,30\n" for row in range(40))
+    text = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n" + rows
+    with pytest.raises(
+        UserError, match=r"trace.csv: line 2, column model_name: no model 'vgg19' in .*; it has small, large"
+    ):
+        make(tmp_path, text)
+    load = make(tmp_path, text, random_models=True, seed=3).workload
+    assert {load.models[row] for row in load.curve} == {"small", "large"}
+    rates = load.curves.speedup[load.curve, load.requested_gpus]
+    assert (load.work_s / rates).tolist() == pytest.approx([164.0] * 40)
+    assert np.array_equal(make(tmp_path, text, random_models=True, seed=3).workload.curve, load.curve)
+    assert not np.array_equal(make(tmp_path, text, random_models=True, seed=4).workload.curve, load.curve)
+
+
+def test_models_can_be_drawn_only_where_there_are_some_and_the_trace_has_durations(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--random-models: there is nothing to draw them from: --profiles FILE"):
+        make(tmp_path, RAW + "a,0,9,1\n", measured=None, random_models=True)
+    text = "name,time,application,num_replicas,batch_size\na,0,bert,1,12\n"
+    with pytest.raises(UserError, match=r"trace.csv: has no durations, so how long jobs are depends on the models"):
+        make(tmp_path, text, random_models=True)

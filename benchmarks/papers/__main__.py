@@ -1,0 +1,135 @@
+"""The published results of AFS, EDL and Elan beside ours and the peers'. `make papers`
+
+    python -m benchmarks.papers [--quick | --cluster NAME ...] [--data DIRECTORY] [--processes N]
+
+Writes out/papers.json, docs/papers.md and docs/papers/*.png; with `--quick` (the two smallest virtual clusters) it leaves the
+docs alone and writes out/papers-quick.json, out/papers-quick.md and out/papers-quick/. What has been simulated stands in
+out/papers/, so that an interrupted run goes on where it was. A deviation over 10 % that nothing explains, or an explanation of
+one that is not there, is an error: the page is written, without that explanation, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from elasticd.protocol.errors import ElasticError
+
+from . import altruistic, average, edl, elan, inputs, peak, simulators, tail, variants
+from .cases import Case
+from .findings import faults
+from .inputs import VirtualCluster
+from .page import Section, paragraphs, save
+from .results import Results, gather
+
+ROOT = Path(__file__).resolve().parents[2]
+FIGURES = (average, variants, peak, tail, altruistic, edl, elan, simulators)
+
+INTRODUCTION = """\
+# The papers' results
+
+Written by `make papers` from its results; do not edit. What was published, what the peers' public simulators give, and what
+`elasticctl simulate` gives, side by side.
+
+    make papers                            # an interrupted run goes on where it was
+    make papers ARGS=--quick               # the two smallest virtual clusters; leaves this page alone
+    make papers ARGS="--data DIRECTORY"    # where the traces are (default: ../shared/data)
+    make papers ARGS="--cluster e13805"    # AFS's and EDL's tables for this virtual cluster alone (may be repeated)
+
+This page holds {simulations} simulations, whose run times add up to {minutes:.0f} minutes. Of the eleven virtual clusters of AFS
+Table 3 six are at hand; here are {clusters}{missing}.
+
+*Over* is a reduction: the ratio of two average JCTs; 2x is half as long. The *deviation* is that from the published number, or
+from the nearer end of the published range. Each one over 10 % has an explanation below its table, named in the last column: the
+program that writes this page fails where one is missing, or where one explains what is not there. Numbers that a paper shows
+in a figure only are not read off it; ranges and numbers are those of its text."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description="The papers' results beside ours.")
+    parser.add_argument("--quick", action="store_true", help="the two smallest virtual clusters, to see that it works")
+    names = [cluster.name for cluster in inputs.VIRTUAL_CLUSTERS]
+    parser.add_argument("--cluster", choices=names, action="append", help="this virtual cluster (several times: these)")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="where the traces are")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="simulations at a time")
+    options = parser.parse_args()
+    if not (options.data / inputs.PHILLY).exists():
+        print(f"{options.data}: the traces are not there ({inputs.PHILLY}); say where with --data", file=sys.stderr)
+        return 2
+    chosen = options.cluster or names
+    clusters = [cluster for cluster in inputs.VIRTUAL_CLUSTERS if cluster.name in chosen]
+    if options.quick:
+        clusters = list(inputs.SMALLEST)
+    try:
+        wanted = sorted({case for figure in FIGURES for case in figure.cases(clusters)}, key=_size)
+        results = gather(wanted, options.data, ROOT / "out" / "papers", options.processes)
+    except ElasticError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the next run goes on from here", file=sys.stderr)
+        return 130
+    peers = inputs.peers(options.data)
+    sections = [figure.section(results, clusters, peers) for figure in FIGURES]
+    wrong = [fault for section in sections for fault in faults(section.findings, section.explanations)]
+    _write(sections, results, clusters, options.quick)
+    for fault in wrong:
+        print(fault, file=sys.stderr)
+    return int(bool(wrong))
+
+
+def _size(case: Case) -> tuple[int, str]:
+    """Small traces first, so that there is something to see soon."""
+    jobs = {cluster.name: cluster.jobs for cluster in inputs.VIRTUAL_CLUSTERS}
+    return max((jobs.get(value, 0) for _, value in case.where), default=0), case.label
+
+
+def _write(sections: Sequence[Section], results: Results, clusters: Sequence[VirtualCluster], quick: bool) -> None:
+    suffix = "-quick" if quick else ""
+    out = ROOT / "out"
+    document = {
+        "sections": [section.document() for section in sections],
+        "simulations": [
+            {"case": case.label, "trace": case.trace, "avg_jct_s": record.avg_jct_s, "wall_s": record.metrics.wall_s}
+            for case, record in results.items()
+        ],
+    }
+    (out / f"papers{suffix}.json").write_text(json.dumps(_plain(document), indent=1) + "\n", encoding="utf-8")
+    page = out / "papers-quick.md" if quick else ROOT / "docs" / "papers.md"
+    pictures = page.with_suffix("")
+    missing = [cluster for cluster in inputs.VIRTUAL_CLUSTERS if cluster not in clusters]
+    introduction = INTRODUCTION.format(
+        simulations=len(results),
+        minutes=sum(record.metrics.wall_s for record in results.values()) / 60,
+        clusters=_names(clusters),
+        missing=f", and not {_names(missing)}, which `make papers` adds" if missing else "",
+    )
+    for section in sections:
+        for picture in section.pictures:
+            save(picture, pictures)
+    parts = [*paragraphs(introduction), *(section.markdown(pictures.name) for section in sections)]
+    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    print(f"written to {page}")
+
+
+def _names(clusters: Sequence[VirtualCluster]) -> str:
+    return ", ".join(cluster.name for cluster in clusters)
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows no infinity: an open end of a range is null."""
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""One simulation of the page: everything that its result depends on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import elasticd
+from elasticd.simulator import assign, profiles, traces
+from elasticd.simulator.costs import PRESETS
+from elasticd.simulator.policies import Policy, load_policy
+from elasticd.simulator.runs import Setup
+from elasticd.simulator.workload import servers
+
+from . import peer_rules
+from .inputs import AFS_MODELS, GPUS, PHILLY, SERVERS, VirtualCluster
+
+SOURCES = Path(elasticd.__file__).parent
+CODE = ("simulator", "controller/scheduling")  # what a result depends on, under the package
+OF_TIRESIAS = (("thresholds_gpu_s", (3250.0, 7200.0)),)  # its simulator's; AFS does not tell which it has
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Which trace, on which servers, under which policy. `policy` is one of ours, or one of `peer_rules`."""
+
+    trace: str
+    where: tuple[tuple[str, str], ...]
+    profiles: str
+    policy: str
+    parameters: tuple[tuple[str, Any], ...] = ()
+    servers: int = SERVERS
+    gpus_per_server: int = GPUS
+    gpu_type: str | None = None
+    costs: str = "none"
+    packing: bool = False
+    cap_at_request: bool = False
+    random_models: bool = False
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """For people who wait."""
+        rows = " ".join(value for _, value in self.where)
+        details = [f"{name}={value}" for name, value in self.parameters]
+        details += [self.costs] if self.costs != "none" else []
+        details += [name for name in ("packing", "cap_at_request") if getattr(self, name)]
+        details += [f"seed {self.seed}"] if self.seed else []
+        return f"{rows} {self.policy}" + (f" ({', '.join(details)})" if details else "")
+
+
+def philly(cluster: VirtualCluster, policy: str, **rest: Any) -> Case:
+    """AFS's set-up: a virtual cluster's jobs on 64 GPUs."""
+    return Case(PHILLY, (("vc", cluster.name),), AFS_MODELS, policy, **rest)
+
+
+def afs(cluster: VirtualCluster, policy: str, peak: bool = False) -> Case:
+    """As AFS compares policies. `peak`: a rigid one takes the GPUs of each job's greatest throughput."""
+    parameters = OF_TIRESIAS if policy == "tiresias-l" else ()
+    return philly(cluster, policy, parameters=(*parameters, *((("peak", True),) if peak else ())))
+
+
+def setup(case: Case, data: Path) -> Setup:
+    """Raises UserError."""
+    trace = traces.load(data / case.trace, {column: [value] for column, value in case.where})
+    curves = profiles.load(data / case.profiles, case.gpu_type)
+    cluster = servers(case.servers, case.gpus_per_server)
+    gpus = case.servers * case.gpus_per_server
+    assigned = assign.assign(trace, gpus, curves, case.seed, case.cap_at_request, case.random_models)
+    return Setup(assigned, cluster, PRESETS[case.costs], case.seed, case.packing)
+
+
+def policy(case: Case, prepared: Setup) -> Policy:
+    """The policy of a case. Raises UserError."""
+    rule = peer_rules.RULES.get(case.policy)
+    if rule is not None:
+        return rule(prepared.assigned.workload)
+    return load_policy({"policy": case.policy, "parameters": dict(case.parameters)}, case.policy)
+
+
+def key(case: Case, data: Path) -> str:
+    """Another one as soon as the case, a file that it reads, or the code that computes it is another."""
+    document = json.dumps(dataclasses.asdict(case), sort_keys=True)
+    files = [_digest_of_file(data / name) for name in (case.trace, case.profiles)]
+    code = [_digest_of_code()]
+    if case.policy in peer_rules.RULES:
+        code.append(_digest_of_file(Path(peer_rules.__file__)))
+    return hashlib.sha256("\n".join([document, *files, *code]).encode()).hexdigest()[:24]
+
+
+@cache
+def _digest_of_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@cache
+def _digest_of_code() -> str:
+    digest = hashlib.sha256()
+    for folder in CODE:
+        for path in sorted((SOURCES / folder).rglob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()

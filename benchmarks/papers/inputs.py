@@ -1,0 +1,54 @@
+"""AFS's Philly virtual clusters, and what other simulators made of them: in a folder outside the project."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+PHILLY = "philly_jobs.csv.gz"
+AFS_MODELS = "afs_models_gtx1080.csv"
+ELASTICFLOW_JOBS = "elasticflow_jobs.csv.gz"
+ELASTICFLOW_MODELS = "elasticflow_throughputs.csv"
+PEERS = "peer_results.json"
+
+SERVERS, GPUS = 16, 4  # AFS 5.1
+
+
+@dataclass(frozen=True)
+class VirtualCluster:
+    """One of AFS Table 3."""
+
+    name: str
+    number: int  # there
+    jobs: int  # in the file, which has up to 0.4 % fewer than the table
+
+
+VIRTUAL_CLUSTERS = (
+    VirtualCluster("0e4a51", 1, 2465),
+    VirtualCluster("6c71a0", 2, 14783),
+    VirtualCluster("e13805", 4, 938),
+    VirtualCluster("6214e9", 5, 51258),
+    VirtualCluster("103959", 7, 2677),
+    VirtualCluster("ed69ec", 11, 1400),
+)
+SMALLEST = tuple(sorted(VIRTUAL_CLUSTERS, key=lambda cluster: cluster.jobs)[:2])
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Average JCTs of other simulators (s), by simulator, input and policy as their runs were labelled."""
+
+    avg_jct_s: dict[tuple[str, str, str], float]
+
+    def pcs(self, cluster: VirtualCluster, policy: str) -> float | None:
+        return self.avg_jct_s.get(("PCS", f"trace_{cluster.name}, 64 GPUs", policy))
+
+    def tiresias(self, cluster: VirtualCluster, policy: str) -> float | None:
+        return self.avg_jct_s.get(("Tiresias", f"philly_{cluster.name}_n16g4", policy))
+
+
+def peers(data: Path) -> Peers:
+    runs = json.loads((data / PEERS).read_text(encoding="utf-8"))
+    known = {(run["sim"], run["input"], run["policy"]): run.get("avg_jct_s") for run in runs}
+    return Peers({key: float(value) for key, value in known.items() if value is not None})

@@ -1,0 +1,156 @@
+"""What other simulators call FIFO, LAS or Themis, as policies of ours: to tell a difference of rule from one of simulators.
+
+PCS (OSDI'24 artifact, `PriorityScheduler.py`) gives jobs their GPUs in the order of a key, and the first one that does not
+fit *what is left*: a job that asked for eight GPUs runs with three, and slower. So nothing is ever idle while a job waits,
+nobody holds anybody back, and of a cluster's GPUs all are used. Ours, like Tiresias' simulator, gives a rigid job all of its
+GPUs or none.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+from elasticd.controller.scheduling.policies.base import Policy, Shares, no_shares
+from elasticd.controller.scheduling.policies.reviews import EARLY_S
+from elasticd.controller.scheduling.view import Floats, JobTable, Reason
+from elasticd.simulator.workload import Workload
+
+Key = Callable[[JobTable, Floats], Floats]  # from the jobs and the work that each had at its submission (s on one GPU)
+
+
+class PartialShares:
+    """In ascending order of a key each job its requested GPUs, the last one what is left."""
+
+    needs_lengths = True
+
+    def __init__(self, name: str, key: Key, workload: Workload) -> None:
+        self.name = name
+        self._key = key
+        self._work_s = workload.work_s
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        keys = self._key(jobs, self._work_s[jobs.rows])
+        order = np.argsort(keys, kind="stable")
+        wanted = jobs.requested_gpus[order]
+        before = np.cumsum(wanted) - wanted
+        given = no_shares(jobs)
+        given[order] = np.clip(gpus - before, 0, wanted)
+        return Shares(given, _silent)
+
+
+def _silent(row: int) -> Reason | None:
+    return None
+
+
+def _submission(jobs: JobTable, work_s: Floats) -> Floats:
+    return jobs.submitted_s
+
+
+def _time(jobs: JobTable, work_s: Floats) -> Floats:
+    return np.asarray(jobs.left_s / jobs.speedup(slice(None), jobs.requested_gpus))
+
+
+def _service(jobs: JobTable, work_s: Floats) -> Floats:
+    return _time(jobs, work_s) * jobs.requested_gpus
+
+
+def _done(jobs: JobTable, work_s: Floats) -> Floats:
+    return work_s - jobs.left_s
+
+
+class PcsThemis:
+    """PCS's Themis: one job after the other its whole demand, the one with the greatest rho for it first.
+
+    rho is (age + remaining work / GPUs) / (work / min(64 / mean number of jobs seen, demand)), as if throughput were linear,
+    and is computed anew for what is left after each. Leases end 600 s after the last event.
+    """
+
+    name = "pcs-themis"
+    needs_lengths = True
+    lease_s = 600.0
+
+    def __init__(self, workload: Workload) -> None:
+        self._work_s = workload.work_s
+        self._seen = np.zeros(len(workload))
+        self._events = np.zeros(len(workload))
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        rows = jobs.rows
+        self._seen[rows] += len(jobs)
+        self._events[rows] += 1
+        contention = self._seen[rows] / np.maximum(self._events[rows], 1)
+        alone_s = self._work_s[rows] / np.minimum(gpus / contention, jobs.requested_gpus)
+        age_s, left_s, wanted = now - jobs.submitted_s, jobs.left_s, jobs.requested_gpus
+        given = no_shares(jobs)
+        waits = np.ones(len(jobs), dtype=np.bool_)
+        free = gpus
+        while free > 0 and waits.any():
+            rho = np.where(waits, (age_s + left_s / np.minimum(free, wanted)) / alone_s, -math.inf)
+            row = int(rho.argmax())
+            given[row] = min(free, int(wanted[row]))
+            free -= int(given[row])
+            waits[row] = False
+        return Shares(given, _silent, now + self.lease_s if len(jobs) else math.inf)
+
+
+class TiresiasDlas:
+    """`dlas-gpu` of Tiresias' simulator, line by line: queues are lists, in which those that wait stand behind those that run.
+
+    So a job that is interrupted stands before all that waited already, while ours goes to the tail of its queue. And a job of
+    several GPUs is taken down late: its next look at its service is due after (threshold - executed seconds) / GPUs, as if
+    seconds were GPU-seconds, unless something else happens before.
+    """
+
+    name = "tiresias-dlas-gpu"
+    needs_lengths = False
+    limits_gpu_s = (3250, 7200)
+
+    def __init__(self, workload: Workload) -> None:
+        self._queues: list[list[int]] = [[] for _ in range(len(self.limits_gpu_s) + 1)]
+        self._queue_of: dict[int, int] = {}
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        at = {job: row for row, job in enumerate(jobs.rows.tolist())}
+        self._queues = [[job for job in queue if job in at] for queue in self._queues]
+        new = [job for job in at if job not in self._queue_of]
+        self._queues[0] += new
+        self._queue_of.update(dict.fromkeys(new, 0))
+        wanted, executed_s = jobs.requested_gpus, np.floor(jobs.executed_s + EARLY_S)
+        for job, row in at.items():
+            queue = self._queue_of[job]
+            last = queue == len(self.limits_gpu_s)
+            if jobs.share[row] and not last and executed_s[row] * wanted[row] >= self.limits_gpu_s[queue]:
+                self._queues[queue].remove(job)
+                self._queues[queue + 1].append(job)
+                self._queue_of[job] = queue + 1
+        given, free = no_shares(jobs), gpus
+        for queue_ in self._queues:
+            for job in queue_:
+                if wanted[at[job]] <= free:
+                    given[at[job]] = wanted[at[job]]
+                    free -= int(wanted[at[job]])
+            queue_.sort(key=lambda job: given[at[job]] == 0)
+        jumps = [
+            (self.limits_gpu_s[self._queue_of[job]] - executed_s[row]) // wanted[row]
+            for job, row in at.items()
+            if given[row] and self._queue_of[job] < len(self.limits_gpu_s)
+        ]
+        return Shares(given, _silent, now + max(min(jumps, default=math.inf), 1.0))
+
+
+def _ordered(name: str, key: Key) -> Callable[[Workload], Policy]:
+    return lambda workload: PartialShares(name, key, workload)
+
+
+RULES: dict[str, Callable[[Workload], Policy]] = {
+    "pcs-fifo": _ordered("pcs-fifo", _submission),
+    "pcs-srtf": _ordered("pcs-srtf", _time),
+    "pcs-srsf": _ordered("pcs-srsf", _service),
+    "pcs-las": _ordered("pcs-las", _done),
+    "pcs-themis": PcsThemis,
+    TiresiasDlas.name: TiresiasDlas,
+}

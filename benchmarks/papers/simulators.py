@@ -1,0 +1,113 @@
+"""The peers' own simulators on the same input: which differences are of the rule, and which would be of a simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .average import name
+from .cases import Case, afs, philly
+from .findings import Finding, exactly, number
+from .inputs import Peers, VirtualCluster
+from .page import Section, table
+from .results import Results
+
+OF_PCS = {  # its policy: ours that is nearest to it, and its rule as a policy of ours
+    "FIFO": ("fifo", "pcs-fifo"),
+    "SRTF": ("srtf", "pcs-srtf"),
+    "SRSF": ("srsf", "pcs-srsf"),
+    "LAS": ("tiresias-l", "pcs-las"),
+    "THEMIS": ("themis", "pcs-themis"),
+}
+OF_TIRESIAS = {  # its policy: ours, and its rule as a policy of ours where it is another one
+    "fifo": ("fifo", "fifo"),
+    "shortest-gpu": ("srsf", "srsf"),
+    "dlas-gpu": ("tiresias-l", "tiresias-dlas-gpu"),
+}
+MOST_JOBS = 3000  # of the traces that the peers' simulators were run on
+
+TEXT = """\
+PCS (OSDI'24 artifact) and Tiresias' simulator on the same jobs, 64 GPUs. PCS never gives a job more than it requested, so
+its `AFS` stands beside ours with `--cap-at-request`.
+
+Its other rules differ from what their names promise, which `benchmarks/papers/peer_rules.py` shows by running *its* rule
+in *our* simulator: its FIFO, SRTF, SRSF and LAS give the first job that does not fit the GPUs that are left, however few
+(a job that asked for eight trains with three). So its FIFO never leaves a GPU idle while jobs wait, and nobody waits for
+anybody's whole gang; ours is FIFO as Slurm, YARN and Tiresias have it: all or nothing, and who does not fit holds up
+those behind him. Tiresias' simulator agrees with ours. PCS's LAS orders by work done, without queues, only when jobs come
+and go; its Themis gives each job in turn its whole demand."""
+
+_TAIL = """\
+Ours sends a job that was interrupted to the tail of its queue; there it stands before all that waited already, and a job
+of several GPUs stays longer in its queue (`TiresiasDlas` in `peer_rules.py`). With that rule the same number comes out."""
+EXPLANATIONS = {"tiresias-dlas-gpu-4": _TAIL}
+
+
+def _compared(clusters: Sequence[VirtualCluster]) -> list[VirtualCluster]:
+    return [cluster for cluster in clusters if cluster.jobs <= MOST_JOBS]
+
+
+def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
+    for cluster in _compared(clusters):
+        for nearest, rule in OF_PCS.values():
+            yield afs(cluster, nearest)
+            yield afs(cluster, rule)
+        yield philly(cluster, "afs-l", cap_at_request=True)
+        for nearest, rule in OF_TIRESIAS.values():
+            yield afs(cluster, nearest)
+            yield afs(cluster, rule)
+
+
+def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
+    compared = _compared(clusters)
+    return Section(
+        title="The peers' simulators",
+        text=TEXT,
+        findings=[*_of_pcs(results, compared, peers), *_of_tiresias(results, compared, peers)],
+        explanations=EXPLANATIONS,
+        tables=[_table(results, compared, peers)],
+    )
+
+
+def _of_pcs(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Iterator[Finding]:
+    for cluster in clusters:
+        for policy, (_, rule) in OF_PCS.items():
+            if (theirs := peers.pcs(cluster, policy)) is not None:
+                what = f"trace {name(cluster)}: PCS's rule {policy}"
+                ours = results[afs(cluster, rule)].avg_jct_s
+                yield Finding(f"pcs-{policy}-{cluster.number}", what, exactly(theirs, "PCS"), ours, " s")
+        if (theirs := peers.pcs(cluster, "AFS")) is not None:
+            ours = results[philly(cluster, "afs-l", cap_at_request=True)].avg_jct_s
+            what = f"trace {name(cluster)}: AFS-L, at most the request"
+            yield Finding(f"pcs-AFS-{cluster.number}", what, exactly(theirs, "PCS"), ours, " s")
+
+
+def _of_tiresias(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Iterator[Finding]:
+    for cluster in clusters:
+        for policy, (nearest, rule) in OF_TIRESIAS.items():
+            if (theirs := peers.tiresias(cluster, policy)) is None:
+                continue
+            key, published = f"tiresias-{policy}-{cluster.number}", exactly(theirs, "Tiresias")
+            ours = results[afs(cluster, nearest)].avg_jct_s
+            yield Finding(key, f"trace {name(cluster)}: {policy}, ours {nearest}", published, ours, " s")
+            if rule != nearest:
+                what = f"trace {name(cluster)}: Tiresias' rule {policy}"
+                yield Finding(f"{key}-rule", what, published, results[afs(cluster, rule)].avg_jct_s, " s")
+
+
+def _table(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> str:
+    rows = []
+    for cluster in clusters:
+        for policy, (nearest, rule) in OF_PCS.items():
+            theirs = peers.pcs(cluster, policy)
+            rows.append(
+                (
+                    name(cluster),
+                    policy,
+                    "-" if theirs is None else number(theirs),
+                    number(results[afs(cluster, rule)].avg_jct_s),
+                    nearest,
+                    number(results[afs(cluster, nearest)].avg_jct_s),
+                )
+            )
+    header = ("trace", "PCS's policy", "PCS", "its rule here", "our policy", "ours")
+    return "Average JCT (s):\n\n" + table(header, rows)

@@ -1,0 +1,95 @@
+"""AFS Fig. 13: what AFS-P and AFS-S lose to AFS-L, which knows more; and AFS 4.3: how often AFS-P changes shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from matplotlib.figure import Figure
+
+from .average import name, reduction
+from .bars import grouped
+from .cases import Case, afs
+from .findings import Finding, below, between, exactly, number
+from .inputs import VIRTUAL_CLUSTERS, Peers, VirtualCluster
+from .page import Picture, Section, table
+from .results import Results
+
+POLICIES = ("afs-l", "afs-p", "afs-s")
+BASE = "tiresias-l"
+
+TEXT = """\
+**Published.** AFS-P, which does not know lengths, has at most twice AFS-L's average JCT, in the most crowded traces;
+AFS-S, which knows no throughputs but where they end, "performs similarly to AFS-P in many cases" (App. D). AFS-P changes
+shares 6.3 times as often as Tiresias-L on average, up to 22 times (4.3).
+
+**Here.** As above. A change is any change of the GPUs of a running job, a preemption or migration too."""
+
+EXPLANATIONS: dict[str, str] = {}
+
+
+def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
+    for cluster in clusters:
+        for policy in (*POLICIES, BASE):
+            yield afs(cluster, policy)
+
+
+def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
+    return Section(
+        title="AFS Fig. 13: what the variants of AFS need to know",
+        text=TEXT,
+        findings=list(_findings(results, clusters)),
+        explanations=EXPLANATIONS,
+        tables=[_table(results, clusters)],
+        pictures=[
+            Picture(
+                "afs-variants.png",
+                "Average JCT of AFS-L over that of the variant: what is lost by knowing less.",
+                (9, 3.4),
+                lambda figure: _draw(figure, results, clusters),
+            )
+        ],
+    )
+
+
+def _findings(results: Results, clusters: Sequence[VirtualCluster]) -> Iterator[Finding]:
+    for cluster in clusters:
+        longer = reduction(results, cluster, "afs-p", "afs-l")
+        yield Finding(
+            f"V{cluster.number}", f"trace {name(cluster)}: AFS-P's JCT to AFS-L's", below(2.0, "App. D"), longer
+        )
+        yield Finding(
+            f"C{cluster.number}",
+            f"trace {name(cluster)}: AFS-P's changes to Tiresias-L's",
+            between(1.0, 22.0, "4.3"),
+            _changes(results, cluster),
+        )
+    if len(clusters) == len(VIRTUAL_CLUSTERS):
+        ratios = [_changes(results, cluster) for cluster in clusters]
+        mean = sum(ratios) / len(ratios)
+        yield Finding("C", "mean of AFS-P's changes to Tiresias-L's", exactly(6.3, "4.3, eleven traces"), mean)
+
+
+def _changes(results: Results, cluster: VirtualCluster) -> float:
+    many, few = (results[afs(cluster, policy)].metrics.reconfigurations for policy in ("afs-p", BASE))
+    return many / max(few, 1)
+
+
+def _table(results: Results, clusters: Sequence[VirtualCluster]) -> str:
+    rows = [
+        (
+            name(cluster),
+            *(number(results[afs(cluster, policy)].avg_jct_s) for policy in POLICIES),
+            f"{reduction(results, cluster, 'afs-s', 'afs-p'):.2f}",
+            *(f"{results[afs(cluster, policy)].metrics.reconfigurations:,}" for policy in ("afs-p", BASE)),
+        )
+        for cluster in clusters
+    ]
+    header = ("trace", *(f"{policy}: average JCT (s)" for policy in POLICIES))
+    return table((*header, "afs-s to afs-p", "afs-p: changes", f"{BASE}: changes"), rows)
+
+
+def _draw(figure: Figure, results: Results, clusters: Sequence[VirtualCluster]) -> None:
+    axes = figure.subplots()
+    bars = {policy: [reduction(results, cluster, "afs-l", policy) for cluster in clusters] for policy in POLICIES}
+    grouped(axes, [name(cluster) for cluster in clusters], bars, "average JCT of afs-l / that of the policy")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)

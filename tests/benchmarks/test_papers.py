@@ -1,0 +1,217 @@
+"""The page of the papers' results: its rule for explanations, its cache, its pages, and the peers' rules."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import elasticd
+from benchmarks.papers import cases, elan, inputs, results
+from benchmarks.papers.__main__ import FIGURES
+from benchmarks.papers.findings import LIMIT, Finding, Published, above, below, between, exactly, faults
+from benchmarks.papers.page import Section
+from elasticd.simulator.engine import Simulation
+from elasticd.simulator.runs import run
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+ROOT = Path(__file__).parents[2]
+FIRST = inputs.VirtualCluster("A", 4, 30)
+MODELS = "model,gpus,us_per_iter,in_afs_table4\n" + "".join(
+    f"{model},{gpus},{1e6 / gpus**power:.0f},1\n"
+    for model, power in (("small", 0.5), ("large", 0.9))
+    for gpus in (1, 2, 4, 8)
+)
+JOBS = "vc,job,submit_s,duration_s,gpus,model\n" + "".join(
+    f"A,{row},{40 * row},{100 + 37 * row % 211},{(1, 2, 8)[row % 3]},{('small', 'large')[row % 2]}\n"
+    for row in range(30)
+)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A virtual cluster of thirty jobs, and a table of models."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / inputs.PHILLY).write_bytes(gzip.compress(JOBS.encode()))
+    (folder / inputs.AFS_MODELS).write_text(MODELS)
+    return folder
+
+
+def small(policy: str, **rest: object) -> cases.Case:
+    return cases.philly(FIRST, policy, servers=2, **rest)
+
+
+# -- findings
+
+
+@pytest.mark.parametrize(
+    ("published", "ours", "deviation"),
+    [
+        (exactly(2.0, "here"), 2.0, 0.0),
+        (exactly(2.0, "here"), 1.5, -0.25),
+        (between(1.0, 2.0, "here"), 1.5, 0.0),
+        (between(1.0, 2.0, "here"), 3.0, 0.5),
+        (between(1.0, 2.0, "here"), 0.5, -0.5),
+        (above(1.0, "here"), 100.0, 0.0),
+        (above(1.0, "here"), 0.5, -0.5),
+        (below(2.0, "here"), 3.0, 0.5),
+    ],
+)
+def test_a_deviation_is_that_from_the_nearer_end_of_what_was_published(
+    published: Published, ours: float, deviation: float
+) -> None:
+    assert Finding("a", "it", published, ours).deviation == pytest.approx(deviation)
+
+
+@given(st.floats(0.1, 10), st.floats(0.1, 10), st.booleans())
+def test_exactly_the_deviations_over_the_limit_need_an_explanation_and_only_they_may_have_one(
+    published: float, ours: float, explained: bool
+) -> None:
+    finding = Finding("a", "it", exactly(published, "here"), ours)
+    wrong = faults([finding], {"a": "because"} if explained else {})
+    assert bool(wrong) == ((abs(ours / published - 1) > LIMIT) != explained)
+
+
+def test_the_page_prints_no_explanation_of_what_does_not_deviate_and_flags_a_deviation_without_one() -> None:
+    findings = [
+        Finding("near", "near one", exactly(1.0, "here"), 1.05),
+        Finding("far", "far one", exactly(1.0, "here"), 3.0),
+        Finding("told", "told one", exactly(1.0, "here"), 2.0),
+    ]
+    section = Section("A title", "A text.", findings, {"near": "SHOULD NOT BE SEEN", "told": "since it is so"})
+    page = section.markdown("papers")
+    assert "SHOULD NOT" not in page
+    assert "+200.0%, **not explained**" in page
+    assert "+100.0%: told" in page
+    assert "- **told**: since it is so" in page
+    assert [fault.split(":")[0] for fault in faults(findings, section.explanations)] == ["near", "far"]
+
+
+def test_no_figure_names_an_explanation_of_a_finding_that_no_figure_has() -> None:
+    for figure in FIGURES:
+        for key, text in figure.EXPLANATIONS.items():
+            assert key
+            assert text.strip().endswith("."), key
+
+
+# -- results
+
+
+def test_a_result_is_read_back_as_it_was_written(data: Path, tmp_path: Path) -> None:
+    record = results.simulate(small("max-min"), data)
+    results.write(tmp_path / "one.npz", record)
+    again = results.read(tmp_path / "one.npz")
+    assert again.metrics == record.metrics
+    assert again.end_s == record.end_s
+    for name in ("jct_s", "requested_gpus", "duration_s", "queue", "efficiency", "blocking", "used_gpus"):
+        assert np.array_equal(getattr(again, name), getattr(record, name))
+    assert [path.name for path in tmp_path.glob("*.npz")] == ["one.npz"]
+
+
+def test_a_second_run_simulates_only_what_is_missing(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+    first = results.gather([small("fifo")], data, folder, 1)
+    both = results.gather([small("fifo"), small("srtf")], data, folder, 2)
+    told = capsys.readouterr().out
+    assert "0 of 1 simulations stand" in told
+    assert "1 of 2 simulations stand" in told
+    assert told.count("A fifo:") == 1
+    assert both[small("fifo")].avg_jct_s == first[small("fifo")].avg_jct_s
+
+
+def test_a_result_is_another_one_when_the_case_or_a_file_changes(data: Path) -> None:
+    before = cases.key(small("fifo"), data)
+    assert cases.key(small("fifo"), data) == before
+    assert cases.key(small("fifo", seed=1), data) != before
+    assert cases.key(small("fifo", cap_at_request=True), data) != before
+
+
+def test_durations_of_a_record_are_those_of_the_trace(data: Path) -> None:
+    record = results.simulate(small("fifo"), data)
+    told = [int(line.split(",")[3]) for line in JOBS.splitlines()[1:]]
+    assert record.duration_s == pytest.approx(told)
+
+
+# -- the peers' rules
+
+
+@pytest.mark.parametrize("rule", ["pcs-fifo", "pcs-srtf", "pcs-srsf", "pcs-las", "pcs-themis"])
+def test_under_a_rule_of_pcs_no_gpu_is_idle_while_a_job_wants_it(rule: str, data: Path) -> None:
+    case = small(rule)
+    setup = cases.setup(case, data)
+    policy = cases.policy(case, setup)
+    seen: list[tuple[int, int]] = []
+
+    class Watched:
+        name, needs_lengths = rule, True
+
+        def shares(self, jobs, gpus: int, now: float, rng: random.Random):  # type: ignore[no-untyped-def]
+            shares = policy.shares(jobs, gpus, now, rng)
+            assert (shares.gpus <= jobs.requested_gpus).all()
+            seen.append((int(shares.gpus.sum()), min(gpus, int(jobs.requested_gpus.sum()))))
+            return shares
+
+    outcome = Simulation(setup.assigned.workload, setup.cluster, Watched()).run()
+    assert not np.isnan(outcome.end_s).any()
+    assert seen
+    assert all(given == possible for given, possible in seen)
+
+
+def test_the_rule_of_tiresias_simulator_gives_a_job_all_its_gpus_or_none(data: Path) -> None:
+    case = small("tiresias-dlas-gpu")
+    setup = cases.setup(case, data)
+    result = run(setup, cases.policy(case, setup))
+    assert result.metrics.finished == 30
+    assert result.metrics.avg_jct_s is not None
+    assert result.metrics.avg_jct_s >= float(np.mean(setup.assigned.workload.work_s / 8))
+
+
+@pytest.mark.skipif(not DATA.exists(), reason=f"no real traces in {DATA}")
+@pytest.mark.parametrize(
+    ("rule", "simulator", "policy"),
+    [
+        ("pcs-fifo", "PCS", "FIFO"),
+        ("pcs-las", "PCS", "LAS"),
+        ("fifo", "Tiresias", "fifo"),
+        ("srsf", "Tiresias", "shortest-gpu"),
+    ],
+)
+def test_the_peers_rules_give_the_peers_numbers_in_our_simulator(rule: str, simulator: str, policy: str) -> None:
+    cluster = next(cluster for cluster in inputs.VIRTUAL_CLUSTERS if cluster.name == "e13805")
+    peers = inputs.peers(DATA)
+    theirs = peers.pcs(cluster, policy) if simulator == "PCS" else peers.tiresias(cluster, policy)
+    assert results.simulate(cases.philly(cluster, rule), DATA).avg_jct_s == pytest.approx(theirs, rel=1e-5)
+
+
+# -- the command
+
+
+def test_without_the_traces_the_command_says_so_and_writes_nothing(tmp_path: Path) -> None:
+    sources = str(Path(elasticd.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.papers", "--data", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": sources},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"{tmp_path}: the traces are not there ({inputs.PHILLY}); say where with --data\n"
+
+
+def test_elan_is_simulated_whatever_the_clusters_of_afs_are() -> None:
+    assert len(set(elan.cases([]))) == 18
+    assert json.dumps(sorted({case.costs for case in elan.cases([])})) == '["background", "none", "stop-resume"]'
