@@ -42,11 +42,16 @@ class RuleView(msgspec.Struct, frozen=True, kw_only=True):
 def rules() -> tuple[RuleView, ...]:
     """All that can be chosen: policies first."""
     return (
-        *(_view("policy", kind, kind.needs_lengths) for kind in POLICIES),
+        *(_view("policy", kind, _needs_lengths(kind)) for kind in POLICIES),
         *(_view("admission", kind) for kind in ADMISSIONS),
         *(RuleView(kind="packing", name=name, rule=rule) for name, rule in PACKINGS.items()),
         *(_view("placement", kind) for kind in PLACEMENTS),
     )
+
+
+def _needs_lengths(kind: Any) -> bool:
+    """With default parameters."""
+    return bool(kind(kind.Parameters()).needs_lengths)
 
 
 def _view(what: str, kind: Any, needs_lengths: bool = False) -> RuleView:
