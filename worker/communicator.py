@@ -72,7 +72,7 @@ class _Awaited(dist.Work):
         super().__init__()
         self._work: dist.Work | None = work
         self._tensor: torch.Tensor | None = tensor
-        self._error: RuntimeError | None = None
+        self._error: str | None = None
         self._completed = threading.Event()
 
     def run(self, timeout: timedelta) -> None:
@@ -80,7 +80,7 @@ class _Awaited(dist.Work):
         try:
             self._work.wait(timeout)
         except RuntimeError as error:
-            self._error = error
+            self._error = str(error)
         self._work = self._tensor = None
         self._completed.set()
 
@@ -90,7 +90,7 @@ class _Awaited(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._completed.wait()
         if self._error is not None:
-            raise self._error
+            raise RuntimeError(self._error)
         return True
 
 
@@ -132,7 +132,7 @@ class Communicator:
         self._keeper: _Keeper | None = None
         self._waiters: dict[tuple[str, int], queue.SimpleQueue[_Awaited | None]] = {}
         if groups is not None:
-            self._keeper = _Keeper(groups, (*keep, self._started))
+            self._keeper = _Keeper(groups, self._started, keep)
 
     @classmethod
     def alone(cls) -> Communicator:
@@ -355,9 +355,10 @@ class _Keeper:
     waits for one that has begun, but not for ever, and none begins after that.
     """
 
-    def __init__(self, groups: Groups, needed: tuple[Any, ...]) -> None:
-        """needed: what the groups use."""
+    def __init__(self, groups: Groups, works: deque[dist.Work], needed: tuple[Any, ...]) -> None:
+        """works: of the groups, abandoned ones among them; they are dropped here, too. needed: what the groups use."""
         self._owned: tuple[Groups, tuple[Any, ...]] | None = (groups, needed)
+        self._works = works
         self._released = threading.Event()
         self._ending = threading.Event()
         self._begun = threading.Lock()  # held while the groups are destroyed
@@ -373,10 +374,11 @@ class _Keeper:
         if not self._ending.wait(RETIRE_AFTER_S):
             with self._begun:
                 if not self._ending.is_set() and self._owned is not None:
-                    self._owned[
-                        0
-                    ].abort_device()  # nothing runs there any more, and to free one group is to wait for the other
+                    groups, _ = self._owned
+                    groups.abort_device()  # nothing runs there any more, and to free one group is to wait for the other
+                    del groups
                     self._owned = None
+                    self._works.clear()
         if self._owned is not None:
             threading.Event().wait()  # to the end of the process, which freezes this thread with what it refers to
         atexit.unregister(self._process_ends)

@@ -171,7 +171,8 @@ class PlainReducer:
             out.zero_()
             self._total = out
         self._works: list[dist.Work] = []
-        self._broken: CommunicatorBroken | None = None
+        # Not the exception itself: its frames refer to all this, so that only the garbage collector would free it.
+        self._broken: str | None = None
 
     def advance(self, flat: int, elements: int) -> None:
         while self._broken is None and len(self._works) < len(self._buckets):
@@ -183,13 +184,13 @@ class PlainReducer:
             try:
                 self._works.append(self._communicator.all_reduce(part))
             except CommunicatorBroken as error:
-                self._broken = error
+                self._broken = str(error)
 
     def finish(self) -> Gradient:
         last = self._buckets[-1]
         self.advance(last.flat, last.complete_at)
         if self._broken is not None:
-            raise self._broken
+            raise CommunicatorBroken(self._broken)
         for work in self._works:
             self._communicator.wait(work)
         return self._total
@@ -213,7 +214,7 @@ class _Flight:
     next: tuple[str, int] | None
     exchanges: list[dist.Work] = field(default_factory=list)
     gathers: list[dist.Work] = field(default_factory=list)
-    broken: CommunicatorBroken | None = None
+    broken: str | None = None
 
 
 class CanonicalReducer:
@@ -285,7 +286,7 @@ class CanonicalReducer:
                     return
                 self._take_step(flight)
         except CommunicatorBroken as error:
-            flight.broken = error
+            flight.broken = str(error)
 
     def finish(self) -> Gradient:
         flight = self._flight
@@ -297,7 +298,7 @@ class CanonicalReducer:
                 self._communicator.wait(flight.exchanges[number])
             self._take_step(flight)
         if flight.broken is not None:
-            raise flight.broken
+            raise CommunicatorBroken(flight.broken)
         if self._pair:
             return self._finish_pair(flight)
         for work in flight.gathers:
