@@ -213,7 +213,11 @@ def test_a_share_beyond_the_virtual_workers_is_refused(cli: Cli) -> None:
 @pytest.mark.parametrize("command", [("events", "-f"), ("status", "-w")])
 def test_what_goes_on_for_ever_ends_quietly_on_ctrl_c(cli: Cli, command: tuple[str, ...]) -> None:
     process = subprocess.Popen(
-        [ELASTICCTL, "--dir", str(cli.directory), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [ELASTICCTL, "--dir", str(cli.directory), *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's children ignore it
     )
     assert process.stdout is not None
     assert process.stdout.readline()

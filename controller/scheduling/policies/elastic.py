@@ -50,8 +50,16 @@ Value = Callable[[int, int, int], float]  # of the GPUs from one share to the ne
 
 
 class ElasticParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See the module's docstring. The first level of service lasts `first_turn_gpu_s`, each next one `turn_growth` times as
-    long."""
+    """`lengths`: are the lengths of jobs looked at, where they are known, or never?
+
+    `constancy`: how much of the load that there is now will be there for ever, from 0 (nobody else comes) to 1.
+
+    `inertia`: by what part of its worth a GPU counts more for the job that has it already.
+
+    `first_turn_gpu_s`: how many GPU-seconds the first level of service lasts, where lengths are unknown.
+
+    `turn_growth`: how many times as long as the one before each next level of service lasts.
+    """
 
     lengths: Literal["given", "unknown"] = "given"
     constancy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.4
