@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..pages import fill
 from .courses import LIMIT, Comparison, average_jct_s, makespan_s
 from .trace import Profile
 
@@ -14,12 +15,7 @@ END = "<!-- conformance: to here -->"
 
 def publish(page: Path, section: str) -> None:
     """Put `section` between the markers of the page."""
-    text = page.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise ValueError(f"{page} has no place for the results: {BEGIN!r} … {END!r}")
-    page.write_text(f"{before}{BEGIN}\n\n{section}\n\n{END}{after}")
+    fill(page, BEGIN, END, [section])
 
 
 def section(

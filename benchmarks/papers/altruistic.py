@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from matplotlib.figure import Figure
 
-from .average import name, reduction
-from .bars import grouped
-from .cases import Case, afs
+from .average import draw_reductions, name, reduction
+from .cases import Case, afs, each
 from .findings import Finding, above, number
 from .inputs import Peers, VirtualCluster
 from .page import Picture, Section, table
@@ -27,9 +26,7 @@ EXPLANATIONS: dict[str, str] = {}
 
 
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
-    for cluster in clusters:
-        for policy in POLICIES:
-            yield afs(cluster, policy)
+    return each(clusters, POLICIES)
 
 
 def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
@@ -77,7 +74,4 @@ def _table(results: Results, clusters: Sequence[VirtualCluster]) -> str:
 
 
 def _draw(figure: Figure, results: Results, clusters: Sequence[VirtualCluster]) -> None:
-    axes = figure.subplots()
-    bars = {policy: [reduction(results, cluster, "srtf", policy) for cluster in clusters] for policy in POLICIES}
-    grouped(axes, [name(cluster) for cluster in clusters], bars, "average JCT of srtf / that of the policy")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+    draw_reductions(figure.subplots(), results, clusters, "srtf", POLICIES)

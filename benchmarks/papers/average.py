@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from elasticd.simulator.plots import style
 
 from .bars import grouped, legend
-from .cases import Case, afs
+from .cases import Case, afs, each
 from .findings import Finding, above, between, number
 from .inputs import Peers, VirtualCluster
 from .page import Picture, Section, table
@@ -41,9 +41,7 @@ EXPLANATIONS: dict[str, str] = {}
 
 
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
-    for cluster in clusters:
-        for policy in POLICIES:
-            yield afs(cluster, policy)
+    return each(clusters, POLICIES)
 
 
 def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
@@ -78,6 +76,20 @@ def reduction(results: Results, cluster: VirtualCluster, base: str, policy: str)
 
 def name(cluster: VirtualCluster) -> str:
     return f"{cluster.number}: {cluster.name}"
+
+
+def draw_reductions(
+    axes: Axes,
+    results: Results,
+    clusters: Sequence[VirtualCluster],
+    base: str,
+    policies: Sequence[str],
+    band: tuple[float, float, str] | None = None,
+) -> None:
+    bars = {policy: [reduction(results, cluster, base, policy) for cluster in clusters] for policy in policies}
+    grouped(
+        axes, [name(cluster) for cluster in clusters], bars, f"average JCT of {base} / that of the policy", band=band
+    )
 
 
 def _findings(results: Results, clusters: Sequence[VirtualCluster]) -> Iterator[Finding]:
@@ -139,14 +151,11 @@ def _absolute(results: Results, clusters: Sequence[VirtualCluster]) -> Iterator[
 
 def _draw(figure: Figure, results: Results, clusters: Sequence[VirtualCluster]) -> None:
     above_, below_ = figure.subplots(2, 1)
-    names = [name(cluster) for cluster in clusters]
     for axes, base, group, band in (
         (above_, "srtf", LENGTHS_KNOWN, (1.2, 2.7, "published of AFS-L")),
         (below_, "tiresias-l", LENGTHS_UNKNOWN, (1.9, 3.1, "published of AFS-P")),
     ):
-        bars = {policy: [reduction(results, cluster, base, policy) for cluster in clusters] for policy in group}
-        grouped(axes, names, bars, f"average JCT of {base} / that of the policy", band=band)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+        draw_reductions(axes, results, clusters, base, group, band)
 
 
 def _draw_over_time(figure: Figure, results: Results, clusters: Sequence[VirtualCluster]) -> None:

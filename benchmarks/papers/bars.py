@@ -56,6 +56,7 @@ def grouped(
     axes.grid(axis="y", color="0.92", zorder=0)
     axes.set_axisbelow(True)
     axes.set_title(title, loc="left", fontsize=11)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
 
 
 def legend(figure: Figure, axes: Axes, columns: int = 6) -> None:

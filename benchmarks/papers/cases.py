@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,11 @@ def afs(cluster: VirtualCluster, policy: str, peak: bool = False) -> Case:
     """As AFS compares policies. `peak`: a rigid one takes the GPUs of each job's greatest throughput."""
     parameters = OF_TIRESIAS if policy == "tiresias-l" else ()
     return philly(cluster, policy, parameters=(*parameters, *((("peak", True),) if peak else ())))
+
+
+def each(clusters: Iterable[VirtualCluster], policies: Iterable[str]) -> Iterator[Case]:
+    """All of these policies on all of these clusters."""
+    return (afs(cluster, policy) for cluster in clusters for policy in policies)
 
 
 def setup(case: Case, data: Path) -> Setup:

@@ -134,7 +134,6 @@ def _draw(figure: Figure, results: Results) -> None:
         for policy in POLICIES
     }
     grouped(left, list(MEASURES), bars, "relative to fifo")
-    left.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
     measures = ("JCT", "makespan")
     systems = {
         label: [
@@ -143,4 +142,3 @@ def _draw(figure: Figure, results: Results) -> None:
         for costs, label in COSTS.items()
     }
     grouped(right, list(measures), systems, f"{CHANGING}, relative to ideal")
-    right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)

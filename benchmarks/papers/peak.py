@@ -88,4 +88,3 @@ def _draw(figure: Figure, results: Results, clusters: Sequence[VirtualCluster]) 
     axes = figure.subplots()
     bars = {policy: [growth(results, cluster, policy) for cluster in clusters] for policy in PUBLISHED}
     grouped(axes, [name(cluster) for cluster in clusters], bars, "growth of the average JCT", logarithmic=True)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)

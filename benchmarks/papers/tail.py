@@ -13,7 +13,7 @@ from elasticd.simulator.plots import style
 
 from .average import LENGTHS_KNOWN, LENGTHS_UNKNOWN, POLICIES, name
 from .bars import grouped, legend
-from .cases import Case, afs
+from .cases import Case, afs, each
 from .findings import Finding, above, number
 from .inputs import Peers, VirtualCluster
 from .page import Picture, Section, table
@@ -35,9 +35,7 @@ EXPLANATIONS: dict[str, str] = {}
 
 
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
-    for cluster in clusters:
-        for policy in POLICIES:
-            yield afs(cluster, policy)
+    return each(clusters, POLICIES)
 
 
 def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
@@ -92,7 +90,6 @@ def _draw(figure: Figure, results: Results, clusters: Sequence[VirtualCluster]) 
     for axes, base, group in ((above_, "srtf", LENGTHS_KNOWN), (below_, "tiresias-l", LENGTHS_UNKNOWN)):
         bars = {policy: [tail(results, cluster, base, policy) for cluster in clusters] for policy in group}
         grouped(axes, names, bars, f"99th percentile of JCT of {base} / that of the policy")
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
 
 
 def _draw_by_length(figure: Figure, results: Results, clusters: Sequence[VirtualCluster]) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from matplotlib.figure import Figure
 
-from .average import name, reduction
-from .bars import grouped
-from .cases import Case, afs
+from .average import draw_reductions, name, reduction
+from .cases import Case, afs, each
 from .findings import Finding, below, between, exactly, number
 from .inputs import VIRTUAL_CLUSTERS, Peers, VirtualCluster
 from .page import Picture, Section, table
@@ -28,9 +27,7 @@ EXPLANATIONS: dict[str, str] = {}
 
 
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
-    for cluster in clusters:
-        for policy in (*POLICIES, BASE):
-            yield afs(cluster, policy)
+    return each(clusters, (*POLICIES, BASE))
 
 
 def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
@@ -89,7 +86,4 @@ def _table(results: Results, clusters: Sequence[VirtualCluster]) -> str:
 
 
 def _draw(figure: Figure, results: Results, clusters: Sequence[VirtualCluster]) -> None:
-    axes = figure.subplots()
-    bars = {policy: [reduction(results, cluster, "afs-l", policy) for cluster in clusters] for policy in POLICIES}
-    grouped(axes, [name(cluster) for cluster in clusters], bars, "average JCT of afs-l / that of the policy")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+    draw_reductions(figure.subplots(), results, clusters, "afs-l", POLICIES)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..pages import fill
 from .measurement import Measurement, number
 
 BEGIN = "<!-- bench-runtime: written by `make bench-runtime`, from here -->"
@@ -42,13 +43,8 @@ def group(machine: Mapping[str, str], rows: Sequence[Measurement], notes: Sequen
 
 def publish(page: Path, groups: Mapping[str, Any]) -> None:
     """Write the tables into the page, between its markers."""
-    text = page.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise ValueError(f"{page} has no place for the tables: {BEGIN!r} … {END!r}")
     tables = [_table(name, groups[name]) for name in TITLES if name in groups]
-    page.write_text("\n\n".join([before + BEGIN, *tables, END + after]))
+    fill(page, BEGIN, END, tables)
 
 
 def _table(name: str, entry: Mapping[str, Any]) -> str:

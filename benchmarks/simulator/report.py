@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import fill
 from benchmarks.runtime.measurement import number
 
 BEGIN = "<!-- bench-simulator: written by `make bench-simulator`, from here -->"
@@ -52,13 +53,8 @@ def line(row: Mapping[str, Any]) -> str:
 
 def publish(page: Path, groups: Mapping[str, Any]) -> None:
     """Write the tables into the page, between its markers."""
-    text = page.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise ValueError(f"{page} has no place for the tables: {BEGIN!r} … {END!r}")
     tables = [_table(name, groups[name]) for name in TITLES if name in groups and groups[name]["rows"]]
-    page.write_text("\n\n".join([before + BEGIN, *tables, END + after]))
+    fill(page, BEGIN, END, tables)
 
 
 def _table(name: str, entry: Mapping[str, Any]) -> str:

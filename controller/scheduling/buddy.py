@@ -26,13 +26,13 @@ What the paper leaves open:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
-from .placement import Placements
+from .placement import Placements, wanted_shares
+from .sets import elements, some
 from .view import Gpus, Ints, ServerInView
 
 Leaves = int  # a set of GPUs of one server: bit i stands for the GPU with index i
@@ -62,7 +62,7 @@ class Buddy:
         first: Mapping[int, Gpus] | None = None,
     ) -> Placements:
         """A placement for every row with a share; arguments and errors as for `placement.place`."""
-        wanted = _wanted(shares)
+        wanted = wanted_shares(shares)
         forest = _Forest(servers)
         if sum(wanted.values()) > forest.total:
             raise ValueError(f"{sum(wanted.values())} GPUs do not fit into {forest.total}")
@@ -99,7 +99,7 @@ class _Forest:
         return found
 
     def gpus(self, leaves: Mapping[int, Leaves]) -> Gpus:
-        return sum(1 << self._places[server, index] for server, mask in leaves.items() for index in _ones(mask))
+        return sum(1 << self._places[server, index] for server, mask in leaves.items() for index in elements(mask))
 
     def parts(self, share: int) -> list[int]:
         """What a share takes of each server if it is on the fewest: whole servers while there are any, and a rest."""
@@ -195,7 +195,7 @@ class _Arrangement:
     def _settle_in(self, part: _Part, server: int, block: Leaves) -> None:
         free = self._free[server] & block
         own, lead = part.own.get(server, 0), part.lead.get(server, 0)
-        self._put(part, server, _some(part.gpus, free & lead, free & own, free & ~self._claimed[server], free))
+        self._put(part, server, some(part.gpus, free & lead, free & own, free & ~self._claimed[server], free))
 
     # -- finding a block
 
@@ -279,7 +279,7 @@ class _Arrangement:
             room = [min(free.bit_count(), need) for free in self._free]
             server = max(range(len(room)), key=lambda s: (room[s], s in part.own, -s))
             free, own = self._free[server], part.own.get(server, 0)
-            self._put(part, server, _some(room[server], free & own, free & ~self._claimed[server], free))
+            self._put(part, server, some(room[server], free & own, free & ~self._claimed[server], free))
             need -= room[server]
 
 
@@ -327,27 +327,3 @@ def _smallest_around(leaves: Leaves) -> int:
 def _block_size(gpus: int) -> int:
     """The smallest power of two that is not less."""
     return 1 << max(0, gpus - 1).bit_length()
-
-
-def _wanted(shares: Ints | Mapping[int, int]) -> dict[int, int]:
-    if isinstance(shares, np.ndarray):
-        rows = np.flatnonzero(shares)
-        return dict(zip(rows.tolist(), shares[rows].tolist(), strict=True))
-    return {row: share for row, share in sorted(shares.items()) if share}
-
-
-def _some(count: int, *sets: Leaves) -> Leaves:
-    """So many leaves: those of the first set first, then of the next; of each the first ones."""
-    taken = 0
-    for leaves in sets:
-        leaves &= ~taken
-        while leaves and taken.bit_count() < count:
-            taken |= leaves & -leaves
-            leaves &= leaves - 1
-    return taken
-
-
-def _ones(mask: int) -> Iterable[int]:
-    while mask:
-        yield (mask & -mask).bit_length() - 1
-        mask &= mask - 1

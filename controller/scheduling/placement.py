@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache
 from itertools import accumulate
-from operator import or_
 
 import numpy as np
 
 from ...protocol.model import GpuAddress
 from .fitting import Piece, fit
+from .sets import elements, some, union
 from .view import Gpus, Ints, ServerInView
 
 Placements = dict[int, Gpus]
@@ -45,8 +45,8 @@ def place(
     `first`: the GPU of each job's first worker, as a set of one; where it is not known, the first of its GPUs is taken for it.
     Raises ValueError if the shares do not fit into the cluster.
     """
-    wanted = _wanted(shares)
-    layout = _layout(tuple([len(server.gpus) for server in servers]))
+    wanted = wanted_shares(shares)
+    layout = layout_of(tuple([len(server.gpus) for server in servers]))
     if sum(wanted.values()) > layout.total:
         raise ValueError(f"{sum(wanted.values())} GPUs do not fit into {layout.total}")
     attempt = _Attempt(layout, present, wanted, first or {})
@@ -71,7 +71,7 @@ def in_order(gpus: Gpus, known: Sequence[GpuAddress], before: Sequence[GpuAddres
 
     `known`: the `addresses` of the servers that the set is of.
     """
-    found = [known[bit] for bit in _bits(gpus)]
+    found = [known[bit] for bit in elements(gpus)]
     there = set(found)
     stay = [gpu for gpu in before if gpu in there]
     old = set(stay)
@@ -116,7 +116,7 @@ class Layout:
 
 
 @lru_cache(maxsize=16)
-def _layout(sizes: tuple[int, ...]) -> Layout:
+def layout_of(sizes: tuple[int, ...]) -> Layout:
     """The same for every decision on the same servers."""
     return Layout(sizes)
 
@@ -239,23 +239,25 @@ class _Attempt:
     def _choose(self, amounts: Mapping[int, Mapping[int, int]], placed: Placements) -> None:
         """The GPUs themselves. Adds them to `placed`."""
         masks = self._layout.masks
-        free = ((1 << self._layout.total) - 1) & ~reduce(or_, placed.values(), 0)
+        free = ((1 << self._layout.total) - 1) & ~union(placed.values())
         for row, amount in amounts.items():
             has, lead = self._present.get(row, 0), self._first.get(row, 0)
             placed[row] = 0
             for server, gpus in amount.items():
-                placed[row] |= _some(has & masks[server], gpus, lead)
+                placed[row] |= some(gpus, has & masks[server] & lead, has & masks[server])
             free &= ~placed[row]
-        idle = free & ~reduce(or_, self._present.values(), 0)
+        idle = free & ~union(self._present.values())
         for row, amount in amounts.items():
             for server, gpus in amount.items():
-                more = _some(free & masks[server], gpus - (placed[row] & masks[server]).bit_count(), idle)
+                missing = gpus - (placed[row] & masks[server]).bit_count()
+                more = some(missing, idle & masks[server], free & masks[server])
                 placed[row] |= more
                 free &= ~more
                 idle &= ~more
 
 
-def _wanted(shares: Ints | Mapping[int, int]) -> dict[int, int]:
+def wanted_shares(shares: Ints | Mapping[int, int]) -> dict[int, int]:
+    """By row, without those that are 0."""
     if isinstance(shares, np.ndarray):
         rows = np.flatnonzero(shares)
         return dict(zip(rows.tolist(), shares[rows].tolist(), strict=True))
@@ -271,26 +273,3 @@ def _cut(share: int, sizes: Iterable[int]) -> list[int]:
         if not share:
             break
     return pieces
-
-
-def _some(gpus: Gpus, count: int, rather: Gpus) -> Gpus:
-    """So many of a set, or all if there are no more: those that are also in `rather` first, then the first ones."""
-    if gpus.bit_count() <= count:
-        return gpus
-    taken = 0
-    for part in (gpus & rather, gpus & ~rather):
-        while part and count:
-            lowest = part & -part
-            taken |= lowest
-            part ^= lowest
-            count -= 1
-    return taken
-
-
-def _bits(gpus: Gpus) -> list[int]:
-    found = []
-    while gpus:
-        lowest = gpus & -gpus
-        found.append(lowest.bit_length() - 1)
-        gpus ^= lowest
-    return found

@@ -24,6 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .pipeline import Decision
+from .placement import layout_of
+from .sets import some, union
 from .view import ClusterView, Gpus
 
 
@@ -75,7 +77,7 @@ def at_once(present: Mapping[int, Gpus], changes: Iterable[Change]) -> tuple[tup
     is given GPUs that it only then leaves.
     """
     targets = dict(present)
-    used = _union(targets.values())
+    used = union(targets.values())
     ordered: list[Change] = []
     told: set[int] = set()
     late: set[int] = set()
@@ -122,7 +124,7 @@ class _Turns:
         self.done: list[Change] = []
         self._view = view
         self._held = dict(view.placements)
-        self._idle = (1 << view.total_gpus) - 1 & ~_union(self._held.values())
+        self._idle = (1 << view.total_gpus) - 1 & ~union(self._held.values())
 
     def take(self, waiting: list[Change]) -> None:
         """Carry the changes out, each after those that free its GPUs."""
@@ -169,7 +171,7 @@ class _Turns:
         best: tuple[tuple[int, int, bool, int], int, Gpus] | None = None
         for change in blocked:
             has = self._held.get(change.row, 0)
-            others = _union(other.gpus for other in blocked if other is not change)
+            others = union(other.gpus for other in blocked if other is not change)
             for rank, gpus in self._ways(change, others):
                 if has & others & ~gpus:
                     lost = change.gpus.bit_count() - gpus.bit_count()
@@ -189,19 +191,19 @@ class _Turns:
         goal = wants & (has | self._idle)
         if goal.bit_count() >= least:
             yield 0, goal
-        aside = _some(wants.bit_count(), goal, has & ~others, self._idle & ~others)
+        aside = some(wants.bit_count(), goal, has & ~others, self._idle & ~others)
         if aside.bit_count() >= least:
             yield 1, aside
         else:
-            yield 2, _some(least, aside, has)
+            yield 2, some(least, aside, has)
 
     def _make_do(self, blocked: Sequence[Change]) -> None:
         """Those that still wait get their shares without an exchange. Who gives back comes first, then who was submitted
         first."""
         for change in sorted(blocked, key=lambda c: (c.gpus.bit_count() > self._held.get(c.row, 0).bit_count(), c.row)):
             has, share = self._held.get(change.row, 0), change.gpus.bit_count()
-            gpus = _some(share, has & change.gpus, has)
-            gpus = _some(share, gpus, self._idle & change.gpus, *self._room(has, share - gpus.bit_count()))
+            gpus = some(share, has & change.gpus, has)
+            gpus = some(share, gpus, self._idle & change.gpus, *self._room(has, share - gpus.bit_count()))
             assert gpus.bit_count() == share, "all shares together fit"
             if gpus != has or share != int(self._view.jobs.share[change.row]):
                 self._carry_out(change.row, gpus)
@@ -217,31 +219,9 @@ class _Turns:
         return [hole for hole, _ in sorted(holes, key=lambda pair: distance(*pair))]
 
 
-def _servers(view: ClusterView) -> list[Gpus]:
+def _servers(view: ClusterView) -> Sequence[Gpus]:
     """The GPUs of each server."""
-    masks, begin = [], 0
-    for server in view.servers:
-        masks.append(((1 << len(server.gpus)) - 1) << begin)
-        begin += len(server.gpus)
-    return masks
-
-
-def _union(sets: Iterable[Gpus]) -> Gpus:
-    union = 0
-    for gpus in sets:
-        union |= gpus
-    return union
-
-
-def _some(count: int, *sets: Gpus) -> Gpus:
-    """So many GPUs, or all if there are no more: those of the first set first, then of the next; of each the first ones."""
-    taken = 0
-    for gpus in sets:
-        gpus &= ~taken
-        while gpus and taken.bit_count() < count:
-            taken |= gpus & -gpus
-            gpus &= gpus - 1
-    return taken
+    return layout_of(tuple(len(server.gpus) for server in view.servers)).masks
 
 
 def _kind(runs: bool, before: Gpus, after: Gpus) -> ChangeKind:

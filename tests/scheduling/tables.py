@@ -15,8 +15,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from elasticd.controller.scheduling.policies import Policy, Shares, load_policy
-from elasticd.controller.scheduling.view import UNKNOWN_S, Columns, Curves, Floats, JobTable, Reason
-from elasticd.protocol.model import JobId
+from elasticd.controller.scheduling.view import UNKNOWN_S, Columns, Curves, Floats, Gpus, JobTable, Reason, ServerInView
+from elasticd.protocol.model import JobId, ServerId
 
 
 @dataclass(frozen=True)
@@ -200,3 +200,25 @@ class Case:
 def cases(draw: st.DrawFn, most_jobs: int = 6, most_gpus: int = 12, most_share: int = 8) -> Case:
     jobs = [draw(described(f"j{number}", most_share)) for number in range(draw(st.integers(0, most_jobs)))]
     return Case(tuple(jobs), draw(st.integers(0, most_gpus)))
+
+
+def servers(*sizes: int) -> tuple[ServerInView, ...]:
+    return tuple(ServerInView(ServerId(f"s{i}"), tuple(range(size))) for i, size in enumerate(sizes))
+
+
+def gpus(*bits: int) -> Gpus:
+    return sum(1 << bit for bit in bits)
+
+
+@st.composite
+def anywhere(draw: st.DrawFn, total: int, most_jobs: int = 12, most_share: int = 8) -> dict[int, Gpus]:
+    """Jobs with any GPUs at all."""
+    free = list(range(total))
+    draw(st.randoms(use_true_random=False)).shuffle(free)
+    present = {}
+    for row in range(draw(st.integers(0, most_jobs))):
+        has = draw(st.integers(0, min(most_share, len(free))))
+        if has:
+            present[row] = gpus(*free[:has])
+            free = free[has:]
+    return present

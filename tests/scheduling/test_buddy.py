@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduling_tables import anywhere, gpus, servers
 
 from elasticd.controller.scheduling.buddy import Buddy, BuddyParameters
 from elasticd.controller.scheduling.view import Gpus, ServerInView
@@ -15,14 +16,6 @@ from elasticd.protocol.model import ServerId
 untimed = settings(deadline=None)  # a busy machine is no failure
 
 BUDDY = Buddy(BuddyParameters())
-
-
-def servers(*sizes: int) -> tuple[ServerInView, ...]:
-    return tuple(ServerInView(ServerId(f"s{i}"), tuple(range(size))) for i, size in enumerate(sizes))
-
-
-def gpus(*bits: int) -> Gpus:
-    return sum(1 << bit for bit in bits)
 
 
 def bits(placement: Gpus) -> list[int]:
@@ -57,20 +50,6 @@ def powers_of_two(draw: st.DrawFn, total: int, most_jobs: int = 12) -> dict[int,
             shares[row] = draw(st.sampled_from(fitting))
             left -= shares[row]
     return shares
-
-
-@st.composite
-def anywhere(draw: st.DrawFn, total: int, most_jobs: int = 12, most_share: int = 8) -> dict[int, Gpus]:
-    """Jobs with any GPUs at all."""
-    free = list(range(total))
-    draw(st.randoms(use_true_random=False)).shuffle(free)
-    present = {}
-    for row in range(draw(st.integers(0, most_jobs))):
-        has = draw(st.integers(0, min(most_share, len(free))))
-        if has:
-            present[row] = gpus(*free[:has])
-            free = free[has:]
-    return present
 
 
 @settings(max_examples=300, deadline=None)

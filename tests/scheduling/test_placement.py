@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduling_tables import anywhere, gpus, servers
 
 from elasticd.controller.scheduling.placement import addresses, in_order, place
 from elasticd.controller.scheduling.view import Gpus, ServerInView
@@ -17,14 +18,6 @@ from elasticd.protocol.model import GpuAddress, ServerId
 untimed = settings(deadline=None)  # a busy machine is no failure
 
 Counts = tuple[int, ...]  # a job's GPUs on each server
-
-
-def servers(*sizes: int) -> tuple[ServerInView, ...]:
-    return tuple(ServerInView(ServerId(f"s{i}"), tuple(range(size))) for i, size in enumerate(sizes))
-
-
-def gpus(*bits: int) -> Gpus:
-    return sum(1 << bit for bit in bits)
 
 
 def counts(placement: Gpus, sizes: Sequence[int]) -> Counts:
@@ -70,20 +63,6 @@ def packed_shares(draw: st.DrawFn, size: int, count: int, most_jobs: int = 12) -
             shares[row] = draw(st.sampled_from(fitting))
             left -= shares[row]
     return shares
-
-
-@st.composite
-def anywhere(draw: st.DrawFn, total: int, most_jobs: int = 12, most_share: int = 8) -> dict[int, Gpus]:
-    """Jobs with any GPUs at all."""
-    free = list(range(total))
-    draw(st.randoms(use_true_random=False)).shuffle(free)
-    present = {}
-    for row in range(draw(st.integers(0, most_jobs))):
-        has = draw(st.integers(0, min(most_share, len(free))))
-        if has:
-            present[row] = gpus(*free[:has])
-            free = free[has:]
-    return present
 
 
 @untimed

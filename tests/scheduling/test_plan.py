@@ -9,28 +9,24 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_tables import Described, job, policy, table
+from scheduling_tables import Described, gpus, job, policy, table
+from scheduling_tables import servers as make_servers
 
 from elasticd.controller.scheduling.buddy import Buddy, BuddyParameters
 from elasticd.controller.scheduling.pipeline import Decision, decide
 from elasticd.controller.scheduling.placements import FEWEST_SERVERS, Placement
 from elasticd.controller.scheduling.plan import Change, ChangeKind, at_once, plan
 from elasticd.controller.scheduling.policies import POLICIES
-from elasticd.controller.scheduling.view import ClusterView, Gpus, ReasonCode, ServerInView
-from elasticd.protocol.model import ServerId
+from elasticd.controller.scheduling.view import ClusterView, Gpus, ReasonCode
 
 untimed = settings(deadline=None)  # a busy machine is no failure
-
-
-def gpus(*bits: int) -> Gpus:
-    return sum(1 << bit for bit in bits)
 
 
 def view(
     sizes: tuple[int, ...], jobs: list[Described], placements: Mapping[int, Gpus], manual: Mapping[int, int]
 ) -> ClusterView:
     """Servers with so many GPUs each; GPUs and shares set by hand by row of `jobs`."""
-    servers = tuple(ServerInView(ServerId(f"s{i}"), tuple(range(size))) for i, size in enumerate(sizes))
+    servers = make_servers(*sizes)
     return ClusterView(0.0, table(*jobs, most=16), servers, placements, manual)
 
 
