@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup demo test check bench-resize bench-runtime bench-simulator bench-gpu bench-policies conformance papers verify-bits model-check format clean
+.PHONY: help setup demo test hunt check bench-resize bench-runtime bench-simulator bench-gpu bench-policies conformance papers verify-bits model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -22,6 +22,9 @@ demo: $(STAMP)  ## three jobs share a cluster of two servers on this machine: ab
 
 test: $(STAMP)  ## all tests
 	@$(BIN)/pytest $(ARGS)
+
+hunt: $(STAMP)  ## the property tests with new examples, again and again until one fails (ARGS: for pytest)
+	@files=$$(grep -rlE '@given|RuleBased' tests); while $(BIN)/pytest -q -x --hypothesis-profile=hunt $$files $(ARGS); do :; done; false
 
 check: $(STAMP)  ## formatting, lint, import rules, types
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make format"; exit 1; }

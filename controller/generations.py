@@ -153,7 +153,7 @@ def _towards_target(
     job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...], free: Callable[[GpuAddress], bool]
 ) -> Step:
     wanted = _assign(job, job.kept.target, newest)
-    places = tuple(place for place in wanted if place.worker is not None or free(place.gpu))
+    places = tuple(place for place in wanted if _present(job, place) or free(place.gpu))
     misled = _misled(job, newest, with_state)
     if not places or (_same(places, newest) and not misled):
         return None
@@ -165,6 +165,11 @@ def _towards_target(
     kept = tuple(Place(entry.gpu, entry.worker) for entry in with_state)
     union = (*kept, *(place for place in places if place.gpu not in {holder.gpu for holder in kept}))
     return None if _same(union, newest) and not misled else GiveOrder(union, OrderKind.UNION)
+
+
+def _present(job: Job, place: Place) -> bool:
+    """Is somebody there, or told to start? Who waits for his GPU may wait for one who waits for this job's."""
+    return place.worker is not None and not _unstarted(job, place.worker)
 
 
 def _misled(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...]) -> bool:

@@ -211,6 +211,11 @@ class Job:
         return (*self.kept.target, *self.descent.reserved) if self.descent is not None else self.kept.target
 
     @property
+    def running_gpus(self) -> tuple[GpuAddress, ...]:
+        """The GPUs with processes that stay there until an order sends them away."""
+        return tuple(e.gpu for e in self.kept.workers if e.state is not WorkerState.ORDERED and not e.stopping)
+
+    @property
     def newest(self) -> OrderRecord | None:
         return self.kept.orders[-1] if self.kept.orders else None
 

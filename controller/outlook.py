@@ -15,6 +15,7 @@ from .generations import ending
 from .jobs import Job
 from .scheduling.measuring import first_share
 from .scheduling.placement import addresses
+from .scheduling.sets import union
 from .scheduling.throughput import fewest_servers, peak
 from .scheduling.view import UNKNOWN_S, ClusterView, Columns, Curves, Gpus, Ints, JobTable, ServerInView
 from .throughput import Estimated
@@ -27,6 +28,17 @@ class Outlook:
     view: ClusterView
     jobs: tuple[Job, ...]
     first: Mapping[int, Gpus]  # by row, the GPU of a job's first worker
+    running: Mapping[int, Gpus]  # by row, where a job's processes are
+
+    @cached_property
+    def held(self) -> Mapping[int, Gpus]:
+        """By row, where a job's processes are, or are to start as soon as the GPUs are free, if it has any."""
+        bits = {gpu: 1 << bit for bit, gpu in enumerate(self.gpus)}
+        return {
+            row: union(bits.get(entry.gpu, 0) for entry in self.jobs[row].kept.workers if not entry.stopping)
+            for row, gpus in self.running.items()
+            if gpus
+        }
 
     @cached_property
     def gpus(self) -> tuple[GpuAddress, ...]:
@@ -60,7 +72,8 @@ def outlook(cluster: Cluster, now: float) -> Outlook:
     first = {
         row: bits[job.kept.target[0]] for row, job in enumerate(seen) if job.kept.target and job.kept.target[0] in bits
     }
-    return Outlook(ClusterView(now, table, servers, placements, manual), seen, first)
+    running = {row: union(bits.get(gpu, 0) for gpu in job.running_gpus) for row, job in enumerate(seen)}
+    return Outlook(ClusterView(now, table, servers, placements, manual), seen, first, running)
 
 
 def _held(job: Job) -> bool:

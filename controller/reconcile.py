@@ -26,8 +26,9 @@ from .jobs import Job, OrderRecord, WorkerRecord, WorkerState
 from .outlook import Outlook, outlook
 from .scheduling.pipeline import Decision, decide
 from .scheduling.placement import in_order
-from .scheduling.plan import at_once, plan
+from .scheduling.plan import at_once, plan, standstill
 from .scheduling.scheduler import Scheduler
+from .scheduling.sets import union
 
 LEAVING_PATIENCE_S = 30.0
 FIRST_BACK_OFF_S = 1.0
@@ -68,16 +69,30 @@ def decision_of(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Deci
 
 def _schedule(cluster: Cluster, now: float) -> None:
     seen = outlook(cluster, now)
+    if tangled := standstill(seen.held, seen.view.placements):
+        _stay(cluster, now, seen, tangled)
+        seen = outlook(cluster, now)
     decision = decision_of(cluster.decider.scheduler, seen, cluster.rng)
     cluster.review_s = decision.review_s if decision.review_s > now else math.inf
     for row, job in enumerate(seen.jobs):
         reason = decision.why(row)
         job.waiting_reason = reason.text if reason is not None else ""
-    changes, cluster.plan_unfinished = at_once(seen.view.placements, plan(seen.view, decision))
+    changes, cluster.plan_unfinished = at_once(seen.view.placements, plan(seen.view, decision), seen.held)
     for change in changes:
         job = seen.jobs[change.row]
         _retarget(cluster, now, job, in_order(change.gpus, seen.gpus, job.kept.target))
     go_down(cluster, now, seen, decision)
+
+
+def _stay(cluster: Cluster, now: float, seen: Outlook, tangled: frozenset[int]) -> None:
+    """Jobs that wait for each other's GPUs are to be where they are; who was to have one of those is not to have it."""
+    theirs = {row: seen.running[row] for row in tangled}
+    taken = union(theirs.values())
+    for row, before in seen.view.placements.items():
+        wanted = theirs.get(row, before & ~taken)
+        if wanted != before:
+            job = seen.jobs[row]
+            _retarget(cluster, now, job, in_order(wanted, seen.gpus, job.kept.target))
 
 
 def _where_it_is_to_be(job: Job) -> bool:

@@ -15,12 +15,16 @@ exchange GPUs, so that each waits for the other. Out of that there are these way
 A job is told where it is to be, not by which way. So a step aside is an order of its own, and whatever builds on it has to wait
 for a later decision (`at_once`). A step that keeps or takes only what the job is to have in the end needs no order: a job that
 can have only a part of its new GPUs takes that first (`controller/generations.py`).
+
+A decision may come while an earlier one is still being carried out. Then the jobs' processes are not yet where the plan takes
+them to be, and what are three steps for the plan may be an exchange for the processes. Such a change waits too (`at_once`), and
+if a lost server makes an exchange of what was none, those who wait for each other stay where they are (`standstill`).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .pipeline import Decision
@@ -70,12 +74,24 @@ def plan(view: ClusterView, decision: Decision) -> tuple[Change, ...]:
     return tuple(turns.done)
 
 
-def at_once(present: Mapping[int, Gpus], changes: Iterable[Change]) -> tuple[tuple[Change, ...], bool]:
+def at_once(
+    present: Mapping[int, Gpus], changes: Sequence[Change], held: Mapping[int, Gpus]
+) -> tuple[tuple[Change, ...], bool]:
     """Those of a plan's changes that can be ordered together now; and whether others wait for a later decision.
 
-    What is ordered leaves every GPU to one job. A job that stands aside gets no further order before it has got there, and nobody
-    is given GPUs that it only then leaves.
+    `held`: where the processes of each job are, or are ordered to be. What is ordered leaves every GPU to one job. A job that
+    stands aside gets no further order before it has got there, nobody is given GPUs that it only then leaves, and nobody is sent
+    where he cannot get to because others cannot leave.
     """
+    ordered, late, targets = _apart(present, changes, lambda targets: True)
+    if standstill(held, targets):
+        ordered, late, _ = _apart(present, changes, lambda targets: not standstill(held, targets))
+    return ordered, late
+
+
+def _apart(
+    present: Mapping[int, Gpus], changes: Iterable[Change], possible: Callable[[Mapping[int, Gpus]], bool]
+) -> tuple[tuple[Change, ...], bool, Mapping[int, Gpus]]:
     targets = dict(present)
     used = union(targets.values())
     ordered: list[Change] = []
@@ -84,14 +100,34 @@ def at_once(present: Mapping[int, Gpus], changes: Iterable[Change]) -> tuple[tup
     for change in changes:
         row, before = change.row, targets.get(change.row, 0)
         aside = row in told and before & ~change.gpus
-        if row in late or aside or change.gpus & used & ~before:
+        if row in late or aside or change.gpus & used & ~before or not possible({**targets, row: change.gpus}):
             late.add(row)
             continue
         used = used & ~before | change.gpus
         targets[row] = change.gpus
         told.add(row)
         ordered.append(change)
-    return tuple(ordered), bool(late)
+    return tuple(ordered), bool(late), targets
+
+
+def standstill(held: Mapping[int, Gpus], targets: Mapping[int, Gpus]) -> frozenset[int]:
+    """The jobs that never get to their targets, because they wait for each other's GPUs.
+
+    A job that has processes and a target leaves what it is not to have when it can be on some GPU of its target; until then it
+    stays where it is (`held`, by row).
+    """
+    leaving = {row: gpus for row, gpus in held.items() if targets.get(row) and gpus & ~targets[row]}
+    while leaving:
+        once = twice = 0
+        for gpus in leaving.values():
+            twice |= once & gpus
+            once |= gpus
+        gone = [row for row, gpus in leaving.items() if targets[row] & ~(twice | once & ~gpus)]
+        if not gone:
+            break
+        for row in gone:
+            del leaving[row]
+    return frozenset(leaving)
 
 
 def _under_other_names(view: ClusterView, placements: Mapping[int, Gpus]) -> dict[int, Gpus]:

@@ -15,8 +15,9 @@ from scheduling_tables import servers as make_servers
 from elasticd.controller.scheduling.buddy import Buddy, BuddyParameters
 from elasticd.controller.scheduling.pipeline import Decision, decide
 from elasticd.controller.scheduling.placements import FEWEST_SERVERS, Placement
-from elasticd.controller.scheduling.plan import Change, ChangeKind, at_once, plan
+from elasticd.controller.scheduling.plan import Change, ChangeKind, at_once, plan, standstill
 from elasticd.controller.scheduling.policies import POLICIES
+from elasticd.controller.scheduling.sets import union
 from elasticd.controller.scheduling.view import ClusterView, Gpus, ReasonCode
 
 untimed = settings(deadline=None)  # a busy machine is no failure
@@ -277,7 +278,7 @@ def test_what_is_ordered_at_once_leaves_every_gpu_to_one_job_and_the_rest_follow
 ) -> None:
     seen, decision = case
     changes = plan(seen, decision)
-    now, more = at_once(seen.placements, changes)
+    now, more = at_once(seen.placements, changes, seen.placements)
     assert set(now) <= set(changes)
     targets = carry_out(seen, now)
     assert bool(now) or not changes, "something can always be done"
@@ -286,6 +287,66 @@ def test_what_is_ordered_at_once_leaves_every_gpu_to_one_job_and_the_rest_follow
     for row in targets:
         own = [change.gpus for change in now if change.row == row]
         assert all(not earlier & ~later for earlier, later in itertools.pairwise(own)), "a way that the job is not told"
+
+
+def walk(held: dict[int, int], targets: dict[int, int]) -> dict[int, int]:
+    """Where processes get to that go wherever nobody is and give back what is not theirs as soon as they are somewhere."""
+    held = dict(held)
+    while True:
+        before = dict(held)
+        for row in {*held, *targets}:
+            target = targets.get(row, 0)
+            others = union(gpus for other, gpus in held.items() if other != row)
+            if not target or target & ~others:
+                held[row] = target & ~others
+        if held == before:
+            return held
+
+
+@untimed
+@given(exchanges(), st.randoms())
+def test_whatever_is_decided_while_an_earlier_plan_is_carried_out_everybody_can_get_to_where_he_is_to_be(
+    case: tuple[ClusterView, Decision], rng: random.Random
+) -> None:
+    seen, decision = case
+    held = dict(seen.placements)
+    targets = dict(seen.placements)
+    for _ in range(4):
+        shuffled = list(decision.placements)
+        rng.shuffle(shuffled)
+        other = dict(zip(shuffled, decision.placements.values(), strict=True))
+        now_seen = replace(seen, placements=targets)
+        changes = plan(now_seen, replace(decision, placements=rng.choice([other, decision.placements])))
+        ordered, _ = at_once(targets, changes, held)
+        targets = carry_out(now_seen, ordered)
+        assert not standstill(held, targets)
+        if rng.random() < 0.3:
+            held = walk(held, targets)
+        assert all(walk(held, targets).get(row, 0) == target for row, target in targets.items())
+
+
+@given(st.data())
+def test_those_stand_still_who_never_get_to_their_targets(data: st.DataObject) -> None:
+    total = data.draw(st.integers(2, 8))
+    places = st.lists(st.integers(0, 4), min_size=total, max_size=total)
+
+    def drawn() -> dict[int, int]:
+        owners = data.draw(places)
+        return {row: union(1 << gpu for gpu, owner in enumerate(owners) if owner == row) for row in range(4)}
+
+    held, targets = drawn(), drawn()
+    ends = walk(held, targets)
+    assert standstill(held, targets) == {
+        row for row in range(4) if targets[row] and held[row] & ~targets[row] and ends[row] & ~targets[row]
+    }
+
+
+def test_an_exchange_of_two_jobs_is_a_standstill_and_one_with_a_gpu_to_spare_is_not() -> None:
+    assert standstill({0: 0b011, 1: 0b100}, {0: 0b100, 1: 0b011}) == {0, 1}
+    assert not standstill({0: 0b011, 1: 0b100}, {0: 0b1100, 1: 0b0011})
+    assert not standstill({0: 0b011, 1: 0b100}, {0: 0b001, 1: 0b010})
+    assert standstill({0: 0b011, 1: 0b100, 2: 0b1000}, {0: 0b100, 1: 0b001, 2: 0b010}) == {0, 1, 2}
+    assert standstill({0: 0b011, 1: 0b100, 2: 0b1000}, {0: 0b100, 1: 0b011, 2: 0b10000}) == {0, 1}
 
 
 @untimed
