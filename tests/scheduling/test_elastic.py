@@ -190,7 +190,7 @@ def test_the_next_gpu_goes_to_whom_it_costs_least_for_what_it_brings() -> None:
 
 
 def test_while_not_all_fit_who_has_got_least_comes_first_and_is_asked_about_again() -> None:
-    who = policy("elastic", lengths="unknown")
+    who = policy("elastic", lengths="unknown", first_turn_gpu_s=600.0)
     had = job("had", share=1, attained_gpu_s=5000, executed_s=5000)
     new = job("new")
     assert given_to(who, 1, had, new) == {"new": 1}
@@ -198,21 +198,21 @@ def test_while_not_all_fit_who_has_got_least_comes_first_and_is_asked_about_agai
 
 
 def test_of_equal_levels_those_that_run_stay() -> None:
-    who = policy("elastic", lengths="unknown")
+    who = policy("elastic", lengths="unknown", first_turn_gpu_s=600.0)
     waits = job("waits", attained_gpu_s=5000, executed_s=5000)
     runs = job("runs", share=1, attained_gpu_s=5010, executed_s=5010)
     assert given_to(who, 1, waits, runs) == {"runs": 1}
 
 
 def test_who_has_come_to_the_end_of_a_level_makes_room() -> None:
-    who = policy("elastic", lengths="unknown")
+    who = policy("elastic", lengths="unknown", first_turn_gpu_s=600.0)
     waits = job("waits", attained_gpu_s=599.0, executed_s=599.0)
     assert given_to(who, 1, waits, job("runs", share=1, attained_gpu_s=600.0, executed_s=600.0)) == {"waits": 1}
 
 
 def test_without_lengths_more_jobs_than_gpus_all_come_to_their_end_in_turns() -> None:
     left_s = [100.0, 2000.0, 700.0, 5000.0, 700.0, 1.0]
-    assert flow_s(left_s, 2, "elastic", lengths="unknown") < flow_s(left_s, 2, "fifo")
+    assert flow_s(left_s, 2, "elastic", lengths="unknown", first_turn_gpu_s=600.0) < flow_s(left_s, 2, "fifo")
 
 
 def test_where_all_fit_nobody_asks_again() -> None:

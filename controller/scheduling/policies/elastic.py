@@ -45,6 +45,7 @@ from .worth import Curve, with_minimum, worths
 LAST_FAIR_SHARES = 4.0  # heSRPT's 1 / (1 - p) for p = 3/4
 LOOKED_AT = 4  # jobs per GPU: who is behind them cannot get any, and counts as a number
 COUNTED_FROM = 8  # jobs per GPU
+NEW_GPU_S = 600.0  # a job of unknown length that has got less than this counts as if it had got this
 
 Value = Callable[[int, int, int], float]  # of the GPUs from one share to the next, each; of the job at a position
 
@@ -64,8 +65,8 @@ class ElasticParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     lengths: Literal["given", "unknown"] = "given"
     constancy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.4
     inertia: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.05
-    first_turn_gpu_s: Annotated[float, msgspec.Meta(ge=1)] = 600.0
-    turn_growth: Annotated[float, msgspec.Meta(ge=1.01, le=100)] = 1.2
+    first_turn_gpu_s: Annotated[float, msgspec.Meta(ge=1)] = 7200.0
+    turn_growth: Annotated[float, msgspec.Meta(ge=1.01, le=100)] = 1.1
 
 
 class Elastic:
@@ -108,8 +109,8 @@ class Elastic:
 
     def _ends_after_s(self, jobs: JobTable, rows: Ints, share: float) -> Floats:
         """How long jobs still take with so many GPUs each, or what they can use."""
-        left_s, parameters = jobs.left_s[rows], self.parameters
-        so_far = np.maximum(jobs.attained_gpu_s[rows], parameters.first_turn_gpu_s)
+        left_s = jobs.left_s[rows]
+        so_far = np.maximum(jobs.attained_gpu_s[rows], NEW_GPU_S)
         left_s = np.where(left_s < UNKNOWN_S, left_s, so_far)
         most = np.minimum(jobs.max_gpus, jobs.curves.most)[rows]
         used = np.clip(share, jobs.min_gpus[rows], most)
