@@ -22,7 +22,10 @@ from .inputs import AFS_MODELS, GPUS, PHILLY, SERVERS, VirtualCluster
 
 SOURCES = Path(elasticd.__file__).parent
 CODE = ("simulator", "controller/scheduling")  # what a result depends on, under the package
-OF_TIRESIAS = (("thresholds_gpu_s", (3250.0, 7200.0)),)  # its simulator's; AFS does not tell which it has
+OF_AFS: dict[str, tuple[tuple[str, Any], ...]] = {  # where it is not the defaults that AFS compares with
+    "tiresias-l": (("thresholds_gpu_s", (3250.0, 7200.0)),),  # its simulator's; AFS does not tell which it has
+    "themis": (("lengths", "unknown"),),  # AFS 5.2
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +64,7 @@ def philly(cluster: VirtualCluster, policy: str, **rest: Any) -> Case:
 
 def afs(cluster: VirtualCluster, policy: str, peak: bool = False) -> Case:
     """As AFS compares policies. `peak`: a rigid one takes the GPUs of each job's greatest throughput."""
-    parameters = OF_TIRESIAS if policy == "tiresias-l" else ()
-    return philly(cluster, policy, parameters=(*parameters, *((("peak", True),) if peak else ())))
+    return philly(cluster, policy, parameters=(*OF_AFS.get(policy, ()), *((("peak", True),) if peak else ())))
 
 
 def each(clusters: Iterable[VirtualCluster], policies: Iterable[str]) -> Iterator[Case]:

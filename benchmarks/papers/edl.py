@@ -33,15 +33,22 @@ models' curves, nor N, the number of pending jobs from which on jobs shrink, are
 them, since each is a load of its own; EDL's trace as a whole is not at hand."""
 
 _QUIET = """\
-Trace 4 is the quieter one: more than ten jobs wait for 15 % of the time only, and for two thirds of it some GPUs are
-idle. So it is R2 that does most, and it hands GPUs to jobs of all sizes. How much R1 adds depends on N: with N = 0 all
-gain more than was published. On the crowded trace 1, where more than ten jobs wait for 69 % of the time, R1 does most:
-medium jobs gain nothing, and large ones what EDL's do. EDL's cluster has hours of both kinds (its Fig. 3a)."""
+Traces 4, 7 and 11 are the quiet ones: under Tiresias more than ten jobs wait for 14 % of the time on trace 4 and never on
+the other two, where a job hardly ever waits, and some GPUs are idle for 86 to 100 % of the time. So it is R2 that does
+most, and it hands GPUs to jobs of all sizes, medium ones among them; the quieter the trace, the more. How much R1 adds
+depends on N: with N = 0 all gain more than was published. On the crowded trace 1, where more than ten jobs wait for 69 %
+of the time, R1 does most: medium jobs gain nothing, and large ones what EDL's do. EDL's cluster has hours of both kinds
+(its Fig. 3a)."""
 _CROWDED = """\
 On the crowded trace 1 small jobs go before all others under either policy, so that they wait only for each other, and
 there seldom are idle GPUs with which R2 could make them faster. On the quieter trace 4 it does, by nearly as much as in
 EDL."""
-EXPLANATIONS = {"all-4": _QUIET, "small-4": _QUIET, "medium-4": _QUIET, "small-1": _CROWDED}
+EXPLANATIONS = {
+    **dict.fromkeys(("all-4", "small-4", "medium-4"), _QUIET),
+    **dict.fromkeys(("all-7", "small-7", "medium-7", "large-7"), _QUIET),
+    **dict.fromkeys(("all-11", "medium-11", "large-11"), _QUIET),
+    "small-1": _CROWDED,
+}
 
 
 def _shown(clusters: Sequence[VirtualCluster]) -> list[VirtualCluster]:

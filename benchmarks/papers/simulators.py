@@ -34,7 +34,7 @@ in *our* simulator: its FIFO, SRTF, SRSF and LAS give the first job that does no
 (a job that asked for eight trains with three). So its FIFO never leaves a GPU idle while jobs wait, and nobody waits for
 anybody's whole gang; ours is FIFO as Slurm, YARN and Tiresias have it: all or nothing, and who does not fit holds up
 those behind him. Tiresias' simulator agrees with ours. PCS's LAS orders by work done, without queues, only when jobs come
-and go; its Themis gives each job in turn its whole demand."""
+and go; its Themis knows lengths, and gives each job in turn its whole demand (ours here is the one of AFS Fig. 5)."""
 
 _TAIL = """\
 Ours sends a job that was interrupted to the tail of its queue; there it stands before all that waited already, and a job

@@ -86,6 +86,12 @@ class JobTable:
     def without_lengths(self) -> JobTable:
         return JobTable(self._columns, self.rows, self.curves, lengths=False)
 
+    def assuming(self, left_s: Floats) -> JobTable:
+        """The same jobs, as if each still took so long on one GPU."""
+        table = JobTable(self._columns, self.rows, self.curves)
+        table.left_s = left_s
+        return table
+
     def cut(self, keep: Ints) -> JobTable:
         """These rows of the table alone."""
         return JobTable(self._columns, self.rows[keep], self.curves, self._lengths)

@@ -53,6 +53,22 @@ def test_unfairness_is_the_time_in_the_cluster_over_the_time_on_an_equal_share_o
     assert rho.tolist() == pytest.approx([(50 + 400) / (400 / 4), (50 + 200) / ((400 + 100) / 4)])
 
 
+def test_without_lengths_a_job_is_expected_to_take_as_long_again_as_it_has_worked_a_new_one_as_long_as_a_lease() -> (
+    None
+):
+    """Who has worked for long is expected to be slowed down for long: its rho is smaller than the new one's."""
+    unaware = policy("themis", lengths="unknown", fairness=0.5)
+    assert not unaware.needs_lengths
+    long = job("long", 1, 1, submitted_s=-10_000, executed_s=9_000, attained_gpu_s=9_000)
+    new = job("new", 1, 1, submitted_s=-800)
+    rho = (10_000 + 9_000) / ((9_000 + 9_000) / 0.5), (800 + 600) / (600 / 0.5)
+    assert rho[0] < rho[1]
+    assert given_to(unaware, 1, long, new) == {"new": 1}
+    older = job("older", 1, 1, submitted_s=-40_000, executed_s=9_000, attained_gpu_s=9_000)
+    assert (40_000 + 9_000) / ((9_000 + 9_000) / 0.5) > rho[1]
+    assert given_to(unaware, 1, older, new) == {"older": 1}
+
+
 def test_the_equal_share_may_be_a_part_of_a_gpu_and_is_not_more_than_a_job_can_use() -> None:
     seen = table(job("a", 1, 1, left_s=100), job("b", 1, 8, left_s=100))
     assert unfairness(seen, np.array([1, 1]), 1).tolist() == pytest.approx([0.5, 0.5])

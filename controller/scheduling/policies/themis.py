@@ -7,6 +7,9 @@ and of PCS'. (AFS 6 tells of the throughput at the peak over the number of jobs,
 linear.) The view does not hold how much a job has done; it is reckoned from the time that it has run with its average
 share, which is exact while the share stays the same.
 
+How long a job still takes is not always known: AFS 5.2 counts Themis among the policies that do not know it. With `lengths:
+unknown` a job is expected to take as long again as it has worked, a new one as long as a lease.
+
 GPUs are leased, and all leases end at the same moments. Then all GPUs are up for auction; in between those that are
 free are.
 
@@ -29,7 +32,7 @@ import heapq
 import math
 import random
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -40,24 +43,30 @@ from .reviews import EARLY_S, LATE_S
 
 
 class ThemisParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`lease_s`: for how long GPUs are given (as PCS). `fairness`: the share of jobs that may not bid (as Themis)."""
+    """`lease_s`: for how long GPUs are given (as PCS). `fairness`: the share of jobs that may not bid (as Themis).
+
+    `lengths`: are the lengths of jobs looked at, where they are known, or never?
+    """
 
     lease_s: Annotated[float, msgspec.Meta(gt=LATE_S)] = 600.0
     fairness: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.8
+    lengths: Literal["given", "unknown"] = "given"
 
 
 class Themis:
     """The jobs that are treated most unfairly bid for the GPUs whose lease is over; leftovers at random."""
 
     name = "themis"
-    needs_lengths = True
     Parameters = ThemisParameters
 
     def __init__(self, parameters: ThemisParameters) -> None:
         self.parameters = parameters
+        self.needs_lengths = parameters.lengths == "given"
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         lease_s = self.parameters.lease_s
+        if not self.needs_lengths:
+            jobs = jobs.assuming(np.maximum(_worked_s(jobs), lease_s))
         lease = math.floor((now + EARLY_S) / lease_s)
         most = np.minimum(jobs.max_gpus, jobs.curves.most)
         over = now - lease * lease_s <= LATE_S
@@ -95,9 +104,13 @@ def shared_times_s(jobs: JobTable, share: Ints, now: float) -> Floats:
 def isolated_times_s(jobs: JobTable, gpus: int) -> Floats:
     """How long each job would take with the share that it would have alone: below the line in rho."""
     isolated = _speedup(jobs, np.minimum(gpus / max(len(jobs), 1), jobs.max_gpus))
+    return np.maximum((_worked_s(jobs) + jobs.left_s) / isolated, EARLY_S)
+
+
+def _worked_s(jobs: JobTable) -> Floats:
+    """How long one GPU would have taken for what each job has done."""
     average = jobs.attained_gpu_s / np.maximum(jobs.executed_s, EARLY_S)
-    done_s = jobs.executed_s * _speedup(jobs, average)
-    return np.maximum((done_s + jobs.left_s) / isolated, EARLY_S)
+    return jobs.executed_s * _speedup(jobs, average)
 
 
 def _speedup(jobs: JobTable, share: Floats) -> Floats:
