@@ -33,9 +33,10 @@ than all others of their group. On traces 1, 2, 3, 5, 6 and 8 Max-Min and Optimu
 the other five Max-Min outdoes both (2.2).
 
 **Here.** The virtual clusters on 16 servers of 4 GPUs, no costs of changes, shares not regulated, models as
-PCS drew them (AFS's own draw is not published). Parameters: AFS-P's unit 2 h (3.3); Themis' leases 600 s,
-without lengths, since AFS counts it among the policies that do not know them (5.2); Tiresias-L's thresholds those of its own simulator (3,250 and 7,200 GPU*s, no promotion), since AFS does not tell which it
-has. With EDL's (10,000 and 200,000) Tiresias-L is faster (EDL's table below has its JCTs), and AFS-P's lead over it smaller."""
+PCS drew them (AFS's own draw is not published). Parameters: AFS-P's unit 2 h (3.3); Themis' leases 600 s, and no lengths,
+since AFS counts it among the policies that do not know them (5.2); Tiresias-L's thresholds those of its own simulator
+(3,250 and 7,200 GPU*s, no promotion), since AFS does not tell which it has. With EDL's (10,000 and 200,000) Tiresias-L is
+faster (EDL's table below has its JCTs), and AFS-P's lead over it smaller."""
 
 EXPLANATIONS: dict[str, str] = {}
 

@@ -65,7 +65,7 @@ def test_without_lengths_a_job_is_expected_to_take_as_long_again_as_it_has_worke
     assert rho[0] < rho[1]
     assert given_to(unaware, 1, long, new) == {"new": 1}
     older = job("older", 1, 1, submitted_s=-40_000, executed_s=9_000, attained_gpu_s=9_000)
-    assert (40_000 + 9_000) / ((9_000 + 9_000) / 0.5) > rho[1]
+    assert rho[1] < (40_000 + 9_000) / ((9_000 + 9_000) / 0.5)
     assert given_to(unaware, 1, older, new) == {"older": 1}
 
 
