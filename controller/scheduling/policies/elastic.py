@@ -181,7 +181,7 @@ def _curves(jobs: JobTable, rows: Ints, gpus: int) -> list[Curve]:
     for key in zip(jobs.curve[rows].tolist(), jobs.min_gpus[rows].tolist(), most.tolist(), strict=True):
         if key not in known:
             curve, least, end = key
-            known[key] = with_minimum(jobs.curves.speedup[curve, : end + 1].tolist(), least)
+            known[key] = with_minimum(jobs.curves.row(curve)[: end + 1], least)
         found.append(known[key])
     return found
 

@@ -31,21 +31,22 @@ from itertools import islice
 
 Curve = Sequence[float]  # throughput with 0, 1, 2 … GPUs over that with one, concave; its end is the job's maximum
 
-# To save time, jobs that end after each other count as ending together if there are many: at most one for so many that end later,
-# and one for so many GPUs. Those of them that have the same curve are then worth the same.
-LATER_PER_JOB, GPUS_PER_JOB = 16, 16
+# To save time, jobs that end after each other count as ending together: at most one for so many that end later. Those of them
+# that have the same curve are then worth the same.
+LATER_PER_JOB = 32
 FEW = 8  # are put into a sorted list one by one faster than it is sorted again
 
 
 def worths(curves: Sequence[Curve], gpus: int, behind: int = 0) -> list[float]:
-    """Of jobs in the order in which they end, the first one first. `behind`: how many more end after them, one GPU each.
+    """Of jobs in the order in which they end, the first one first. `behind`: how many more end after them, with whom all GPUs
+    bring the same.
 
     Jobs that are alike are known by sharing one curve, the same object.
     """
-    kept = [max(0.0, (behind - gpu) / gpus) for gpu in range(gpus - 1, -1, -1)]  # what each GPU brings, the least first
+    kept = [behind / gpus] * gpus  # what each GPU brings, the least first
     found: list[float] = []
     while len(found) < len(curves):
-        together = max(1, min(len(found) // LATER_PER_JOB, gpus // GPUS_PER_JOB))
+        together = max(1, (behind + len(found)) // LATER_PER_JOB)
         end = len(curves) - len(found)
         alike: dict[int, tuple[float, list[float]]] = {}
         brought: list[float] = []
