@@ -67,7 +67,7 @@ def test_of_jobs_that_are_alike_who_ends_first_is_worth_most(curves: list[tuple[
 def test_many_jobs_behind_count_like_so_many_of_one_gpu_each() -> None:
     gpus, behind = 4, 400
     whole = worths([linear(1)] * (behind + 8), gpus)[:8]
-    assert worths([linear(1)] * 8, gpus, behind) == pytest.approx(whole, rel=0.03)
+    assert worths([linear(1)] * 8, gpus, behind) == pytest.approx(whole, rel=0.01)
 
 
 def test_the_gpus_of_a_minimum_bring_equally_much() -> None:

@@ -99,7 +99,7 @@ class Elastic:
         order = fitting[smallest(self._ends_after_s(jobs, fitting, LAST_FAIR_SHARES * fair), looked_at)]
         curves = _curves(jobs, order, gpus)
         power = 1.0 - self.parameters.constancy
-        weight = [worth**power for worth in worths(curves, gpus, len(fitting) - len(order))]
+        weight: list[float] = [worth**power for worth in worths(curves, gpus, len(fitting) - len(order))]
 
         def value(at: int, share: int) -> float:
             curve = curves[at]
