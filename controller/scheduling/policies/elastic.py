@@ -112,6 +112,8 @@ class Elastic:
         left_s = jobs.left_s[rows]
         so_far = np.maximum(jobs.attained_gpu_s[rows], NEW_GPU_S)
         left_s = np.where(left_s < UNKNOWN_S, left_s, so_far)
+        if share <= 1:
+            return np.asarray(left_s / jobs.speedup(rows, jobs.min_gpus[rows]))
         most = np.minimum(jobs.max_gpus, jobs.curves.most)[rows]
         used = np.clip(share, jobs.min_gpus[rows], most)
         below = used.astype(np.int64)

@@ -38,12 +38,11 @@ FEW = 8  # are put into a sorted list one by one faster than it is sorted again
 
 
 def worths(curves: Sequence[Curve], gpus: int, behind: int = 0) -> list[float]:
-    """Of jobs in the order in which they end, the first one first. `behind`: how many more end after them, with whom all GPUs
-    bring the same.
+    """Of jobs in the order in which they end, the first one first. `behind`: how many more end after them, one GPU each.
 
     Jobs that are alike are known by sharing one curve, the same object.
     """
-    kept = [behind / gpus] * gpus  # what each GPU brings, the least first
+    kept = [max(0.0, (behind - gpu) / gpus) for gpu in range(gpus - 1, -1, -1)]  # what each GPU brings, the least first
     found: list[float] = []
     while len(found) < len(curves):
         together = max(1, min((behind + len(found)) // LATER_PER_JOB, gpus // GPUS_PER_JOB))
