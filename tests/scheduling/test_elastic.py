@@ -78,7 +78,7 @@ def test_counting_jobs_as_ending_together_changes_what_they_are_worth_by_little(
     many = [curves[number % 3] for number in range(96)]
     together = worths(many, 64, 300)
     monkeypatch.setattr(worth_module, "LATER_PER_JOB", 10**9)
-    assert together == pytest.approx(worths(many, 64, 300), rel=0.03)
+    assert together == pytest.approx(worths(many, 64, 300), rel=0.05)
 
 
 def test_the_gpus_of_a_minimum_bring_equally_much() -> None:
