@@ -92,7 +92,9 @@ def _keep_most(kept: list[float], brought: Sequence[float]) -> None:
     del kept[: len(brought)]
 
 
-def with_minimum(curve: Curve, least: int) -> list[float]:
+def with_minimum(curve: Curve, least: int) -> Curve:
     """The curve of a job that gets `least` GPUs or none: as if each of these brought equally much."""
+    if least == 1:
+        return curve
     each = curve[least] / least
     return [each * share for share in range(least)] + list(curve[least:])
