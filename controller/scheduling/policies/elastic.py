@@ -43,11 +43,10 @@ from .reviews import EARLY_S
 from .worth import Curve, with_minimum, worths
 
 LAST_FAIR_SHARES = 4.0  # heSRPT's 1 / (1 - p) for p = 3/4
-LOOKED_AT = 4  # jobs per GPU: who is behind them cannot get any, and counts as a number
-COUNTED_FROM = 8  # jobs per GPU
+LOOKED_AT = 1.5  # jobs per GPU: who ends behind them gets none, and counts as a number
 NEW_GPU_S = 600.0  # a job of unknown length that has got less than this counts as if it had got this
 
-Value = Callable[[int, int, int], float]  # of the GPUs from one share to the next, each; of the job at a position
+Value = Callable[[int, int], float]  # of the next GPU: of the job at a position, with so many
 
 
 class ElasticParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,14 +95,15 @@ class Elastic:
     def _by_worth(self, jobs: JobTable, fitting: Ints, given: Ints, gpus: int) -> None:
         """Lengths are given. Changes `given`."""
         fair = gpus / len(fitting)
-        looked_at = LOOKED_AT * gpus if len(fitting) > COUNTED_FROM * gpus else len(fitting)
+        looked_at = math.ceil(LOOKED_AT * gpus)
         order = fitting[smallest(self._ends_after_s(jobs, fitting, LAST_FAIR_SHARES * fair), looked_at)]
         curves = _curves(jobs, order, gpus)
         power = 1.0 - self.parameters.constancy
-        weight: list[float] = [worth**power for worth in worths(curves, gpus, len(fitting) - len(order))]
+        weight = [worth**power for worth in worths(curves, gpus, len(fitting) - len(order))]
 
-        def value(at: int, share: int, then: int) -> float:
-            return weight[at] * (curves[at][then] - curves[at][share]) / (then - share)
+        def value(at: int, share: int) -> float:
+            curve = curves[at]
+            return weight[at] * (curve[share + 1] - curve[share])
 
         self._hand_out(jobs, order, curves, given, gpus, value)
 
@@ -128,7 +128,7 @@ class Elastic:
         given[:] = rigid(jobs, gpus, 2 * level + (jobs.share == 0), jobs.min_gpus)
         order = np.flatnonzero(given)
         curves = _curves(jobs, order, gpus)
-        self._hand_out(jobs, order, curves, given, gpus, lambda at, share, then: _bid(curves[at], share))
+        self._hand_out(jobs, order, curves, given, gpus, lambda at, share: _bid(curves[at], share))
         if not np.any((given == 0) & (jobs.min_gpus <= gpus)):
             return math.inf
         ends_gpu_s = np.maximum(unit_gpu_s * (growth ** (level[order] + 1) - 1), attained_gpu_s[order])
@@ -147,29 +147,27 @@ class Elastic:
         share: list[int] = given[order].tolist()
         least: list[int] = jobs.min_gpus[order].tolist()
         present: list[int] = jobs.share[order].tolist()
+        most = [len(curve) - 1 for curve in curves]
         stays = 1.0 + self.parameters.inertia
-
-        def offer(at: int) -> tuple[float, int, int] | None:
-            has = share[at]
-            then = has + 1 if has else least[at]
-            if then >= len(curves[at]):
-                return None
-            worth = value(at, has, then) * (stays if has < present[at] else 1.0)
-            return (-worth, has, at) if worth > 0 else None
-
-        heap = [entry for at in range(len(order)) if (entry := offer(at)) is not None]
+        heap = []
+        for at, has in enumerate(share):
+            if has < most[at]:
+                worth = value(at, has)
+                if worth > 0:
+                    heap.append((-worth * stays if has < present[at] else -worth, has, at))
         heapq.heapify(heap)
         while free and heap:
             _, has, at = heap[0]
             takes = 1 if has else least[at]
+            has += takes
+            worth = 0.0
             if takes <= free:
-                share[at] += takes
                 free -= takes
-                again = offer(at)
-            else:
-                again = None
-            if again is not None:
-                heapq.heapreplace(heap, again)
+                share[at] = has
+                if has < most[at]:
+                    worth = value(at, has)
+            if worth > 0:
+                heapq.heapreplace(heap, (-worth * stays if has < present[at] else -worth, has, at))
             else:
                 heapq.heappop(heap)
         given[order] = share

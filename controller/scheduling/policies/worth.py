@@ -19,61 +19,77 @@ for the next one. For s(k) = k^p this gives the optimum of Berg, Vesilo and Harc
 minimize mean slowdown", 2020), for s(k) = k and one GPU the shortest remaining time first, where a job's worth is the number of
 jobs that wait for it. The worths depend on the lengths through the order alone.
 
-(1 + rent(k)) / s(k) falls, then grows, as rent is convex and s concave. So its minimum is found by halving.
+(1 + rent(k)) / s(k) falls, then grows, as rent is convex and s concave: the first k that is no better than the one before ends the
+search. Few jobs take many GPUs, so that this is short.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
-from itertools import accumulate, islice
+from itertools import islice
 
 Curve = Sequence[float]  # throughput with 0, 1, 2 … GPUs over that with one, concave; its end is the job's maximum
 
-GROUPS, GPUS_PER_JOB = (
-    64,
-    64,
-)  # of more jobs on many GPUs, some that end after each other count as ending together, to save time
+# To save time, jobs that end after each other count as ending together if there are many: at most one for so many that end later,
+# and one for so many GPUs. Those of them that have the same curve are then worth the same.
+LATER_PER_JOB, GPUS_PER_JOB = 16, 16
+FEW = 8  # are put into a sorted list one by one faster than it is sorted again
 
 
 def worths(curves: Sequence[Curve], gpus: int, behind: int = 0) -> list[float]:
-    """Of jobs in the order in which they end, the first one first. `behind`: how many more end after them, one GPU each."""
+    """Of jobs in the order in which they end, the first one first. `behind`: how many more end after them, one GPU each.
+
+    Jobs that are alike are known by sharing one curve, the same object.
+    """
     kept = [max(0.0, (behind - gpu) / gpus) for gpu in range(gpus - 1, -1, -1)]  # what each GPU brings, the least first
     found: list[float] = []
-    together = max(1, min(len(curves) // GROUPS, gpus // GPUS_PER_JOB))
-    for end in range(len(curves), 0, -together):
-        group = curves[max(0, end - together) : end]
-        rents = [0.0, *accumulate(islice(kept, max(map(len, group)) - 1))]
+    while len(found) < len(curves):
+        together = max(1, min(len(found) // LATER_PER_JOB, gpus // GPUS_PER_JOB))
+        end = len(curves) - len(found)
+        alike: dict[int, tuple[float, list[float]]] = {}
         brought: list[float] = []
-        for curve in reversed(group):
-            worth = _worth(curve, rents)
-            found.append(worth)
-            brought.extend(_brings(curve, worth, kept[0]))
-        kept = sorted(kept + brought)[-gpus:]
+        for curve in reversed(curves[max(0, end - together) : end]):
+            known = alike.get(id(curve))
+            if known is None:
+                known = alike[id(curve)] = _worth(curve, kept)
+            found.append(known[0])
+            brought += known[1]
+        _keep_most(kept, brought)
     found.reverse()
     return found
 
 
-def _worth(curve: Curve, rents: Sequence[float]) -> float:
-    """min over k of (1 + rent(k)) / s(k)."""
-    low, high = 1, min(len(curve), len(rents)) - 1
-    while low < high:
-        share = (low + high) // 2
-        if (1.0 + rents[share + 1]) * curve[share] < (1.0 + rents[share]) * curve[share + 1]:  # it still falls
-            low = share + 1
-        else:
-            high = share
-    return (1.0 + rents[low]) / curve[low]
-
-
-def _brings(curve: Curve, worth: float, more_than: float) -> list[float]:
-    """What each GPU of a job brings, as long as it is more."""
-    least, found, before = more_than / worth, [], 0.0
-    for speedup in islice(curve, 1, None):
-        if speedup - before <= least:
+def _worth(curve: Curve, kept: Sequence[float]) -> tuple[float, list[float]]:
+    """min over k of (1 + rent(k)) / s(k), where rent(k) is the sum of the first k of `kept`; and what each of the GPUs that
+    this job takes brings then: more than the least of `kept`."""
+    least = kept[0]
+    cost = 1.0 + least
+    worth = cost / curve[1]
+    for brings, speedup in zip(islice(kept, 1, None), islice(curve, 2, None), strict=False):
+        cost += brings
+        if cost >= worth * speedup:
             break
-        found.append(worth * (speedup - before))
+        worth = cost / speedup
+    brought, before = [], 0.0
+    for speedup in islice(curve, 1, None):
+        brings = worth * (speedup - before)
+        if brings <= least:
+            break
+        brought.append(brings)
         before = speedup
-    return found
+    return worth, brought
+
+
+def _keep_most(kept: list[float], brought: Sequence[float]) -> None:
+    """As many as there were of what both bring, the least first. Changes `kept`."""
+    if len(brought) < FEW:
+        for brings in brought:
+            insort(kept, brings)
+    else:
+        kept += brought
+        kept.sort()
+    del kept[: len(brought)]
 
 
 def with_minimum(curve: Curve, least: int) -> list[float]:
