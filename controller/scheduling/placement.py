@@ -176,7 +176,7 @@ class _Attempt:
         """Everybody's placement, and whether all are on the fewest servers and nobody is in another's way."""
         remote = frozenset(self._remote)
         pieces = [piece for row in self.restless for piece in self._pieces(row)]
-        fitted = fit(self._holes, pieces, self._residents.__getitem__, self._has, remote)
+        fitted = fit(self._holes, pieces, lambda server: self._residents[server], self._has, remote)
         placed = {row: gpus for row, gpus in self._settled.items() if row not in fitted.amounts}
         self._choose(fitted.amounts, placed)
         return {row: placed[row] for row in self._wanted}, fitted.perfect
