@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling_tables import Case, ask, cases, given_to, job, linear, policy, speedups, table
 
+from elasticd.controller.scheduling.policies import worth as worth_module
 from elasticd.controller.scheduling.policies.worth import with_minimum, worths
 from elasticd.controller.scheduling.view import Curves
 from elasticd.protocol.errors import OperatorError
@@ -68,6 +69,16 @@ def test_many_jobs_behind_count_like_so_many_of_one_gpu_each() -> None:
     gpus, behind = 4, 400
     whole = worths([linear(1)] * (behind + 8), gpus)[:8]
     assert worths([linear(1)] * 8, gpus, behind) == pytest.approx(whole, rel=0.01)
+
+
+def test_counting_jobs_as_ending_together_changes_what_they_are_worth_by_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    curves = [[n**power for n in range(65)] for power in (0.5, 0.7, 0.9)]
+    many = [curves[number % 3] for number in range(96)]
+    together = worths(many, 64, 300)
+    monkeypatch.setattr(worth_module, "LATER_PER_JOB", 10**9)
+    assert together == pytest.approx(worths(many, 64, 300), rel=0.05)
 
 
 def test_the_gpus_of_a_minimum_bring_equally_much() -> None:

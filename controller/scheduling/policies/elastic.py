@@ -99,7 +99,7 @@ class Elastic:
         order = fitting[smallest(self._ends_after_s(jobs, fitting, LAST_FAIR_SHARES * fair), looked_at)]
         curves = _curves(jobs, order, gpus)
         power = 1.0 - self.parameters.constancy
-        weight = [worth**power for worth in worths(curves, gpus, len(fitting) - len(order))]
+        weight: list[float] = [worth**power for worth in worths(curves, gpus, len(fitting) - len(order))]
 
         def value(at: int, share: int) -> float:
             curve = curves[at]
@@ -112,6 +112,8 @@ class Elastic:
         left_s = jobs.left_s[rows]
         so_far = np.maximum(jobs.attained_gpu_s[rows], NEW_GPU_S)
         left_s = np.where(left_s < UNKNOWN_S, left_s, so_far)
+        if share <= 1:
+            return np.asarray(left_s / jobs.speedup(rows, jobs.min_gpus[rows]))
         most = np.minimum(jobs.max_gpus, jobs.curves.most)[rows]
         used = np.clip(share, jobs.min_gpus[rows], most)
         below = used.astype(np.int64)
@@ -181,7 +183,7 @@ def _curves(jobs: JobTable, rows: Ints, gpus: int) -> list[Curve]:
     for key in zip(jobs.curve[rows].tolist(), jobs.min_gpus[rows].tolist(), most.tolist(), strict=True):
         if key not in known:
             curve, least, end = key
-            known[key] = with_minimum(jobs.curves.speedup[curve, : end + 1].tolist(), least)
+            known[key] = with_minimum(jobs.curves.row(curve)[: end + 1], least)
         found.append(known[key])
     return found
 

@@ -19,8 +19,8 @@ for the next one. For s(k) = k^p this gives the optimum of Berg, Vesilo and Harc
 minimize mean slowdown", 2020), for s(k) = k and one GPU the shortest remaining time first, where a job's worth is the number of
 jobs that wait for it. The worths depend on the lengths through the order alone.
 
-(1 + rent(k)) / s(k) falls, then grows, as rent is convex and s concave: the first k that is no better than the one before ends the
-search. Few jobs take many GPUs, so that this is short.
+(1 + rent(k)) / s(k) falls, then grows, as rent is convex and s concave: the first k that is no better than the one before ends
+the search. Few jobs take many GPUs, so that it is short.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from itertools import islice
 
 Curve = Sequence[float]  # throughput with 0, 1, 2 … GPUs over that with one, concave; its end is the job's maximum
 
-# To save time, jobs that end after each other count as ending together if there are many: at most one for so many that end later,
-# and one for so many GPUs. Those of them that have the same curve are then worth the same.
-LATER_PER_JOB, GPUS_PER_JOB = 16, 16
+# To save time, jobs that end after each other count as ending together: at most one for so many that end later, and one for so
+# many GPUs. Those of them that have the same curve are then worth the same.
+LATER_PER_JOB, GPUS_PER_JOB = 32, 8
 FEW = 8  # are put into a sorted list one by one faster than it is sorted again
 
 
@@ -45,7 +45,7 @@ def worths(curves: Sequence[Curve], gpus: int, behind: int = 0) -> list[float]:
     kept = [max(0.0, (behind - gpu) / gpus) for gpu in range(gpus - 1, -1, -1)]  # what each GPU brings, the least first
     found: list[float] = []
     while len(found) < len(curves):
-        together = max(1, min(len(found) // LATER_PER_JOB, gpus // GPUS_PER_JOB))
+        together = max(1, min((behind + len(found)) // LATER_PER_JOB, gpus // GPUS_PER_JOB))
         end = len(curves) - len(found)
         alike: dict[int, tuple[float, list[float]]] = {}
         brought: list[float] = []
