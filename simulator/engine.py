@@ -7,7 +7,8 @@ new GPUs are ready) and reviews that a policy has asked for. At an arrival, an e
 what changes costs what `Costs` says. All events of one moment are taken in before it is asked.
 
 Jobs' states are columns as long as the trace, and `active` lists the rows that are not over, so that a decision costs what the
-policy looks at, not what the trace holds. A review may change all running jobs at once, so changes of one kind are made together.
+policy looks at, not what the trace holds. A review may change all running jobs at once, so changes of one kind are made together; what
+they cost is a column for each kind of cost (`_Prices`).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Simulation:
         self._watch = watch
         self._gpus = sum(len(server.gpus) for server in cluster)
         self._policy = policy
-        self._costs = costs
+        self._prices = _Prices(costs, workload)
         self._switching = costs.switches
         self._releasing = costs.releases
         self._rng = random.Random(seed)
@@ -196,8 +197,9 @@ class Simulation:
         """New GPUs of some jobs are ready."""
         if not self._switching:
             return False
-        for row in self._running[self._switch_s[self._running] <= self._now].tolist():
-            self._work(row, self._cost(row).pause_s)
+        ready = self._running[self._switch_s[self._running] <= self._now]
+        if len(ready):
+            self._work(ready, self._prices.pause_s[ready])
         return False
 
     def _end(self) -> int:
@@ -253,12 +255,20 @@ class Simulation:
                 del self._placed[job]
         had, has = np.array([gpus > 0 for gpus in before]), np.array([gpus > 0 for gpus in after])
         free_s = self._free_s(jobs, before, after)
-        self._fall_back(jobs[~has])
-        self._count_blocked(jobs, had, has)
-        self._start(jobs[~had], free_s[~had])
-        self._stop(jobs[~has])
-        for at in np.flatnonzero(had & has).tolist():
-            self._resize(int(jobs[at]), before[at], after[at], float(free_s[at]))
+        starts, stops = has & ~had, had & ~has
+        stay = had & has
+        if stops.any():
+            self._fall_back(jobs[stops])
+        if not stay.all():
+            self._count_blocked(jobs[~stay], had[~stay])
+        if starts.any():
+            self._start(jobs[starts], free_s[starts])
+        if stops.any():
+            self._stop(jobs[stops])
+        if stay.any():
+            at = np.flatnonzero(stay)
+            held = [(before[row], after[row]) for row in at.tolist()]
+            self._resize(jobs[at], held, free_s[at])
 
     def _free_s(self, jobs: Ints, before: Sequence[Gpus], after: Sequence[Gpus]) -> Floats:
         """How long each of these jobs waits until running jobs have given up the GPUs that it gets.
@@ -273,87 +283,77 @@ class Simulation:
                 left_late |= had if has and not had & has else 0
             for at, (had, has) in enumerate(zip(before, after, strict=True)):
                 if taken := has & ~had & given_up:
-                    costs = self._cost(int(jobs[at]))
-                    free_s[at] = costs.release_s + (costs.ready_s if taken & left_late else 0.0)
+                    release_s, ready_s = self._prices.release_s[jobs[at]], self._prices.ready_s[jobs[at]]
+                    free_s[at] = release_s + (ready_s if taken & left_late else 0.0)
         return free_s
 
-    def _count_blocked(self, jobs: Ints, had: Bools, has: Bools) -> None:
-        """Those that stop begin to wait, those that start do not any more; the sums are made in the order of the jobs."""
+    def _count_blocked(self, jobs: Ints, stops: Bools) -> None:
+        """Those that stop begin to wait, the others do not wait any more; the sums are made in the order of the jobs."""
         columns = self.columns
-        turned = had != has
-        jobs, stops = jobs[turned], had[turned].tolist()
         since_s = columns.submitted_s[jobs] + columns.executed_s[jobs]
-        for left_s, since, stop in zip(columns.left_s[jobs].tolist(), since_s.tolist(), stops, strict=True):
+        for left_s, since, stop in zip(
+            columns.left_s[jobs].tolist(), since_s.tolist(), stops.tolist(), strict=True
+        ):
             if stop:
                 self._blocking.add(left_s, since)
             else:
                 self._blocking.remove(left_s, since)
 
     def _start(self, jobs: Ints, free_s: Floats) -> None:
-        if not len(jobs):
-            return
         self.columns.waiting_since_s[jobs] = math.nan
         self._given_s[jobs] = self._now + free_s
         starts = self.outcome.start_s
         starts[jobs[np.isnan(starts[jobs])]] = self._now
-        if self._costs.by_model:
-            for job, wait_s in zip(jobs.tolist(), free_s.tolist(), strict=True):
-                self._work(job, wait_s + self._cost(job).start_s)
-        else:
-            self._work(jobs, free_s + self._costs.start_s)
+        self._work(jobs, free_s + self._prices.start_s[jobs])
 
     def _fall_back(self, jobs: Ints) -> None:
         """Jobs that give all their GPUs up go on from their last checkpoint later."""
-        left_s = self.columns.left_s
-        for job in jobs.tolist():
-            costs = self._cost(job)
-            trained_s = self._now - self._given_s[job] - costs.start_s
-            if costs.checkpoint_every_s and trained_s > 0:
-                lost_s = trained_s % costs.checkpoint_every_s
-                left_s[job] = min(self._load.work_s[job], left_s[job] + lost_s * self._rate[job])
+        every_s = self._prices.checkpoint_every_s[jobs]
+        trained_s = self._now - self._given_s[jobs] - self._prices.start_s[jobs]
+        falls = (every_s > 0) & (trained_s > 0)
+        if falls.any():
+            jobs = jobs[falls]
+            lost_s = trained_s[falls] % every_s[falls]
+            left_s = self.columns.left_s[jobs] + lost_s * self._rate[jobs]
+            self.columns.left_s[jobs] = np.minimum(self._load.work_s[jobs], left_s)
 
     def _stop(self, jobs: Ints) -> None:
-        if not len(jobs):
-            return
         self.columns.waiting_since_s[jobs] = self._now
         self._rate[jobs] = 0.0
         self._end_s[jobs] = self._switch_s[jobs] = math.inf
         self.outcome.preemptions += len(jobs)
 
-    def _resize(self, job: int, before: Gpus, after: Gpus, free_s: float) -> None:
-        """`free_s`: until its new GPUs are free."""
-        costs = self._cost(job)
-        if costs.end_s and self.columns.left_s[job] <= 0:
-            return  # its last step is done: it keeps to its end
-        if before & after:
-            self.outcome.resizes += 1
-        else:
-            self.outcome.migrations += 1
-        waits_s = self._idle_until_s[job] - self._now
-        if waits_s > 0:  # it has not begun yet, or stands still
-            self._work(job, max(waits_s, costs.pause_s))
-        elif after & ~before and free_s + costs.ready_s:
-            self._switch_s[job] = self._now + free_s + costs.ready_s
-        else:
-            self._work(job, costs.pause_s)
+    def _resize(self, jobs: Ints, held: Sequence[tuple[Gpus, Gpus]], free_s: Floats) -> None:
+        """`held`: the GPUs before and after, of each; `free_s`: until its new ones are free."""
+        prices = self._prices
+        over = (prices.end_s[jobs] > 0) & (self.columns.left_s[jobs] <= 0)
+        if over.any():  # the last step of some is done: they keep to their ends
+            stay = np.flatnonzero(~over)
+            jobs, held, free_s = jobs[stay], [held[at] for at in stay.tolist()], free_s[stay]
+        keep_some = sum([before & after > 0 for before, after in held])
+        self.outcome.resizes += keep_some
+        self.outcome.migrations += len(held) - keep_some
+        waits_s = self._idle_until_s[jobs] - self._now  # above 0: it has not begun yet, or stands still
+        pause_s = np.maximum(waits_s, prices.pause_s[jobs])
+        if self._switching:
+            takes = np.array([after & ~before > 0 for before, after in held], dtype=bool)
+            later = takes & (waits_s <= 0) & (free_s + prices.ready_s[jobs] > 0)
+            self._switch_s[jobs[later]] = self._now + free_s[later] + prices.ready_s[jobs[later]]
+            jobs, pause_s = jobs[~later], pause_s[~later]
+        if len(jobs):
+            self._work(jobs, pause_s)
 
-    def _cost(self, job: int | Ints) -> Costs:
-        """Of one job; of several where all jobs cost the same."""
-        costs = self._costs
-        return costs.of(self._load.models[self.columns.curve[job]]) if costs.by_model else costs
-
-    def _work(self, jobs: int | Ints, wait_s: float | Floats) -> None:
-        """One or several, each at the rate of its share, after a while."""
+    def _work(self, jobs: Ints, wait_s: Floats) -> None:
+        """Each at the rate of its share, after a while."""
         rate = self._speedup[self.columns.curve[jobs], self._share_at_work(jobs)]
         self._rate[jobs] = rate
         self._idle_until_s[jobs] = self._now + wait_s
-        self._all_work_from_s = max(self._all_work_from_s, self._now + float(np.max(wait_s)))
-        self._end_s[jobs] = self._now + wait_s + self.columns.left_s[jobs] / rate + self._cost(jobs).end_s
+        self._all_work_from_s = max(self._all_work_from_s, self._now + float(wait_s.max()))
+        self._end_s[jobs] = self._now + wait_s + self.columns.left_s[jobs] / rate + self._prices.end_s[jobs]
         self._switch_s[jobs] = math.inf
 
-    def _share_at_work(self, jobs: int | Ints) -> int | Ints:
-        share: int | Ints = self.columns.share[jobs]
-        return share
+    def _share_at_work(self, jobs: Ints) -> Ints:
+        return self.columns.share[jobs]
 
     def _note(self) -> None:
         line, running = self.outcome.timeline, self._running
@@ -362,6 +362,24 @@ class Simulation:
         line.efficiency.append(float(self._rate[running] @ (self._idle_until_s[running] <= self._now)) / self._gpus)
         line.blocking.append(self._blocking.index(self._now))
         line.used_gpus.append(int(self.columns.share[running].sum()))
+
+
+class _Prices:
+    """What changes cost each job of a workload (s), by the names of `Costs`."""
+
+    def __init__(self, costs: Costs, workload: Workload) -> None:
+        of = [costs.of(model) for model in workload.models]
+
+        def column(name: str) -> Floats:
+            by_curve = np.array([getattr(one, name) for one in of], dtype=np.float64)
+            return by_curve[workload.curve]
+
+        self.start_s = column("start_s")
+        self.ready_s = column("ready_s")
+        self.pause_s = column("pause_s")
+        self.release_s = column("release_s")
+        self.end_s = column("end_s")
+        self.checkpoint_every_s = column("checkpoint_every_s")
 
 
 class _Blocking:

@@ -153,23 +153,21 @@ class LearningSimulation(Simulation):
 
     def _work_with(self, job: int, gpus: int) -> None:
         """So many of its GPUs, which all stay its own."""
-        costs = self._cost(job)
+        ready_s = self._prices.ready_s[job]
         grows = gpus > self._works_with[job]
         self._works_with[job] = gpus
         self.outcome.resizes += 1
-        if grows and costs.ready_s:
-            self._switch_s[job] = self._now + costs.ready_s
+        if grows and ready_s:
+            self._switch_s[job] = self._now + ready_s
         else:
-            self._work(job, costs.pause_s)
+            self._work(np.array([job]), self._prices.pause_s[[job]])
 
-    def _share_at_work(self, jobs: int | Ints) -> int | Ints:
-        share: int | Ints = self._works_with[jobs]
-        return share
+    def _share_at_work(self, jobs: Ints) -> Ints:
+        return self._works_with[jobs]
 
-    def _work(self, jobs: int | Ints, wait_s: float | Floats) -> None:
+    def _work(self, jobs: Ints, wait_s: Floats) -> None:
         super()._work(jobs, wait_s)
-        jobs = np.atleast_1d(jobs)
-        for job, waits_s in zip(jobs.tolist(), np.broadcast_to(wait_s, len(jobs)).tolist(), strict=True):
+        for job, waits_s in zip(jobs.tolist(), wait_s.tolist(), strict=True):
             share = int(self._works_with[job])
             learns = share not in self._rates.get(job, {}) or (
                 self._goes_down and bool(self._still_unknown(job, share))

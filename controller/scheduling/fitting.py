@@ -19,7 +19,8 @@ one cannot be placed well otherwise, or where more jobs than it would have to mo
 
 Attempts differ by few pieces. So what could leave a server is worked out once for all attempts in which it is the same
 (`_Leavers`), and the price of an outcome is counted for the jobs that have a loose piece; all others cost what they cost at
-their homes.
+their homes. Settled jobs are numbers (`Resident`) until one of them has to be thought of as leaving: of servers alike one is
+looked at closely, and in a large cluster most are alike.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ SPREAD, MOVED, TOUCHED = 2**60, 2**40, 2**20  # what counts more than any number
 TRIES = 256  # servers looked at, over all attempts but the first; eight times as many do not bring flaws down by a hundredth
 
 Amounts = dict[int, dict[int, int]]  # by job and server: GPUs
+Resident = tuple[int, int, bool]  # a settled job on a server: which, its GPUs there, and whether it has GPUs elsewhere
 _Part = tuple[int, int]  # server, and GPUs there
+_Kind = tuple[tuple[int, int], ...]  # GPUs and charges of what could leave a server
 _Way = tuple[int, list[int], list["Piece"]]  # what leaves, last; before it the charge, and minus the jobs that it is of
 
 
@@ -53,9 +56,14 @@ class Piece:
     @property
     def charge(self) -> int:
         """What it costs at least if it leaves its home: as much as surely is lost."""
-        if self.elsewhere:
-            return TOUCHED + self.kept if self.settled else 0
-        return MOVED + (TOUCHED if self.settled else 0) + self.kept
+        if self.settled:
+            return _charge(self.kept, self.elsewhere)
+        return 0 if self.elsewhere else MOVED + self.kept
+
+
+def _charge(gpus: int, elsewhere: bool) -> int:
+    """What it costs at least if a settled job leaves a server."""
+    return TOUCHED + gpus if elsewhere else MOVED + TOUCHED + gpus
 
 
 @dataclass(frozen=True)
@@ -69,15 +77,16 @@ class Fit:
 def fit(
     holes: Sequence[int],
     pieces: Sequence[Piece],
-    settled: Callable[[int], Sequence[Piece]],
+    settled: Callable[[int], Sequence[Resident]],
+    own: Callable[[int], Mapping[int, int]],
     remote: frozenset[int],
 ) -> Fit:
     """Put `pieces` into `holes`, which is what settled jobs leave free of each server.
 
-    `settled`: the pieces of settled jobs on a server, asked for where one may have to move; `remote`: where settled jobs talk to
-    other servers. Raises ValueError if there is not enough room for all.
+    `settled`: the settled jobs on a server, asked for where one may have to move; `own`: how many GPUs such a job has on which
+    servers; `remote`: where settled jobs talk to other servers. Raises ValueError if there is not enough room for all.
     """
-    search = _Search(pieces, settled, remote)
+    search = _Search(pieces, settled, own, remote)
     left = list(holes)
     for piece in pieces:
         if piece.home is not None:
@@ -92,14 +101,15 @@ class _Search:
     def __init__(
         self,
         pieces: Sequence[Piece],
-        settled: Callable[[int], Sequence[Piece]],
+        settled: Callable[[int], Sequence[Resident]],
+        own: Callable[[int], Mapping[int, int]],
         remote: frozenset[int],
     ) -> None:
         self.pieces = pieces
         self.cost = 2**100
         self.amounts: Amounts = {}
         self.remote = remote | {piece.home for piece in pieces if piece.spread and piece.home is not None}
-        self._settled = settled
+        self._settled, self._own = settled, own
         self._tries = 0
         self._turned = False  # the first attempt has come to its end, which takes as many tries as it takes
         self._of_job: dict[int, list[Piece]] = {}
@@ -110,10 +120,7 @@ class _Search:
                 self._homes.setdefault(piece.home, []).append(piece)
         self._residents: dict[int, list[Piece]] = {}  # by server, as they were asked for
         self._leavers: dict[tuple[int, int, tuple[Piece, ...]], _Leavers] = {}
-        self._stock: dict[
-            int, list[_Leavers]
-        ] = {}  # of all servers that nobody has left, by the size that is too large
-        self._kinds: dict[tuple[tuple[int, int], ...], int] = {}
+        self._stock: dict[int, list[tuple[int, _Kind, int]]] = {}  # by the size that is too large: `_could_leave`
         self._at_home = {job: _cost_at_home(own) for job, own in self._of_job.items()}
         self._all_at_home = sum(self._at_home.values())
 
@@ -152,22 +159,36 @@ class _Search:
 
     def _ways_to_a_hole(self, holes: list[int], left: Mapping[int, tuple[Piece, ...]], gpus: int) -> list[_Way]:
         """Sets of smaller pieces that leave a server, so that one piece more of `gpus` GPUs fits. Servers alike count once."""
-        found: dict[tuple[int, int], _Leavers] = {}
         stock = self._stock.get(gpus)
         if stock is None:
-            stock = self._stock[gpus] = [self._who_can_leave(server, gpus, ()) for server in range(len(holes))]
+            stock = self._stock[gpus] = [self._could_leave(server, gpus) for server in range(len(holes))]
         if left:
             stock = stock.copy()
             for server, gone in left.items():
-                stock[server] = self._who_can_leave(server, gpus, gone)
-        for hole, leavers in zip(holes, stock, strict=True):
-            need = gpus - hole % gpus
-            if leavers.gpus >= need:
-                kind = (need, self._kinds.setdefault(leavers.alike, len(self._kinds)))
-                other = found.get(kind)
-                if other is None or other.last < leavers.last:
-                    found[kind] = leavers
-        return [way for (need, _), leavers in found.items() for way in leavers.ways(need)]
+                leavers = self._who_can_leave(server, gpus, gone)
+                stock[server] = leavers.gpus, leavers.alike, leavers.last
+        found: dict[tuple[int, _Kind], tuple[int, int]] = {}
+        for server, (most, alike, last) in enumerate(stock):
+            need = gpus - holes[server] % gpus
+            if most >= need:
+                other = found.get((need, alike))
+                if other is None or other[0] < last:
+                    found[need, alike] = last, server
+        ways: list[_Way] = []
+        for (need, _), (_, server) in found.items():
+            ways += self._who_can_leave(server, gpus, left.get(server, ())).ways(need)
+        return ways
+
+    def _could_leave(self, server: int, below: int) -> tuple[int, _Kind, int]:
+        """Of the pieces with fewer than `below` GPUs on a server that nobody has left: their GPUs together, their kinds, and the
+        job submitted last."""
+        smaller = [(gpus, _charge(gpus, far), job) for job, gpus, far in self._settled(server) if gpus < below]
+        smaller += [
+            (piece.gpus, piece.charge, piece.job) for piece in self._homes.get(server, ()) if piece.gpus < below
+        ]
+        smaller.sort()
+        alike = tuple([(gpus, charge) for gpus, charge, _ in smaller])
+        return sum([gpus for gpus, _ in alike]), alike, max([job for _, _, job in smaller], default=-1)
 
     def _who_can_leave(self, server: int, below: int, left: tuple[Piece, ...]) -> _Leavers:
         """The pieces with fewer than `below` GPUs on a server that these have left."""
@@ -181,7 +202,11 @@ class _Search:
         """All that could leave a server, of the job submitted last first."""
         found = self._residents.get(server)
         if found is None:
-            here = (*self._settled(server), *self._homes.get(server, ()))
+            here = [
+                Piece(job, gpus, self._own(job), server, gpus, settled=True, spread=far, elsewhere=far)
+                for job, gpus, far in self._settled(server)
+            ]
+            here += self._homes.get(server, ())
             found = self._residents[server] = sorted(here, key=lambda piece: -piece.job)
         return found
 
@@ -305,10 +330,10 @@ class _Leavers:
 
     @property
     def last(self) -> int:
-        return self._pieces[0].job
+        return self._pieces[0].job if self._pieces else -1
 
     @cached_property
-    def alike(self) -> tuple[tuple[int, int], ...]:
+    def alike(self) -> _Kind:
         """The same for pieces that differ in nothing that matters."""
         return tuple(sorted([(piece.gpus, piece.charge) for piece in self._pieces]))
 

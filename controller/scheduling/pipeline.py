@@ -36,25 +36,23 @@ def decide(
     placement: Placement = FEWEST_SERVERS,
 ) -> Decision:
     """Who gets which GPUs. `packing`: shares are regulated (AFS 4.4), except those set by hand. `first`: as for `place`."""
-    wanted = _manual_shares(view)
-    free = view.total_gpus - int(wanted.sum())
-    rows = _others(view)
-    jobs = view.jobs.cut(rows) if view.manual_shares else view.jobs
+    by_hand = _manual_shares(view)
+    rows = _others(view) if view.manual_shares else None  # None: the policy decides about all
+    jobs = view.jobs if rows is None else view.jobs.cut(rows)
     if not policy.needs_lengths:
         jobs = jobs.without_lengths()
-    given = policy.shares(jobs, free, view.now, rng)
-    wanted[rows] = given.gpus
-    shares = wanted
+    given = policy.shares(jobs, view.total_gpus - int(by_hand.sum()), view.now, rng)
+    wanted = shares = _beside(by_hand, rows, given.gpus)
     if packing:
-        shares = wanted.copy()
-        shares[rows] = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, jobs.max_gpus)
+        packed = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, jobs.max_gpus)
+        shares = _beside(by_hand, rows, packed)
 
     def why(row: int) -> Reason | None:
         if row in view.manual_shares:
             return _too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
         if shares[row] < wanted[row]:
             return _packed(int(wanted[row]), int(shares[row]))
-        return given.why(int(np.searchsorted(rows, row)))
+        return given.why(row if rows is None else int(np.searchsorted(rows, row)))
 
     placed = placement.place(view.servers, view.placements, shares, first)
     return Decision(shares, placed, why, given.review_s, wanted)
@@ -67,6 +65,15 @@ def _manual_shares(view: ClusterView) -> Ints:
     for row, wanted in sorted(view.manual_shares.items()):
         shares[row] = min(wanted, free)
         free -= int(shares[row])
+    return shares
+
+
+def _beside(by_hand: Ints, rows: Ints | None, given: Ints) -> Ints:
+    """All shares: those of these rows as they are given, the others as set by hand."""
+    if rows is None:
+        return given
+    shares = by_hand.copy()
+    shares[rows] = given
     return shares
 
 

@@ -27,7 +27,7 @@ from itertools import accumulate
 import numpy as np
 
 from ...protocol.model import GpuAddress
-from .fitting import Piece, fit
+from .fitting import Piece, Resident, fit
 from .sets import elements, some, union
 from .view import Gpus, Ints, ServerInView
 
@@ -144,6 +144,7 @@ class _Attempt:
         self.changed = False
         self.restless: list[int] = []
         self._settled: Placements = {}
+        self._spread: dict[int, Mapping[int, int]] = {}  # of these those on several servers: GPUs by server
         self._layout, self._present, self._wanted, self._first = layout, present, wanted, first
         self._holes = layout.sizes.copy()
         self._remote: set[int] = set()
@@ -166,7 +167,7 @@ class _Attempt:
             self._remote.update(used)
             for server, gpus in used.items():
                 holes[server] -= gpus
-            settled[row] = has
+            settled[row], self._spread[row] = has, used
 
     def _has(self, row: int) -> Mapping[int, int]:
         return self._layout.counts(self._present.get(row, 0))
@@ -175,7 +176,7 @@ class _Attempt:
         """Everybody's placement, and whether all are on the fewest servers and nobody is in another's way."""
         remote = frozenset(self._remote)
         pieces = [piece for row in self.restless for piece in self._pieces(row)]
-        fitted = fit(self._holes, pieces, self._settled_on, remote)
+        fitted = fit(self._holes, pieces, lambda server: self._residents[server], self._has, remote)
         placed = {row: gpus for row, gpus in self._settled.items() if row not in fitted.amounts}
         self._choose(fitted.amounts, placed)
         return {row: placed[row] for row in self._wanted}, fitted.perfect
@@ -218,22 +219,17 @@ class _Attempt:
             share -= more
         return [part for part in parts if part]
 
-    def _settled_on(self, server: int) -> list[Piece]:
-        """The pieces of settled jobs there."""
-        pieces = []
-        for row in self._residents[server]:
-            own = self._has(row)
-            far = len(own) > 1
-            pieces.append(Piece(row, own[server], own, server, own[server], settled=True, spread=far, elsewhere=far))
-        return pieces
-
     @cached_property
-    def _residents(self) -> list[list[int]]:
+    def _residents(self) -> list[list[Resident]]:
         """The settled jobs on each server."""
-        residents: list[list[int]] = [[] for _ in self._layout.sizes]
-        for row, gpus in self._settled.items():
-            for one in self._layout.counts(gpus):
-                residents[one].append(row)
+        residents: list[list[Resident]] = [[] for _ in self._layout.sizes]
+        wanted, spread, server_of = self._wanted, self._spread, self._layout.server
+        for row, has in self._settled.items():
+            if row in spread:
+                for server, gpus in spread[row].items():
+                    residents[server].append((row, gpus, True))
+            else:
+                residents[server_of[has.bit_length() - 1]].append((row, wanted[row], False))
         return residents
 
     def _choose(self, amounts: Mapping[int, Mapping[int, int]], placed: Placements) -> None:

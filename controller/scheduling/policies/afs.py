@@ -27,7 +27,8 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from bisect import bisect, bisect_left
+from bisect import bisect, bisect_left, insort
+from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -37,6 +38,8 @@ from ..view import Floats, Ints, JobTable, Reason
 from .base import Shares, rigid, waits_for
 from .max_min import level
 from .reviews import EARLY_S, LATE_S
+
+BLOCK = 32  # jobs that stand next to each other when a decision begins
 
 
 class AfsLParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,12 +142,17 @@ def _by_inequality(jobs: JobTable, given: Ints, free: int) -> None:
     given[line.rows] = line.share
 
 
+_Key = tuple[float, int]  # a job's place in the line: its length, and which one it is; they stand in ascending order
+
+
 class _Line:
-    """The jobs that can grow, in ascending order of length, and where the records are; the last one is the top job.
+    """The jobs that can grow, in ascending order of length, and which of them are records; the last one is the top job.
 
     A GPU makes the top job shorter, so that it moves forward. The records before its new place stay what they are.
-    Where it is no record there, neither do those behind change, except that it is not among them any more. So each GPU
-    costs few searches.
+    Where it is no record there, neither do those behind change, except that it is not among them any more.
+
+    Jobs stand in blocks of neighbours, of whose gains the greatest is known, so that who comes next above a bar is
+    found without a look at everybody. Where the blocks begin is settled by the lengths at first.
     """
 
     def __init__(self, jobs: JobTable, given: Ints) -> None:
@@ -156,63 +164,82 @@ class _Line:
         self._most: list[int] = most.tolist()
         self._curve: list[int] = jobs.curve[self.rows].tolist()
         self._left_s: list[float] = jobs.left_s[self.rows].tolist()
+        self._gain: list[float] = ((then - now) / then).tolist()
         self._bar: list[float] = ((then - now) / now).tolist()
         self._speedup = jobs.curves.speedup
-        # By position.
-        self._jobs: list[tuple[float, int]] = list(zip(length[order].tolist(), order.tolist(), strict=True))
-        self._gain = ((then - now) / then)[order]
-        self._records: list[int] = []
-        self._find_records(0)
+        self._block: list[int] = [0] * len(order)  # where it stands
+        # By block.
+        keys: list[_Key] = list(zip(length[order].tolist(), order.tolist(), strict=True))
+        self._blocks = [keys[begin : begin + BLOCK] for begin in range(0, len(keys), BLOCK)]
+        self._first = [block[0] for block in self._blocks[1:]]  # whoever comes before it belongs to an earlier block
+        self._greatest = [max([self._gain[job] for _, job in block]) for block in self._blocks]  # nobody gains more
+        for place, (_, job) in enumerate(keys):
+            self._block[job] = place // BLOCK
+        self._records: list[_Key] = []
+        if keys:
+            self._records.append(keys[0])
+            self._find_records(keys[0], 0)
 
     def give(self) -> bool:
         """One GPU more for the top job. False: nobody can use one."""
-        if not self._jobs:
+        if not self._records:
             return False
-        at = self._records.pop()
-        _, job = self._jobs.pop(at)
+        key = self._records.pop()
+        job = key[1]
+        at = self._block[job]
+        block = self._blocks[at]
+        del block[bisect_left(block, key)]
         self.share[job] += 1
         share, curve = self.share[job], self._curve[job]
         now = self._speedup.item(curve, share)
         then = self._speedup.item(curve, share + 1) if share < self._most[job] else now
-        if then <= now:
-            self._gain[at:-1] = self._gain[at + 1 :]
-            self._gain = self._gain[:-1]
-            self._find_records(at)
-        else:
-            self._bar[job] = (then - now) / now
-            self._put(job, self._left_s[job] / now, (then - now) / then, at)
+        if then <= now or not self._put(job, self._left_s[job] / now, (then - now) / then, (then - now) / now):
+            self._find_records(key, at)
         return True
 
-    def _put(self, job: int, length: float, gain: float, before: int) -> None:
-        """The job comes back from position `before` with another length and gain."""
-        to = bisect(self._jobs, (length, job), 0, before)
-        self._jobs.insert(to, (length, job))
-        self._gain[to + 1 : before + 1] = self._gain[to:before]
-        self._gain[to] = gain
+    def _put(self, job: int, length: float, gain: float, bar: float) -> bool:
+        """The top job comes back with another length, gain and bar. Does it displace records, so that those behind it are
+        found already?"""
+        key = length, job
+        at = self._block[job] = bisect(self._first, key, 0, self._block[job])
+        insort(self._blocks[at], key)
+        self._gain[job], self._bar[job] = gain, bar
+        if gain > self._greatest[at]:
+            self._greatest[at] = gain
         records = self._records
-        earlier = bisect_left(records, to)
-        if earlier == 0 or gain > self._bar_at(records[earlier - 1]):
-            records[earlier:] = [to]
-            self._find_records(to + 1)
-        else:
-            records[earlier:] = [position + 1 for position in records[earlier:]]
-            self._find_records(before + 1)
+        earlier = len(records)
+        while earlier and records[earlier - 1] > key:
+            earlier -= 1
+        if earlier and gain <= self._bar[records[earlier - 1][1]]:
+            return False
+        displaces = earlier < len(records)
+        records[earlier:] = [key]
+        if displaces:
+            self._find_records(key, at)
+        return displaces
 
-    def _find_records(self, begin: int) -> None:
-        """The records from position `begin` on, where those before it are known."""
-        records, gain = self._records, self._gain
-        while begin < len(gain):
-            step = 0
-            if records:
-                better = gain[begin:] > self._bar_at(records[-1])
-                step = int(better.argmax())
-                if not better[step]:
-                    return
-            records.append(begin + step)
-            begin += step + 1
+    def _find_records(self, key: _Key, at: int) -> None:
+        """The records behind this place in a block, where those before it are known."""
+        bar = self._bar[self._records[-1][1]] if self._records else -math.inf
+        while bar < max(self._greatest) and (record := self._next(key, at, bar)) is not None:
+            self._records.append(record)
+            key, at, bar = record, self._block[record[1]], self._bar[record[1]]
 
-    def _bar_at(self, position: int) -> float:
-        return self._bar[self._jobs[position][1]]
+    def _next(self, key: _Key, at: int, bar: float) -> _Key | None:
+        """The first behind this place in a block whose gain is above the bar."""
+        gain, greatest, blocks = self._gain, self._greatest, self._blocks
+        if greatest[at] > bar:
+            block = blocks[at]
+            for other in islice(block, bisect(block, key), None):
+                if gain[other[1]] > bar:
+                    return other
+        for later in range(at + 1, len(blocks)):
+            if greatest[later] > bar:
+                for other in blocks[later]:
+                    if gain[other[1]] > bar:
+                        return other
+                greatest[later] = max([gain[job] for _, job in blocks[later]], default=-math.inf)
+        return None
 
 
 def _without_lengths(jobs: JobTable, given: Ints, free: int, rng: random.Random) -> None:
