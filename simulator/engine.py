@@ -7,8 +7,8 @@ new GPUs are ready) and reviews that a policy has asked for. At an arrival, an e
 what changes costs what `Costs` says. All events of one moment are taken in before it is asked.
 
 Jobs' states are columns as long as the trace, and `active` lists the rows that are not over, so that a decision costs what the
-policy looks at, not what the trace holds. A review may change all running jobs at once, so changes of one kind are made together; what
-they cost is a column for each kind of cost (`_Prices`).
+policy looks at, not what the trace holds. A review may change all running jobs at once, so changes of one kind are made together;
+what they cost is a column for each kind of cost (`_Prices`).
 """
 
 from __future__ import annotations
