@@ -48,6 +48,16 @@ def test_a_job_alone_starts_trains_and_ends() -> None:
     assert ends_s(costs, (0.0,), (40.0,)) == [pytest.approx(3.0 + 10.0 + 0.5)]
 
 
+@pytest.mark.parametrize("end_s", [0.0, 0.5])
+def test_efficiency_counts_a_job_from_when_it_has_begun_to_when_its_last_step_is_done(end_s: float) -> None:
+    """All work, over what all GPUs could have done until each moment."""
+    costs = Costs("test", start_s=3.0, ready_s=1.0, pause_s=0.5, release_s=0.25, end_s=end_s)
+    line = simulation(costs, (0.0, 5.0, 9.0), (40.0, 10.0, 20.0)).run().timeline
+    lasts_s = np.diff(line.time_s)
+    assert float(np.array(line.efficiency)[:-1] @ lasts_s) * GPUS == pytest.approx(40.0 + 10.0 + 20.0)
+    assert simulation(costs, (0.0,), (40.0,)).run().timeline.efficiency[0] == pytest.approx(10.0 / (13.0 + end_s))
+
+
 def test_gpus_that_another_job_gives_up_come_later() -> None:
     """The first has 4 GPUs, then 2 from 10 s on, and all again when the second is over."""
     costs = Costs("test", start_s=1.0, ready_s=0.0, pause_s=0.0, release_s=2.0)
