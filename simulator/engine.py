@@ -7,8 +7,8 @@ new GPUs are ready) and reviews that a policy has asked for. At an arrival, an e
 what changes costs what `Costs` says. All events of one moment are taken in before it is asked.
 
 Jobs' states are columns as long as the trace, and `active` lists the rows that are not over, so that a decision costs what the
-policy looks at, not what the trace holds. A review may change all running jobs at once, so changes of one kind are made together; what
-they cost is a column for each kind of cost (`_Prices`).
+policy looks at, not what the trace holds. A review may change all running jobs at once, so changes of one kind are made together;
+what they cost is a column for each kind of cost (`_Prices`).
 """
 
 from __future__ import annotations
@@ -291,9 +291,7 @@ class Simulation:
         """Those that stop begin to wait, the others do not wait any more; the sums are made in the order of the jobs."""
         columns = self.columns
         since_s = columns.submitted_s[jobs] + columns.executed_s[jobs]
-        for left_s, since, stop in zip(
-            columns.left_s[jobs].tolist(), since_s.tolist(), stops.tolist(), strict=True
-        ):
+        for left_s, since, stop in zip(columns.left_s[jobs].tolist(), since_s.tolist(), stops.tolist(), strict=True):
             if stop:
                 self._blocking.add(left_s, since)
             else:
