@@ -229,7 +229,7 @@ class Simulation:
             self._watch(view, decision)
         self._review_s = decision.review_s if decision.review_s > self._now else math.inf
         self._change(present, decision.placements)
-        self._running = self._active[np.flatnonzero(decision.shares)]
+        self._running = self._active[np.flatnonzero(decision.shares > 0)]
 
     def _table(self) -> JobTable:
         """What policies see."""

@@ -257,7 +257,7 @@ class _Attempt:
 def wanted_shares(shares: Ints | Mapping[int, int]) -> dict[int, int]:
     """By row, without those that are 0."""
     if isinstance(shares, np.ndarray):
-        rows = np.flatnonzero(shares)
+        rows = np.flatnonzero(shares != 0)
         return dict(zip(rows.tolist(), shares[rows].tolist(), strict=True))
     return {row: share for row, share in sorted(shares.items()) if share}
 
