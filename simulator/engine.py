@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from ..controller.scheduling.admission import ADMIT_ALL, Admission, Newcomer, Situation
 from ..controller.scheduling.pipeline import Decision, decide
@@ -32,8 +31,6 @@ from .costs import NONE, Costs
 from .workload import Workload
 
 SHORTEST_S = 1.0
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -206,7 +203,7 @@ class Simulation:
 
     def _end(self) -> int:
         ends = self._end_s[self._running] <= self._now
-        if not ends.any():
+        if not np.count_nonzero(ends):
             return 0
         over = self._running[ends]
         self.outcome.end_s[over] = self._now
@@ -234,7 +231,7 @@ class Simulation:
             self._watch(view, decision)
         self._review_s = decision.review_s if decision.review_s > self._now else math.inf
         self._change(present, decision.placements)
-        self._running = self._active[np.flatnonzero(decision.shares)]
+        self._running = self._active[np.flatnonzero(decision.shares > 0)]
 
     def _table(self) -> JobTable:
         """What policies see."""
@@ -255,22 +252,22 @@ class Simulation:
                 self._placed[job] = gpus
             else:
                 del self._placed[job]
-        had, has = np.array([gpus > 0 for gpus in before]), np.array([gpus > 0 for gpus in after])
         free_s = self._free_s(jobs, before, after)
-        starts, stops = has & ~had, had & ~has
-        stay = had & has
-        if stops.any():
+        moves = list(zip(before, after, strict=True))
+        starts = [at for at, (had, _) in enumerate(moves) if not had]
+        stops = [at for at, (_, has) in enumerate(moves) if not has]
+        stay = [at for at, (had, has) in enumerate(moves) if had and has]
+        if stops:
             self._fall_back(jobs[stops])
-        if not stay.all():
-            self._count_blocked(jobs[~stay], had[~stay])
-        if starts.any():
+        if starts or stops:
+            turned = sorted(starts + stops)
+            self._count_blocked(jobs[turned], [before[at] > 0 for at in turned])
+        if starts:
             self._start(jobs[starts], free_s[starts])
-        if stops.any():
+        if stops:
             self._stop(jobs[stops])
-        if stay.any():
-            at = np.flatnonzero(stay)
-            held = [(before[row], after[row]) for row in at.tolist()]
-            self._resize(jobs[at], held, free_s[at])
+        if stay:
+            self._resize(jobs[stay], [moves[at] for at in stay], free_s[stay])
 
     def _free_s(self, jobs: Ints, before: Sequence[Gpus], after: Sequence[Gpus]) -> Floats:
         """How long each of these jobs waits until running jobs have given up the GPUs that it gets.
@@ -289,11 +286,11 @@ class Simulation:
                     free_s[at] = release_s + (ready_s if taken & left_late else 0.0)
         return free_s
 
-    def _count_blocked(self, jobs: Ints, stops: Bools) -> None:
+    def _count_blocked(self, jobs: Ints, stops: Sequence[bool]) -> None:
         """Those that stop begin to wait, the others do not wait any more; the sums are made in the order of the jobs."""
         columns = self.columns
         since_s = columns.submitted_s[jobs] + columns.executed_s[jobs]
-        for left_s, since, stop in zip(columns.left_s[jobs].tolist(), since_s.tolist(), stops.tolist(), strict=True):
+        for left_s, since, stop in zip(columns.left_s[jobs].tolist(), since_s.tolist(), stops, strict=True):
             if stop:
                 self._blocking.add(left_s, since)
             else:
@@ -311,7 +308,7 @@ class Simulation:
         every_s = self._prices.checkpoint_every_s[jobs]
         trained_s = self._now - self._given_s[jobs] - self._prices.start_s[jobs]
         falls = (every_s > 0) & (trained_s > 0)
-        if falls.any():
+        if np.count_nonzero(falls):
             jobs = jobs[falls]
             lost_s = trained_s[falls] % every_s[falls]
             left_s = self.columns.left_s[jobs] + lost_s * self._rate[jobs]
@@ -327,7 +324,7 @@ class Simulation:
         """`held`: the GPUs before and after, of each; `free_s`: until its new ones are free."""
         prices = self._prices
         over = (prices.end_s[jobs] > 0) & (self.columns.left_s[jobs] <= 0)
-        if over.any():  # the last step of some is done: they keep to their ends
+        if np.count_nonzero(over):  # the last step of some is done: they keep to their ends
             stay = np.flatnonzero(~over)
             jobs, held, free_s = jobs[stay], [held[at] for at in stay.tolist()], free_s[stay]
         keep_some = sum([before & after > 0 for before, after in held])

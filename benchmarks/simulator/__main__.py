@@ -4,8 +4,8 @@
                                    [--data DIRECTORY] [--repeats N] [--json FILE]
 
 Each case runs in a process of its own on one core, several times; medians count. What needs published inputs is skipped
-with a reason where these are not at hand. Results go to out/bench-simulator.json and into docs/benchmarks.md (`--quick`:
-to out/bench-simulator-quick.json only).
+with a reason where these are not at hand. With `--policy` the rows of other policies stay as they were. Results go to
+out/bench-simulator.json and into docs/benchmarks.md (`--quick`: to out/bench-simulator-quick.json only).
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def main() -> int:
             row = _measure(entry, 1 if options.quick else options.repeats, options.data)
             print(report.line(row), flush=True)
             rows.append(row)
-        groups[group] = {"machine": about, "rows": rows}
+        others = groups[group]["rows"] if options.policy and group in groups else []
+        groups[group] = {"machine": about, "rows": report.merged(others, rows)}
         report.write(target, groups)
     if not options.quick and groups:
         report.publish(ROOT / "docs" / "benchmarks.md", groups)

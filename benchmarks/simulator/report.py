@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,13 @@ COLUMNS = (
 def read(path: Path) -> dict[str, Any]:
     """The groups that were measured before."""
     return dict(json.loads(path.read_text())["groups"]) if path.exists() else {}
+
+
+def merged(before: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows that were measured again in their places, new ones at the end."""
+    again = {row["what"]: row for row in rows}
+    kept = [again.pop(row["what"], row) for row in before]
+    return [*kept, *again.values()]
 
 
 def write(path: Path, groups: Mapping[str, Any]) -> None:

@@ -19,7 +19,8 @@ one cannot be placed well otherwise, or where more jobs than it would have to mo
 
 Attempts differ by few pieces. So what could leave a server is worked out once for all attempts in which it is the same
 (`_Leavers`), and the price of an outcome is counted for the jobs that have a loose piece; all others cost what they cost at
-their homes. Settled jobs are numbers (`Resident`) until one of them has to be thought of as leaving: of servers alike one is
+their homes. No outcome with a server too many is as good as one without, whatever has moved: such ones are only priced if there
+is none without. Settled jobs are numbers (`Resident`) until one of them has to be thought of as leaving: of servers alike one is
 looked at closely, and in a large cluster most are alike.
 """
 
@@ -92,6 +93,7 @@ def fit(
         if piece.home is not None:
             left[piece.home] -= piece.gpus
     search.explore(left, [piece for piece in pieces if piece.home is None])
+    search.settle_for_less()
     return Fit(search.amounts, search.cost < SPREAD)
 
 
@@ -108,6 +110,7 @@ class _Search:
         self.pieces = pieces
         self.cost = 2**100
         self.amounts: Amounts = {}
+        self._imperfect: list[tuple[_Fitted, list[Piece]]] = []  # outcomes that are not priced, with what was loose
         self.remote = remote | {piece.home for piece in pieces if piece.spread and piece.home is not None}
         self._settled, self._own = settled, own
         self._tries = 0
@@ -120,7 +123,8 @@ class _Search:
                 self._homes.setdefault(piece.home, []).append(piece)
         self._residents: dict[int, list[Piece]] = {}  # by server, as they were asked for
         self._leavers: dict[tuple[int, int, tuple[Piece, ...]], _Leavers] = {}
-        self._stock: dict[int, list[tuple[int, _Kind, int]]] = {}  # by the size that is too large: `_could_leave`
+        self._stock: dict[int, list[tuple[int, int, int]]] = {}  # by the size that is too large: `_could_leave`
+        self._kinds: dict[_Kind, int] = {}
         self._at_home = {job: _cost_at_home(own) for job, own in self._of_job.items()}
         self._all_at_home = sum(self._at_home.values())
 
@@ -148,7 +152,10 @@ class _Search:
             server = holes.index(least)
             return list(self._who_can_leave(server, 2**60, left.get(server, ())).ways(-least))
         fitted = _Fitted(self, holes, loose)
-        self._consider(fitted, loose)
+        if not fitted.homeless and not fitted.conflicts:
+            self._consider(fitted, loose)
+        elif self.cost >= SPREAD:
+            self._imperfect.append((fitted, loose))
         if self._turned and self._tries > TRIES:
             return []
         ways = self._ways_to_a_hole(holes, left, fitted.homeless[0].gpus) if fitted.homeless else []
@@ -166,29 +173,38 @@ class _Search:
             stock = stock.copy()
             for server, gone in left.items():
                 leavers = self._who_can_leave(server, gpus, gone)
-                stock[server] = leavers.gpus, leavers.alike, leavers.last
-        found: dict[tuple[int, _Kind], tuple[int, int]] = {}
-        for server, (most, alike, last) in enumerate(stock):
+                stock[server] = leavers.gpus, self._number(leavers.alike), leavers.last
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        for server, (most, kind, last) in enumerate(stock):
             need = gpus - holes[server] % gpus
             if most >= need:
-                other = found.get((need, alike))
+                other = found.get((need, kind))
                 if other is None or other[0] < last:
-                    found[need, alike] = last, server
+                    found[need, kind] = last, server
         ways: list[_Way] = []
         for (need, _), (_, server) in found.items():
             ways += self._who_can_leave(server, gpus, left.get(server, ())).ways(need)
         return ways
 
-    def _could_leave(self, server: int, below: int) -> tuple[int, _Kind, int]:
-        """Of the pieces with fewer than `below` GPUs on a server that nobody has left: their GPUs together, their kinds, and the
-        job submitted last."""
-        smaller = [(gpus, _charge(gpus, far), job) for job, gpus, far in self._settled(server) if gpus < below]
-        smaller += [
-            (piece.gpus, piece.charge, piece.job) for piece in self._homes.get(server, ()) if piece.gpus < below
-        ]
-        smaller.sort()
-        alike = tuple([(gpus, charge) for gpus, charge, _ in smaller])
-        return sum([gpus for gpus, _ in alike]), alike, max([job for _, _, job in smaller], default=-1)
+    def _could_leave(self, server: int, below: int) -> tuple[int, int, int]:
+        """Of the pieces with fewer than `below` GPUs on a server that nobody has left: their GPUs together, the number of their
+        kind, and the job submitted last."""
+        most, last, alike = 0, -1, []
+        for job, gpus, far in self._settled(server):
+            if gpus < below:
+                alike.append((gpus, _charge(gpus, far)))
+                most += gpus
+                last = max(last, job)
+        for piece in self._homes.get(server, ()):
+            if piece.gpus < below:
+                alike.append((piece.gpus, piece.charge))
+                most += piece.gpus
+                last = max(last, piece.job)
+        alike.sort()
+        return most, self._number(tuple(alike)), last
+
+    def _number(self, kind: _Kind) -> int:
+        return self._kinds.setdefault(kind, len(self._kinds))
 
     def _who_can_leave(self, server: int, below: int, left: tuple[Piece, ...]) -> _Leavers:
         """The pieces with fewer than `below` GPUs on a server that these have left."""
@@ -219,6 +235,12 @@ class _Search:
         return found
 
     # -- what it costs
+
+    def settle_for_less(self) -> None:
+        """If no outcome was perfect, find the best of the others; of equal ones the first."""
+        if self.cost >= SPREAD:
+            for fitted, loose in self._imperfect:
+                self._consider(fitted, loose)
 
     def _consider(self, fitted: _Fitted, loose: list[Piece]) -> None:
         """Is this the best outcome so far? What fits nowhere is spread."""
@@ -268,6 +290,8 @@ class _Fitted:
         self.homeless: list[Piece] = []
         self.server: dict[Piece, int] = {}
         self._holes = holes.copy()
+        self._largest = max(holes)  # at first
+        self._too_large = self._largest + 1  # GPUs that fit nowhere any more
         spread = [piece for piece in loose if piece.spread]
         if spread:
             self._remote = set(search.remote)
@@ -289,13 +313,16 @@ class _Fitted:
     def _tightest(self, piece: Piece) -> int | None:
         """The server with the tightest hole that is large enough, one where the job has GPUs if there is any; else None."""
         holes, gpus = self._holes, piece.gpus
+        if gpus >= self._too_large:
+            return None
         if piece.own:
             at_home = [(holes[server], server) for server in piece.own if holes[server] >= gpus]
             if at_home:
                 return min(at_home)[1]
-        for size in range(gpus, max(holes) + 1):
+        for size in range(gpus, self._largest + 1):
             if size in holes:
                 return holes.index(size)
+        self._too_large = gpus
         return None
 
     def _avoiding_others(self, piece: Piece) -> int | None:

@@ -177,9 +177,11 @@ class _Attempt:
         remote = frozenset(self._remote)
         pieces = [piece for row in self.restless for piece in self._pieces(row)]
         fitted = fit(self._holes, pieces, lambda server: self._residents[server], self._has, remote)
-        placed = {row: gpus for row, gpus in self._settled.items() if row not in fitted.amounts}
+        placed = self._settled.copy()
+        for row in fitted.amounts:
+            placed.pop(row, None)
         self._choose(fitted.amounts, placed)
-        return {row: placed[row] for row in self._wanted}, fitted.perfect
+        return placed, fitted.perfect
 
     def _pieces(self, row: int) -> list[Piece]:
         """The pieces of a job, and where they would stay."""
@@ -255,7 +257,7 @@ class _Attempt:
 def wanted_shares(shares: Ints | Mapping[int, int]) -> dict[int, int]:
     """By row, without those that are 0."""
     if isinstance(shares, np.ndarray):
-        rows = np.flatnonzero(shares)
+        rows = np.flatnonzero(shares != 0)
         return dict(zip(rows.tolist(), shares[rows].tolist(), strict=True))
     return {row: share for row, share in sorted(shares.items()) if share}
 

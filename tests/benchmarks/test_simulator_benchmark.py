@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulator import report
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
 
@@ -41,3 +43,13 @@ def test_peers_are_named_with_how_many_times_our_time_they_took(tmp_path: Path) 
     done = bench("--only", "traces", "--policy", "fifo", "--json", str(tmp_path / "result.json"))
     assert done.returncode == 0, done.stderr
     assert "PCS, FIFO: 2.71 s" in done.stdout
+
+
+def test_a_row_that_is_measured_again_replaces_the_one_before_it() -> None:
+    before = [{"what": "fifo", "cpu_s": 1}, {"what": "srtf", "cpu_s": 2}]
+    again = [{"what": "afs-l", "cpu_s": 3}, {"what": "fifo", "cpu_s": 4}]
+    assert report.merged(before, again) == [
+        {"what": "fifo", "cpu_s": 4},
+        {"what": "srtf", "cpu_s": 2},
+        {"what": "afs-l", "cpu_s": 3},
+    ]

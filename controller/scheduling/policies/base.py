@@ -50,21 +50,18 @@ def smallest(keys: Floats, count: int) -> Ints:
 def rigid(jobs: JobTable, gpus: int, keys: Floats, want: Ints) -> Ints:
     """`want` GPUs each or none, in ascending order of `keys`; who does not fit into what is left is passed over."""
     given = no_shares(jobs)
-    free, count = gpus, min(len(jobs), 4 * gpus + 64)
+    free = gpus
     fitting = np.flatnonzero(want <= gpus)
-    order = fitting[smallest(keys[fitting], count)]
-    while True:
+    while len(fitting):
+        order = fitting[smallest(keys[fitting], free)]
         for row, wanted in zip(order.tolist(), want[order].tolist(), strict=True):
             if wanted <= free:
                 given[row] = wanted
                 free -= wanted
                 if not free:
                     return given
-        if len(order) == len(fitting):
-            return given
-        rest = fitting[(given[fitting] == 0) & (want[fitting] <= free)]  # only these can still get something
-        fitting = rest[~np.isin(rest, order)]
-        order = fitting[np.argsort(keys[fitting], kind="stable")]
+        fitting = fitting[(given[fitting] == 0) & (want[fitting] <= free)]  # nobody who has been passed over
+    return given
 
 
 Gain = Callable[[int, float, float], float]  # of a row, from its throughput now and with one GPU more; 0 or less: none

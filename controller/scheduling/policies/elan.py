@@ -136,7 +136,7 @@ def _admit(division: _Division, waiting: Ints, look_ahead_jobs: int) -> tuple[_D
 
 def _running(jobs: JobTable, gpus: int) -> Ints:
     """The rows of those that run and go on, in the order of submission: all, unless GPUs have been lost."""
-    rows = np.flatnonzero(jobs.share)
+    rows = np.flatnonzero(jobs.share > 0)
     least = jobs.min_gpus[rows]
     if least.sum() <= gpus:
         return rows

@@ -39,7 +39,7 @@ def going_on(jobs: JobTable, gpus: int) -> Ints:
     minimum."""
     given = no_shares(jobs)
     free = gpus
-    for row in np.flatnonzero(jobs.share).tolist():
+    for row in np.flatnonzero(jobs.share > 0).tolist():
         kept = min(int(jobs.share[row]), free)
         if kept >= jobs.min_gpus[row]:
             given[row] = kept
