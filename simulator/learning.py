@@ -92,7 +92,7 @@ class LearningSimulation(Simulation):
             known = {(share, int(self._fewest[share])): rate for share, rate in rates.items()}
             curve = estimate(known, self._fewest)
             self._estimates[job] = curve
-            self._seen_curves.speedup[job] = curve / curve[1]
+            self._seen_curves.correct(job, curve / curve[1])
             self._peak[job] = peak(curve, int(self.columns.min_gpus[job]), int(self._most[job]))
             self._fresh[job] = False
             self._measured_s[job] = math.inf

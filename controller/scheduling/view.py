@@ -66,6 +66,11 @@ class Curves:
             found = self._rows[curve] = self.speedup[curve].tolist()
         return found
 
+    def correct(self, curve: int, speedup: Floats) -> None:
+        """More is known of a curve than before."""
+        self.speedup[curve] = speedup
+        self._rows.pop(curve, None)
+
 
 class JobTable:
     """Some rows of `Columns`, in the order of submission."""

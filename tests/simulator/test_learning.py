@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticd.controller.scheduling.measuring import OFF, Measuring
+from elasticd.controller.scheduling.pipeline import Decision
 from elasticd.controller.scheduling.policies import POLICIES, load_policy
-from elasticd.controller.scheduling.view import Curves
+from elasticd.controller.scheduling.view import ClusterView, Curves
 from elasticd.protocol.model import JobId
 from elasticd.simulator.costs import NONE, STOP_RESUME, Costs
 from elasticd.simulator.engine import Outcome, Simulation
@@ -73,6 +74,21 @@ def test_a_new_job_gets_its_fair_share_until_it_is_measured() -> None:
     outcome = run(workload((0.0, 1e6, FLAT_FROM_2), (1000.0, 1e6, LINEAR)))
     after = [gpus for at, gpus in used(outcome) if at >= 1000.0]
     assert after[:2] == [2 + 4, 2 + 6]
+
+
+@pytest.mark.parametrize("policy", ["afs-l", "afs-p", "elastic", "themis"])
+def test_policies_see_what_is_known_now_whether_they_look_at_columns_or_at_rows(policy: str) -> None:
+    seen: set[tuple[float, ...]] = set()
+
+    def watch(view: ClusterView, decision: Decision) -> None:
+        for curve in view.jobs.curve.tolist():
+            assert view.jobs.curves.row(curve) == view.jobs.curves.speedup[curve].tolist()
+            seen.add(tuple(view.jobs.curves.row(curve)))
+
+    load = workload((0.0, 10_000.0, FLAT_FROM_2), (10.0, 20_000.0, LINEAR), (300.0, 5_000.0, FLAT_FROM_2))
+    chosen = load_policy({"policy": policy}, "test")
+    LearningSimulation(load, servers(1, 8), chosen, watch=watch).run()
+    assert len(seen) > 2
 
 
 def test_going_down_and_up_costs_what_every_change_costs() -> None:
