@@ -29,16 +29,7 @@ class Outlook:
     jobs: tuple[Job, ...]
     first: Mapping[int, Gpus]  # by row, the GPU of a job's first worker
     running: Mapping[int, Gpus]  # by row, where a job's processes are
-
-    @cached_property
-    def held(self) -> Mapping[int, Gpus]:
-        """By row, where a job's processes are, or are to start as soon as the GPUs are free, if it has any."""
-        bits = {gpu: 1 << bit for bit, gpu in enumerate(self.gpus)}
-        return {
-            row: union(bits.get(entry.gpu, 0) for entry in self.jobs[row].kept.workers if not entry.stopping)
-            for row, gpus in self.running.items()
-            if gpus
-        }
+    held: Mapping[int, Gpus]  # and where more are to start as soon as the GPUs are free; of jobs that have processes
 
     @cached_property
     def gpus(self) -> tuple[GpuAddress, ...]:
@@ -73,7 +64,12 @@ def outlook(cluster: Cluster, now: float) -> Outlook:
         row: bits[job.kept.target[0]] for row, job in enumerate(seen) if job.kept.target and job.kept.target[0] in bits
     }
     running = {row: union(bits.get(gpu, 0) for gpu in job.running_gpus) for row, job in enumerate(seen)}
-    return Outlook(ClusterView(now, table, servers, placements, manual), seen, first, running)
+    held = {
+        row: union(bits.get(entry.gpu, 0) for entry in job.kept.workers if not entry.stopping)
+        for row, job in enumerate(seen)
+        if running[row]
+    }
+    return Outlook(ClusterView(now, table, servers, placements, manual), seen, first, running, held)
 
 
 def _held(job: Job) -> bool:

@@ -25,8 +25,8 @@ shares 6.3 times as often as Tiresias-L on average, up to 22 times (4.3).
 
 _QUIET = """\
 On the quiet traces 7 and 11 hardly a job ever waits, and Tiresias-L, which is rigid, has next to nothing to change; AFS-P
-changes shares at every arrival and end, about four times per job, as on the others. The ratio tells of Tiresias-L there,
-and the mean is that of these two."""
+changes shares at arrivals and ends, four to six times per job (three to thirteen on the others). The ratio tells of
+Tiresias-L there, and the mean is that of these two."""
 EXPLANATIONS = dict.fromkeys(("C7", "C11", "C"), _QUIET)
 
 

@@ -369,6 +369,24 @@ def test_whatever_happens_jobs_that_are_measured_come_to_rest_with_their_gpus_an
     world.finish_all()
 
 
+def test_jobs_that_are_left_to_change_places_stay_where_they_are_and_train_on():
+    """As when the one way out of an exchange is lost: each is to be where the other one is, and neither can leave."""
+    world = LivingWorld({"s1": 1, "s2": 1})
+    one, other = (world.submit(job_spec(low=1, high=1)) for _ in range(2))
+    world.go_on(6)
+    world.check()
+    places, workers = [job.kept.target for job in (one, other)], [world.roster(job.id) for job in (one, other)]
+    assert len({*places[0], *places[1]}) == 2
+    one.update(target=places[1])
+    other.update(target=places[0])
+    world.machine.cluster.stir_all()
+    world.go_on(6)
+    world.check()
+    assert [job.kept.target for job in (one, other)] == places
+    assert [world.roster(job.id) for job in (one, other)] == workers
+    world.finish_all()
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32), st.integers(20, 120))
 def test_whatever_happens_every_job_gets_its_gpus_and_ends(seed, length):
