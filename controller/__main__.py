@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def main() -> int:
             config.scheduler_of(options, arguments.config),
             config.profiles_of(options, arguments.config),
         )
+        gc.freeze()  # what is loaded stays; looking through it for garbage takes as long as a decision
         ControllerDaemon(options, scheduler, profiles).run()
     except ElasticError as error:
         print(f"elasticd.controller: {error}", file=sys.stderr)

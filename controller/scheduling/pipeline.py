@@ -36,12 +36,13 @@ def decide(
     placement: Placement = FEWEST_SERVERS,
 ) -> Decision:
     """Who gets which GPUs. `packing`: shares are regulated (AFS 4.4), except those set by hand. `first`: as for `place`."""
-    by_hand = _manual_shares(view)
-    rows = _others(view) if view.manual_shares else None  # None: the policy decides about all
+    by_hand = _manual_shares(view) if view.manual_shares else None  # None: the policy decides about all
+    rows = None if by_hand is None else _others(view)
     jobs = view.jobs if rows is None else view.jobs.cut(rows)
     if not policy.needs_lengths:
         jobs = jobs.without_lengths()
-    given = policy.shares(jobs, view.total_gpus - int(by_hand.sum()), view.now, rng)
+    gpus = view.total_gpus if by_hand is None else view.total_gpus - int(by_hand.sum())
+    given = policy.shares(jobs, gpus, view.now, rng)
     wanted = shares = _beside(by_hand, rows, given.gpus)
     if packing:
         packed = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, jobs.max_gpus)
@@ -68,9 +69,9 @@ def _manual_shares(view: ClusterView) -> Ints:
     return shares
 
 
-def _beside(by_hand: Ints, rows: Ints | None, given: Ints) -> Ints:
+def _beside(by_hand: Ints | None, rows: Ints | None, given: Ints) -> Ints:
     """All shares: those of these rows as they are given, the others as set by hand."""
-    if rows is None:
+    if by_hand is None or rows is None:
         return given
     shares = by_hand.copy()
     shares[rows] = given

@@ -28,6 +28,7 @@ import heapq
 import math
 import random
 from bisect import bisect, bisect_left, insort
+from collections import Counter
 from itertools import islice
 from typing import Annotated
 
@@ -249,8 +250,10 @@ def _without_lengths(jobs: JobTable, given: Ints, free: int, rng: random.Random)
     bar is at least the greatest gain of all. One of these gets the GPU: if there are some that have it already, one of
     them, so that shares do not change for no reason; else the first in an order that is drawn once.
     """
+    if free <= 0:
+        return
     rows, most, now, then = _growing(jobs, given)
-    if free <= 0 or not len(rows):
+    if not len(rows):
         return
     order = list(range(len(rows)))
     rng.shuffle(order)
@@ -274,24 +277,29 @@ class Unbeaten:
     """Jobs in the order drawn, and which of them nobody beats: those whose bar is at least the greatest gain of all.
 
     Where throughput is concave that gain only falls, so that jobs join the unbeaten, and only the one that got a GPU may
-    leave. Entries of heaps that do not hold any more are passed over when they come up.
+    leave. Entries of heaps that do not hold any more are passed over when they come up. Jobs of one model with as many GPUs
+    have the same gain and bar, so that there are few of either: heaps are of values, and whose they are is counted or listed.
     """
 
     def __init__(self, gain: list[float], bar: list[float], had: list[bool]) -> None:
         """`had`: who has fewer GPUs here than it has now."""
         self._gain, self._bar, self._had = gain, bar, had
-        self._gains = [(-value, at) for at, value in enumerate(gain)]
+        self._having = Counter(gain)  # how many jobs have a gain
+        self._gains = [-value for value in self._having]
         heapq.heapify(self._gains)
         self._begin()
 
     def _begin(self) -> None:
-        highest = self._highest = -self._gains[0][0]
-        self._beaten = [(-bar, at) for at, bar in enumerate(self._bar) if bar < highest]
-        heapq.heapify(self._beaten)
+        highest = self._highest = -self._gains[0]
+        self._beaten: dict[float, list[int]] = {}  # by bar
         self._unbeaten: dict[bool, list[int]] = {True: [], False: []}  # by whether they had it, each a heap
         for at, bar in enumerate(self._bar):
             if bar >= highest:
                 self._unbeaten[self._had[at]].append(at)
+            else:
+                self._beaten.setdefault(bar, []).append(at)
+        self._bars = [-bar for bar in self._beaten]
+        heapq.heapify(self._bars)
 
     def first(self) -> int | None:
         """The first of the unbeaten, of those that had it if there are any; None: nobody gains."""
@@ -307,16 +315,28 @@ class Unbeaten:
 
     def change(self, at: int, gain: float, bar: float, had: bool) -> None:
         """It has got a GPU."""
+        having, gains = self._having, self._gains
+        having[self._gain[at]] -= 1
+        if not having[gain]:
+            heapq.heappush(gains, -gain)
+        having[gain] += 1
+        stays = self._bar[at] >= self._highest and self._had[at] is had  # if it stays unbeaten
         self._gain[at], self._bar[at], self._had[at] = gain, bar, had
-        heapq.heappush(self._gains, (-gain, at))
-        while -self._gains[0][0] != self._gain[self._gains[0][1]]:
-            heapq.heappop(self._gains)
-        if -self._gains[0][0] > self._highest:
+        while not having[-gains[0]]:
+            heapq.heappop(gains)
+        if -gains[0] > self._highest:
             self._begin()
             return
-        self._highest = -self._gains[0][0]
-        heapq.heappush(self._beaten, (-bar, at))
-        while self._beaten and -self._beaten[0][0] >= self._highest:
-            bar, at = heapq.heappop(self._beaten)
-            if -bar == self._bar[at]:
-                heapq.heappush(self._unbeaten[self._had[at]], at)
+        self._highest = -gains[0]
+        if bar < self._highest:
+            if bar not in self._beaten:
+                self._beaten[bar] = []
+                heapq.heappush(self._bars, -bar)
+            self._beaten[bar].append(at)
+        elif not stays:
+            heapq.heappush(self._unbeaten[had], at)
+        while self._bars and -self._bars[0] >= self._highest:
+            value = -heapq.heappop(self._bars)
+            for one in self._beaten.pop(value):
+                if self._bar[one] == value:
+                    heapq.heappush(self._unbeaten[self._had[one]], one)
