@@ -35,6 +35,7 @@ from ..protocol.messages import (
     StartWorker,
     StatusReceived,
     StopWorker,
+    Suspend,
     ToAgentFromController,
     WorkerExit,
     WorkerReport,
@@ -70,6 +71,7 @@ STARTING_PATIENCE = 10.0  # times the silence that is allowed later
 MAX_ORDERS = 4096
 MAX_FORGOTTEN = 4096
 MAX_EXITS_PER_HEARTBEAT = 64
+SAVING = (WorkerPhase.TRAINING, WorkerPhase.BROKEN)  # a worker that may have a state that is to be saved
 
 
 @dataclass
@@ -81,6 +83,7 @@ class _Process:
     reported_at: float = 0.0
     ordered_at: float = 0.0
     kill_at: float | None = None
+    suspended: bool = False  # asked to end by itself; no signal yet
     heard_at: float = 0.0  # later by as long as the agent was away since
     hung: str = ""  # why it was killed for its silence
 
@@ -151,8 +154,8 @@ class AgentMachine:
                 return self._on_order(now, message)
             case StartWorker():
                 return self._on_start(message)
-            case StopWorker(worker=worker, grace_s=grace_s):
-                return self._on_stop(now, worker, grace_s)
+            case StopWorker():
+                return self._on_stop(now, message)
             case ForgetWorkers(workers=workers):
                 return [action for worker in workers for action in self._on_forget(worker)]
             case ReadLog(worker=worker):
@@ -179,14 +182,20 @@ class AgentMachine:
         self._running[start.worker] = _Process(start.job)
         return [StartProcess(start)]
 
-    def _on_stop(self, now: float, worker: WorkerId, grace_s: float) -> list[Action]:
-        process = self._running.get(worker)
+    def _on_stop(self, now: float, stop: StopWorker) -> list[Action]:
+        process = self._running.get(stop.worker)
         if process is None:
             return []
-        kill_at = now + max(0.0, grace_s)
+        kill_at = now + max(0.0, stop.grace_s)
         asked_before = process.kill_at is not None
         process.kill_at = kill_at if process.kill_at is None else min(process.kill_at, kill_at)
-        return [] if asked_before else [SignalProcess(worker, StopSignal.TERMINATE)]
+        if stop.save and not asked_before and process.status is not None and process.status.phase in SAVING:
+            process.suspended = True
+            return [SendWorker(stop.worker, Suspend(job=process.job))]
+        if asked_before and (stop.save or not process.suspended):
+            return []
+        process.suspended = False
+        return [SignalProcess(stop.worker, StopSignal.TERMINATE)]
 
     def _on_forget(self, worker: WorkerId) -> list[Action]:
         record = self._exited.pop(worker, None)

@@ -28,6 +28,7 @@ from .throughput import Estimated, History, Profiles, estimated
 KEPT_EVENTS = 10_000
 KEPT_ANSWERS = 10_000
 STOP_GRACE_S = 5.0
+SAVE_GRACE_S = 30.0  # for a step to end and a checkpoint to be written
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,9 @@ class Cluster:
             job.drop_unstarted(worker)
             return
         job.update_worker(worker, stopping=True)
-        self.send(entry.gpu.server, StopWorker(job=job.id, worker=worker, grace_s=STOP_GRACE_S))
+        save = not job.kept.target and not job.final  # it is preempted
+        grace_s = SAVE_GRACE_S if save else STOP_GRACE_S
+        self.send(entry.gpu.server, StopWorker(job=job.id, worker=worker, grace_s=grace_s, save=save))
 
     def answer(self, client: bytes, request: str, answer: Answer) -> None:
         self._effects.append(ReplyClient(client, Reply(id=request, answer=answer)))

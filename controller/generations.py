@@ -106,6 +106,8 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool]) -> Step:
         return None
     newest = job.newest
     if newest is None:
+        if any(entry.stopping for entry in job.kept.workers):
+            return None  # they may be saving the state
         places = _assign(job, job.kept.target, None)
         return GiveOrder(places, OrderKind.TARGET, fresh_start=True) if places else None
     with_state = holders(job)

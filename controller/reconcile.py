@@ -107,7 +107,7 @@ def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, 
     job.descent = None
     cluster.stir(job)
     if not target:
-        cluster.tell(now, "preempted", job.id, "gave all its GPUs back; it goes on from its last checkpoint")
+        cluster.tell(now, "preempted", job.id, "gives all its GPUs back; its state is saved first")
         suspend(cluster, now, job)
 
 

@@ -64,11 +64,15 @@ class StartWorker(Message, frozen=True, kw_only=True):
 
 
 class StopWorker(Message, frozen=True, kw_only=True):
-    """Stop a worker process: SIGTERM, SIGKILL after `grace_s`. Unknown workers are ignored."""
+    """Stop a worker process: SIGTERM, SIGKILL after `grace_s`. Unknown workers are ignored.
+
+    `save`: one that trains gets `Suspend` instead of SIGTERM.
+    """
 
     job: JobId
     worker: WorkerId
     grace_s: float
+    save: bool = False
 
 
 class ForgetWorkers(Message, frozen=True, kw_only=True):
@@ -153,6 +157,12 @@ class StatusReceived(Message, frozen=True, kw_only=True):
     """The agent's answer to a status, so that the worker knows that it is there."""
 
     sequence: int
+
+
+class Suspend(Message, frozen=True, kw_only=True):
+    """Agent -> worker: the job is preempted. End between two steps; the leader writes a checkpoint before it does."""
+
+    job: JobId
 
 
 # ---------------------------------------------------------------------------------------------- among the workers of a job
@@ -544,7 +554,7 @@ class Reply(Message, frozen=True, kw_only=True):
 
 ToAgentFromController = Order | StartWorker | StopWorker | ForgetWorkers | ReadLog | Acknowledged
 ToControllerFromAgent = AgentHello | AgentHeartbeat | WorkerReport | WorkerExit | LogPiece
-ToWorkerFromAgent = Order | StatusReceived
+ToWorkerFromAgent = Order | StatusReceived | Suspend
 ToAgentFromWorker = Status
 ToLeader = Ready | Prepared | StoreSet | StoreGet | StoreAdd
 ToFollower = Prepare | Commit | StoreValue

@@ -8,10 +8,10 @@ stands still only for the switch. Its numbers are round ones above what was meas
 * `JOIN_S`: from an order to the first step with more workers (`make bench-resize`, `make bench-runtime`).
 * `PAUSE_S`: the median pauses of `make bench-resize` lie between 3 and 34 ms, the longest at 65 ms.
 
-A real cluster has three more, which are 0 in the presets. Two are too small to matter where jobs train for hours: `release_s`,
-as a worker that is to leave first ends its step and its process, and `end_s`, as a job that is over writes a checkpoint and ends
-its processes. The third is `checkpoint_every_s`: a job that is preempted goes on from its last checkpoint. `make conformance`
-measures all but the last on the machine that it runs on.
+A real cluster has two more, too small to matter where jobs train for hours and 0 in the presets: `release_s`, as a worker that is
+to leave first ends its step and its process, and `end_s`, as a job that is over writes a checkpoint and ends its processes.
+`make conformance` measures all of them on the machine that it runs on. `checkpoint_every_s` is for clusters where a job that is
+preempted goes on from its last checkpoint; ours saves the state first, so that nothing is lost.
 
 ``stop-resume`` writes a checkpoint, stops, and starts again: tens of seconds for each change (AFS Fig. 1, Pollux' restart
 penalty of 30 s).
@@ -43,9 +43,7 @@ class Costs:
     pause_s: float  # training stands still so long at a change of a running job
     release_s: float = 0.0  # until GPUs that a running job is to give up are free for another one
     end_s: float = 0.0  # from the last step until the job is over and its GPUs are free
-    checkpoint_every_s: float = (
-        0.0  # who gives all GPUs up loses what came after the last checkpoint; 0: nothing is lost
-    )
+    checkpoint_every_s: float = 0.0  # who gives all GPUs up loses what came since the last checkpoint; 0: nothing
     by_model: Mapping[str, Costs] = field(default_factory=dict)  # those that differ
 
     @property

@@ -31,6 +31,7 @@ from ..protocol.messages import (
     Ready,
     Status,
     StatusReceived,
+    Suspend,
     ToFollower,
     ToLeader,
     ToWorkerFromAgent,
@@ -98,6 +99,10 @@ class LeftJob(SystemExit):
         super().__init__(0)
 
 
+class Suspended(LeftJob):
+    """The job has lost all its GPUs for now: the leader saves the state, and the script ends here, with exit code 0."""
+
+
 @dataclass(frozen=True)
 class Switching:
     """What the training thread needs to go on in another generation."""
@@ -136,7 +141,7 @@ class Control(Protocol):
         """The optimizer has applied `step`."""
 
     def boundary(self) -> Switching | Stall | None:
-        """Between two steps. None: go on. Raises LeftJob."""
+        """Between two steps. None: go on. Raises LeftJob, and Suspended, as everything that waits does."""
 
     def failed(self, reason: str) -> Switching:
         """The communicator failed. Waits for the next generation."""
@@ -216,6 +221,7 @@ class ClusterControl:
         self._heartbeat_at = 0.0
         self._outbox: deque[tuple[str, bytes, bytes]] = deque()  # ("leader" | "fellow", address or identity, data)
         self._crash: BaseException | None = None
+        self._suspended = False
 
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._rendezvous = Rendezvous()
@@ -261,6 +267,8 @@ class ClusterControl:
 
     def boundary(self) -> Switching | Stall | None:
         with self._lock:
+            if self._suspended:
+                raise Suspended
             actions = self._dispatch(BoundaryReached())
             if any(isinstance(action, Leave) for action in actions):
                 self._wait_until_reported()
@@ -282,7 +290,7 @@ class ClusterControl:
 
     def finished(self) -> None:
         with self._lock:
-            if not self._machine.over:  # a worker that has left would wait for a report that nobody makes
+            if not self._machine.over and not self._suspended:  # who has left would wait for a report that nobody makes
                 self._dispatch(LoopEnded())
                 self._wait_until_reported()
 
@@ -292,6 +300,8 @@ class ClusterControl:
 
     def _wait_for_switch(self) -> Switching:
         while (switching := self._take_switch()) is None:
+            if self._suspended:
+                raise Suspended
             self._turned.wait(1.0)
             self._raise_crash()
         return switching
@@ -498,6 +508,10 @@ class ClusterControl:
         if isinstance(message, Order):
             with self._lock:
                 self._dispatch(OrderReceived(message))
+        elif isinstance(message, Suspend):
+            with self._lock:
+                self._suspended = True
+                self._turned.notify_all()
         elif isinstance(message, StatusReceived):
             with self._lock:
                 self._status_received = max(self._status_received, message.sequence)

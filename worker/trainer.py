@@ -31,7 +31,7 @@ from .accumulation import Accumulation, same, trained
 from .buffers import ModelBuffers
 from .checkpoint import CheckpointWriter, latest
 from .communicator import Communicator, CommunicatorBroken
-from .control import Control, Progress, Switching
+from .control import Control, Progress, Suspended, Switching
 from .data import SerialSampler
 from .gradients import Layout
 from .loading import Loader
@@ -190,6 +190,13 @@ class Trainer:
 
     def boundary(self, first: Switching | None = None) -> None:
         """Follow whatever has been decided, until the next step can run (or none is left). `first`: to begin with."""
+        try:
+            self._follow(first)
+        except Suspended:
+            self._save_at_once()
+            raise
+
+    def _follow(self, first: Switching | None) -> None:
         outcome: Switching | Stall | None = first
         while True:
             try:
@@ -454,6 +461,13 @@ class Trainer:
         self._checkpoint_at = time.monotonic() + self._recipe.checkpoint_every_s
         if self._next_step:
             self._checkpoint(self._writer)
+
+    def _save_at_once(self) -> None:
+        """The job is preempted: what the leader has applied is there when it goes on."""
+        if self._writer is not None and self.is_leader and self._has_state and self._next_step:
+            self._checkpoint(self._writer)
+            if error := self._writer.wait():
+                log.error("the job goes on from an earlier checkpoint: %s", error)
 
     def _checkpoint(self, writer: CheckpointWriter) -> None:
         header = self._state.header({"applied": self._next_step - 1, "epoch": self.epoch})

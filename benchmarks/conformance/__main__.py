@@ -25,7 +25,7 @@ from elasticd.simulator.policies import NAMES
 from ..runtime import machine
 from ..runtime.processes import ROOT, Family, MeasurementFailed
 from . import report
-from .cluster import CHECKPOINT_EVERY_S, GPUS, Cluster
+from .cluster import GPUS, Cluster
 from .courses import Comparison, average_jct_s
 from .kinds import KINDS, Case
 from .measuring import measure_costs, measure_curve
@@ -104,7 +104,7 @@ def _measure(directory: Path, files: Files, quick: bool) -> None:
     medians = costs.medians()
     _say(", ".join(f"{name} {value:.2f}" for name, value in medians.items()))
     write_profile(files.profile, profile)
-    write_costs(files.costs, {**medians, "checkpoint_every_s": CHECKPOINT_EVERY_S})
+    write_costs(files.costs, medians)
     document = {"medians": medians, "costs": vars(costs), "curves": {name: vars(each) for name, each in curves.items()}}
     (files.costs.parent / COSTS).write_text(json.dumps(document, indent=1))
 

@@ -36,7 +36,6 @@ from .kinds import KINDS, Kind
 
 SERVERS, SLOTS = 2, 4
 GPUS = SERVERS * SLOTS
-CHECKPOINT_EVERY_S = 5.0  # as a policy may interrupt jobs that last a minute
 POLL_S = 0.2
 WARM_START_S = 2.0  # a worker that begins within it was forked from a warm process
 WARM_STEPS = 3
@@ -75,7 +74,6 @@ class Cluster:
             gpus=gpus,
             virtual_workers=kind.virtual_workers,
             max_steps=steps,
-            checkpoint_every=f"{CHECKPOINT_EVERY_S}s",
             command=(sys.executable, "-m", "benchmarks.conformance.train", *kind.arguments(), name),
         )
         spec = jobfile.build(None, options, ROOT, os.environ)

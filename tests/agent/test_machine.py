@@ -33,6 +33,7 @@ from elasticd.protocol.messages import (
     StartWorker,
     StatusReceived,
     StopWorker,
+    Suspend,
     WorkerExit,
     WorkerReport,
 )
@@ -228,6 +229,35 @@ def test_a_stop_is_sigterm_and_after_the_grace_sigkill() -> None:
     assert driven.told(stop) == []
     assert driven.machine.next_deadline() == driven.now + 0.5
     assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(0.5)
+
+
+def test_a_worker_that_trains_is_asked_to_save_and_killed_if_it_has_not_ended_in_time() -> None:
+    driven = Driven(FIRST)
+    driven.status(status())
+    stop = StopWorker(job=JOB, worker=FIRST, grace_s=30.0, save=True)
+    assert driven.told(stop) == [SendWorker(FIRST, Suspend(job=JOB))]
+    assert driven.told(stop) == []
+    assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(29.0)
+    assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(1.0)
+
+
+def test_who_is_to_be_stopped_at_once_is_not_given_the_time_to_save() -> None:
+    driven = Driven(FIRST)
+    driven.status(status())
+    driven.told(StopWorker(job=JOB, worker=FIRST, grace_s=30.0, save=True))
+    at_once = StopWorker(job=JOB, worker=FIRST, grace_s=0.5)
+    assert driven.told(at_once) == [SignalProcess(FIRST, StopSignal.TERMINATE)]
+    assert driven.told(at_once) == []
+    assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(0.5)
+
+
+@pytest.mark.parametrize("phase", [None, WorkerPhase.STARTING, WorkerPhase.READY, WorkerPhase.FINISHED])
+def test_a_worker_without_anything_to_save_is_stopped_at_once(phase: WorkerPhase | None) -> None:
+    driven = Driven(FIRST)
+    if phase is not None:
+        driven.status(status(phase=phase))
+    stop = StopWorker(job=JOB, worker=FIRST, grace_s=30.0, save=True)
+    assert driven.told(stop) == [SignalProcess(FIRST, StopSignal.TERMINATE)]
 
 
 def test_a_stop_of_an_unknown_worker_is_ignored() -> None:

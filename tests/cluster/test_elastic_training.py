@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from elasticd.protocol.messages import GetEvents, PolicySet, SetPolicy
 from elasticd.protocol.model import JobPhase
 
 SCRIPT = Path(__file__).with_name("train_small.py")
@@ -50,6 +51,37 @@ def assert_same_bits(ours: dict[str, Any], reference: dict[str, Any]) -> None:
             assert torch.equal(value, right[key]), f"{key} differs"
         else:
             assert value == right[key], f"{key}: {value} != {right[key]}"
+
+
+@pytest.mark.timeout(400)
+def test_jobs_that_take_turns_lose_neither_a_step_nor_a_bit(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """Two jobs, two workers each, and two GPUs. Their checkpoints are an hour apart: a preempted job saves its state at once."""
+    cluster = make_cluster(servers=2, slots=1)
+    policy = {"policy": "afs-p", "parameters": {"unit_s": 5.0}}
+    answer = cluster.client.ask(SetPolicy(document=policy, source="test"), timeout_s=60)
+    assert isinstance(answer, PolicySet), answer
+    arguments = ("--epochs", "6", "--size", "250")
+    touched = {name: tmp_path / f"{name}.txt" for name in ("one", "other")}
+    jobs = {
+        name: cluster.submit(
+            str(tmp_path / f"{name}.pt"), *arguments, "--pace", "0.05", "--touched", str(touched[name]),
+            gpus=(2, 2), checkpoint_every_s=3600.0,
+        )
+        for name in touched
+    }  # fmt: skip
+    reference = alone(tmp_path / "alone.pt", *arguments)
+    for name, job in jobs.items():
+        view = cluster.until_final(job, timeout_s=180)
+        assert view.restarts == 0
+        counts = collections.Counter(touched[name].read_text().splitlines())
+        assert len(counts) == 6 * 250, "a step was lost"
+        again = sum(count - 1 for count in counts.values())
+        turns = sum(event.kind == "preempted" for event in cluster.client.ask(GetEvents(job=job)).events)
+        assert turns >= 1, "it was never its turn to give way"
+        assert again <= turns * 16, (
+            "more than the step in progress was repeated"
+        )  # of 4 virtual workers, 4 samples each
+        assert_same_bits(load(tmp_path / f"{name}.pt"), reference)
 
 
 def test_resizing_keeps_the_first_worker_every_sample_and_every_bit(make_cluster: MakeCluster, tmp_path: Path) -> None:

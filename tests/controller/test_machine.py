@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticd.controller.reconcile import suspend
 from elasticd.protocol.messages import (
     AgentHeartbeat,
     Cancel,
@@ -432,6 +433,34 @@ def test_cancelling_stops_all_workers_and_frees_their_gpus_as_they_end():
     world.exit(second, -15)
     assert len(world.running(waiting.id)) == 2
     assert "lost" not in world.kinds(job.id)
+
+
+def test_a_preempted_job_saves_its_state_and_is_not_started_again_before_that_is_done():
+    world = World({"s1": 1})
+    job = one_running(world, 1)
+    (first,) = world.roster(job.id)
+    target = job.kept.target
+    job.update(target=())
+    suspend(world.machine.cluster, world.now, job)
+    world.turn()
+    assert [(stop.worker, stop.save, stop.grace_s) for stop in world.messages(StopWorker)] == [(first, True, 30.0)]
+    job.update(target=target)
+    world.machine.cluster.stir(job)
+    world.turn()
+    assert not world.roster(job.id), "it would begin with an older checkpoint"
+    world.exit(first, 0)
+    assert len(world.roster(job.id)) == 1
+    assert "restarted" not in world.kinds(job.id)
+
+
+def test_a_preempted_job_that_is_cancelled_does_not_save():
+    world = World({"s1": 1})
+    job = one_running(world, 1)
+    (first,) = world.roster(job.id)
+    job.update(target=())
+    suspend(world.machine.cluster, world.now, job)
+    world.ask(Cancel(job=job.id))
+    assert [(stop.worker, stop.save) for stop in world.messages(StopWorker)] == [(first, True), (first, False)]
 
 
 def test_a_pending_job_is_cancelled_at_once():
