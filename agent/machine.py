@@ -79,6 +79,7 @@ class _Process:
     """A worker's process that runs."""
 
     job: JobId
+    adopted: bool = False  # has been started by an agent before this one
     status: WorkerStatus | None = None
     reported_at: float = 0.0
     ordered_at: float = 0.0
@@ -125,7 +126,7 @@ class AgentMachine:
         match event:
             case Started(running, exited):
                 self._started = True
-                self._running = {worker: _Process(job) for job, worker in running}
+                self._running = {worker: _Process(job, adopted=True) for job, worker in running}
                 self._exited = {record.worker: record for record in exited}
                 return self._pass_time(now)
             case ControllerMessage(message):
@@ -189,7 +190,8 @@ class AgentMachine:
         kill_at = now + max(0.0, stop.grace_s)
         asked_before = process.kill_at is not None
         process.kill_at = kill_at if process.kill_at is None else min(process.kill_at, kill_at)
-        if stop.save and not asked_before and process.status is not None and process.status.phase in SAVING:
+        may_train = process.adopted if process.status is None else process.status.phase in SAVING
+        if stop.save and not asked_before and may_train:
             process.suspended = True
             return [SendWorker(stop.worker, Suspend(job=process.job))]
         if asked_before and (stop.save or not process.suspended):
@@ -217,6 +219,10 @@ class AgentMachine:
             return []
         process.status, process.heard_at = status, now
         actions: list[Action] = [SendWorker(status.worker, StatusReceived(sequence=status.sequence))]
+        if process.suspended:  # one that has been adopted may not have been within hearing
+            process.suspended = status.phase in SAVING
+            suspend = SendWorker(status.worker, Suspend(job=process.job))
+            actions.append(suspend if process.suspended else SignalProcess(status.worker, StopSignal.TERMINATE))
         if before is None or _without_progress(status) != _without_progress(before):
             process.reported_at = float("-inf")
         if now - process.reported_at >= REPORT_INTERVAL_S:

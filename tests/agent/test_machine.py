@@ -86,10 +86,10 @@ def start(worker: WorkerId = FIRST) -> StartWorker:
 class Driven:
     """A machine with its clock, and shorthands for what it is told."""
 
-    def __init__(self, *workers: WorkerId) -> None:
+    def __init__(self, *workers: WorkerId, adopted: tuple[WorkerId, ...] = ()) -> None:
         self.now = 1000.0
         self.machine = AgentMachine(SERVER, "agent-1", heartbeat_interval_s=1.0)
-        self.first = self.machine.handle(self.now, Started())
+        self.first = self.machine.handle(self.now, Started(tuple((JOB, worker) for worker in adopted)))
         self.told(Acknowledged(incarnation="c1", sent=0))
         for worker in workers:
             self.told(start(worker))
@@ -251,13 +251,23 @@ def test_who_is_to_be_stopped_at_once_is_not_given_the_time_to_save() -> None:
     assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(0.5)
 
 
-@pytest.mark.parametrize("phase", [None, WorkerPhase.STARTING, WorkerPhase.READY, WorkerPhase.FINISHED])
-def test_a_worker_without_anything_to_save_is_stopped_at_once(phase: WorkerPhase | None) -> None:
+@pytest.mark.parametrize("phase", [WorkerPhase.STARTING, WorkerPhase.READY, WorkerPhase.FINISHED])
+def test_a_worker_without_anything_to_save_is_stopped_at_once(phase: WorkerPhase) -> None:
     driven = Driven(FIRST)
-    if phase is not None:
-        driven.status(status(phase=phase))
+    driven.status(status(phase=phase))
     stop = StopWorker(job=JOB, worker=FIRST, grace_s=30.0, save=True)
     assert driven.told(stop) == [SignalProcess(FIRST, StopSignal.TERMINATE)]
+
+
+def test_an_adopted_worker_is_asked_to_save_until_it_hears_and_stopped_if_it_has_nothing_to_save() -> None:
+    driven = Driven(adopted=(FIRST,))
+    stop = StopWorker(job=JOB, worker=FIRST, grace_s=30.0, save=True)
+    assert driven.told(stop) == [SendWorker(FIRST, Suspend(job=JOB))]
+    assert SendWorker(FIRST, Suspend(job=JOB)) in driven.status(status())
+    assert SendWorker(FIRST, Suspend(job=JOB)) in driven.status(status(sequence=2))
+    ready = driven.status(status(sequence=3, phase=WorkerPhase.READY))
+    assert SignalProcess(FIRST, StopSignal.TERMINATE) in ready
+    assert SendWorker(FIRST, Suspend(job=JOB)) not in driven.status(status(sequence=4))
 
 
 def test_a_stop_of_an_unknown_worker_is_ignored() -> None:
