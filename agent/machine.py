@@ -84,7 +84,7 @@ class _Process:
     reported_at: float = 0.0
     ordered_at: float = 0.0
     kill_at: float | None = None
-    suspended: bool = False  # asked to end by itself; no signal yet
+    suspend: Suspend | None = None  # it has been asked to end by itself; no signal yet
     heard_at: float = 0.0  # later by as long as the agent was away since
     hung: str = ""  # why it was killed for its silence
 
@@ -192,11 +192,11 @@ class AgentMachine:
         process.kill_at = kill_at if process.kill_at is None else min(process.kill_at, kill_at)
         may_train = process.adopted if process.status is None else process.status.phase in SAVING
         if stop.save and not asked_before and may_train:
-            process.suspended = True
-            return [SendWorker(stop.worker, Suspend(job=process.job))]
-        if asked_before and (stop.save or not process.suspended):
+            process.suspend = Suspend(job=process.job, saver=stop.saver)
+            return [SendWorker(stop.worker, process.suspend)]
+        if asked_before and (stop.save or process.suspend is None):
             return []
-        process.suspended = False
+        process.suspend = None
         return [SignalProcess(stop.worker, StopSignal.TERMINATE)]
 
     def _on_forget(self, worker: WorkerId) -> list[Action]:
@@ -219,10 +219,12 @@ class AgentMachine:
             return []
         process.status, process.heard_at = status, now
         actions: list[Action] = [SendWorker(status.worker, StatusReceived(sequence=status.sequence))]
-        if process.suspended:  # one that has been adopted may not have been within hearing
-            process.suspended = status.phase in SAVING
-            suspend = SendWorker(status.worker, Suspend(job=process.job))
-            actions.append(suspend if process.suspended else SignalProcess(status.worker, StopSignal.TERMINATE))
+        if process.suspend is not None:  # one that has been adopted may not have been within hearing
+            if status.phase in SAVING:
+                actions.append(SendWorker(status.worker, process.suspend))
+            else:
+                process.suspend = None
+                actions.append(SignalProcess(status.worker, StopSignal.TERMINATE))
         if before is None or _without_progress(status) != _without_progress(before):
             process.reported_at = float("-inf")
         if now - process.reported_at >= REPORT_INTERVAL_S:

@@ -239,8 +239,8 @@ class Cluster:
         sent = 1 if session is None else session.sent + 1
         self._effects.append(SendAgent(server, Acknowledged(incarnation=self.settings.incarnation, sent=sent)))
 
-    def stop_worker(self, job: Job, worker: WorkerId) -> None:
-        """Stop a worker's process; one that was never started is forgotten."""
+    def stop_worker(self, job: Job, worker: WorkerId, saver: WorkerId | None = None) -> None:
+        """Stop a worker's process; one that was never started is forgotten. `saver`: who saves a preempted job's state."""
         entry = job.worker(worker)
         if entry is None:
             return
@@ -249,9 +249,11 @@ class Cluster:
             job.drop_unstarted(worker)
             return
         job.update_worker(worker, stopping=True)
-        save = not job.kept.target and not job.final  # it is preempted
+        still_saves = entry.stopping and job.newest is None  # the job may have been given GPUs again meanwhile
+        save = not job.final and (still_saves or not job.kept.target)
         grace_s = SAVE_GRACE_S if save else STOP_GRACE_S
-        self.send(entry.gpu.server, StopWorker(job=job.id, worker=worker, grace_s=grace_s, save=save))
+        stop = StopWorker(job=job.id, worker=worker, grace_s=grace_s, save=save, saver=saver)
+        self.send(entry.gpu.server, stop)
 
     def answer(self, client: bytes, request: str, answer: Answer) -> None:
         self._effects.append(ReplyClient(client, Reply(id=request, answer=answer)))

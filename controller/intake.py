@@ -275,11 +275,13 @@ def worker_ended(
     status = job.statuses.get(worker)
     last = phase if phase is not None else status.phase if status is not None else None
     broken = broken_by_loss(job, worker)
-    if exit_code == 0 and last not in (WorkerPhase.FINISHED, WorkerPhase.LEFT):
+    if exit_code == 0 and not entry.stopping and last not in (WorkerPhase.FINISHED, WorkerPhase.LEFT):
         reason = "ended in the middle of training (exit code 0)" if entry.trained else "ended without training"
     job.end_worker(worker, now, exit_code, reason)
     cluster.stir(job)
     cluster.stir_waiting()
+    if entry.stopping and not job.kept.target:
+        cluster.schedule_due = True  # a preempted job that seemed to be at its end waits again
     if job.final or entry.stopping or last is WorkerPhase.LEFT:
         return
     if last is WorkerPhase.FINISHED and exit_code == 0:

@@ -19,6 +19,7 @@ from .generations import (
     broken_to_list,
     choose_leader,
     gpu_place,
+    holders,
     next_step,
     unneeded,
 )
@@ -112,10 +113,12 @@ def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, 
 
 
 def suspend(cluster: Cluster, now: float, job: Job) -> None:
-    """Stop all workers of a job that has no GPU any more; it waits for the scheduler."""
+    """Stop all workers of a job that has no GPU any more, and have one save its state; it waits for the scheduler."""
+    able = tuple(entry.worker for entry in holders(job))
+    saver = choose_leader(job, able) if able else None
     for entry in job.kept.workers:
         if not entry.stopping:
-            cluster.stop_worker(job, entry.worker)
+            cluster.stop_worker(job, entry.worker, saver)
     job.update(orders=(), broken=(), cycle=job.kept.generation + 1)
     job.restart_at = None
     job.enter(JobPhase.PENDING, now)

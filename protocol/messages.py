@@ -66,13 +66,14 @@ class StartWorker(Message, frozen=True, kw_only=True):
 class StopWorker(Message, frozen=True, kw_only=True):
     """Stop a worker process: SIGTERM, SIGKILL after `grace_s`. Unknown workers are ignored.
 
-    `save`: one that trains gets `Suspend` instead of SIGTERM.
+    `save`: one that trains gets `Suspend`, with `saver`, instead of SIGTERM.
     """
 
     job: JobId
     worker: WorkerId
     grace_s: float
     save: bool = False
+    saver: WorkerId | None = None
 
 
 class ForgetWorkers(Message, frozen=True, kw_only=True):
@@ -160,9 +161,10 @@ class StatusReceived(Message, frozen=True, kw_only=True):
 
 
 class Suspend(Message, frozen=True, kw_only=True):
-    """Agent -> worker: the job is preempted. End between two steps; the leader writes a checkpoint before it does."""
+    """Agent -> worker: the job is preempted. End between two steps; `saver` writes a checkpoint before it does."""
 
     job: JobId
+    saver: WorkerId | None = None  # None: the leader, as each worker knows it
 
 
 # ---------------------------------------------------------------------------------------------- among the workers of a job

@@ -89,6 +89,7 @@ M = TypeVar("M")
 HEARTBEAT_INTERVAL_S = 0.5
 LAST_REPORT_S = 5.0
 MAX_LEADERS = 16  # connections to the leaders of orders, old and new
+SUSPEND_PATIENCE_S = 10.0  # for a step to end, before its communicator is abandoned
 BUILD_TIMEOUT_S = 15.0  # for the rendezvous; operations of a communicator wait as long as it is not abandoned
 
 
@@ -100,7 +101,12 @@ class LeftJob(SystemExit):
 
 
 class Suspended(LeftJob):
-    """The job has lost all its GPUs for now: the leader saves the state, and the script ends here, with exit code 0."""
+    """The job has lost all its GPUs for now: one worker saves the state, and the script ends here, with exit code 0."""
+
+    def __init__(self, saver: WorkerId | None) -> None:
+        """`saver`: who saves it; None: the leader."""
+        super().__init__()
+        self.saver = saver
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,10 @@ class Progress:
 
 class Control(Protocol):
     """What the training thread asks of the control plane."""
+
+    @property
+    def worker(self) -> WorkerId:
+        """Who this is."""
 
     def arrive(self) -> Switching:
         """All is prepared. Waits for the first generation."""
@@ -159,6 +169,7 @@ class SoloControl:
     def __init__(self) -> None:
         member = Member(worker=WorkerId("solo.0"), gpu=GpuAddress(server=ServerId("localhost"), index=0))
         self._roster = Roster(generation=1, members=(member,), leader=member.worker)
+        self.worker = member.worker
 
     def arrive(self) -> Switching:
         return Switching(Communicator.alone(), self._roster, 0, (True,), recovery=True)
@@ -205,6 +216,7 @@ class ClusterControl:
     def __init__(self, environment: ClusterEnvironment, resizes: Callable[[], tuple[Resize, ...]]) -> None:
         """`resizes` gives the measured switches (`progress.StepTimes.resizes`)."""
         self._env = environment
+        self.worker = environment.worker
         self._resizes = resizes
         self._clock = Clock()
         self._machine = Membership(environment.job, environment.worker)
@@ -221,7 +233,8 @@ class ClusterControl:
         self._heartbeat_at = 0.0
         self._outbox: deque[tuple[str, bytes, bytes]] = deque()  # ("leader" | "fellow", address or identity, data)
         self._crash: BaseException | None = None
-        self._suspended = False
+        self._suspended: Suspend | None = None
+        self._patient_until_s: float | None = None  # with a step that is in progress when the job is suspended
 
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._rendezvous = Rendezvous()
@@ -267,8 +280,7 @@ class ClusterControl:
 
     def boundary(self) -> Switching | Stall | None:
         with self._lock:
-            if self._suspended:
-                raise Suspended
+            self._raise_if_suspended()
             actions = self._dispatch(BoundaryReached())
             if any(isinstance(action, Leave) for action in actions):
                 self._wait_until_reported()
@@ -290,7 +302,7 @@ class ClusterControl:
 
     def finished(self) -> None:
         with self._lock:
-            if not self._machine.over and not self._suspended:  # who has left would wait for a report that nobody makes
+            if not self._machine.over:  # a worker that has left would wait for a report that nobody makes
                 self._dispatch(LoopEnded())
                 self._wait_until_reported()
 
@@ -300,11 +312,15 @@ class ClusterControl:
 
     def _wait_for_switch(self) -> Switching:
         while (switching := self._take_switch()) is None:
-            if self._suspended:
-                raise Suspended
+            self._raise_if_suspended()
             self._turned.wait(1.0)
             self._raise_crash()
         return switching
+
+    def _raise_if_suspended(self) -> None:
+        if self._suspended is not None:
+            self._patient_until_s = None
+            raise Suspended(self._suspended.saver)
 
     def _wait_until_reported(self) -> None:
         """Stay until the agent has the last status, but not for ever: without an agent the end shows as a loss."""
@@ -451,6 +467,9 @@ class ClusterControl:
             deadline = self._machine.next_deadline()
             if deadline is not None and now >= deadline:
                 self._dispatch(TimePassed())
+            if self._patient_until_s is not None and now >= self._patient_until_s and self._current is not None:
+                self._patient_until_s = None
+                self._current[1].abort()  # another member has ended, and its part of the step does not come
             self._flush()
             if self._status_due or now >= self._heartbeat_at:
                 self._heartbeat_at = now + HEARTBEAT_INTERVAL_S
@@ -510,7 +529,9 @@ class ClusterControl:
                 self._dispatch(OrderReceived(message))
         elif isinstance(message, Suspend):
             with self._lock:
-                self._suspended = True
+                if self._suspended is None:
+                    self._patient_until_s = self._clock.now() + SUSPEND_PATIENCE_S
+                self._suspended = message
                 self._turned.notify_all()
         elif isinstance(message, StatusReceived):
             with self._lock:

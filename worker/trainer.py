@@ -90,6 +90,8 @@ class Trainer:
         self._has_state = False
         self._spoiled = False  # neither the script's initial values nor a state: one has begun to arrive, but not come
         self._position = 0  # epoch in which a joiner's or a resumed script begins
+        self._in_loop = False  # of the script, which knows the epoch; until then it is the state's
+        self._suspended = False
         self._deferred: tuple[int, dict[str, Any]] | None = None  # registered values that belong to a later epoch
         self._failure: str | None = None  # why the communicator in use is of no use any more
 
@@ -153,6 +155,7 @@ class Trainer:
             self.total_steps = min(self.total_steps, self._recipe.max_steps)
         self._accumulation.prepare()
         self.boundary(self._control.arrive())
+        self._in_loop = True
         return self._position
 
     def epoch_begins(self, epoch: int) -> None:
@@ -175,6 +178,8 @@ class Trainer:
 
     def finish(self, epochs: int) -> None:
         """The loop is over. The leader leaves a checkpoint of the end, so that whatever follows can be done again."""
+        if self._suspended:
+            return  # it is not, and the state is saved
         if self._replication is not None:
             try:
                 self._replication.sent()
@@ -192,8 +197,11 @@ class Trainer:
         """Follow whatever has been decided, until the next step can run (or none is left). `first`: to begin with."""
         try:
             self._follow(first)
-        except Suspended:
-            self._save_at_once()
+        except Suspended as suspended:
+            self._suspended = True
+            saves = self.is_leader if suspended.saver is None else suspended.saver == self._control.worker
+            if saves:
+                self._save_at_once()
             raise
 
     def _follow(self, first: Switching | None) -> None:
@@ -290,6 +298,8 @@ class Trainer:
         self._state.finish(header)
         self._next_step = int(header["counters"]["applied"]) + 1
         self._position = int(header["counters"]["epoch"])
+        if not self._in_loop:
+            self.epoch = self._position
         self._has_state, self._spoiled = True, False
 
     def _send_state(self) -> None:
@@ -339,6 +349,8 @@ class Trainer:
         else:
             theirs = replication.receive_trailer()
             self._position = int(theirs["epoch"])
+            if not self._in_loop:
+                self.epoch = self._position
             # A script that has still to run the end of an epoch that others are past takes the values after it.
             self._deferred = (self._position, theirs["registered"])
             self.epoch_begins(self.epoch)
@@ -463,8 +475,8 @@ class Trainer:
             self._checkpoint(self._writer)
 
     def _save_at_once(self) -> None:
-        """The job is preempted: what the leader has applied is there when it goes on."""
-        if self._writer is not None and self.is_leader and self._has_state and self._next_step:
+        """The job is preempted: what has been applied is there when it goes on."""
+        if self._writer is not None and self._has_state and self._next_step:
             self._checkpoint(self._writer)
             if error := self._writer.wait():
                 log.error("the job goes on from an earlier checkpoint: %s", error)

@@ -34,7 +34,7 @@ from functools import cached_property
 from operator import itemgetter
 
 SPREAD, MOVED, TOUCHED = 2**60, 2**40, 2**20  # what counts more than any number of what comes after it
-TRIES = 64  # servers looked at, over all attempts but the first; eight times as many bring flaws down by a hundredth
+TRIES = 64  # servers looked at; the first attempt may take more. Eight times as many bring flaws down by a hundredth
 
 Amounts = dict[int, dict[int, int]]  # by job and server: GPUs
 Resident = tuple[int, int, bool]  # a settled job on a server: which, its GPUs there, and whether it has GPUs elsewhere
@@ -332,13 +332,20 @@ class _State:
         for one in leaving:
             state.holes[server] += one.gpus
             if one.spread and not one.settled:
-                state._remote.discard(server)
+                state._forget_remote(server)
         if piece is not None:
             state._put(piece, server)
         if state.stock is not None:
             below = state.stock.gpus
             state.stock = state.stock.after(server, state.holes[server], search.what_is_left(server, below, gone))
         return state
+
+    def _forget_remote(self, server: int) -> None:
+        """The job that talked to others from here has left; another one may have been put beside it."""
+        if any(piece.spread and at == server for piece, at in self.server.items()):
+            self.conflicts -= 1
+        else:
+            self._remote.discard(server)
 
     def put(self) -> Piece | None:
         """Put all that wait, the largest first; the first that fits nowhere comes back."""

@@ -234,8 +234,8 @@ def test_a_stop_is_sigterm_and_after_the_grace_sigkill() -> None:
 def test_a_worker_that_trains_is_asked_to_save_and_killed_if_it_has_not_ended_in_time() -> None:
     driven = Driven(FIRST)
     driven.status(status())
-    stop = StopWorker(job=JOB, worker=FIRST, grace_s=30.0, save=True)
-    assert driven.told(stop) == [SendWorker(FIRST, Suspend(job=JOB))]
+    stop = StopWorker(job=JOB, worker=FIRST, grace_s=30.0, save=True, saver=SECOND)
+    assert driven.told(stop) == [SendWorker(FIRST, Suspend(job=JOB, saver=SECOND))]
     assert driven.told(stop) == []
     assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(29.0)
     assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(1.0)

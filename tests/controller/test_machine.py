@@ -443,14 +443,30 @@ def test_a_preempted_job_saves_its_state_and_is_not_started_again_before_that_is
     job.update(target=())
     suspend(world.machine.cluster, world.now, job)
     world.turn()
-    assert [(stop.worker, stop.save, stop.grace_s) for stop in world.messages(StopWorker)] == [(first, True, 30.0)]
+    asked = [StopWorker(job=job.id, worker=first, grace_s=30.0, save=True, saver=first)]
+    assert world.messages(StopWorker) == asked
     job.update(target=target)
     world.machine.cluster.stir(job)
     world.turn()
+    world.hello("s1")
+    assert [(stop.grace_s, stop.save) for stop in world.messages(StopWorker)] == [(30.0, True)] * 2, "it still saves"
     assert not world.roster(job.id), "it would begin with an older checkpoint"
     world.exit(first, 0)
     assert len(world.roster(job.id)) == 1
     assert "restarted" not in world.kinds(job.id)
+
+
+def test_where_the_leader_is_lost_another_one_with_the_state_saves_it():
+    world = World({"s1": 1, "s2": 1})
+    job = world.submit(job_spec("digits", 2, 2))
+    world.settle(job.id)
+    leader = job.newest.roster.leader
+    (other,) = [worker for worker in world.roster(job.id) if worker != leader]
+    world.exit(leader, -9, turn=False)
+    job.update(target=())
+    suspend(world.machine.cluster, world.now, job)
+    world.turn()
+    assert [(stop.worker, stop.saver) for stop in world.messages(StopWorker) if stop.save] == [(other, other)]
 
 
 def test_a_preempted_job_that_is_cancelled_does_not_save():

@@ -38,6 +38,7 @@ class Timetable:
 
     def __init__(self, me: int, address: str, entries: list[tuple[int, list[int]]]) -> None:
         self._me = me
+        self.worker = WorkerId(f"w.{me}")
         self._entries = entries
         self._next_step = 0
         self._position = next(i for i, (_, workers) in enumerate(entries) if me in workers)

@@ -1,0 +1,117 @@
+"""A job that is preempted: whatever step it is interrupted at, it ends with the values of one that is not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elasticd.protocol.model import Determinism, GpuKind, JobId, WorkerId
+from elasticd.worker.control import SoloControl, Suspended, Switching
+from elasticd.worker.environment import ClusterEnvironment
+from elasticd.worker.machine import Stall
+from elasticd.worker.progress import StepTimes
+from elasticd.worker.run import Run
+
+EPOCHS, STEPS = 3, 4  # steps of an epoch
+OTHER = WorkerId("job.7")
+
+
+class Turn(SoloControl):
+    """A worker whose job is preempted at its `boundaries`-th boundary; counted from 0."""
+
+    def __init__(self, boundaries: float, saver: WorkerId | None) -> None:
+        super().__init__()
+        self._left = boundaries
+        self._saver = saver
+
+    def boundary(self) -> Switching | Stall | None:
+        if self._left <= 0:
+            raise Suspended(self._saver)
+        self._left -= 1
+        return None
+
+
+class Turns:
+    """A job, from one process to the next: each ends as a script's does, with what runs at its exit."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.runs = 0
+
+    def train(self, boundaries: float, saver: WorkerId | None = None) -> dict[str, Any] | None:
+        """What the script ends with; None: it was preempted before."""
+        self.runs += 1
+        place = ClusterEnvironment(
+            job=JobId("job"),
+            worker=WorkerId("solo.0"),
+            agent_address="",
+            address="127.0.0.1",
+            gpu_kind=GpuKind.CPU,
+            virtual_workers=2,
+            determinism=Determinism.ELASTIC,
+            checkpoint_directory=str(self._directory),
+            checkpoint_every_s=3600.0,
+            checkpoint_keep=2,
+            max_steps=None,
+        )
+        run = Run(Turn(boundaries, saver), place, StepTimes(), 2, seed=5)
+        try:
+            return self._script(run)
+        except Suspended:
+            run.finish()  # atexit
+            return None
+
+    def _script(self, run: Run) -> dict[str, Any]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        ended: list[int] = []
+        run.register("ended", lambda: list(ended), lambda values: ended.__setitem__(slice(None), values))
+        data = torch.randn(STEPS * 8, 3), torch.randn(STEPS * 8, 1)
+        model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=4)
+        for epoch in run.epochs(EPOCHS):
+            for x, y in batches:
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            ended.append(epoch)
+        return {"ended": ended, "steps": run.steps_done, **model.state_dict()}
+
+
+def whole(turns: Turns, interrupted: Iterable[int]) -> dict[str, Any]:
+    for boundaries in interrupted:
+        if (found := turns.train(boundaries)) is not None:
+            return found
+    raise AssertionError("it never ends")
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return whole(Turns(tmp_path_factory.mktemp("alone")), [10**6])
+
+
+@pytest.mark.parametrize(
+    "boundaries",
+    [(2,), (3,), (5,), (0, 2), (1, 0, 4), (EPOCHS * STEPS + 1, 1), (STEPS + 1, 0, 0)],
+    ids=str,
+)
+def test_interruptions_change_nothing(boundaries: tuple[int, ...], reference: dict[str, Any], tmp_path: Path) -> None:
+    turns = Turns(tmp_path)
+    found = whole(turns, itertools.islice(itertools.cycle(boundaries), 100))
+    assert turns.runs > 1, "it was not interrupted"
+    assert (found["ended"], found["steps"]) == (list(range(EPOCHS)), EPOCHS * STEPS)
+    for name, value in reference.items():
+        assert torch.equal(value, found[name]) if isinstance(value, torch.Tensor) else value == found[name], name
+
+
+def test_only_the_worker_that_is_named_saves(tmp_path: Path) -> None:
+    assert Turns(tmp_path).train(4, saver=OTHER) is None
+    assert not list(tmp_path.iterdir())
+    assert Turns(tmp_path).train(4, saver=WorkerId("solo.0")) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000002.pt"]
