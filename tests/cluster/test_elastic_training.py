@@ -57,14 +57,14 @@ def assert_same_bits(ours: dict[str, Any], reference: dict[str, Any]) -> None:
 def test_jobs_that_take_turns_lose_neither_a_step_nor_a_bit(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """Two jobs, two workers each, and two GPUs. Their checkpoints are an hour apart: a preempted job saves its state at once."""
     cluster = make_cluster(servers=2, slots=1)
-    policy = {"policy": "afs-p", "parameters": {"unit_s": 5.0}}
+    policy = {"policy": "afs-p", "parameters": {"unit_s": 6.0}}
     answer = cluster.client.ask(SetPolicy(document=policy, source="test"), timeout_s=60)
     assert isinstance(answer, PolicySet), answer
     arguments = ("--epochs", "6", "--size", "250")
     touched = {name: tmp_path / f"{name}.txt" for name in ("one", "other")}
     jobs = {
         name: cluster.submit(
-            str(tmp_path / f"{name}.pt"), *arguments, "--pace", "0.05", "--touched", str(touched[name]),
+            str(tmp_path / f"{name}.pt"), *arguments, "--pace", "0.04", "--touched", str(touched[name]),
             gpus=(2, 2), checkpoint_every_s=3600.0,
         )
         for name in touched
