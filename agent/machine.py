@@ -71,7 +71,6 @@ STARTING_PATIENCE = 10.0  # times the silence that is allowed later
 MAX_ORDERS = 4096
 MAX_FORGOTTEN = 4096
 MAX_EXITS_PER_HEARTBEAT = 64
-SAVING = (WorkerPhase.TRAINING, WorkerPhase.BROKEN)  # a worker that may have a state that is to be saved
 
 
 @dataclass
@@ -190,7 +189,7 @@ class AgentMachine:
         kill_at = now + max(0.0, stop.grace_s)
         asked_before = process.kill_at is not None
         process.kill_at = kill_at if process.kill_at is None else min(process.kill_at, kill_at)
-        may_train = process.adopted if process.status is None else process.status.phase in SAVING
+        may_train = process.adopted if process.status is None else process.status.phase.may_have_state
         if stop.save and not asked_before and may_train:
             process.suspend = Suspend(job=process.job, saver=stop.saver)
             return [SendWorker(stop.worker, process.suspend)]
@@ -220,7 +219,7 @@ class AgentMachine:
         process.status, process.heard_at = status, now
         actions: list[Action] = [SendWorker(status.worker, StatusReceived(sequence=status.sequence))]
         if process.suspend is not None:  # one that has been adopted may not have been within hearing
-            if status.phase in SAVING:
+            if status.phase.may_have_state:
                 actions.append(SendWorker(status.worker, process.suspend))
             else:
                 process.suspend = None

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from ..protocol.model import GpuAddress, GpuPlace, Server, WorkerId, WorkerPhase
 from .jobs import Job, OrderKind, OrderRecord, WorkerRecord, WorkerState
 
-WITH_STATE = (WorkerPhase.TRAINING, WorkerPhase.BROKEN)
 OVER = (WorkerPhase.LEFT, WorkerPhase.FINISHED)
 
 
@@ -73,7 +72,7 @@ def holds_state(job: Job, worker: WorkerId) -> bool:
     if status is None:
         entry = job.worker(worker)
         return entry is not None and entry.trained
-    return status.phase in WITH_STATE and status.applied is not None
+    return status.phase.may_have_state and status.applied is not None
 
 
 def arrived(job: Job, worker: WorkerId) -> bool:

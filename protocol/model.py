@@ -162,6 +162,11 @@ class WorkerPhase(enum.Enum):
     LEFT = "left"  # no longer in the roster: ends by itself
     FINISHED = "finished"  # the training loop is over; the script's last lines run
 
+    @property
+    def may_have_state(self) -> bool:
+        """Does a worker take part in the training, so that the job can go on from what it has?"""
+        return self in (WorkerPhase.TRAINING, WorkerPhase.BROKEN)
+
 
 class Resize(Value, frozen=True, kw_only=True):
     """What one switch of generations cost, as its leader measured it (worker-runtime 4)."""

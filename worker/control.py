@@ -469,7 +469,7 @@ class ClusterControl:
                 self._dispatch(TimePassed())
             if self._patient_until_s is not None and now >= self._patient_until_s and self._current is not None:
                 self._patient_until_s = None
-                self._current[1].abort()  # another member has ended, and its part of the step does not come
+                self._current[1].abort()  # a member that has ended does not send its part of the step
             self._flush()
             if self._status_due or now >= self._heartbeat_at:
                 self._heartbeat_at = now + HEARTBEAT_INTERVAL_S

@@ -70,7 +70,7 @@ def _manual_shares(view: ClusterView) -> Ints:
 
 
 def _beside(by_hand: Ints | None, rows: Ints | None, given: Ints) -> Ints:
-    """All shares: those of these rows as they are given, the others as set by hand."""
+    """All shares: those of these rows as they are given, the others as set by hand. None: there are no others."""
     if by_hand is None or rows is None:
         return given
     shares = by_hand.copy()
