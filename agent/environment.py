@@ -83,6 +83,8 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings) -> dict[str,
     }
     if spec.max_steps is not None:
         made["ELASTICD_MAX_STEPS"] = str(spec.max_steps)
+    if start.checkpoint_step is not None:
+        made["ELASTICD_CHECKPOINT_STEP"] = str(start.checkpoint_step)
     if spec.determinism is Determinism.HETEROGENEOUS:
         made |= PINNED
     return made

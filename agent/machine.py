@@ -325,4 +325,6 @@ def _without_progress(status: WorkerStatus) -> WorkerStatus:
         median_step_s=0.0,
         metrics={},
         resizes=(),
+        saving_s=0.0,
+        longest_step_s=0.0,
     )

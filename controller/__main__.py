@@ -8,6 +8,7 @@ import logging
 import sys
 from pathlib import Path
 
+from ..protocol import times
 from ..protocol.errors import ElasticError
 from ..runtime import logs
 from . import config
@@ -22,6 +23,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="configuration file, see configs/controller.yaml")
     arguments = parser.parse_args()
     try:
+        times.check()
         options = config.load(arguments.config)
         log_file = Path(options.log_file).expanduser() if options.log_file else None
         try:

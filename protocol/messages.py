@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from .model import (
+    Fault,
     JobId,
     JobPhase,
     JobSpec,
@@ -61,6 +62,7 @@ class StartWorker(Message, frozen=True, kw_only=True):
     gpu: int  # index on the agent's server
     spec: JobSpec
     generation: int  # of the order that first named it
+    checkpoint_step: int | None = None  # the job has a checkpoint of this step or a later one; None: it may have none
 
 
 class StopWorker(Message, frozen=True, kw_only=True):
@@ -111,6 +113,7 @@ class WorkerExit(Message, frozen=True, kw_only=True):
     exit_code: int | None  # None: unknown; negative: killed by that signal
     reason: str  # for people: "killed by SIGKILL", "exit code 1: ValueError: ..."
     phase: WorkerPhase | None = None  # the last it reported
+    fault: Fault = Fault.KILLED  # whose it is, as far as the agent can know
 
 
 class AgentHello(Message, frozen=True, kw_only=True):

@@ -84,6 +84,7 @@ class CheckpointSpec(Value, frozen=True, kw_only=True):
 
     every_s: float = 600.0
     keep: int = 2
+    save_timeout_s: float | None = None  # for the state to be saved before a stop; None: by what steps and saving took
 
 
 class Determinism(enum.Enum):
@@ -111,6 +112,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     model: str = ""  # as the tables of throughputs call it; jobs of one model and command are of one kind
     throughput: dict[int, float] = {}  # steps per second by share, as far as the user knows them
     user: str = ""
+    start_timeout_s: float = 600.0  # from a worker's start to its `elastic.join()`
+    load_timeout_s: float = 3600.0  # from there to its training loop: model, data
 
 
 class JobPhase(enum.Enum):
@@ -168,6 +171,18 @@ class WorkerPhase(enum.Enum):
         return self in (WorkerPhase.TRAINING, WorkerPhase.BROKEN)
 
 
+class Fault(enum.Enum):
+    """Whose fault the end of a worker's process is. Only the script's counts against the job."""
+
+    NONE = "none"  # it ended as it should: it had finished, or had left the roster
+    SCRIPT = "script"  # exit code above 0, or an end in the middle of the training
+    SERVER = "server"  # the agent could not start it, or it could not work there: a full disk, no memory, no checkpoint
+    LOST = "lost"  # with its server, or with all that the agent knew of it
+    STOPPED = "stopped"  # the cluster wanted it to end
+    SILENT = "silent"  # its agent killed it because it had not spoken for too long
+    KILLED = "killed"  # by a signal that nobody here has sent: too little memory, a crash, an operator
+
+
 class Resize(Value, frozen=True, kw_only=True):
     """What one switch of generations cost, as its leader measured it (worker-runtime 4)."""
 
@@ -215,3 +230,6 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     resizes: tuple[Resize, ...] = ()  # the last few
     note: str = ""  # why it is broken, for people
+    saving_s: float = 0.0  # how long the last checkpoint took; 0: there was none
+    longest_step_s: float = 0.0  # of the last steps; 0: not known yet
+    saved: int | None = None  # step of the newest durable checkpoint that it has written or loaded

@@ -24,6 +24,7 @@ class ClusterEnvironment:
     checkpoint_every_s: float
     checkpoint_keep: int
     max_steps: int | None
+    checkpoint_step: int | None = None  # a first holder must find a checkpoint of this step or a later one
 
 
 def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
@@ -32,6 +33,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
         return None
     try:
         max_steps = environ.get("ELASTICD_MAX_STEPS")
+        checkpoint_step = environ.get("ELASTICD_CHECKPOINT_STEP")
         return ClusterEnvironment(
             job=JobId(environ["ELASTICD_JOB"]),
             worker=WorkerId(environ["ELASTICD_WORKER"]),
@@ -44,6 +46,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
             checkpoint_every_s=float(environ["ELASTICD_CHECKPOINT_EVERY_S"]),
             checkpoint_keep=int(environ["ELASTICD_CHECKPOINT_KEEP"]),
             max_steps=int(max_steps) if max_steps else None,
+            checkpoint_step=int(checkpoint_step) if checkpoint_step else None,
         )
     except (KeyError, ValueError) as error:
         raise OperatorError(f"this worker was started with an incomplete environment: {error!r}") from None
