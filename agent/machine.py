@@ -99,6 +99,7 @@ class AgentMachine:
         self._session = Session(heartbeat_interval_s)
         self._worker_silence_s = worker_silence_s
         self._started = False
+        self._hellos = 0
         self._turned_at = 0.0
         self._running: dict[WorkerId, _Process] = {}
         self._exited: dict[WorkerId, WorkerExit] = {}
@@ -294,12 +295,14 @@ class AgentMachine:
     def _hello(self) -> AgentHello:
         statuses = [process.status for process in self._running.values() if process.status is not None]
         silent = [worker for worker, process in self._running.items() if process.status is None]
+        self._hellos += 1
         return AgentHello(
             server=self._server,
             incarnation=self._incarnation,
             workers=tuple(statuses),
             starting=tuple(silent),
             exited=tuple(self._exited.values()),
+            number=self._hellos,
         )
 
     def _tell(self, message: WorkerReport | WorkerExit) -> list[Action]:

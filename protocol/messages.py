@@ -124,6 +124,7 @@ class AgentHello(Message, frozen=True, kw_only=True):
     workers: tuple[WorkerStatus, ...]  # as last reported
     starting: tuple[WorkerId, ...]  # processes that run but have not reported yet
     exited: tuple[WorkerExit, ...]  # not yet forgotten
+    number: int = 0  # of this hello within the incarnation, from 1; a lower one than the last is stale. 0: not numbered
 
 
 class AgentHeartbeat(Message, frozen=True, kw_only=True):

@@ -125,7 +125,9 @@ def test_it_says_hello_at_its_start_with_the_workers_it_has_adopted() -> None:
 
     (hello,) = sent(machine.handle(5.0, Started(((JOB, FIRST),), (gone,))), AgentHello)
 
-    assert hello == AgentHello(server=SERVER, incarnation="agent-1", workers=(), starting=(FIRST,), exited=(gone,))
+    assert hello == AgentHello(
+        server=SERVER, incarnation="agent-1", workers=(), starting=(FIRST,), exited=(gone,), number=1
+    )
 
 
 def test_an_event_before_the_start_is_refused() -> None:
