@@ -9,7 +9,6 @@ SIGTERM ends the agent alone. Its workers go on, and the next agent adopts them.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import pwd
@@ -17,7 +16,6 @@ import secrets
 import sys
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 import psutil
@@ -25,11 +23,11 @@ import zmq
 
 from .. import __version__
 from ..protocol.codec import Codec
-from ..protocol.errors import OperatorError, PeerError
+from ..protocol.errors import PeerError
 from ..protocol.messages import AgentHello, ToAgentFromController, ToAgentFromWorker
 from ..protocol.model import Server, ServerId
-from ..runtime import readiness, transport
-from ..runtime.clock import Clock
+from ..runtime import locks, readiness, transport
+from ..runtime.clock import SteadyClock
 from ..runtime.loop import Loop
 from . import config, topology
 from .config import AgentConfig
@@ -56,20 +54,6 @@ from .processes import Processes
 log = logging.getLogger(__name__)
 
 
-def lock(state: Path) -> int:
-    """A descriptor that holds the state directory's lock. Raises OperatorError if another agent has it."""
-    try:
-        descriptor = os.open(state / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise OperatorError(f"{state}: cannot be written to: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise OperatorError(f"{state}: another agent runs with this state directory") from None
-    return descriptor
-
-
 def home() -> str:
     """The home directory of the user that the agent runs as, whatever its environment says."""
     try:
@@ -84,9 +68,9 @@ class AgentDaemon:
     def __init__(self, options: AgentConfig, environment: Mapping[str, str]) -> None:
         """Raises OperatorError where the configuration does not fit the machine."""
         state = config.private_directory(options.state)
-        self._lock = lock(state)
+        self._lock = locks.hold(state / "agent.lock", f"{state}: another agent runs with this state directory")
         socket_path = config.socket_directory(options, environment) / "workers"
-        self._clock = Clock()
+        self._clock = SteadyClock()
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.setsockopt(zmq.IMMEDIATE, 1)  # for the sockets that follow

@@ -41,6 +41,7 @@ from ..protocol.messages import (
     WorkerReport,
 )
 from ..protocol.model import JobId, Server, WorkerId, WorkerPhase, WorkerStatus
+from ..protocol.times import AWAY_S, WATCH_INTERVAL_S
 from .events import (
     Action,
     ControllerMessage,
@@ -65,8 +66,6 @@ REPORT_INTERVAL_S = (
     0.4  # a status that only tells of progress is passed on this often: a little more than workers' heartbeats
 )
 ORDER_REPEAT_S = 2.0
-WATCH_INTERVAL_S = 1.0  # between turns, as long as silences are watched
-AWAY_S = 2.5  # without a turn for so long, the agent itself was stopped, or the machine slept
 STARTING_PATIENCE = 10.0  # times the silence that is allowed later
 MAX_ORDERS = 4096
 MAX_FORGOTTEN = 4096

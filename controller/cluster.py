@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.messages import Acknowledged, Answer, EventView, Reply, StopWorker, ToAgentFromController
+from ..protocol.messages import Acknowledged, Answer, EventView, Reply, ToAgentFromController
 from ..protocol.model import GpuAddress, JobId, Server, ServerId, Value, WorkerId
 from .events import Action, Record, ReplyClient, SendAgent, Warn
 from .jobs import Job, JobRecord, WorkerState
@@ -27,8 +27,6 @@ from .throughput import Estimated, History, Profiles, estimated
 
 KEPT_EVENTS = 10_000
 KEPT_ANSWERS = 10_000
-STOP_GRACE_S = 5.0
-SAVE_GRACE_S = 30.0  # for a step to end and a checkpoint to be written
 
 
 @dataclass(frozen=True)
@@ -127,6 +125,7 @@ class Cluster:
         self.plan_unfinished = False  # part of the last plan waits for the rest to be carried out
         self.review_s = math.inf  # the policy wants to be asked again then (Unix time)
         self.stirred: dict[JobId, None] = {}  # jobs to look at, in the order in which they were stirred
+        self.timers: dict[JobId, float] = {}  # of the jobs that something happens to by itself: when first
         self._touched: dict[JobId, None] = {}  # jobs whose record may have changed
         self._written: dict[JobId, JobRecord] = {}
         self._puts: dict[str, bytes] = {}
@@ -239,22 +238,6 @@ class Cluster:
         sent = 1 if session is None else session.sent + 1
         self._effects.append(SendAgent(server, Acknowledged(incarnation=self.settings.incarnation, sent=sent)))
 
-    def stop_worker(self, job: Job, worker: WorkerId, saver: WorkerId | None = None) -> None:
-        """Stop a worker's process; one that was never started is forgotten. `saver`: who saves a preempted job's state."""
-        entry = job.worker(worker)
-        if entry is None:
-            return
-        self.stir(job)
-        if entry.state is WorkerState.ORDERED:
-            job.drop_unstarted(worker)
-            return
-        job.update_worker(worker, stopping=True)
-        still_saves = entry.stopping and job.newest is None  # the job may have been given GPUs again meanwhile
-        save = not job.final and (still_saves or not job.kept.target)
-        grace_s = SAVE_GRACE_S if save else STOP_GRACE_S
-        stop = StopWorker(job=job.id, worker=worker, grace_s=grace_s, save=save, saver=saver)
-        self.send(entry.gpu.server, stop)
-
     def answer(self, client: bytes, request: str, answer: Answer) -> None:
         self._effects.append(ReplyClient(client, Reply(id=request, answer=answer)))
 
@@ -270,6 +253,10 @@ class Cluster:
         """The effects since the last call: what is to be recorded, then the rest."""
         for name in self._touched:
             job = self.jobs[name]
+            if timers := job.timers():
+                self.timers[name] = min(timers.values())
+            else:
+                self.timers.pop(name, None)
             if self._written.get(name) != job.kept:
                 self._puts[job_key(name)] = msgspec.msgpack.encode(job.kept)
                 self._written[name] = job.kept

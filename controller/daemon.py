@@ -1,9 +1,4 @@
-"""The controller's shell: two sockets, the store and the clock around `machine.ControllerMachine` (cluster 1, 3).
-
-One turn of the loop takes in whatever has come, commits everything that is to be recorded in one transaction, and only then
-sends. So a submission costs a share of one fsync, and nothing has been said that a crash could make untrue. If the commit fails
-the process ends at once, having promised nothing: whoever supervises it starts it again.
-"""
+"""The controller's shell: two sockets, the store's file and the clock around `turn.Turn` (cluster 1, 3)."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ import logging
 import os
 import random
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,20 +17,22 @@ from ..protocol.codec import Codec
 from ..protocol.errors import OperatorError, PeerError
 from ..protocol.messages import Envelope, Refused, Reply, ToControllerFromAgent
 from ..protocol.model import ServerId
-from ..runtime import readiness, transport
-from ..runtime.clock import Clock
+from ..runtime import locks, readiness, transport
+from ..runtime.clock import WallClock
 from ..runtime.loop import Loop
 from .cluster import Settings
 from .config import ControllerConfig
-from .events import Action, AgentMessage, ClientRequest, Event, Record, ReplyClient, SendAgent, TimePassed, Warn
+from .events import Action, AgentMessage, ClientRequest, Record, ReplyClient, SendAgent, Warn
 from .machine import ControllerMachine
 from .scheduling.scheduler import Scheduler
-from .store import Delete, Put, SqliteStore
+from .store import SqliteStore
 from .throughput import Profiles
+from .turn import Turn
 
 log = logging.getLogger(__name__)
 
 STORE_FILE = "cluster.db"
+LOCK_FILE = "controller.lock"
 
 
 class ControllerDaemon:
@@ -42,24 +40,26 @@ class ControllerDaemon:
 
     def __init__(self, options: ControllerConfig, configured: Scheduler, profiles: Profiles) -> None:
         """Opens the store, recovers, listens. Raises OperatorError if one of these cannot be done."""
-        self._clock = Clock()
-        self._store = SqliteStore(_state_directory(options) / STORE_FILE)
-        settings = Settings(
-            cluster=options.cluster,
-            incarnation=secrets.token_hex(16),
-            version=__version__,
-            pid=os.getpid(),
-            server_lease_s=options.server_lease_s,
-            max_restarts=options.max_restarts,
-            measuring=options.how_to_measure,
-            profiles=profiles,
-        )
-        records = [(record.key, record.value) for record in self._store.list("/").records]
-        self._machine = ControllerMachine(
-            settings, configured, random.Random(settings.incarnation), self._clock.now(), records
-        )
-        self._outbox: list[Action] = []
-        self._records: list[Record] = []
+        state = _state_directory(options)
+        self._lock = locks.hold(state / LOCK_FILE, f"{state}: another controller runs with this state directory")
+        self._clock = WallClock()
+        self._store = SqliteStore(state / STORE_FILE)
+
+        def build(now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
+            settings = Settings(
+                cluster=options.cluster,
+                incarnation=secrets.token_hex(16),
+                version=__version__,
+                pid=os.getpid(),
+                server_lease_s=options.server_lease_s,
+                max_restarts=options.max_restarts,
+                measuring=options.how_to_measure,
+                profiles=profiles,
+            )
+            log.info("recovering from %d records", len(records))
+            return ControllerMachine(settings, configured, random.Random(settings.incarnation), now, records)
+
+        self._turn = Turn(self._store, build, self._clock.now())
         self._from_agent: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
         self._from_client: Codec[Envelope] = Codec(Envelope)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -67,10 +67,10 @@ class ControllerDaemon:
         self._agents = transport.router(self._context)
         clients = transport.bind(self._clients, options.listen_clients)
         agents = transport.bind(self._agents, options.listen_agents)
-        self._loop = Loop(self._clock, self._on_turn, self._machine.next_deadline)
+        self._loop = Loop(self._clock, self._on_turn, self._turn.next_deadline)
         self._loop.add_socket(self._clients, self._on_client)
         self._loop.add_socket(self._agents, self._on_agent)
-        log.info("cluster=%s policy=%s records=%d", options.cluster, self._machine.cluster.policy.name, len(records))
+        log.info("cluster=%s policy=%s", options.cluster, self._turn.machine.cluster.policy.name)
         log.info("listening for clients at %s, for agents at %s", clients, agents)
 
     def run(self) -> None:
@@ -86,6 +86,7 @@ class ControllerDaemon:
             self._agents.close()
             self._context.term()
             self._store.close()
+            os.close(self._lock)
 
     # -- input
 
@@ -97,7 +98,7 @@ class ControllerDaemon:
         except (PeerError, UnicodeDecodeError) as error:
             log.warning("dropped a message of agent %r: %s", identity[:64], error)
             return
-        self._feed(AgentMessage(server, message))
+        self._turn.take(self._clock.now(), AgentMessage(server, message))
 
     def _on_client(self, frames: list[bytes]) -> None:
         client, data = frames[0], frames[-1]
@@ -108,39 +109,15 @@ class ControllerDaemon:
             request = _readable_id(data)
             if request is not None:
                 answer = Refused(reason=f"the request is not understood: {error}", bad_input=True)
-                self._outbox.append(ReplyClient(client, Reply(id=request, answer=answer)))
+                self._turn.reply(ReplyClient(client, Reply(id=request, answer=answer)))
             return
-        self._feed(ClientRequest(client, envelope))
-
-    def _feed(self, event: Event) -> None:
-        for action in self._machine.handle(self._clock.now(), event):
-            if isinstance(action, Record):
-                self._records.append(action)
-            else:
-                self._outbox.append(action)
+        self._turn.take(self._clock.now(), ClientRequest(client, envelope))
 
     # -- output
 
     def _on_turn(self) -> None:
-        deadline = self._machine.next_deadline()
-        if deadline is not None and deadline <= self._clock.now():
-            self._feed(TimePassed())
-        self._commit()
-        outbox, self._outbox = self._outbox, []
-        for action in outbox:
+        for action in self._turn.finish(self._clock.now()):
             self._carry_out(action)
-
-    def _commit(self) -> None:
-        """All records of the turn in one transaction; of several values for one key the last."""
-        if not self._records:
-            return
-        writes: dict[str, Put | Delete] = {}
-        for record in self._records:
-            writes.update({key: Put(key, value) for key, value in record.puts})
-            writes.update({key: Delete(key) for key in record.deletes})
-        self._records = []
-        if self._store.commit((), tuple(writes.values())) is None:
-            raise AssertionError("a commit without conditions was refused")
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -153,7 +130,7 @@ class ControllerDaemon:
             case Warn(text):
                 log.warning("%s", text)
             case Record():
-                raise AssertionError("records are committed before")
+                raise AssertionError("the turn commits records itself")
 
 
 def _encode_reply(codec: Codec[Envelope], reply: Reply) -> bytes:

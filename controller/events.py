@@ -33,7 +33,15 @@ class TimePassed:
     """`next_deadline` has come."""
 
 
-Event = AgentMessage | ClientRequest | TimePassed
+@dataclass(frozen=True)
+class StoreReturned:
+    """The store can be written again. It could not since then, for this reason."""
+
+    since_s: float
+    reason: str
+
+
+Event = AgentMessage | ClientRequest | TimePassed | StoreReturned
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from ..protocol.messages import (
     WorkerReport,
 )
 from ..protocol.model import JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
-from .cluster import STOP_GRACE_S, Cluster, Session
+from ..protocol.times import STOP_GRACE_S
+from .cluster import Cluster, Session
 from .generations import broken_by_loss, broken_by_report, ending, holders, usable
 from .jobs import Job, WorkerRecord, WorkerState
-from .reconcile import end_job, leader_address, order_message, send_order, send_start
+from .reconcile import end_job, leader_address, order_message, send_order, send_start, stop_worker
 
 START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
 FIRST_HOLD_S = 30.0
@@ -108,7 +109,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
                 continue
             if entry.worker in seen:
                 if entry.stopping:
-                    cluster.stop_worker(job, entry.worker)
+                    stop_worker(cluster, job, entry.worker)
             elif entry.state is WorkerState.STARTED and not entry.stopping:
                 send_start(cluster, job, entry)
             else:

@@ -35,6 +35,7 @@ from ..protocol.model import (
     WorkerPhase,
     WorkerStatus,
 )
+from ..protocol.times import LEAVING_PATIENCE_S
 from .scheduling.throughput import KEPT_RATES, NOISE, Measured
 from .throughput import Estimated, fingerprint
 
@@ -145,8 +146,9 @@ class JobRecord(Value, frozen=True, kw_only=True):
     past: tuple[WorkerRecord, ...] = ()
     shares: tuple[ShareChange, ...] = ()
     resizes: tuple[Resize, ...] = ()
-    attained_gpu_s: float = 0.0  # up to the last entry of `shares`
+    attained_gpu_s: float = 0.0  # up to `counted_s`
     executed_s: float = 0.0  # time with any GPU, likewise
+    counted_s: float | None = None  # both are counted up to then; None: up to the last entry of `shares`
     restarts: int = 0
     restarts_in_vain: int = 0  # since the job last came further than before
     failures_in_vain: int = 0  # of them, those where every worker ended with an error of the script
@@ -305,24 +307,55 @@ class Job:
         if (shares and shares[-1].share == share == 0) or (not shares and share == 0):
             return
         change = ShareChange(time_s=now, share=share, generation=self.kept.committed)
-        self.update(
-            attained_gpu_s=self.attained_gpu_s(now),
-            executed_s=self.executed_s(now),
-            shares=(*shares, change)[-KEPT_SHARES:],
-        )
+        self._count(now, now)
+        self.update(shares=(*shares, change)[-KEPT_SHARES:])
 
     def attained_gpu_s(self, now: float) -> float:
         """GPU-seconds of training so far."""
         if not self.kept.shares:
             return 0.0
-        last = self.kept.shares[-1]
-        return self.kept.attained_gpu_s + last.share * max(0.0, now - last.time_s)
+        return self.kept.attained_gpu_s + self.kept.shares[-1].share * self._uncounted_s(now)
 
     def executed_s(self, now: float) -> float:
         """Time of training so far, on however many GPUs."""
         if not self.kept.shares or not self.kept.shares[-1].share:
             return self.kept.executed_s
-        return self.kept.executed_s + max(0.0, now - self.kept.shares[-1].time_s)
+        return self.kept.executed_s + self._uncounted_s(now)
+
+    def _uncounted_s(self, now: float) -> float:
+        since_s = self.kept.counted_s if self.kept.counted_s is not None else self.kept.shares[-1].time_s
+        return max(0.0, now - since_s)
+
+    def _count(self, until: float, on_from: float) -> None:
+        self.update(attained_gpu_s=self.attained_gpu_s(until), executed_s=self.executed_s(until), counted_s=on_from)
+
+    # -- time
+
+    def timers(self) -> dict[str, float]:
+        """What happens by itself, and when (Unix time, s)."""
+        found = {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
+        if self.restart_at is not None:
+            found["restart"] = self.restart_at
+        if self.hold_until is not None:
+            found["hold"] = self.hold_until
+        if self.stop_rest_at is not None:
+            found["rest"] = self.stop_rest_at
+        if self.descent is not None and not self.descent.overdue:
+            found["descent"] = self.descent.until_s
+        return found
+
+    def leave_out(self, before: float, now: float) -> None:
+        """Nobody has watched from `before` to `now`: that time counts for nothing."""
+        gap_s = now - before
+        if self.share_gpus:
+            self._count(before, now)
+        self.restart_at = _later(self.restart_at, gap_s)
+        self.hold_until = _later(self.hold_until, gap_s)
+        self.stop_rest_at = _later(self.stop_rest_at, gap_s)
+        self.leaving_since = {worker: since + gap_s for worker, since in self.leaving_since.items()}
+        if self.descent is not None:
+            self.descent.began_s += gap_s
+            self.descent.until_s += gap_s
 
     def note_progress(self, status: WorkerStatus) -> None:
         """Take progress over from the worker that is ahead."""
@@ -386,3 +419,7 @@ class Job:
             merged = sorted((*self.kept.resizes, *fresh), key=lambda resize: resize.generation)
             self.update(resizes=tuple(merged)[-KEPT_RESIZES:])
         return fresh
+
+
+def _later(time_s: float | None, by_s: float) -> float | None:
+    return None if time_s is None else time_s + by_s

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 An event first changes what is known (`intake`, `requests`). Jobs that it concerns are stirred; as long as there are any,
-`next_deadline` is now, so that the shell sends `TimePassed` once at the end of its turn, when all that had come is taken
+`next_deadline` is now, so that the turn sends `TimePassed` once at the end of its turn, when all that had come is taken
 in: one scheduling decision and one look at each job per turn, however much has happened (`reconcile`). The actions of each
 event begin with a `Record` of all that it has changed: record, then act.
 
@@ -17,11 +17,12 @@ import random
 from collections.abc import Iterable, Iterator
 
 from ..protocol.messages import Refused
+from .absence import Absences
 from .cluster import Cluster, Settings
-from .events import Action, AgentMessage, ClientRequest, Event, TimePassed
+from .events import Action, AgentMessage, ClientRequest, Event, StoreReturned, TimePassed
 from .intake import on_agent_message, server_lost
 from .jobs import Job
-from .reconcile import LEAVING_PATIENCE_S, settle
+from .reconcile import settle, stop_worker
 from .recovery import recover
 from .requests import on_request
 from .scheduling.scheduler import Scheduler
@@ -41,6 +42,7 @@ class ControllerMachine:
         """`configured`: what decides unless something else has been set at run time. `records`: all keys and values of the
         store. Raises OperatorError if they cannot be read."""
         self._now = now
+        self._absences = Absences(settings.server_lease_s)
         self._cluster = Cluster(settings, configured, rng, now)
         recover(self._cluster, now, records)
 
@@ -51,6 +53,7 @@ class ControllerMachine:
 
     def handle(self, now: float, event: Event) -> list[Action]:
         """Take one event in. The actions are to be carried out in their order, the records of a turn first."""
+        self._absences.leave_out(self._cluster, self._now, now)
         self._now = now
         match event:
             case AgentMessage(server, message):
@@ -59,6 +62,9 @@ class ControllerMachine:
                 on_request(self._cluster, now, client, envelope)
             case TimePassed():
                 self._pass_time(now)
+            case StoreReturned(since_s, reason):
+                text = f"nothing could be recorded for {max(0.0, now - since_s):.0f} s: {reason}"
+                self._cluster.tell(now, "store-back", None, text)
         return self._cluster.take_effects()
 
     def next_deadline(self) -> float | None:
@@ -66,7 +72,8 @@ class ControllerMachine:
         cluster = self._cluster
         if not cluster.awaited and (cluster.stirred or cluster.schedule_due):
             return self._now
-        return min(self._deadlines(), default=None)
+        soonest = min(self._deadlines(), default=math.inf)
+        return min(soonest, self._now + self._absences.watch_s) if soonest < math.inf else None
 
     def _deadlines(self) -> Iterator[float]:
         cluster = self._cluster
@@ -76,10 +83,8 @@ class ControllerMachine:
                 yield session.last_heard_s + lease_s
         for pending in cluster.pending_logs.values():
             yield pending.deadline_s
-        for job in cluster.jobs.values():
-            yield from _timers(job)
-        if cluster.review_s < math.inf:
-            yield cluster.review_s
+        yield from cluster.timers.values()
+        yield cluster.review_s
 
     def _pass_time(self, now: float) -> None:
         cluster = self._cluster
@@ -94,7 +99,7 @@ class ControllerMachine:
             pending = cluster.pending_logs.pop(request)
             reason = f"server {pending.server} has not sent the log in time"
             cluster.answer(pending.client, request, Refused(reason=reason))
-        for job in cluster.jobs.values():
+        for job in [cluster.jobs[name] for name, due_s in cluster.timers.items() if now >= due_s]:
             self._pass_time_of(now, job)
         if now >= cluster.review_s:
             cluster.review_s = math.inf
@@ -102,8 +107,6 @@ class ControllerMachine:
         settle(cluster, now)
 
     def _pass_time_of(self, now: float, job: Job) -> None:
-        if not any(now >= timer for timer in _timers(job)):
-            return
         self._cluster.stir(job)
         if job.hold_until is not None and now >= job.hold_until:
             job.hold_until = None
@@ -114,17 +117,4 @@ class ControllerMachine:
         if job.stop_rest_at is not None and now >= job.stop_rest_at:
             job.stop_rest_at = None
             for entry in job.kept.workers:
-                self._cluster.stop_worker(job, entry.worker)
-
-
-def _timers(job: Job) -> Iterator[float]:
-    if job.restart_at is not None:
-        yield job.restart_at
-    if job.hold_until is not None:
-        yield job.hold_until
-    if job.stop_rest_at is not None:
-        yield job.stop_rest_at
-    if job.descent is not None and not job.descent.overdue:
-        yield job.descent.until_s
-    for since in job.leaving_since.values():
-        yield since + LEAVING_PATIENCE_S
+                stop_worker(self._cluster, job, entry.worker)

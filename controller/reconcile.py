@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import random
 
-from ..protocol.messages import Order, StartWorker
+from ..protocol.messages import Order, StartWorker, StopWorker
 from ..protocol.model import GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
+from ..protocol.times import LEAST_SAVE_S, LEAVING_PATIENCE_S, REST_S, STOP_GRACE_S
 from .cluster import Cluster
 from .descents import go_down
 from .generations import (
@@ -31,7 +32,6 @@ from .scheduling.plan import at_once, plan, standstill
 from .scheduling.scheduler import Scheduler
 from .scheduling.sets import union
 
-LEAVING_PATIENCE_S = 30.0
 FIRST_BACK_OFF_S = 1.0
 LONGEST_BACK_OFF_S = 30.0
 KEPT_ORDERS = 64
@@ -118,11 +118,28 @@ def suspend(cluster: Cluster, now: float, job: Job) -> None:
     saver = choose_leader(job, able) if able else None
     for entry in job.kept.workers:
         if not entry.stopping:
-            cluster.stop_worker(job, entry.worker, saver)
+            stop_worker(cluster, job, entry.worker, saver)
     job.update(orders=(), broken=(), cycle=job.kept.generation + 1)
     job.restart_at = None
     job.enter(JobPhase.PENDING, now)
     cluster.stir(job)
+
+
+def stop_worker(cluster: Cluster, job: Job, worker: WorkerId, saver: WorkerId | None = None) -> None:
+    """Stop a worker's process; one that was never started is forgotten. `saver`: who saves a preempted job's state."""
+    entry = job.worker(worker)
+    if entry is None:
+        return
+    cluster.stir(job)
+    if entry.state is WorkerState.ORDERED:
+        job.drop_unstarted(worker)
+        return
+    job.update_worker(worker, stopping=True)
+    still_saves = entry.stopping and job.newest is None  # the job may have been given GPUs again meanwhile
+    save = not job.final and (still_saves or not job.kept.target)
+    grace_s = LEAST_SAVE_S if save else STOP_GRACE_S
+    stop = StopWorker(job=job.id, worker=worker, grace_s=grace_s, save=save, saver=saver)
+    cluster.send(entry.gpu.server, stop)
 
 
 # --------------------------------------------------------------------------------------------------------------- one job
@@ -221,7 +238,7 @@ def _stop_unneeded(cluster: Cluster, now: float, job: Job) -> None:
         since = job.leaving_since.setdefault(entry.worker, now)
         if not leaving or now >= since + LEAVING_PATIENCE_S:
             job.leaving_since.pop(entry.worker, None)
-            cluster.stop_worker(job, entry.worker)
+            stop_worker(cluster, job, entry.worker)
 
 
 # -------------------------------------------------------------------------------------------------------------- restarts
@@ -283,9 +300,9 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
         if entry.state is WorkerState.ORDERED:
             job.drop_unstarted(entry.worker)
         elif phase is not JobPhase.FINISHED:
-            cluster.stop_worker(job, entry.worker)
+            stop_worker(cluster, job, entry.worker)
     if phase is JobPhase.FINISHED and job.kept.workers:
-        job.stop_rest_at = now + 5.0
+        job.stop_rest_at = now + REST_S
 
 
 # ---------------------------------------------------------------------------------------------------------------- starts

@@ -37,6 +37,7 @@ from ..protocol.messages import (
     Submitted,
 )
 from ..protocol.model import JobId, JobPhase, JobSpec
+from ..protocol.times import LOG_TIMEOUT_S
 from .cluster import Cluster, PendingLog
 from .descents import go_down_now
 from .jobs import Job, JobRecord
@@ -46,7 +47,6 @@ from .scheduling.admission import Newcomer, Situation
 from .validation import refusal
 from .views import full_view, job_view, server_views
 
-LOG_TIMEOUT_S = 5.0
 MAX_LOG_BYTES = 4 << 20
 MAX_EVENTS_ANSWERED = 10_000
 MAX_UNFINISHED_JOBS = 100_000

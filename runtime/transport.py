@@ -7,6 +7,7 @@ refuses everything else. The functions take the keys as a parameter, so nothing 
 from __future__ import annotations
 
 import ipaddress
+import socket as socketlib
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,8 @@ def bind(socket: zmq.Socket[bytes], address: str, keys: Keys | None = None) -> s
     Raises OperatorError if the address is not allowed or taken.
     """
     check_address(address, keys)
+    if address.startswith("ipc://") and _listens(address.removeprefix("ipc://")):
+        raise OperatorError(f"cannot listen on {address}: another process listens there")  # bind() would take it over
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
@@ -100,6 +103,18 @@ def bind(socket: zmq.Socket[bytes], address: str, keys: Keys | None = None) -> s
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     return endpoint.rstrip(b"\0").decode()
+
+
+def _listens(path: str) -> bool:
+    """Does a process accept connections at this Unix socket?"""
+    with socketlib.socket(socketlib.AF_UNIX, socketlib.SOCK_STREAM | socketlib.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect("\0" + path[1:] if path.startswith("@") else path)
+        except BlockingIOError:
+            return True  # its queue is full
+        except OSError:
+            return False
+    return True
 
 
 def send(socket: zmq.Socket[bytes], *frames: bytes) -> bool:

@@ -48,7 +48,7 @@ from ..protocol.model import (
     WorkerStatus,
 )
 from ..runtime import transport
-from ..runtime.clock import Clock
+from ..runtime.clock import SteadyClock
 from ..runtime.loop import Loop
 from .communicator import Communicator, Rendezvous, RendezvousStore
 from .ending import freeze_threads_at_exit
@@ -218,7 +218,7 @@ class ClusterControl:
         self._env = environment
         self.worker = environment.worker
         self._resizes = resizes
-        self._clock = Clock()
+        self._clock = SteadyClock()
         self._machine = Membership(environment.job, environment.worker)
         self._lock = threading.RLock()
         self._turned = threading.Condition(self._lock)

@@ -1,6 +1,6 @@
 """Where the controller keeps what must survive it."""
 
-from .interface import Delete, If, Listing, Put, Record, Store
+from .interface import Delete, If, Listing, Put, Record, Store, StoreUnavailable
 from .sqlite import SqliteStore
 
-__all__ = ["Delete", "If", "Listing", "Put", "Record", "SqliteStore", "Store"]
+__all__ = ["Delete", "If", "Listing", "Put", "Record", "SqliteStore", "Store", "StoreUnavailable"]

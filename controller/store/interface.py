@@ -10,6 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ...protocol.errors import OperatorError
+
+
+class StoreUnavailable(OperatorError):
+    """The store cannot be read or written at present: the disk is full, the database is locked, the device fails.
+
+    `outcome_unknown`: whether a commit has taken place shows only when the store is read again after a later commit.
+    """
+
+    def __init__(self, reason: str, outcome_unknown: bool = False) -> None:
+        super().__init__(reason)
+        self.outcome_unknown = outcome_unknown
+
 
 @dataclass(frozen=True)
 class Record:
@@ -52,7 +65,10 @@ class Listing:
 
 
 class Store(Protocol):
-    """Durable at each commit: what `commit` has returned for survives a crash at any later instruction."""
+    """Durable at each commit: what `commit` has returned for survives a crash at any later instruction.
+
+    All methods but `close` raise StoreUnavailable.
+    """
 
     def get(self, key: str) -> Record | None:
         """The record of `key`, or None."""
@@ -64,6 +80,12 @@ class Store(Protocol):
         """All writes in one transaction: the revision they made, or None if a condition fails (nothing is written then).
 
         Raises ValueError if a key is written twice.
+        """
+
+    def probe(self, size: int) -> None:
+        """After a StoreUnavailable: make sure that a commit of about `size` bytes can be made again.
+
+        What `get` and `list` tell afterwards is settled: no earlier commit whose outcome was unknown can still appear.
         """
 
     def close(self) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ...protocol.errors import OperatorError
-from .interface import Delete, If, Listing, Put, Record
+from ...runtime import locks
+from .interface import Delete, If, Listing, Put, Record, StoreUnavailable
 
 SCHEMA_VERSION = 1
+LOCKED_TIMEOUT_S = (
+    0.5  # for another process, such as a backup, to let go of the database; the controller stands still meanwhile
+)
+BALLAST_KEY = "/probe"
+LEAST_BALLAST_BYTES = 4096
 # One transaction: a crash leaves either no schema or a whole one with its version, never tables of an unknown version.
 SCHEMA = f"""
 begin immediate;
@@ -26,24 +31,19 @@ commit;
 
 
 class SqliteStore:
-    """`interface.Store` in one file. For one thread.
-
-    What cannot be read raises OperatorError, for somebody has to look at the file. A commit that fails raises sqlite3.Error, as a
-    full disk may have room again: starting anew is the remedy.
-    """
+    """`interface.Store` in one file. For one thread."""
 
     def __init__(self, path: Path) -> None:
         """Open or create. Raises OperatorError if the file is in use, is no store, or is of a newer version."""
         self._path = path
         with ExitStack() as opened:
-            lock = _lock(path)
-            opened.callback(os.close, lock)
+            opened.callback(os.close, _lock(path))
+            opened.callback(self._disconnect)
+            self._db: sqlite3.Connection | None = None
             try:
                 self._db = _connect(path)
-                opened.callback(self._db.close)
                 _check_schema(self._db, path)
-                self._db.execute("pragma journal_mode = wal")
-                self._db.execute("pragma synchronous = full")
+                _make_durable(self._db)
             except sqlite3.Error as error:
                 raise OperatorError(f"{path} cannot be used as the store: {error}") from None
             self._opened = opened.pop_all()  # closed in reverse: the database, then the lock
@@ -61,27 +61,60 @@ class SqliteStore:
     def commit(self, conditions: Sequence[If], writes: Sequence[Put | Delete]) -> int | None:
         if len({write.key for write in writes}) != len(writes):
             raise ValueError("a key is written twice in one commit")
-        self._db.execute("begin immediate")
-        try:
-            if not all(self._holds(condition) for condition in conditions):
-                self._db.execute("rollback")
-                return None
-            revision = self._write(writes)
-            self._db.execute("commit")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("rollback")
-            raise
+        revision = None
+        with self._usable() as db, _rolled_back_on_error(db):
+            db.execute("begin immediate")
+            if all(self._holds(condition) for condition in conditions):
+                revision = self._write(db, writes)
+            self._end(db, "commit" if revision is not None else "rollback")
         return revision
+
+    def probe(self, size: int) -> None:
+        self._reconnect()
+        self.commit((), (Put(BALLAST_KEY, bytes(max(size, LEAST_BALLAST_BYTES))),))
+        self.commit((), (Delete(BALLAST_KEY),))
 
     def close(self) -> None:
         self._opened.close()
 
-    def _read(self, query: str, arguments: tuple[str | bytes, ...] = ()) -> Sequence[tuple[Any, ...]]:
+    @contextmanager
+    def _usable(self) -> Iterator[sqlite3.Connection]:
+        """The connection. What SQLite reports becomes StoreUnavailable: a full disk may have room again."""
+        if self._db is None:
+            raise StoreUnavailable(f"{self._path} is not open")
         try:
-            return self._db.execute(query, arguments).fetchall()
+            yield self._db
         except sqlite3.Error as error:
-            raise OperatorError(f"{self._path} cannot be read: {error}") from None
+            raise StoreUnavailable(f"{self._path}: {error}") from None
+
+    def _end(self, db: sqlite3.Connection, how: str) -> None:
+        try:
+            db.execute(how)
+        except sqlite3.Error as error:  # its last page may be in the log already, and count after a crash
+            raise StoreUnavailable(f"{self._path}: {error}", outcome_unknown=True) from None
+
+    def _reconnect(self) -> None:
+        """A connection that has met an error of the device may repeat it for ever. A file that has gone is not made anew."""
+        self._disconnect()
+        try:
+            db = _connect(self._path, create=False)
+            self._db = db
+            _make_durable(db)
+        except (sqlite3.Error, OperatorError) as error:
+            self._disconnect()
+            raise StoreUnavailable(f"{self._path} cannot be opened again: {error}") from None
+
+    def _disconnect(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def _read(self, query: str, arguments: tuple[str | bytes, ...] = ()) -> Sequence[tuple[Any, ...]]:
+        with self._usable() as db:
+            try:
+                return db.execute(query, arguments).fetchall()
+            except sqlite3.Error as error:
+                raise StoreUnavailable(f"{self._path} cannot be read: {error}") from None
 
     def _revision(self) -> int:
         ((revision,),) = self._read("select value from meta where name = 'revision'")
@@ -91,33 +124,49 @@ class SqliteStore:
         record = self.get(condition.key)
         return (record.mod_revision if record else 0) == condition.mod_revision
 
-    def _write(self, writes: Sequence[Put | Delete]) -> int:
+    def _write(self, db: sqlite3.Connection, writes: Sequence[Put | Delete]) -> int:
         """Carry the writes out; a commit that changes nothing makes no revision."""
         revision = self._revision() + 1
         changed = 0
         for write in writes:
             if isinstance(write, Put):
                 upsert = "insert into records values (?, ?, ?) on conflict (key) do update set "
-                self._db.execute(
+                db.execute(
                     upsert + "value = excluded.value, mod_revision = excluded.mod_revision",
                     (write.key, write.value, revision),
                 )
                 changed += 1
             else:
-                changed += self._db.execute("delete from records where key = ?", (write.key,)).rowcount
+                changed += db.execute("delete from records where key = ?", (write.key,)).rowcount
         if not changed:
             return revision - 1
-        self._db.execute("update meta set value = ? where name = 'revision'", (revision,))
+        db.execute("update meta set value = ? where name = 'revision'", (revision,))
         return revision
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+@contextmanager
+def _rolled_back_on_error(db: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if db.in_transaction:
+            with suppress(sqlite3.Error):  # the first error is the one to report; closing rolls back as well
+                db.execute("rollback")
+        raise
+
+
+def _connect(path: Path, create: bool = True) -> sqlite3.Connection:
     """The database, made for its owner alone: what it holds includes the environments of jobs."""
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600))
     except OSError as error:
         raise OperatorError(f"{path} cannot be used as the store: {error.strerror}") from None
-    return sqlite3.connect(path, isolation_level=None)
+    return sqlite3.connect(path, timeout=LOCKED_TIMEOUT_S, isolation_level=None)
+
+
+def _make_durable(db: sqlite3.Connection) -> None:
+    db.execute("pragma journal_mode = wal")
+    db.execute("pragma synchronous = full")
 
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
@@ -133,17 +182,8 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _lock(path: Path) -> int:
-    """Hold a lock file beside the database; the kernel lets go of it when the process ends, however it ends."""
+    """Hold a lock file beside the database."""
     try:
-        descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise OperatorError(f"{path} cannot be used as the store: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise OperatorError(f"{path} is in use by another controller") from None
-    except OSError as error:  # not every network file system has locks
-        os.close(descriptor)
-        raise OperatorError(f"{path} cannot be locked: {error.strerror}") from None
-    return descriptor
+        return locks.hold(path.with_name(path.name + ".lock"), f"{path} is in use by another controller")
+    except OperatorError as error:
+        raise OperatorError(f"the store cannot be used: {error}") from None

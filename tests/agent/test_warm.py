@@ -22,7 +22,7 @@ from elasticd.agent.processes import Processes
 from elasticd.ctl import leftovers
 from elasticd.protocol.messages import StartWorker
 from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, WorkerId
-from elasticd.runtime.clock import Clock
+from elasticd.runtime.clock import SteadyClock
 from elasticd.runtime.loop import Loop
 
 PATIENCE_S = 60.0
@@ -35,7 +35,7 @@ class Agent:
     def __init__(self, state: Path, warm: bool, variables: dict[str, str] | None = None) -> None:
         self.state = state
         state.mkdir(exist_ok=True)
-        self.loop = Loop(Clock(), self._on_turn, lambda: time.time() + 0.02)
+        self.loop = Loop(SteadyClock(), self._on_turn, lambda: time.time() + 0.02)
         around = Surroundings(
             agent_address="ipc:///nowhere",
             address="127.0.0.1",
@@ -45,8 +45,8 @@ class Agent:
             variables=variables or {},
         )
         standard = (located(sys.executable), common_environment(around))
-        self.warm = WarmProcesses(state, standard, self.loop, Clock()) if warm else None
-        self.processes = Processes(JobFiles(state / "jobs"), around, self.loop, Clock(), self.warm, self._on_end)
+        self.warm = WarmProcesses(state, standard, self.loop, SteadyClock()) if warm else None
+        self.processes = Processes(JobFiles(state / "jobs"), around, self.loop, SteadyClock(), self.warm, self._on_end)
         self.ends: dict[WorkerId, ProcessExited | ProcessFailed] = {}
         self.count = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -210,7 +211,47 @@ def test_a_second_controller_on_the_same_state_is_refused_with_one_line(controll
     second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert second.returncode == 2
     assert len([line for line in second.stderr.splitlines() if "elasticd.controller:" in line]) == 1
+    assert "another controller runs with this state directory" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+def test_a_second_controller_does_not_take_over_the_socket_of_the_first(controller: Controller) -> None:
+    options = yaml.safe_load(controller.config.read_text())
+    options["listen_clients"] = f"ipc://{controller.directory}/clients"
+    options["state_directory"] = str(controller.directory / "first")
+    first, second = controller.directory / "first.yaml", controller.directory / "second.yaml"
+    options["listen_agents"] = f"ipc://{controller.directory}/agents-1"
+    first.write_text(yaml.safe_dump(options))
+    options["listen_agents"] = f"ipc://{controller.directory}/agents-2"
+    second.write_text(yaml.safe_dump({**options, "state_directory": str(controller.directory / "second")}))
+    command = [sys.executable, "-m", "elasticd.controller", "--config"]
+    with subprocess.Popen([*command, str(first)], stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        while "listening" not in running.stderr.readline():
+            assert running.poll() is None
+        refused = subprocess.run(
+            [*command, str(second)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        running.kill()
+    assert refused.returncode == 2
+    assert "another process listens there" in refused.stderr
+
+
+def test_a_controller_whose_store_is_locked_refuses_with_the_reason_and_goes_on(controller: Controller) -> None:
+    controller.ask(Ping())
+    other = sqlite3.connect(controller.directory / "state" / "cluster.db", isolation_level=None)
+    other.execute("begin immediate")
+    refused = controller.ask(Submit(spec=SPEC), "first")
+    assert isinstance(refused, Refused)
+    assert "database is locked" in refused.reason
+    assert isinstance(controller.ask(Ping()), Refused)
+    other.execute("rollback")
+    other.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while isinstance(controller.ask(Ping()), Refused):
+        assert time.monotonic() < deadline, controller.log()
+        time.sleep(0.1)
+    assert isinstance(controller.ask(Submit(spec=SPEC), "second"), Submitted)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,8 @@ from elasticd.controller.events import (
 from elasticd.controller.jobs import Job, JobRecord
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.scheduling.scheduler import load_scheduler
+from elasticd.controller.store import Delete, If, Listing, Put, StoreUnavailable
+from elasticd.controller.store import Record as StoredRecord
 from elasticd.protocol.messages import (
     Acknowledged,
     AgentHeartbeat,
@@ -154,8 +157,14 @@ class World:
                         assert f"/jobs/{reply.answer.job}" in self.store, "a job was promised that is not recorded"
 
     def turn(self, after_s: float = 0.0) -> None:
-        """Let time pass, then all that is due happen."""
-        self.now += after_s
+        """Let time pass without a word from anybody, and all that is due happen."""
+        end = self.now + after_s
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            self.come_to_rest()
+        self.come_to_rest()
+
+    def come_to_rest(self) -> None:
         for _ in range(100):
             deadline = self.machine.next_deadline()
             if deadline is None or deadline > self.now:
@@ -370,3 +379,42 @@ class World:
 
     def kinds(self, job: str | None = None) -> list[str]:
         return [event.kind for event in self.machine.cluster.events if job is None or event.job == job]
+
+
+class FaultyStore:
+    """A `Store` in memory whose commits fail as told: `fail` is raised by the next ones, until it is None again."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, bytes] = {}
+        self.fail: StoreUnavailable | None = None
+        self.commits_anyway = False  # a failing commit takes place, but nobody is told
+        self.probes = 0
+
+    def get(self, key: str) -> StoredRecord | None:
+        return StoredRecord(key, self.records[key], 1) if key in self.records else None
+
+    def list(self, prefix: str) -> Listing:
+        if self.fail is not None:
+            raise self.fail
+        found = sorted((key, value) for key, value in self.records.items() if key.startswith(prefix))
+        return Listing(tuple(StoredRecord(key, value, 1) for key, value in found), 1)
+
+    def commit(self, conditions: Sequence[If], writes: Sequence[Put | Delete]) -> int | None:
+        if self.fail is not None and not self.commits_anyway:
+            raise self.fail
+        for write in writes:
+            if isinstance(write, Put):
+                self.records[write.key] = write.value
+            else:
+                self.records.pop(write.key, None)
+        if self.fail is not None:
+            raise self.fail
+        return 1
+
+    def probe(self, size: int) -> None:
+        self.probes += 1
+        if self.fail is not None:
+            raise self.fail
+
+    def close(self) -> None:
+        pass

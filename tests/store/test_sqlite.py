@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from elasticd.controller.store import Delete, If, Put, SqliteStore
+from elasticd.controller.store import Delete, If, Put, Record, SqliteStore, StoreUnavailable
 from elasticd.protocol.errors import OperatorError
 
 WRITER = """
 import sys
 from pathlib import Path
+from typing import Any
 from elasticd.controller.store import Put, SqliteStore
 store = SqliteStore(Path(sys.argv[1]))
 batch = int(sys.argv[2])
@@ -135,3 +137,63 @@ def test_every_acknowledged_commit_outlives_a_kill_at_any_moment(tmp_path: Path)
         store.close()
         assert len(values) == 1, f"a torn batch: {values}"
         assert acknowledged <= values.pop() <= acknowledged + 1
+
+
+# ---------------------------------------------------------------------------------------------- a store that cannot be written
+
+
+def test_a_database_that_another_process_has_locked_is_told_apart_from_a_broken_one(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db")
+    store.commit([], [Put("/a", b"1")])
+    other = sqlite3.connect(tmp_path / "db", isolation_level=None)
+    other.execute("begin immediate")
+    with pytest.raises(StoreUnavailable, match="database is locked") as caught:
+        store.commit([], [Put("/a", b"2")])
+    assert not caught.value.outcome_unknown
+    assert store.get("/a") == Record("/a", b"1", 1), "it can be read all the same"
+    with pytest.raises(StoreUnavailable, match="locked"):
+        store.probe(1)
+    other.execute("rollback")
+    store.probe(1)
+    assert store.commit([], [Put("/a", b"3")]) is not None
+    assert [record.key for record in store.list("/").records] == ["/a"], "the probe leaves nothing behind"
+    other.close()
+    store.close()
+
+
+def test_a_full_disk_loses_the_commit_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = 8
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        db = real(*arguments, **options)
+        db.execute(f"pragma max_page_count = {pages}")
+        return db
+
+    real = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    store = SqliteStore(tmp_path / "db")
+    store.commit([], [Put("/a", b"1")])
+    with pytest.raises(StoreUnavailable, match="full") as caught:
+        store.commit([], [Put("/a", b"2"), Put("/b", bytes(100_000))])
+    assert not caught.value.outcome_unknown
+    assert store.get("/a") == Record("/a", b"1", 1)
+    with pytest.raises(StoreUnavailable, match="full"):
+        store.probe(100_000)
+    pages = 1000
+    store.probe(100_000)
+    assert store.commit([], [Put("/b", bytes(100_000))]) is not None
+    store.close()
+
+
+def test_a_database_that_has_gone_is_not_made_anew_while_the_controller_runs(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db")
+    store.commit([], [Put("/a", b"1")])
+    for file in tmp_path.glob("db*"):
+        file.unlink()
+    with pytest.raises(StoreUnavailable, match="cannot be opened again"):
+        store.probe(1)
+    assert not (tmp_path / "db").exists()
+    (tmp_path / "db").touch()
+    with pytest.raises(StoreUnavailable):
+        store.probe(1)
+    store.close()

@@ -34,7 +34,7 @@ from elasticd.controller.events import SendAgent
 from elasticd.controller.generations import OVER
 from elasticd.controller.intake import on_agent_message
 from elasticd.controller.jobs import Job, JobRecord
-from elasticd.controller.reconcile import settle
+from elasticd.controller.reconcile import settle, stop_worker
 from elasticd.controller.scheduling.policies import load_policy
 from elasticd.protocol.codec import Codec
 from elasticd.protocol.messages import StartWorker, ToAgentFromWorker
@@ -52,7 +52,7 @@ from elasticd.protocol.model import (
     WorkerId,
 )
 from elasticd.runtime import transport
-from elasticd.runtime.clock import Clock
+from elasticd.runtime.clock import SteadyClock
 from elasticd.runtime.loop import Loop
 
 from .nursery import Began, Ended, Nursery
@@ -84,7 +84,7 @@ class Station:
         self.asked: dict[str, None] = {}  # workers whose process was asked for, whether it runs or has ended
         self.exit_codes: dict[str, int] = {}
         self.told_to_stop: dict[str, None] = {}
-        self._clock = Clock()
+        self._clock = SteadyClock()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = transport.router(self._context)
         self._address = transport.bind(self._router, f"ipc://{directory}/agent")
@@ -200,7 +200,7 @@ class Station:
         if job.stop_rest_at is not None and self.now() >= job.stop_rest_at:
             job.stop_rest_at = None
             for entry in job.kept.workers:
-                self._cluster.stop_worker(job, entry.worker)
+                stop_worker(self._cluster, job, entry.worker)
         self._cluster.stir(job)
         self._settle()
         self._work_off()

@@ -1,0 +1,156 @@
+"""One turn of the controller, without sockets: take in all that has come, let time pass, commit once, then say what to send.
+
+Theory of operation
+-------------------
+What the machine records in one turn is one transaction, committed before the first message of the turn is sent. So a submission
+costs a share of one fsync, and nothing has been said that a crash could make untrue.
+
+A commit may fail: the disk is full, the database is locked, the device fails. Then the machine knows what the store does not,
+and is thrown away with everything that it wanted to send. Agents and workers go on by themselves, as they do without a
+controller. Requests are refused, with the reason, so that nobody takes them for recorded. Once a second it is tried whether the
+store can be written; as soon as it can, a new machine is made from what the store holds, as after a crash.
+
+Some failures leave open whether the commit has taken place. The requests of such a turn are neither granted nor refused: they
+are put to the new machine, which knows a submission that is in the store, and answers it as submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..protocol.messages import Cancel, Profile, Refused, Reply, Scale, SetPolicy, Submit
+from ..protocol.times import STORE_RETRY_S
+from .events import Action, ClientRequest, Event, Record, ReplyClient, StoreReturned, TimePassed, Warn
+from .machine import ControllerMachine
+from .store.interface import Delete, Put, Store, StoreUnavailable
+
+# Makes a machine of its own incarnation, from the time and all keys and values of the store.
+Build: TypeAlias = Callable[[float, Sequence[tuple[str, bytes]]], ControllerMachine]
+
+CHANGES = (Submit, Scale, Profile, Cancel, SetPolicy)  # requests that are worthless unless they are recorded
+
+
+@dataclass(frozen=True)
+class _Away:
+    """The store cannot be written since then, for this reason; `size` bytes could not be, and it is tried again at `probe_s`."""
+
+    since_s: float
+    reason: str
+    size: int
+    probe_s: float
+
+
+class Turn:
+    """The controller without its sockets: `take` whatever comes, then `finish` the turn, and send what that returns."""
+
+    def __init__(self, store: Store, build: Build, now: float) -> None:
+        """Recovers from the store. Raises StoreUnavailable if it cannot be read, and what `build` raises."""
+        self._store = store
+        self._build = build
+        self._turned_s = now
+        self._away: _Away | None = None
+        self._outbox: list[Action] = []
+        self._writes: dict[str, Put | Delete] = {}
+        self._asked: list[ClientRequest] = []  # in this turn
+        self._unsettled: dict[str, ClientRequest] = {}  # by id; one turn's at most: later ones are refused
+        self._machine = self._recovered(now)
+
+    @property
+    def machine(self) -> ControllerMachine:
+        """The present machine; while the store is away the last one, which is not asked any more."""
+        return self._machine
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be recorded; empty: it can."""
+        return self._away.reason if self._away is not None else ""
+
+    def next_deadline(self) -> float | None:
+        """When `finish` wants to be called though nothing has come (Unix time, s)."""
+        return self._machine.next_deadline() if self._away is None else self._away.probe_s
+
+    def take(self, now: float, event: Event) -> None:
+        """Take in something that has happened."""
+        if self._away is not None:
+            if isinstance(event, ClientRequest):
+                self._refuse(event, self._away)
+            return  # agents repeat what matters
+        if isinstance(event, ClientRequest):
+            self._asked.append(event)
+        for action in self._machine.handle(now, event):
+            if isinstance(action, Record):
+                self._writes.update({key: Put(key, value) for key, value in action.puts})
+                self._writes.update({key: Delete(key) for key in action.deletes})
+            else:
+                self._outbox.append(action)
+
+    def reply(self, action: ReplyClient) -> None:
+        """Send this answer with the turn: to bytes that were no request."""
+        self._outbox.append(action)
+
+    def finish(self, now: float) -> list[Action]:
+        """Let time pass if that is due, commit, and return what is to be sent; there is no `Record` in it."""
+        if self._away is not None and (now >= self._away.probe_s or now < self._turned_s):
+            self._return(now, self._away)
+        if self._away is None:
+            deadline = self._machine.next_deadline()
+            if now < self._turned_s or (deadline is not None and deadline <= now):
+                self.take(now, TimePassed())
+            self._commit(now)
+        self._turned_s = now
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    # -- the store
+
+    def _recovered(self, now: float) -> ControllerMachine:
+        return self._build(now, [(record.key, record.value) for record in self._store.list("/").records])
+
+    def _commit(self, now: float) -> None:
+        """All records of the turn in one transaction; of several values for one key the last."""
+        writes, self._writes = tuple(self._writes.values()), {}
+        asked, self._asked = self._asked, []
+        if not writes:
+            return
+        try:
+            if self._store.commit((), writes) is None:
+                raise AssertionError("a commit without conditions was refused")
+        except StoreUnavailable as error:
+            self._leave(now, error, writes, asked)
+
+    def _leave(
+        self, now: float, error: StoreUnavailable, writes: Sequence[Put | Delete], asked: Sequence[ClientRequest]
+    ) -> None:
+        """Nothing of this turn is said. Its requests are refused, or kept until their outcome is known."""
+        size = sum(len(write.key) + len(write.value) for write in writes if isinstance(write, Put))
+        self._away = away = _Away(now, str(error), size, now + STORE_RETRY_S)
+        self._outbox = [Warn(f"nothing can be recorded any more: {error}; requests are refused, training goes on")]
+        for event in asked:
+            if error.outcome_unknown and isinstance(event.envelope.request, CHANGES):
+                self._unsettled[event.envelope.id] = event
+            else:
+                self._refuse(event, away)
+
+    def _refuse(self, event: ClientRequest, away: _Away) -> None:
+        request = event.envelope.id
+        if request in self._unsettled:
+            self._unsettled[request] = event
+            return
+        reason = f"the controller cannot record anything: {away.reason}; training goes on"
+        self._outbox.append(ReplyClient(event.client, Reply(id=request, answer=Refused(reason=reason))))
+
+    def _return(self, now: float, away: _Away) -> None:
+        """Try the store. If it can be written, go on with a new machine."""
+        try:
+            self._store.probe(away.size)
+            self._machine = self._recovered(now)
+        except StoreUnavailable as error:
+            self._away = _Away(away.since_s, str(error), away.size, now + STORE_RETRY_S)
+            return
+        self._away = None
+        self.take(now, StoreReturned(away.since_s, away.reason))
+        unsettled, self._unsettled = self._unsettled, {}
+        for event in unsettled.values():
+            self.take(now, event)

@@ -1,0 +1,206 @@
+"""The controller's turn, and a store that cannot be written: nothing is promised, and the controller goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticd.controller.cluster import Settings
+from elasticd.controller.events import Action, AgentMessage, ClientRequest, Record, ReplyClient, SendAgent, Warn
+from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.scheduling.scheduler import load_scheduler
+from elasticd.controller.store import StoreUnavailable
+from elasticd.controller.turn import Turn
+from elasticd.protocol.messages import (
+    AgentHeartbeat,
+    AgentHello,
+    Answer,
+    Cancel,
+    Cancelled,
+    Envelope,
+    GetJobs,
+    Jobs,
+    Order,
+    Ping,
+    Pong,
+    Refused,
+    Request,
+    StartWorker,
+    Submit,
+    Submitted,
+)
+from elasticd.protocol.model import Gpu, GpuKind, Server, ServerId
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+FaultyStore, job_spec = _module.FaultyStore, _module.job_spec
+
+S1 = ServerId("s1")
+FULL = StoreUnavailable("cluster.db: database or disk is full")
+UNKNOWN = StoreUnavailable("cluster.db: disk I/O error", outcome_unknown=True)
+
+
+class Driven:
+    """A turn with a store that fails as told, and a server of two GPUs."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.store = FaultyStore()
+        self.incarnations: list[str] = []
+        self.turn = Turn(self.store, self.build, self.now)
+        self.hello()
+
+    def build(self, now: float, records: Any) -> ControllerMachine:
+        self.incarnations.append(f"c{len(self.incarnations)}")
+        settings = Settings(cluster="test", incarnation=self.incarnations[-1], version="0", pid=1)
+        return ControllerMachine(
+            settings, load_scheduler({"policy": "max-min"}, "test"), random.Random(0), now, records
+        )
+
+    def finish(self, after_s: float = 0.0) -> list[Action]:
+        self.now += after_s
+        actions = self.turn.finish(self.now)
+        while (deadline := self.turn.next_deadline()) is not None and deadline <= self.now:
+            actions += self.turn.finish(self.now)
+        assert not any(isinstance(action, Record) for action in actions)
+        return actions
+
+    def hello(self) -> list[Action]:
+        gpus = tuple(Gpu(index=i, kind=GpuKind.CPU, name="CPU slot") for i in range(2))
+        server = Server(server=S1, address="127.0.0.1", gpus=gpus)
+        message = AgentHello(server=server, incarnation="a", workers=(), starting=(), exited=())
+        self.turn.take(self.now, AgentMessage(S1, message))
+        return self.finish()
+
+    def ask(self, request: Request, name: str) -> Answer | None:
+        self.turn.take(self.now, ClientRequest(b"client", Envelope(id=name, request=request)))
+        return self.answers(self.finish()).get(name)
+
+    def answers(self, actions: list[Action]) -> dict[str, Answer]:
+        return {action.reply.id: action.reply.answer for action in actions if isinstance(action, ReplyClient)}
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.turn.machine.cluster.events]
+
+
+def sent(actions: list[Action]) -> list[Any]:
+    return [action.message for action in actions if isinstance(action, SendAgent)]
+
+
+def test_what_a_turn_sends_is_recorded_before() -> None:
+    driven = Driven()
+    driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="r1", request=Submit(spec=job_spec(high=2)))))
+    assert "/jobs/digits-1" not in driven.store.records, "nothing is recorded before the turn ends"
+    actions = driven.finish()
+    assert "/jobs/digits-1" in driven.store.records
+    assert driven.answers(actions) == {"r1": Submitted(job="digits-1")}
+    assert [type(message) for message in sent(actions)].count(StartWorker) == 2
+
+
+def test_a_turn_that_cannot_be_recorded_says_nothing_and_refuses_with_the_reason() -> None:
+    driven = Driven()
+    driven.store.fail = FULL
+    driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="r1", request=Submit(spec=job_spec()))))
+    driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="r2", request=Ping())))
+    actions = driven.finish()
+    assert sent(actions) == []
+    assert any(isinstance(action, Warn) and "disk is full" in action.text for action in actions)
+    for answer in driven.answers(actions).values():
+        assert isinstance(answer, Refused)
+        assert not answer.bad_input
+        assert "cannot record anything" in answer.reason
+        assert "disk is full" in answer.reason
+    assert set(driven.answers(actions)) == {"r1", "r2"}
+    later = driven.ask(GetJobs(), "r3")
+    assert isinstance(later, Refused)
+    assert "training goes on" in later.reason
+    assert driven.turn.trouble == str(FULL)
+
+
+def test_the_controller_goes_on_as_after_a_crash_once_the_store_can_be_written_again() -> None:
+    driven = Driven()
+    assert driven.ask(Submit(spec=job_spec(high=2)), "r1") == Submitted(job="digits-1")
+    driven.store.fail = FULL
+    assert isinstance(driven.ask(Cancel(job="digits-1"), "r2"), Refused)
+    for _ in range(5):
+        driven.finish(after_s=1.0)
+    assert driven.store.probes == 5, "tried once a second"
+    assert driven.incarnations == ["c0"]
+    driven.store.fail = None
+    driven.finish(after_s=1.0)
+    assert driven.incarnations == ["c0", "c1"]
+    assert "store-back" in driven.kinds()
+    driven.turn.take(driven.now, AgentMessage(S1, AgentHeartbeat(server=S1)))
+    asked = driven.finish()
+    assert [message.sent for message in sent(asked)] == [1], "the agent is asked to say hello to this incarnation"
+    assert any(isinstance(message, Order) for message in sent(driven.hello()))
+    jobs = driven.ask(GetJobs(), "r3")
+    assert isinstance(jobs, Jobs)
+    assert [job.job for job in jobs.jobs] == ["digits-1"], "a refused cancellation has not taken place"
+    assert isinstance(driven.ask(Cancel(job="digits-1"), "r4"), Cancelled)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_submission_of_unknown_outcome_is_settled_by_the_store(there: bool) -> None:
+    driven = Driven()
+    driven.store.fail, driven.store.commits_anyway = UNKNOWN, there
+    assert driven.ask(Submit(spec=job_spec()), "r1") is None, "neither granted nor refused"
+    assert driven.ask(Submit(spec=job_spec()), "r1") is None, "nor when it is repeated"
+    assert isinstance(driven.ask(Submit(spec=job_spec("other")), "r2"), Refused), "this one is surely not there"
+    driven.store.fail = None
+    actions = driven.finish(after_s=1.0)
+    assert driven.answers(actions) == {"r1": Submitted(job="digits-1")}
+    assert [key for key in driven.store.records if key.startswith("/jobs/")] == ["/jobs/digits-1"]
+
+
+def test_what_only_reads_is_refused_though_the_outcome_of_its_turn_is_unknown() -> None:
+    driven = Driven()
+    driven.store.fail = UNKNOWN
+    driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="r1", request=Submit(spec=job_spec()))))
+    driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="r2", request=Ping())))
+    assert isinstance(driven.answers(driven.finish())["r2"], Refused)
+
+
+def test_a_store_that_fails_again_at_once_is_left_again() -> None:
+    driven = Driven()
+    driven.store.fail = UNKNOWN
+    driven.ask(Submit(spec=job_spec()), "r1")
+    real = driven.store.probe
+
+    def probe(size: int) -> None:  # works for once
+        driven.store.fail = None
+        real(size)
+
+    driven.store.probe = probe
+    driven.finish(after_s=1.0)
+    assert driven.incarnations == ["c0", "c1"]
+    driven.store.fail = FULL
+    assert isinstance(driven.ask(Submit(spec=job_spec("more")), "r2"), Refused)
+    driven.finish(after_s=1.0)
+    assert driven.incarnations == ["c0", "c1", "c2"]
+    assert isinstance(driven.ask(Ping(), "r3"), Pong)
+
+
+def test_a_store_is_tried_again_though_the_clock_was_set_back() -> None:
+    driven = Driven()
+    driven.store.fail = FULL
+    driven.ask(Submit(spec=job_spec()), "r1")
+    driven.store.fail = None
+    driven.finish(after_s=-3600.0)
+    assert driven.turn.trouble == ""
+
+
+def test_time_passes_though_the_clock_was_set_back() -> None:
+    driven = Driven()
+    driven.finish(after_s=-3600.0)
+    assert "controller-away" in driven.kinds()
+    assert "server-lost" not in driven.kinds()
