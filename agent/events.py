@@ -13,7 +13,7 @@ from ..protocol.messages import (
     ToWorkerFromAgent,
     WorkerExit,
 )
-from ..protocol.model import JobId, WorkerId, WorkerStatus
+from ..protocol.model import Fault, JobId, WorkerId, WorkerStatus
 
 # ------------------------------------------------------------------------------------------------------------------- events
 
@@ -51,6 +51,7 @@ class ProcessFailed:
 
     worker: WorkerId
     reason: str
+    fault: Fault = Fault.SERVER
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class ProcessExited:
     worker: WorkerId
     exit_code: int | None
     reason: str
+    fault: Fault | None = None  # None: as the exit code tells
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class WarmProcesses:
             return
         except OSError:
             data, descriptors = b"", []
-        if not data:
+        if not data or not descriptors:  # it has ended; or this agent has too many files open to take one more
             self._settle(channel, None)
             return
         try:

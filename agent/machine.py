@@ -40,7 +40,7 @@ from ..protocol.messages import (
     WorkerExit,
     WorkerReport,
 )
-from ..protocol.model import JobId, Server, WorkerId, WorkerPhase, WorkerStatus
+from ..protocol.model import Fault, JobId, Server, WorkerId, WorkerPhase, WorkerStatus
 from ..protocol.times import AWAY_S, WATCH_INTERVAL_S
 from .events import (
     Action,
@@ -70,6 +70,7 @@ STARTING_PATIENCE = 10.0  # times the silence that is allowed later
 MAX_ORDERS = 4096
 MAX_FORGOTTEN = 4096
 MAX_EXITS_PER_HEARTBEAT = 64
+OVER = (WorkerPhase.FINISHED, WorkerPhase.LEFT)
 
 
 @dataclass
@@ -135,10 +136,10 @@ class AgentMachine:
                 return []
             case WorkerStatusReceived(status):
                 return self._on_status(now, status)
-            case ProcessFailed(worker, reason):
-                return self._end(worker, None, reason)
-            case ProcessExited(worker, exit_code, reason):
-                return self._end(worker, exit_code, reason)
+            case ProcessFailed(worker, reason, fault):
+                return self._end(worker, None, reason, fault)
+            case ProcessExited(worker, exit_code, reason, known):
+                return self._end(worker, exit_code, reason, known or fault_of(exit_code))
             case TimePassed():
                 return self._pass_time(now)
 
@@ -241,13 +242,19 @@ class AgentMachine:
         process.ordered_at = now
         return [SendWorker(worker, self._orders[process.job])]
 
-    def _end(self, worker: WorkerId, exit_code: int | None, reason: str) -> list[Action]:
+    def _end(self, worker: WorkerId, exit_code: int | None, reason: str, fault: Fault) -> list[Action]:
         process = self._running.pop(worker, None)
         if process is None:
             return []
         phase = process.status.phase if process.status else None
+        if exit_code == 0 and phase in OVER:
+            fault = Fault.NONE
+        elif process.hung:
+            fault, reason = Fault.SILENT, process.hung
+        elif process.kill_at is not None:
+            fault = Fault.STOPPED
         record = WorkerExit(
-            job=process.job, worker=worker, exit_code=exit_code, reason=process.hung or reason, phase=phase
+            job=process.job, worker=worker, exit_code=exit_code, reason=reason, phase=phase, fault=fault
         )
         self._exited[worker] = record
         return self._tell(record)
@@ -273,7 +280,7 @@ class AgentMachine:
     def _silence_allowed_s(self, process: _Process) -> float:
         """Those at their end may be busy with the script's last lines, or with ending, and speak no more."""
         phase = process.status.phase if process.status is not None else None
-        if phase in (None, WorkerPhase.FINISHED, WorkerPhase.LEFT) or process.hung:
+        if phase is None or phase in OVER or process.hung:
             return float("inf")
         return self._worker_silence_s * (STARTING_PATIENCE if phase is WorkerPhase.STARTING else 1.0)
 
@@ -307,6 +314,11 @@ class AgentMachine:
     def _tell(self, message: WorkerReport | WorkerExit) -> list[Action]:
         """Tell the controller, unless it does not know this agent yet: then the hello tells it."""
         return [SendController(message)] if self._session.incarnation else []
+
+
+def fault_of(exit_code: int | None) -> Fault:
+    """Whose fault an end is of which nothing but the exit code is known. None: not even that."""
+    return Fault.SCRIPT if exit_code is not None and exit_code >= 0 else Fault.KILLED
 
 
 def _newer(order: Order, kept: Order) -> bool:

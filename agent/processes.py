@@ -10,6 +10,7 @@ its exit record, which the shim writes when nothing of the worker is left, is lo
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -25,7 +26,7 @@ import msgspec
 
 from ..protocol.errors import PeerError
 from ..protocol.messages import StartWorker, WorkerExit
-from ..protocol.model import JobId, WorkerId
+from ..protocol.model import Fault, JobId, WorkerId
 from ..runtime.clock import Clock
 from ..runtime.loop import Loop
 from . import launch, shim
@@ -33,6 +34,7 @@ from .environment import Surroundings, environment
 from .events import ProcessExited, ProcessFailed, Started, StopSignal
 from .forking import Channel, WarmProcesses, find_interpreter
 from .logfiles import JobFiles
+from .machine import fault_of
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class ExitRecord(msgspec.Struct, frozen=True):
 
     exit_code: int | None
     reason: str
+    fault: Fault | None = None  # where the exit code does not tell
 
 
 def _runs(pid: int | None, ticks: int | None) -> bool:
@@ -189,7 +192,13 @@ class Processes:
             start_new_session=True,
             close_fds=True,
         )
-        self._watch(start.job, start.worker, child.pid, os.pidfd_open(child.pid), child)
+        try:
+            descriptor = os.pidfd_open(child.pid)
+        except OSError:
+            child.kill()  # nobody would notice its end
+            child.wait()
+            raise
+        self._watch(start.job, start.worker, child.pid, descriptor, child)
         log.info("started worker=%s gpu=%d shim_pid=%d", start.worker, start.gpu, child.pid)
 
     def adopt(self) -> Started:
@@ -207,7 +216,13 @@ class Processes:
             else:
                 end = self._read_exit(record.job, record.worker)
                 exited.append(
-                    WorkerExit(job=record.job, worker=record.worker, exit_code=end.exit_code, reason=end.reason)
+                    WorkerExit(
+                        job=record.job,
+                        worker=record.worker,
+                        exit_code=end.exit_code,
+                        reason=end.reason,
+                        fault=end.fault or (fault_of(end.exit_code) if end.exit_code else Fault.KILLED),
+                    )
                 )
         return Started(tuple(running), tuple(exited))
 
@@ -216,7 +231,7 @@ class Processes:
         asked = self._asked.pop(worker, None)
         if asked is not None and self._warm is not None:
             self._warm.cancel(asked.channel)
-            return ProcessFailed(worker, "it was stopped before it began")
+            return ProcessFailed(worker, "it was stopped before it began", Fault.STOPPED)
         watched = self._watched.get(worker)
         if watched is None:
             return None
@@ -241,7 +256,7 @@ class Processes:
             return
         try:
             descriptor = os.pidfd_open(record.pid)
-        except ProcessLookupError:
+        except OSError:  # it has just ended, or the agent has too many files open: the shim's end will tell
             return
         if not record.worker_runs:  # its number may be somebody else's by now
             os.close(descriptor)
@@ -270,7 +285,11 @@ class Processes:
         except PeerError:
             return  # `start` refused this name: there are no records
         for path in paths:  # in this order: an end without a record is no worker, a record without an end would be one
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:  # the next agent tells this end once more, and the controller knows it
+                log.error("%s cannot be removed: %s", path, error.strerror)
+                return
 
     def close(self) -> None:
         """Let go of the processes. They go on."""
@@ -324,7 +343,7 @@ class Processes:
         self._dead.pop(worker, None)
         watched.told = True
         log.info("ended worker=%s reason=%s", worker, end.reason)
-        self._tell(ProcessExited(worker, end.exit_code, end.reason))
+        self._tell(ProcessExited(worker, end.exit_code, end.reason, end.fault))
 
     def _release(self, watched: _Watched) -> None:
         self._release_worker(watched)
@@ -351,7 +370,11 @@ class Processes:
         record = _read(self._files.of(job, worker, "json"))
         if record is not None and record.pid is not None and record.worker_runs:
             shim.signal_group(record.pid, signal.SIGKILL)
-        return ExitRecord(None, "the process that kept it was killed" if record and record.pid else "it never started")
+        if record is not None and record.boot_id not in ("", shim.boot_id()):
+            return ExitRecord(None, "the server was started anew", Fault.LOST)
+        if record is None or record.pid is None:
+            return ExitRecord(None, "it never started", Fault.SERVER)
+        return ExitRecord(None, "the process that kept it was killed", Fault.KILLED)
 
 
 def _is_over(process: int) -> bool:
@@ -362,8 +385,11 @@ def _is_over(process: int) -> bool:
 
 
 def _failed(start: StartWorker, error: Exception) -> ProcessFailed:
+    """Too long a command and a name that is none are the job's own fault; a full disk or no memory is the server's."""
     log.error("worker %s cannot be started: %s", start.worker, error)
-    return ProcessFailed(start.worker, f"cannot be started: {error}")
+    servers = isinstance(error, OSError) and error.errno not in (errno.E2BIG, errno.ENAMETOOLONG)
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return ProcessFailed(start.worker, f"cannot be started: {why}", Fault.SERVER if servers else Fault.SCRIPT)
 
 
 def _command(directory: Path, start: StartWorker) -> list[str]:

@@ -22,6 +22,7 @@ the record tells that nothing of it runs any more.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import selectors
@@ -32,6 +33,18 @@ import time
 
 MAX_LINE_BYTES = 64 << 10
 MAX_REASON_CHARACTERS = 300
+RECORD_PATIENCE_S = 60.0  # for an exit record that cannot be written
+RECORD_RETRY_S = 0.5
+COMMANDS_FAULT = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.ENOEXEC,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.E2BIG,
+)  # any other error of a start is the server's
 READ_BYTES = 1 << 16
 PR_SET_PDEATHSIG = 1
 
@@ -152,7 +165,10 @@ class Shim:
             where = f" (in {workdir})" if error.filename == workdir else ""
             reason = f"cannot start {argv[0]}{where}: {error.strerror}"
             self._output.take("e", f"{reason}\n".encode())
-            self._finish(127 if isinstance(error, FileNotFoundError) else 126, reason)
+            if error.errno in COMMANDS_FAULT:
+                self._finish(127 if isinstance(error, FileNotFoundError) else 126, reason)
+            else:
+                self._finish(None, reason, "server")
             return True
         if child is None:
             return False
@@ -237,8 +253,20 @@ class Shim:
     def _wait_s(self) -> float | None:
         return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
 
-    def _finish(self, exit_code: int, reason: str) -> None:
-        write_whole(f"{self._base}.exit", {"exit_code": exit_code, "reason": reason})
+    def _finish(self, exit_code: int | None, reason: str, fault: str | None = None) -> None:
+        """Write down how the worker ended. On a full disk that is tried again for a while: a finished worker has finished."""
+        document: dict[str, object] = {"exit_code": exit_code, "reason": reason}
+        if fault is not None:
+            document["fault"] = fault
+        give_up_at = time.monotonic() + RECORD_PATIENCE_S
+        while True:
+            try:
+                write_whole(f"{self._base}.exit", document)
+                return
+            except OSError:
+                if time.monotonic() >= give_up_at:
+                    raise
+            time.sleep(RECORD_RETRY_S)
 
 
 def die_with(parent: int) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from ..protocol.messages import Acknowledged, Answer, EventView, Reply, ToAgentFromController
 from ..protocol.model import GpuAddress, JobId, Server, ServerId, Value, WorkerId
+from ..protocol.times import DEATHS_IN_VAIN
 from .events import Action, Record, ReplyClient, SendAgent, Warn
 from .jobs import Job, JobRecord, WorkerState
 from .scheduling.measuring import OFF, Measuring
@@ -38,7 +39,7 @@ class Settings:
     version: str
     pid: int
     server_lease_s: float = 10.0
-    max_restarts: int = 5
+    max_restarts: int = DEATHS_IN_VAIN
     measuring: Measuring = OFF
     profiles: Profiles = field(default_factory=dict)
 
@@ -59,6 +60,24 @@ class Session:
     incarnation: str = ""
     sent: int = 0  # messages since its last hello
     strays: dict[WorkerId, GpuAddress | None] = field(default_factory=dict)  # processes there that nobody wants
+
+
+@dataclass
+class Health:
+    """What the starts of workers on a server have come to since the last one that went well (`health`)."""
+
+    failures: int = 0  # in a row, by the server's fault
+    until_s: float | None = None  # it is left alone until then (Unix time)
+    reason: str = ""
+    suspected: bool = False  # the scripts' exit codes are laid at its door
+    doubts: dict[JobId, int] = field(
+        default_factory=dict
+    )  # how often a job's script has failed at its start, newest last
+
+    def sentence(self, now: float) -> str:
+        """Why it is left alone, and how long still; after the server's name and a colon."""
+        what = "workers of jobs that run elsewhere fail at their start" if self.suspected else "cannot start workers"
+        return f"{what}: {self.reason}; next try in {max(0.0, (self.until_s or now) - now):.0f} s"
 
 
 @dataclass
@@ -114,6 +133,7 @@ class Cluster:
         self.started_s = now
         self.jobs: dict[JobId, Job] = {}
         self.sessions: dict[ServerId, Session] = {}
+        self.health: dict[ServerId, Health] = {}  # of servers where a start has failed
         self.awaited: set[ServerId] = set()  # known from the store, not heard of since the start
         self.events: deque[EventView] = deque(maxlen=KEPT_EVENTS)
         self.answers: OrderedDict[str, Answer] = OrderedDict()  # to requests that changed something
@@ -185,10 +205,15 @@ class Cluster:
         self.stirred.clear()
         return stirred
 
+    def fit(self, server: ServerId) -> bool:
+        """May workers be started on `server`? Not for a while after that has failed."""
+        health = self.health.get(server)
+        return health is None or health.until_s is None
+
     def gpu_free(self, gpu: GpuAddress) -> bool:
-        """Is it certain that no process is on `gpu`, and is its server there?"""
+        """Is it certain that no process is on `gpu`, and is its server there, and fit?"""
         session = self.sessions.get(gpu.server)
-        if session is None or not session.alive or gpu in session.strays.values():
+        if session is None or not session.alive or gpu in session.strays.values() or not self.fit(gpu.server):
             return False
         return not any(
             entry.gpu == gpu and entry.state is not WorkerState.ORDERED

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ..protocol.errors import OperatorError, UserError
+from ..protocol.times import DEATHS_IN_VAIN
 from ..runtime import config, transport
 from .profiles.curves import load as load_profiles
 from .scheduling.measuring import Measuring
@@ -39,7 +40,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     packing: str = "none"
     placement: str | StageChoice = "fewest-servers"
     server_lease_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 10.0
-    max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 5
+    max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = DEATHS_IN_VAIN
     measuring: MeasuringConfig = MeasuringConfig()
     profiles: tuple[str, ...] = ()
     profiles_gpu_type: str | None = None

@@ -19,17 +19,14 @@ from ..protocol.messages import (
     WorkerExit,
     WorkerReport,
 )
-from ..protocol.model import JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
+from ..protocol.model import Fault, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
 from ..protocol.times import STOP_GRACE_S
 from .cluster import Cluster, Session
-from .generations import broken_by_loss, broken_by_report, ending, holders, usable
+from .ends import add_broken, worker_ended
+from .generations import broken_by_report
+from .health import worked
 from .jobs import Job, WorkerRecord, WorkerState
-from .reconcile import end_job, leader_address, order_message, send_order, send_start, stop_worker
-
-START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
-FIRST_HOLD_S = 30.0
-LONGEST_HOLD_S = 960.0
-KEPT_BROKEN = 64
+from .reconcile import leader_address, order_message, send_order, send_start, stop_worker
 
 
 def on_agent_message(cluster: Cluster, now: float, server: ServerId, message: ToControllerFromAgent) -> None:
@@ -113,7 +110,8 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
             elif entry.state is WorkerState.STARTED and not entry.stopping:
                 send_start(cluster, job, entry)
             else:
-                worker_ended(cluster, now, job, entry, None, f"server {server} does not know it any more", None)
+                reason = f"server {server} does not know it any more"
+                worker_ended(cluster, now, job, entry, None, reason, None, Fault.LOST)
         if here:
             cluster.stir(job)
 
@@ -137,7 +135,7 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
             if entry.state is WorkerState.ORDERED:
                 job.drop_unstarted(entry.worker)
             else:
-                worker_ended(cluster, now, job, entry, None, f"server {name} is lost", None)
+                worker_ended(cluster, now, job, entry, None, f"server {name} is lost", None, Fault.LOST)
 
 
 # --------------------------------------------------------------------------------------------------------------- workers
@@ -179,6 +177,8 @@ def _on_status(cluster: Cluster, now: float, session: Session, status: WorkerSta
         return
     job.statuses[status.worker] = status
     _note_worker(job, entry, status)
+    if status.phase in (WorkerPhase.READY, WorkerPhase.TRAINING) and entry.gpu.server in cluster.health:
+        worked(cluster, entry.gpu.server)
     if not job.final:
         job.note_progress(status)
         if job.note_rate(now, status, cluster.settings.measuring.steps):
@@ -237,11 +237,6 @@ def _note_broken(job: Job, status: WorkerStatus) -> None:
     add_broken(job, broken_by_report(job, status.worker, status.generation))
 
 
-def add_broken(job: Job, generations: tuple[int, ...]) -> None:
-    if not set(generations) <= set(job.kept.broken):
-        job.update(broken=tuple(sorted({*job.kept.broken, *generations}))[-KEPT_BROKEN:])
-
-
 def resize_text(resize: Resize) -> str:
     """A measured switch in one line, for people."""
     steps = f"median step {resize.median_step_s * 1000:.0f} ms, then {resize.median_step_after_s * 1000:.0f} ms"
@@ -256,78 +251,7 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
     found = _find(cluster, message.job, message.worker)
     if found is not None:
         job, entry = found
-        worker_ended(cluster, now, job, entry, message.exit_code, message.reason, message.phase)
-
-
-# --------------------------------------------------------------------------------------------------- what an end means
-
-
-def worker_ended(
-    cluster: Cluster,
-    now: float,
-    job: Job,
-    entry: WorkerRecord,
-    exit_code: int | None,
-    reason: str,
-    phase: WorkerPhase | None,
-) -> None:
-    """A worker's process is gone. `phase`: the last one that its agent heard of."""
-    worker = entry.worker
-    status = job.statuses.get(worker)
-    last = phase if phase is not None else status.phase if status is not None else None
-    broken = broken_by_loss(job, worker)
-    if exit_code == 0 and not entry.stopping and last not in (WorkerPhase.FINISHED, WorkerPhase.LEFT):
-        reason = "ended in the middle of training (exit code 0)" if entry.trained else "ended without training"
-    job.end_worker(worker, now, exit_code, reason)
-    cluster.stir(job)
-    cluster.stir_waiting()
-    if entry.stopping and not job.kept.target:
-        cluster.schedule_due = True  # a preempted job that seemed to be at its end waits again
-    if job.final or entry.stopping or last is WorkerPhase.LEFT:
-        return
-    if last is WorkerPhase.FINISHED and exit_code == 0:
-        if speaks_for(job, worker):
-            end_job(cluster, now, job, JobPhase.FINISHED, "", 0)
-        return
-    cluster.tell(now, "lost", job.id, f"{worker} on {entry.gpu}: {reason}")
-    add_broken(job, broken)
-    if ending(job):
-        return  # another worker is at the end of the training already: it decides
-    if exit_code is not None and exit_code >= 0 and broken:
-        at_the_end = last is WorkerPhase.FINISHED and exit_code > 0
-        if at_the_end or not job.kept.progressed:
-            end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
-            return
-    if not entry.trained and not (status is not None and status.applied is not None):
-        _start_failed(cluster, now, job, reason, exit_code)
-
-
-def speaks_for(job: Job, worker: WorkerId) -> bool:
-    """Is `worker` the leader of the generation in use? It alone does what is done once after the training (evaluation,
-    saving), so the job is finished when it is; should it be lost then, the job does that again from its last checkpoint."""
-    committed = job.order(job.kept.committed)
-    return committed is None or committed.roster.leader == worker
-
-
-def _start_failed(cluster: Cluster, now: float, job: Job, reason: str, exit_code: int | None) -> None:
-    """A newcomer ended before it had trained: the job goes on with the rest, and does not try for ever to grow."""
-    job.start_failures += 1
-    if job.start_failures <= START_FAILURES_ALLOWED:
-        return
-    with_state = holders(job)
-    if not with_state:
-        if not any(usable(job, entry.worker) for entry in job.kept.workers):
-            text = f"{job.start_failures} workers in a row ended before they could train; last: {reason}"
-            end_job(cluster, now, job, JobPhase.FAILED, text, exit_code)
-        return
-    job.hold_s = min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.hold_s * 2))
-    job.hold_until = now + job.hold_s
-    job.start_failures = 0
-    keep = {entry.gpu for entry in with_state}
-    job.update(target=tuple(gpu for gpu in job.kept.target if gpu in keep))
-    job.descent = None
-    cluster.schedule_due = True
-    cluster.tell(now, "held", job.id, f"does not grow for {job.hold_s:.0f} s: new workers end at their start: {reason}")
+        worker_ended(cluster, now, job, entry, message.exit_code, message.reason, message.phase, message.fault)
 
 
 # ------------------------------------------------------------------------------------------------------------------ logs

@@ -24,6 +24,7 @@ import msgspec
 from ..protocol.errors import InvalidTransition
 from ..protocol.messages import ShareChange
 from ..protocol.model import (
+    Fault,
     GpuAddress,
     JobId,
     JobPhase,
@@ -85,6 +86,7 @@ class WorkerRecord(Value, frozen=True, kw_only=True):
     state: WorkerState = WorkerState.ORDERED
     stopping: bool = False  # told to stop, or to be told as soon as its agent is back
     trained: bool = False  # has held the job's state
+    fault: Fault | None = None  # whose its end is; of one that lives, only if it is stopped because of that
     pid: int | None = None
     exit_code: int | None = None
     reason: str = ""
@@ -151,7 +153,8 @@ class JobRecord(Value, frozen=True, kw_only=True):
     counted_s: float | None = None  # both are counted up to then; None: up to the last entry of `shares`
     restarts: int = 0
     restarts_in_vain: int = 0  # since the job last came further than before
-    failures_in_vain: int = 0  # of them, those where every worker ended with an error of the script
+    failures_in_vain: int = 0  # in a row, of them: those where every worker ended with an error of the script
+    deaths_in_vain: int = 0  # in a row, of them: those where no server had a part in it (`reconcile.count_restart`)
     progressed: bool = False  # some step has been applied
     best_at_restart: int = -1
     progress: Progress | None = None
@@ -276,7 +279,9 @@ class Job:
             self.update(finished_s=now, exit_code=exit_code, target=(), progress=self.progress())
             self.restart_at = self.hold_until = self.descent = None
 
-    def end_worker(self, worker: WorkerId, now: float, exit_code: int | None, reason: str) -> WorkerRecord | None:
+    def end_worker(
+        self, worker: WorkerId, now: float, exit_code: int | None, reason: str, fault: Fault
+    ) -> WorkerRecord | None:
         """Move a worker among the past ones. None: it was there already."""
         entry = self.worker(worker)
         if entry is None:
@@ -288,6 +293,7 @@ class Job:
             state=WorkerState.ENDED,
             exit_code=exit_code,
             reason=reason,
+            fault=fault,
             ended_s=now,
             pid=status.pid if status else entry.pid,
         )

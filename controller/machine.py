@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterable, Iterator
 
 from ..protocol.messages import Refused
+from . import health
 from .absence import Absences
 from .cluster import Cluster, Settings
 from .events import Action, AgentMessage, ClientRequest, Event, StoreReturned, TimePassed
@@ -84,6 +85,7 @@ class ControllerMachine:
         for pending in cluster.pending_logs.values():
             yield pending.deadline_s
         yield from cluster.timers.values()
+        yield from health.deadlines(cluster)
         yield cluster.review_s
 
     def _pass_time(self, now: float) -> None:
@@ -99,6 +101,7 @@ class ControllerMachine:
             pending = cluster.pending_logs.pop(request)
             reason = f"server {pending.server} has not sent the log in time"
             cluster.answer(pending.client, request, Refused(reason=reason))
+        health.pass_time(cluster, now)
         for job in [cluster.jobs[name] for name, due_s in cluster.timers.items() if now >= due_s]:
             self._pass_time_of(now, job)
         if now >= cluster.review_s:

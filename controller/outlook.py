@@ -38,19 +38,17 @@ class Outlook:
 
 
 def outlook(cluster: Cluster, now: float) -> Outlook:
-    """What the scheduler may see. Jobs that are about to end keep their GPUs, which are in nobody's view."""
+    """What the scheduler may see. Jobs that are about to end keep their GPUs, which are in nobody's view; so do GPUs that are
+    free on a server that cannot start workers."""
     jobs = [job for job in cluster.jobs.values() if not job.final]
     busy = {gpu for job in jobs if ending(job) for gpu in job.kept.target}
-    servers = tuple(
-        ServerInView(
-            server=name,
-            gpus=tuple(
-                gpu.index for gpu in session.server.gpus if GpuAddress(server=name, index=gpu.index) not in busy
-            ),
-        )
-        for name, session in sorted(cluster.sessions.items())
-        if session.alive
-    )
+    run = {gpu for job in jobs for gpu in set(job.own_gpus).intersection(job.running_gpus)}
+    servers = []
+    for name, session in sorted(cluster.sessions.items()):
+        here = [GpuAddress(server=name, index=gpu.index) for gpu in session.server.gpus]
+        seen_here = tuple(gpu.index for gpu in here if gpu not in busy and (gpu in run or cluster.fit(name)))
+        if session.alive and (seen_here or cluster.fit(name)):
+            servers.append(ServerInView(server=name, gpus=seen_here))
     seen = tuple(job for job in jobs if not ending(job))
     bits = {gpu: 1 << bit for bit, gpu in enumerate(addresses(servers))}
     placements: dict[int, Gpus] = {}
@@ -69,7 +67,7 @@ def outlook(cluster: Cluster, now: float) -> Outlook:
         for row, job in enumerate(seen)
         if running[row]
     }
-    return Outlook(ClusterView(now, table, servers, placements, manual), seen, first, running, held)
+    return Outlook(ClusterView(now, table, tuple(servers), placements, manual), seen, first, running, held)
 
 
 def _held(job: Job) -> bool:

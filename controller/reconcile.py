@@ -10,7 +10,7 @@ import math
 import random
 
 from ..protocol.messages import Order, StartWorker, StopWorker
-from ..protocol.model import GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
+from ..protocol.model import Fault, GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
 from ..protocol.times import LEAST_SAVE_S, LEAVING_PATIENCE_S, REST_S, STOP_GRACE_S
 from .cluster import Cluster
 from .descents import go_down
@@ -163,7 +163,7 @@ def _order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
     generation = job.kept.generation + 1
     if step.fresh_start:
         if job.kept.committed >= job.kept.cycle:
-            _count_restart(cluster, now, job, "no worker with its state is left")
+            count_restart(cluster, now, job, "no worker with its state is left")
             if job.final:
                 return
         job.restart_at = None
@@ -247,11 +247,11 @@ def _stop_unneeded(cluster: Cluster, now: float, job: Job) -> None:
 def _start_again(cluster: Cluster, now: float, job: Job) -> None:
     """No worker is left. Wait a while, then order new ones; or give up."""
     if job.restart_at is None:
-        _count_restart(cluster, now, job, "no worker is left")
+        count_restart(cluster, now, job, "no worker is left")
         if job.final:
             return
         vain = job.kept.restarts_in_vain
-        job.restart_at = now + min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0 ** max(0, vain - 1))
+        job.restart_at = now + min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0 ** min(max(0, vain - 1), 10))
         job.enter(JobPhase.STARTING, now)
         cluster.stir(job)
     if not job.kept.target:
@@ -261,27 +261,43 @@ def _start_again(cluster: Cluster, now: float, job: Job) -> None:
         job.update(orders=(), broken=())
 
 
-def _count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
+def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
+    """All workers of a job are gone. Only what may be the script's fault counts against it, as long as it gets no further:
+
+    * two restarts in a row after errors of the script alone;
+    * more than `max_restarts` in a row (10 by default) after its workers were killed by signals that nobody here has sent, or
+      for their silence. A script that needs more memory than there is ends so; a few kills by an operator do not fail it.
+
+    A lost server, or one that could not start its workers, is nobody's fault here, and both counts begin anew.
+    """
     kept = job.kept
-    ended = [entry for entry in kept.past if entry.generation >= kept.cycle and not entry.stopping]
-    errors = [entry for entry in ended if entry.exit_code is not None and entry.exit_code > 0]
+    ended = [
+        entry
+        for entry in kept.past
+        if entry.generation >= kept.cycle and (not entry.stopping or entry.fault is Fault.SCRIPT)
+    ]
+    faults = {entry.fault for entry in ended}
     further = job.best_applied > kept.best_at_restart
     vain = 1 if further else kept.restarts_in_vain + 1
-    failures = ((0 if further else kept.failures_in_vain) + 1) if ended and len(errors) == len(ended) else 0
+    failures = ((0 if further else kept.failures_in_vain) + 1) if faults == {Fault.SCRIPT} else 0
+    theirs = not faults or bool(faults & {Fault.SERVER, Fault.LOST})
+    deaths = 0 if theirs else (0 if further else kept.deaths_in_vain) + 1
     job.update(
         restarts=kept.restarts + 1,
         restarts_in_vain=vain,
         failures_in_vain=failures,
+        deaths_in_vain=deaths,
         best_at_restart=max(kept.best_at_restart, job.best_applied),
         cycle=kept.generation + 1,
     )
     job.newest_progress = None
+    job.start_failures = 0
     last = ended[-1] if ended else None
     because = f"{last.worker}: {last.reason}" if last is not None else why
     if failures >= 2 and last is not None:
         end_job(cluster, now, job, JobPhase.FAILED, f"it fails again and again: {because}", last.exit_code)
-    elif vain > cluster.settings.max_restarts:
-        text = f"given up after {cluster.settings.max_restarts} restarts without progress; last: {because}"
+    elif deaths > cluster.settings.max_restarts:
+        text = f"given up: its workers were killed {deaths} times in a row and it got no further; last: {because}"
         end_job(cluster, now, job, JobPhase.FAILED, text, last.exit_code if last is not None else None)
     else:
         cluster.tell(now, "restarted", job.id, f"starts again from its last checkpoint: {because}")

@@ -91,7 +91,7 @@ def _answer(cluster: Cluster, now: float, request_id: str, request: Request) -> 
         case GetJob(job=name):
             return JobFound(job=full_view(cluster, now, find_job(cluster, name)), time_s=now)
         case GetServers():
-            return Servers(servers=server_views(cluster), time_s=now)
+            return Servers(servers=server_views(cluster, now), time_s=now)
         case GetEvents():
             return _events(cluster, request)
         case GetPolicy():

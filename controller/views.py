@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from ..protocol.messages import CurvePoint, JobView, ServerView, WorkerView
 from ..protocol.model import GpuAddress, JobId, JobPhase
 from .cluster import Cluster
+from .health import troubles
 from .jobs import Job, OrderKind, Progress, WorkerRecord, WorkerState
 from .outlook import fewest
 from .scheduling.measuring import smaller_shares
@@ -110,7 +111,8 @@ def _reason(cluster: Cluster, now: float, job: Job) -> str:
         return "its workers are starting"
     if job.descent is not None:
         return f"measures its throughput with {job.descent.share} of its {len(job.own_gpus)} GPUs"
-    return job.waiting_reason
+    reasons = (job.waiting_reason, troubles(cluster, now)) if job.waiting_reason or not job.kept.target else ()
+    return "; ".join(filter(None, reasons))
 
 
 def _worker_view(job: Job, entry: WorkerRecord) -> WorkerView:
@@ -138,7 +140,7 @@ def _past_view(entry: WorkerRecord) -> WorkerView:
     )
 
 
-def server_views(cluster: Cluster) -> tuple[ServerView, ...]:
+def server_views(cluster: Cluster, now: float) -> tuple[ServerView, ...]:
     """All servers by name. A GPU is used while a process is on it."""
     used: dict[GpuAddress, JobId] = {}
     for job in cluster.jobs.values():
@@ -151,6 +153,7 @@ def server_views(cluster: Cluster) -> tuple[ServerView, ...]:
             alive=session.alive,
             last_heard_s=session.last_heard_s,
             used={gpu.index: job for gpu, job in sorted(used.items()) if gpu.server == name},
+            trouble="" if cluster.fit(name) else cluster.health[name].sentence(now),
         )
         for name, session in sorted(cluster.sessions.items())
     )

@@ -129,14 +129,17 @@ def job_table(jobs: Sequence[JobView], now_s: float) -> Table:
 
 def server_table(servers: Sequence[ServerView], now_s: float) -> Table:
     """The servers, one a row."""
-    table = _table("SERVER", "STATE", ">GPUS", ">FREE", "KIND", "ADDRESS", "JOBS")
+    table = _table("SERVER", "STATE", ">GPUS", ">FREE", "KIND", "ADDRESS", "JOBS", "NOTE")
     for view in servers:
         server = view.server
         kinds = sorted({gpu.name for gpu in server.gpus})
         jobs = ", ".join(f"{index}:{job}" for index, job in sorted(view.used.items()))
         state = "[green]alive[/]" if view.alive else f"[red]lost {span(now_s - view.last_heard_s)} ago[/]"
+        if view.alive and view.trouble:
+            state = "[yellow]unfit[/]"
         free = str(len(server.gpus) - len(view.used)) if view.alive else "-"
-        table.add_row(server.server, state, str(len(server.gpus)), free, ", ".join(kinds), server.address, jobs)
+        note = _escape(printable(view.trouble))
+        table.add_row(server.server, state, str(len(server.gpus)), free, ", ".join(kinds), server.address, jobs, note)
     return table
 
 

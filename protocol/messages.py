@@ -414,6 +414,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool
     last_heard_s: float
     used: dict[int, JobId]  # GPU index -> job
+    trouble: str = ""  # why no worker is started there for now, in words
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,10 @@ SAVE_MARGIN = 3.0  # times what the last checkpoint and the longest step took
 FIRST_SERVER_BACK_OFF_S = 5.0
 LONGEST_SERVER_BACK_OFF_S = 300.0
 
+# ------------------------------------------------------------------------------------------------- a job that gets no further
+
+DEATHS_IN_VAIN = 10  # restarts in a row that are allowed after deaths by a signal, with no new step and no server lost
+
 
 def check() -> None:
     """Raises AssertionError, naming the rule, if two of these times do not fit together."""

@@ -38,6 +38,7 @@ from elasticd.protocol.messages import (
     WorkerReport,
 )
 from elasticd.protocol.model import (
+    Fault,
     GpuAddress,
     GpuRange,
     JobId,
@@ -279,7 +280,9 @@ def test_a_stop_of_an_unknown_worker_is_ignored() -> None:
 def test_an_end_is_told_with_the_last_phase_and_again_until_it_is_forgotten() -> None:
     driven = Driven(FIRST)
     driven.status(status(phase=WorkerPhase.FINISHED))
-    gone = WorkerExit(job=JOB, worker=FIRST, exit_code=0, reason="exit code 0", phase=WorkerPhase.FINISHED)
+    gone = WorkerExit(
+        job=JOB, worker=FIRST, exit_code=0, reason="exit code 0", phase=WorkerPhase.FINISHED, fault=Fault.NONE
+    )
     assert driven.machine.handle(driven.now, ProcessExited(FIRST, 0, "exit code 0")) == [SendController(gone)]
     assert sent(driven.pass_time(1.0), WorkerExit) == [gone]
     assert driven.hello().exited == (gone,)
@@ -355,6 +358,36 @@ def test_each_word_of_a_worker_counts_also_one_without_news() -> None:
         assert silence.turn_for(9.0) == []
         silence.machine.handle(silence.now, WorkerStatusReceived(status(sequence=sequence)))
     assert silence.turn_for(9.0) == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "exit_code", "fault"),
+    [
+        (WorkerPhase.FINISHED, 0, Fault.NONE),
+        (WorkerPhase.LEFT, 0, Fault.NONE),
+        (WorkerPhase.TRAINING, 0, Fault.SCRIPT),
+        (WorkerPhase.TRAINING, 1, Fault.SCRIPT),
+        (WorkerPhase.FINISHED, 1, Fault.SCRIPT),
+        (WorkerPhase.TRAINING, -9, Fault.KILLED),
+        (WorkerPhase.TRAINING, None, Fault.KILLED),
+    ],
+)
+def test_an_end_says_whose_fault_it_is(phase: WorkerPhase, exit_code: int | None, fault: Fault) -> None:
+    silence = Silence()
+    silence.machine.handle(silence.now, ControllerMessage(Acknowledged(incarnation="c", sent=0)))
+    silence.machine.handle(silence.now, WorkerStatusReceived(status(sequence=9, phase=phase)))
+    (end,) = sent(silence.machine.handle(silence.now, ProcessExited(FIRST, exit_code, "")), WorkerExit)
+    assert (end.fault, end.phase) == (fault, phase)
+
+
+def test_the_end_of_a_worker_that_was_stopped_or_silent_is_not_the_scripts_fault() -> None:
+    stopped, silent = Silence(), Silence()
+    for each in (stopped, silent):
+        each.machine.handle(each.now, ControllerMessage(Acknowledged(incarnation="c", sent=0)))
+    stopped.machine.handle(stopped.now, ControllerMessage(StopWorker(job=JOB, worker=FIRST, grace_s=5.0)))
+    silent.turn_for(10.1)
+    ends = [sent(each.machine.handle(each.now, ProcessExited(FIRST, 1, "")), WorkerExit) for each in (stopped, silent)]
+    assert [end.fault for (end,) in ends] == [Fault.STOPPED, Fault.SILENT]
 
 
 def test_time_in_which_the_agent_itself_was_stopped_is_nobodys_silence() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -157,3 +158,40 @@ def test_an_endless_line_is_cut_into_pieces() -> None:
     lines = Lines()
     got = lines.feed(b"x" * (shim.MAX_LINE_BYTES + 5)) + lines.feed(b"y\n")
     assert got == [b"x" * shim.MAX_LINE_BYTES, b"xxxxxy"]
+
+
+class Refused(shim.Shim):
+    """A shim whose server has no memory left for a worker."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = str(base)
+        self._output = shim.Output(f"{base}.log")
+
+    def _start(self, argv: list[str], workdir: str) -> shim.Child | None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def test_a_worker_for_which_there_is_no_memory_is_the_servers_fault(tmp_path: Path) -> None:
+    assert Refused(tmp_path / "w").run({}, ["train"], "/tmp")
+    assert json.loads((tmp_path / "w.exit").read_bytes()) == {
+        "exit_code": None,
+        "reason": "cannot start train: Cannot allocate memory",
+        "fault": "server",
+    }
+
+
+def test_an_exit_record_for_which_there_is_no_room_is_written_when_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = [OSError(errno.ENOSPC, "No space left on device")] * 3
+    write = shim.write_whole
+
+    def full(path: str, document: dict[str, object]) -> None:
+        if refusals:
+            raise refusals.pop()
+        write(path, document)
+
+    monkeypatch.setattr(shim, "write_whole", full)
+    monkeypatch.setattr(shim.time, "sleep", lambda seconds: None)
+    Refused(tmp_path / "w")._finish(0, "exit code 0")
+    assert json.loads((tmp_path / "w.exit").read_bytes()) == {"exit_code": 0, "reason": "exit code 0"}

@@ -308,7 +308,7 @@ def test_a_job_that_gets_no_further_is_given_up():
         world.pass_time(40)
         world.settle(job.id)
     assert job.kept.phase is JobPhase.FAILED
-    assert "without progress" in job.kept.reason
+    assert "killed 3 times in a row and it got no further" in job.kept.reason
 
 
 def test_three_newcomers_in_a_row_that_end_at_their_start_hold_growth_back():

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from elasticd.agent.machine import fault_of
 from elasticd.controller.cluster import Settings
 from elasticd.controller.events import (
     Action,
@@ -43,6 +44,7 @@ from elasticd.protocol.messages import (
     WorkerReport,
 )
 from elasticd.protocol.model import (
+    Fault,
     Gpu,
     GpuAddress,
     GpuKind,
@@ -291,12 +293,19 @@ class World:
             self.feed(AgentMessage(agent.server.server, WorkerReport(status=process.status)))
             self.turn()
 
-    def exit(self, worker: str, code: int | None, reason: str = "", turn: bool = True) -> None:
+    def exit(
+        self, worker: str, code: int | None, reason: str = "", turn: bool = True, fault: Fault | None = None
+    ) -> None:
+        """`worker` ends; its agent judges by the exit code unless the fault is given."""
         agent, process = self.find(worker)
+        if fault is None:
+            fault = Fault.STOPPED if process.stopping else fault_of(code)
         del agent.running[WorkerId(worker)]
         phase = process.status.phase if process.status is not None else None
         text = reason or (f"exit code {code}" if code is None or code >= 0 else f"killed by signal {-code}")
-        ended = WorkerExit(job=process.job, worker=WorkerId(worker), exit_code=code, reason=text, phase=phase)
+        ended = WorkerExit(
+            job=process.job, worker=WorkerId(worker), exit_code=code, reason=text, phase=phase, fault=fault
+        )
         agent.exited[WorkerId(worker)] = ended
         self.now += 0.001
         if agent.connected:

@@ -1,0 +1,109 @@
+"""What the end of a worker means for its job: whose fault it is, and what that calls for.
+
+Theory of operation
+-------------------
+Each end has a `Fault`, told by whoever knows it: the agent (it could not start the worker, it has stopped it, an exit code, a
+signal), or this controller (the server is lost). Only the script's own fault counts against a job:
+
+* an error before any step has been applied, or after the training, fails the job at once;
+* an error that comes back at each restart, without a step that is new, fails it (`reconcile.count_restart`);
+* newcomers that end at their start are not tried again for a while; the job trains on with what it has.
+
+What is the server's fault counts against the server (`health`), and the job is tried elsewhere. A script that fails where other
+jobs fail too, while it has run elsewhere, is believed: that is a server without its driver or its file system.
+"""
+
+from __future__ import annotations
+
+from ..protocol.model import Fault, JobPhase, WorkerId, WorkerPhase
+from .cluster import Cluster
+from .generations import broken_by_loss, ending, holders, usable
+from .health import script_is_innocent, start_failed
+from .jobs import Job, WorkerRecord
+from .reconcile import end_job
+
+START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
+FIRST_HOLD_S = 30.0
+LONGEST_HOLD_S = 960.0
+KEPT_BROKEN = 64
+
+
+def worker_ended(
+    cluster: Cluster,
+    now: float,
+    job: Job,
+    entry: WorkerRecord,
+    exit_code: int | None,
+    reason: str,
+    phase: WorkerPhase | None,
+    fault: Fault,
+) -> None:
+    """A worker's process is gone. `phase`: the last one that its agent heard of."""
+    worker = entry.worker
+    status = job.statuses.get(worker)
+    last = phase if phase is not None else status.phase if status is not None else None
+    broken = broken_by_loss(job, worker)
+    over = exit_code == 0 and last in (WorkerPhase.FINISHED, WorkerPhase.LEFT)
+    if exit_code == 0 and not entry.stopping and not over:
+        reason = "ended in the middle of training (exit code 0)" if entry.trained else "ended without training"
+    fault = Fault.NONE if over else entry.fault or (Fault.STOPPED if entry.stopping else fault)
+    started = entry.trained or (status is not None and status.applied is not None)
+    if fault is Fault.SCRIPT and not started and script_is_innocent(cluster, now, job, entry, reason):
+        fault = Fault.SERVER
+    job.end_worker(worker, now, exit_code, entry.reason or reason, fault)
+    cluster.stir(job)
+    cluster.stir_waiting()
+    if fault is Fault.SERVER:
+        start_failed(cluster, now, entry.gpu.server, reason)
+    if entry.stopping and not job.kept.target:
+        cluster.schedule_due = True  # a preempted job that seemed to be at its end waits again
+    if job.final or entry.stopping or last is WorkerPhase.LEFT:
+        return
+    if over:
+        if speaks_for(job, worker):
+            end_job(cluster, now, job, JobPhase.FINISHED, "", 0)
+        return
+    cluster.tell(now, "lost", job.id, f"{worker} on {entry.gpu}: {reason}")
+    add_broken(job, broken)
+    if ending(job):
+        return  # another worker is at the end of the training already: it decides
+    if fault is Fault.SCRIPT and broken and (last is WorkerPhase.FINISHED or not job.kept.progressed):
+        end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
+    elif not started and fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT):
+        _newcomer_failed(cluster, now, job, reason, exit_code, fault)
+
+
+def add_broken(job: Job, generations: tuple[int, ...]) -> None:
+    """Note that these generations have lost somebody."""
+    if not set(generations) <= set(job.kept.broken):
+        job.update(broken=tuple(sorted({*job.kept.broken, *generations}))[-KEPT_BROKEN:])
+
+
+def speaks_for(job: Job, worker: WorkerId) -> bool:
+    """Is `worker` the leader of the generation in use? It alone does what is done once after the training (evaluation,
+    saving), so the job is finished when it is; should it be lost then, the job does that again from its last checkpoint."""
+    committed = job.order(job.kept.committed)
+    return committed is None or committed.roster.leader == worker
+
+
+def _newcomer_failed(cluster: Cluster, now: float, job: Job, reason: str, exit_code: int | None, fault: Fault) -> None:
+    """A newcomer ended before it had trained: the job goes on with the rest, and does not try for ever to grow."""
+    with_state = holders(job)
+    if not with_state and fault is not Fault.SCRIPT:
+        return  # if nobody else can go on either, it is a restart, and counted as such
+    job.start_failures += 1
+    if job.start_failures <= START_FAILURES_ALLOWED:
+        return
+    if not with_state:
+        if not any(usable(job, entry.worker) for entry in job.kept.workers):
+            text = f"{job.start_failures} workers in a row ended before they could train; last: {reason}"
+            end_job(cluster, now, job, JobPhase.FAILED, text, exit_code)
+        return
+    job.hold_s = min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.hold_s * 2))
+    job.hold_until = now + job.hold_s
+    job.start_failures = 0
+    keep = {entry.gpu for entry in with_state}
+    job.update(target=tuple(gpu for gpu in job.kept.target if gpu in keep))
+    job.descent = None
+    cluster.schedule_due = True
+    cluster.tell(now, "held", job.id, f"does not grow for {job.hold_s:.0f} s: new workers end at their start: {reason}")

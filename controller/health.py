@@ -1,0 +1,127 @@
+"""Servers that cannot start workers are left alone for a while, longer each time (cluster 4).
+
+Theory of operation
+-------------------
+A server with a full disk looks idle: it would take one job after the other, and fail them all. So a start that fails by the
+server's fault makes the controller *back off*: until the time is up, the server's free GPUs are not in the scheduler's view, and
+what was to start there is placed elsewhere. Workers that run there go on. One worker that comes as far as its training loop
+clears the server.
+
+A server whose driver or file system is missing fails the *script*, with an exit code. It is told from a wrong script by
+comparison (`script_is_innocent`).
+
+Nothing of it is recorded: a controller that has just started tries each server, and knows soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..protocol.model import JobId, ServerId
+from ..protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
+from .cluster import Cluster, Health
+from .generations import arrived
+from .jobs import Job, WorkerRecord, WorkerState
+
+FAILURES_OF_A_JOB = 2  # on one server, of a job that has run elsewhere
+JOBS_THAT_FAIL = 3  # on one server, in a row, none of which has failed elsewhere
+KEPT_DOUBTS = 16
+
+
+def start_failed(cluster: Cluster, now: float, server: ServerId, reason: str, suspected: bool = False) -> None:
+    """A worker could not be started, or not work, by the fault of `server`."""
+    health = cluster.health.setdefault(server, Health())
+    health.reason = reason.removeprefix("cannot be started: ")
+    if health.until_s is not None:
+        return  # one of several that were started together
+    back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(health.failures, 30))
+    health.failures += 1
+    health.suspected = suspected
+    health.until_s = now + back_off_s
+    cluster.tell(now, "server-unfit", None, f"{server}: {health.sentence(now)}")
+    cluster.schedule_due = True
+    for job in cluster.jobs.values():
+        if not job.final:
+            _leave(cluster, job, server)
+
+
+def _leave(cluster: Cluster, job: Job, server: ServerId) -> None:
+    """What `job` has not started on `server` yet is to start elsewhere."""
+    kept = tuple(gpu for gpu in job.kept.target if gpu.server != server or gpu in job.running_gpus)
+    waiting = [e for e in job.kept.workers if e.gpu.server == server and e.state is WorkerState.ORDERED]
+    if kept == job.kept.target and not waiting:
+        return
+    job.update(target=kept)
+    job.descent = None
+    for entry in waiting:
+        job.drop_unstarted(entry.worker)
+    cluster.stir(job)
+
+
+def worked(cluster: Cluster, server: ServerId) -> None:
+    """A worker has come as far as its training loop on `server`."""
+    health = cluster.health.pop(server, None)
+    if health is not None and health.until_s is not None:
+        cluster.schedule_due = True
+
+
+def pass_time(cluster: Cluster, now: float) -> None:
+    """Servers whose time is up may be tried again."""
+    for health in cluster.health.values():
+        if health.until_s is not None and now >= health.until_s:
+            health.until_s = None
+            cluster.schedule_due = True
+
+
+def deadlines(cluster: Cluster) -> Iterator[float]:
+    """When `pass_time` has something to do."""
+    for health in cluster.health.values():
+        if health.until_s is not None:
+            yield health.until_s
+
+
+def troubles(cluster: Cluster, now: float) -> str:
+    """Which servers are left alone, and why, in words."""
+    sentences = [
+        f"{server}: {cluster.health[server].sentence(now)}"
+        for server in sorted(cluster.health)
+        if cluster.health[server].until_s is not None
+    ]
+    return "; ".join(sentences)
+
+
+# ------------------------------------------------------------------------------------------- is it the script or the server?
+
+
+def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> bool:
+    """A worker has ended with the script's exit code before it trained: is its server to blame? Then the server backs off.
+
+    It is where the same job's workers come as far as their loop on other servers, for the second time (at once, if the job has
+    never trained: it would fail for good), or where several jobs in a row have failed so which have not failed elsewhere.
+    A server that is the only one is never to blame: there would be nothing to compare it with.
+    """
+    server = entry.gpu.server
+    health = cluster.health.setdefault(server, Health())
+    health.doubts[job.id] = health.doubts.pop(job.id, 0) + 1
+    while len(health.doubts) > KEPT_DOUBTS:
+        del health.doubts[next(iter(health.doubts))]
+    if not any(session.alive and other != server and cluster.fit(other) for other, session in cluster.sessions.items()):
+        return False
+    enough = FAILURES_OF_A_JOB if job.kept.progressed else 1
+    comparable = _has_run_elsewhere(job, server) and health.doubts[job.id] >= enough
+    unlike = [name for name in health.doubts if not _fails_elsewhere(cluster, name, server)]
+    if not comparable and not (job.id in unlike and len(unlike) >= JOBS_THAT_FAIL):
+        return False
+    start_failed(cluster, now, server, reason, suspected=True)
+    return True
+
+
+def _has_run_elsewhere(job: Job, server: ServerId) -> bool:
+    trained = any(entry.trained and entry.gpu.server != server for entry in (*job.kept.workers, *job.kept.past))
+    return trained or any(
+        entry.gpu.server != server and arrived(job, entry.worker) and not entry.stopping for entry in job.kept.workers
+    )
+
+
+def _fails_elsewhere(cluster: Cluster, job: JobId, server: ServerId) -> bool:
+    return any(job in health.doubts for other, health in cluster.health.items() if other != server)

@@ -1,0 +1,241 @@
+"""Whose fault the end of a worker is: only the script's fails a job, and a server that cannot start workers is left alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from elasticd.protocol.messages import Cancel, GetJob, GetServers, Scale
+from elasticd.protocol.model import Fault, JobPhase, ServerId, WorkerPhase
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec = _module.World, _module.job_spec
+FULL = "cannot be started: No space left on device"
+
+
+def lose(world, server: str) -> None:
+    """`server` is not heard of any more until its lease has run out. Its processes go on."""
+    world.agents[ServerId(server)].connected = False
+    world.pass_time(11)
+
+
+def on(world, server: str, job) -> list[str]:
+    return [entry.worker for entry in job.kept.workers if entry.gpu.server == server]
+
+
+def trouble(world, server: str) -> str:
+    views = world.ask(GetServers()).servers
+    return next(view.trouble for view in views if view.server.server == server)
+
+
+def fail_to_start(world, worker: str) -> None:
+    world.exit(worker, None, FULL, fault=Fault.SERVER)
+
+
+# ------------------------------------------------------------------------------------------------------- whose fault it is
+
+
+def test_a_server_that_is_lost_while_a_large_job_loads_does_not_fail_the_job():
+    world = World({"s1": 4, "s2": 4})
+    job = world.submit(job_spec(low=4, high=4))
+    (server,) = {entry.gpu.server for entry in job.kept.workers}
+    lose(world, server)
+    assert not job.final
+    assert {entry.gpu.server for entry in job.kept.workers} == {"s1", "s2"} - {server}
+    world.settle(job.id)
+    assert job.share_gpus == 4
+
+
+def test_a_job_whose_servers_are_lost_again_and_again_is_never_given_up():
+    world = World({"s1": 1, "s2": 1}, max_restarts=2)
+    job = world.submit(job_spec(low=1, high=1))
+    for _ in range(8):
+        world.settle(job.id)
+        (server,) = {entry.gpu.server for entry in job.kept.workers}
+        lose(world, server)
+        world.hello(server)
+        world.turn()
+        world.reap()
+        world.pass_time(40)
+    assert not job.final
+    assert job.kept.restarts >= 8
+
+
+def test_deaths_by_a_signal_without_progress_come_to_an_end_in_words():
+    world = World({"s1": 1}, max_restarts=3)
+    job = world.submit(job_spec(low=1, high=1))
+    for _ in range(4):
+        assert not job.final
+        world.settle(job.id)
+        world.exit(world.roster(job.id)[0], -9, "killed by SIGKILL")
+        world.pass_time(40)
+    assert job.kept.phase is JobPhase.FAILED
+    assert job.kept.reason.startswith(
+        "given up: its workers were killed 4 times in a row and it got no further; last: "
+    )
+    assert job.kept.reason.endswith("killed by SIGKILL")
+
+
+def test_a_lost_server_in_between_makes_the_count_of_deaths_begin_anew():
+    world = World({"s1": 1, "s2": 1}, max_restarts=3)
+    job = world.submit(job_spec(low=1, high=1))
+    for turn in range(8):
+        world.settle(job.id)
+        if turn % 3 == 2:
+            (server,) = {entry.gpu.server for entry in job.kept.workers}
+            lose(world, server)
+            world.hello(server)
+            world.turn()
+            world.reap()
+        else:
+            world.exit(world.roster(job.id)[0], -9)
+        world.pass_time(40)
+    assert not job.final
+
+
+def test_a_step_that_is_new_makes_the_count_of_deaths_begin_anew():
+    world = World({"s1": 1}, max_restarts=2)
+    job = world.submit(job_spec(low=1, high=1))
+    for turn in range(8):
+        world.settle(job.id, step=10 * (turn + 1))
+        world.exit(world.roster(job.id)[0], -9)
+        world.pass_time(40)
+    assert not job.final
+
+
+def test_newcomers_that_are_killed_at_their_start_hold_growth_back_but_fail_nothing():
+    world = World()
+    job = world.submit(job_spec(low=1, high=1))
+    world.settle(job.id)
+    (first,) = world.roster(job.id)
+    world.ask(Scale(job=job.id, share=2))
+    for _ in range(3):
+        (newcomer,) = [worker for worker in world.running(job.id) if worker != first]
+        world.exit(newcomer, -9)
+        world.commit(job.id)
+    assert not job.final
+    assert "held" in world.kinds(job.id)
+
+
+def test_a_worker_that_is_killed_while_it_loads_does_not_fail_its_job():
+    world = World()
+    job = world.submit(job_spec(low=3, high=3))
+    for worker in list(world.running(job.id)):
+        world.exit(worker, -9, turn=False)
+    world.pass_time(40)
+    assert not job.final
+    world.settle(job.id)
+    assert job.share_gpus == 3
+
+
+# ---------------------------------------------------------------------------------------------- servers that cannot start
+
+
+def test_a_server_with_a_full_disk_is_left_alone_and_its_job_starts_elsewhere():
+    world = World({"s1": 2, "s2": 2})
+    job = world.submit(job_spec(low=2, high=2))
+    (bad,) = {entry.gpu.server for entry in job.kept.workers}
+    (good,) = {"s1", "s2"} - {bad}
+    for worker in world.running(job.id):
+        fail_to_start(world, worker)
+    assert trouble(world, bad) == "cannot start workers: No space left on device; next try in 5 s"
+    world.pass_time(2)
+    assert {entry.gpu.server for entry in job.kept.workers} == {good}
+    world.settle(job.id)
+    assert job.kept.phase is JobPhase.RUNNING
+    other = world.submit(job_spec("other", 2, 2))
+    assert f"{bad}: cannot start workers" in world.ask(GetJob(job=other.id)).job.reason
+
+
+def test_the_back_off_of_a_server_grows_and_one_worker_that_gets_to_its_loop_clears_it():
+    world = World({"s1": 1})
+    job = world.submit(job_spec(low=1, high=1))
+    waited = []
+    for _ in range(9):
+        fail_to_start(world, world.running(job.id)[0])
+        began = world.now
+        while not world.running(job.id):
+            world.pass_time(1)
+        waited.append(round(world.now - began))
+    assert not job.final
+    assert waited == sorted(waited)
+    assert 5 <= waited[0] <= 7
+    assert 300 <= waited[-1] <= 302
+    world.settle(job.id)
+    assert trouble(world, "s1") == ""
+    assert job.kept.phase is JobPhase.RUNNING
+
+
+def test_a_running_job_keeps_its_workers_on_a_server_that_cannot_start_more():
+    world = World({"s1": 3})
+    job = world.submit(job_spec(low=2, high=2))
+    world.settle(job.id)
+    before = world.roster(job.id)
+    other = world.submit(job_spec("other", 1, 1))
+    fail_to_start(world, world.running(other.id)[0])
+    world.turn()
+    assert trouble(world, "s1")
+    assert world.roster(job.id) == before
+    assert other.kept.phase is JobPhase.PENDING
+    assert "next try in" in world.ask(GetJob(job=other.id)).job.reason
+    world.pass_time(6)
+    world.settle(other.id)
+    assert other.kept.phase is JobPhase.RUNNING
+
+
+def test_several_starts_that_fail_together_count_once():
+    world = World({"s1": 4})
+    job = world.submit(job_spec(low=4, high=4))
+    for worker in world.running(job.id):
+        fail_to_start(world, worker)
+    assert "next try in 5 s" in trouble(world, "s1")
+
+
+def test_where_a_script_fails_while_its_fellows_run_elsewhere_the_server_is_suspected():
+    world = World({"s1": 1, "s2": 1})
+    job = world.submit(job_spec(low=1, high=2))
+    assert len(world.running(job.id)) == 2
+    first, second = world.roster(job.id)
+    bad = next(entry.gpu.server for entry in job.kept.workers if entry.worker == second)
+    world.report(first, WorkerPhase.READY)
+    world.exit(second, 1, "exit code 1: no driver")
+    assert not job.final
+    assert trouble(world, bad).startswith(
+        "workers of jobs that run elsewhere fail at their start: exit code 1: no driver"
+    )
+    world.settle(job.id)
+    assert job.share_gpus == 1
+
+
+def test_a_server_where_several_jobs_fail_in_a_row_is_suspected_and_the_next_job_runs_elsewhere():
+    world = World({"s1": 2, "s2": 1})
+    long = world.submit(job_spec("long", 1, 1))
+    world.settle(long.id)
+    (bad,) = {"s1", "s2"} - {entry.gpu.server for entry in long.kept.workers}
+    failed = []
+    for number in range(4):
+        job = world.submit(job_spec(f"job{number}", 1, 1))
+        while on(world, bad, job) and not job.final:
+            world.exit(world.running(job.id)[0], 1, "exit code 1: no file system")
+        failed.append(job.final)
+        world.ask(Cancel(job=job.id)) if not job.final else None
+    assert failed[:2] == [True, True]
+    assert not all(failed)
+
+
+def test_a_script_that_fails_on_every_server_has_failed():
+    world = World({"s1": 1, "s2": 1})
+    job = world.submit(job_spec(low=1, high=1))
+    for _ in range(6):
+        if job.final:
+            break
+        world.exit(world.running(job.id)[0], 1, "exit code 1: ValueError")
+        world.pass_time(3)
+    assert job.kept.phase is JobPhase.FAILED
+    assert trouble(world, "s1") == trouble(world, "s2") == ""
