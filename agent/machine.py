@@ -190,10 +190,12 @@ class AgentMachine:
         kill_at = now + max(0.0, stop.grace_s)
         asked_before = process.kill_at is not None
         process.kill_at = kill_at if process.kill_at is None else min(process.kill_at, kill_at)
-        may_train = process.adopted if process.status is None else process.status.phase.may_have_state
-        if stop.save and not asked_before and may_train:
+        phase = process.status.phase if process.status is not None else None
+        over = phase in OVER  # it is about to end: what its script does after the training is not interrupted
+        may_train = process.adopted if phase is None else phase.may_have_state
+        if stop.save and not asked_before and (may_train or over):
             process.suspend = Suspend(job=process.job, saver=stop.saver)
-            return [SendWorker(stop.worker, process.suspend)]
+            return [] if over else [SendWorker(stop.worker, process.suspend)]
         if asked_before and (stop.save or process.suspend is None):
             return []
         process.suspend = None
@@ -222,7 +224,7 @@ class AgentMachine:
         if process.suspend is not None:  # one that has been adopted may not have been within hearing
             if status.phase.may_have_state:
                 actions.append(SendWorker(status.worker, process.suspend))
-            else:
+            elif status.phase not in OVER:
                 process.suspend = None
                 actions.append(SignalProcess(status.worker, StopSignal.TERMINATE))
         if before is None or _without_progress(status) != _without_progress(before):

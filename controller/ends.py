@@ -20,7 +20,7 @@ from .cluster import Cluster
 from .generations import broken_by_loss, ending, holders, usable
 from .health import script_is_innocent, start_failed
 from .jobs import Job, WorkerRecord
-from .reconcile import end_job
+from .reconcile import end_job, stop_worker
 
 START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
 FIRST_HOLD_S = 30.0
@@ -48,12 +48,12 @@ def worker_ended(
         reason = "ended in the middle of training (exit code 0)" if entry.trained else "ended without training"
     fault = Fault.NONE if over else entry.fault or (Fault.STOPPED if entry.stopping else fault)
     started = entry.trained or (status is not None and status.applied is not None)
-    if fault is Fault.SCRIPT and not started and script_is_innocent(cluster, now, job, entry, reason):
-        fault = Fault.SERVER
+    if fault is Fault.SCRIPT and not started and not entry.stopping:
+        fault = _judged(cluster, now, job, entry, reason)
     job.end_worker(worker, now, exit_code, entry.reason or reason, fault)
     cluster.stir(job)
     cluster.stir_waiting()
-    if fault is Fault.SERVER:
+    if fault is Fault.SERVER and not entry.stopping:
         start_failed(cluster, now, entry.gpu.server, reason)
     if entry.stopping and not job.kept.target:
         cluster.schedule_due = True  # a preempted job that seemed to be at its end waits again
@@ -71,6 +71,34 @@ def worker_ended(
         end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
     elif not started and fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT):
         _newcomer_failed(cluster, now, job, reason, exit_code, fault)
+
+
+def stop_late(cluster: Cluster, now: float, job: Job) -> None:
+    """Stop the workers that have not come to their training loop in time. That is the script's fault."""
+    for late in job.latenesses():
+        entry = job.worker(late.worker)
+        if entry is None or now < late.until_s:
+            continue
+        session = cluster.sessions.get(entry.gpu.server)
+        if session is None or not session.alive:  # it may have spoken where nobody could hear it
+            job.allow_more(late.worker, cluster.settings.server_lease_s)
+            continue
+        broken = broken_by_loss(job, late.worker)
+        fault = _judged(cluster, now, job, entry, late.reason)
+        job.update_worker(late.worker, fault=fault, reason=late.reason)
+        stop_worker(cluster, now, job, late.worker)
+        cluster.tell(now, "late", job.id, f"{late.reason}, on {entry.gpu}: it is stopped")
+        add_broken(job, broken)
+        if fault is Fault.SCRIPT and not job.kept.progressed:
+            end_job(cluster, now, job, JobPhase.FAILED, late.reason)
+            return
+        if fault is Fault.SCRIPT:
+            _newcomer_failed(cluster, now, job, late.reason, None, fault)
+
+
+def _judged(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> Fault:
+    """The script seems to be at fault for what a worker did before it trained: is it?"""
+    return Fault.SERVER if script_is_innocent(cluster, now, job, entry, reason) else Fault.SCRIPT
 
 
 def add_broken(job: Job, generations: tuple[int, ...]) -> None:

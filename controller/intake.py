@@ -106,7 +106,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
                 continue
             if entry.worker in seen:
                 if entry.stopping:
-                    stop_worker(cluster, job, entry.worker)
+                    stop_worker(cluster, now, job, entry.worker)
             elif entry.state is WorkerState.STARTED and not entry.stopping:
                 send_start(cluster, job, entry)
             else:
@@ -176,7 +176,7 @@ def _on_status(cluster: Cluster, now: float, session: Session, status: WorkerSta
     if before is not None and status.sequence <= before.sequence:
         return
     job.statuses[status.worker] = status
-    _note_worker(job, entry, status)
+    _note_worker(now, job, entry, status)
     if status.phase in (WorkerPhase.READY, WorkerPhase.TRAINING) and entry.gpu.server in cluster.health:
         worked(cluster, entry.gpu.server)
     if not job.final:
@@ -202,7 +202,9 @@ def _matters(status: WorkerStatus) -> tuple[object, ...]:
     return (status.phase, status.generation, status.order, status.floor, status.applied is None, status.address)
 
 
-def _note_worker(job: Job, entry: WorkerRecord, status: WorkerStatus) -> None:
+def _note_worker(now: float, job: Job, entry: WorkerRecord, status: WorkerStatus) -> None:
+    if entry.joined_s is None:
+        job.update_worker(entry.worker, joined_s=now)
     if entry.state is not WorkerState.RUNNING or entry.pid != status.pid:
         job.update_worker(entry.worker, state=WorkerState.RUNNING, pid=status.pid)
     if not entry.trained and status.applied is not None:

@@ -86,11 +86,29 @@ class WorkerRecord(Value, frozen=True, kw_only=True):
     state: WorkerState = WorkerState.ORDERED
     stopping: bool = False  # told to stop, or to be told as soon as its agent is back
     trained: bool = False  # has held the job's state
+    started_s: float | None = None  # when its agent was first told to start it (Unix time), less what does not count
+    joined_s: float | None = None  # when it first spoke, likewise
+    stop_by_s: float | None = None  # its agent kills it then
     fault: Fault | None = None  # whose its end is; of one that lives, only if it is stopped because of that
     pid: int | None = None
     exit_code: int | None = None
     reason: str = ""
     ended_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """What a worker that has been started has still to do, and until when (Unix time)."""
+
+    worker: WorkerId
+    what: str  # to follow "has not"
+    limit_s: float  # that it is allowed
+    until_s: float
+
+    @property
+    def reason(self) -> str:
+        """Why it was stopped when the time was up."""
+        return f"{self.worker} has not {self.what} within {self.limit_s:g} s"
 
 
 class OrderKind(enum.Enum):
@@ -337,9 +355,34 @@ class Job:
 
     # -- time
 
+    def latenesses(self) -> tuple[Lateness, ...]:
+        """The workers that have not come to their training loop yet, and how long they may take."""
+        found = []
+        spec = self.kept.spec
+        for entry in self.kept.workers:
+            if entry.state is WorkerState.ORDERED or entry.stopping or entry.trained or self.final:
+                continue
+            status = self.statuses.get(entry.worker)
+            if status is None and entry.joined_s is None and entry.started_s is not None:
+                limit_s = spec.start_timeout_s
+                found.append(Lateness(entry.worker, "called elastic.join()", limit_s, entry.started_s + limit_s))
+            elif status is not None and status.phase is WorkerPhase.STARTING and entry.joined_s is not None:
+                limit_s = spec.load_timeout_s
+                what = "come to its training loop (run.epochs)"
+                found.append(Lateness(entry.worker, what, limit_s, entry.joined_s + limit_s))
+        return tuple(found)
+
+    def allow_more(self, worker: WorkerId, by_s: float) -> None:
+        """So much time does not count for a worker that starts."""
+        entry = self.worker(worker)
+        if entry is not None:
+            later = {"started_s": _later(entry.started_s, by_s), "joined_s": _later(entry.joined_s, by_s)}
+            self.update_worker(worker, **later)
+
     def timers(self) -> dict[str, float]:
         """What happens by itself, and when (Unix time, s)."""
-        found = {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
+        found = {f"{late.worker} is late": late.until_s for late in self.latenesses()}
+        found |= {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
         if self.restart_at is not None:
             found["restart"] = self.restart_at
         if self.hold_until is not None:
@@ -358,6 +401,8 @@ class Job:
         self.restart_at = _later(self.restart_at, gap_s)
         self.hold_until = _later(self.hold_until, gap_s)
         self.stop_rest_at = _later(self.stop_rest_at, gap_s)
+        for late in self.latenesses():
+            self.allow_more(late.worker, gap_s)
         self.leaving_since = {worker: since + gap_s for worker, since in self.leaving_since.items()}
         if self.descent is not None:
             self.descent.began_s += gap_s

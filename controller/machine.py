@@ -20,6 +20,7 @@ from ..protocol.messages import Refused
 from . import health
 from .absence import Absences
 from .cluster import Cluster, Settings
+from .ends import stop_late
 from .events import Action, AgentMessage, ClientRequest, Event, StoreReturned, TimePassed
 from .intake import on_agent_message, server_lost
 from .jobs import Job
@@ -117,7 +118,8 @@ class ControllerMachine:
         if job.descent is not None and now >= job.descent.until_s and not job.descent.overdue:
             job.descent.overdue = True
             self._cluster.schedule_due = True
+        stop_late(self._cluster, now, job)
         if job.stop_rest_at is not None and now >= job.stop_rest_at:
             job.stop_rest_at = None
             for entry in job.kept.workers:
-                stop_worker(self._cluster, job, entry.worker)
+                stop_worker(self._cluster, now, job, entry.worker)

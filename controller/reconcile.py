@@ -11,7 +11,7 @@ import random
 
 from ..protocol.messages import Order, StartWorker, StopWorker
 from ..protocol.model import Fault, GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
-from ..protocol.times import LEAST_SAVE_S, LEAVING_PATIENCE_S, REST_S, STOP_GRACE_S
+from ..protocol.times import LEAST_SAVE_S, LEAVING_PATIENCE_S, MOST_SAVE_S, REST_S, SAVE_MARGIN, STOP_GRACE_S
 from .cluster import Cluster
 from .descents import go_down
 from .generations import (
@@ -51,7 +51,7 @@ def settle(cluster: Cluster, now: float) -> None:
         cluster.schedule_due = False
         _schedule(cluster, now)
         _steer_stirred(cluster, now)
-    _start_waiting(cluster)
+    _start_waiting(cluster, now)
 
 
 def _steer_stirred(cluster: Cluster, now: float) -> None:
@@ -118,14 +118,25 @@ def suspend(cluster: Cluster, now: float, job: Job) -> None:
     saver = choose_leader(job, able) if able else None
     for entry in job.kept.workers:
         if not entry.stopping:
-            stop_worker(cluster, job, entry.worker, saver)
+            stop_worker(cluster, now, job, entry.worker, saver)
     job.update(orders=(), broken=(), cycle=job.kept.generation + 1)
     job.restart_at = None
     job.enter(JobPhase.PENDING, now)
     cluster.stir(job)
 
 
-def stop_worker(cluster: Cluster, job: Job, worker: WorkerId, saver: WorkerId | None = None) -> None:
+def save_grace_s(job: Job) -> float:
+    """How long its workers may take to save the state of `job`: the step in progress has to end first."""
+    told = job.kept.spec.checkpoint.save_timeout_s
+    if told is not None:
+        return told
+    statuses = job.statuses.values()
+    saving_s = max((status.saving_s for status in statuses), default=0.0)
+    step_s = max((max(status.longest_step_s, status.median_step_s) for status in statuses), default=0.0)
+    return min(MOST_SAVE_S, max(LEAST_SAVE_S, SAVE_MARGIN * (saving_s + step_s)))
+
+
+def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId, saver: WorkerId | None = None) -> None:
     """Stop a worker's process; one that was never started is forgotten. `saver`: who saves a preempted job's state."""
     entry = job.worker(worker)
     if entry is None:
@@ -134,10 +145,11 @@ def stop_worker(cluster: Cluster, job: Job, worker: WorkerId, saver: WorkerId | 
     if entry.state is WorkerState.ORDERED:
         job.drop_unstarted(worker)
         return
-    job.update_worker(worker, stopping=True)
     still_saves = entry.stopping and job.newest is None  # the job may have been given GPUs again meanwhile
     save = not job.final and (still_saves or not job.kept.target)
-    grace_s = LEAST_SAVE_S if save else STOP_GRACE_S
+    grace_s = save_grace_s(job) if save else STOP_GRACE_S
+    by_s = now + grace_s if entry.stop_by_s is None else min(entry.stop_by_s, now + grace_s)
+    job.update_worker(worker, stopping=True, stop_by_s=by_s)
     stop = StopWorker(job=job.id, worker=worker, grace_s=grace_s, save=save, saver=saver)
     cluster.send(entry.gpu.server, stop)
 
@@ -238,7 +250,7 @@ def _stop_unneeded(cluster: Cluster, now: float, job: Job) -> None:
         since = job.leaving_since.setdefault(entry.worker, now)
         if not leaving or now >= since + LEAVING_PATIENCE_S:
             job.leaving_since.pop(entry.worker, None)
-            stop_worker(cluster, job, entry.worker)
+            stop_worker(cluster, now, job, entry.worker)
 
 
 # -------------------------------------------------------------------------------------------------------------- restarts
@@ -316,7 +328,7 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
         if entry.state is WorkerState.ORDERED:
             job.drop_unstarted(entry.worker)
         elif phase is not JobPhase.FINISHED:
-            stop_worker(cluster, job, entry.worker)
+            stop_worker(cluster, now, job, entry.worker)
     if phase is JobPhase.FINISHED and job.kept.workers:
         job.stop_rest_at = now + REST_S
 
@@ -324,14 +336,14 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
 # ---------------------------------------------------------------------------------------------------------------- starts
 
 
-def _start_waiting(cluster: Cluster) -> None:
+def _start_waiting(cluster: Cluster, now: float) -> None:
     """Start the workers whose place is ordered and whose GPU no process holds any more."""
     for job in cluster.jobs.values():
         if job.final:
             continue
         for entry in job.kept.workers:
             if entry.state is WorkerState.ORDERED and cluster.gpu_free(entry.gpu):
-                job.update_worker(entry.worker, state=WorkerState.STARTED)
+                job.update_worker(entry.worker, state=WorkerState.STARTED, started_s=now)
                 cluster.stir(job)
                 send_start(cluster, job, entry)
 

@@ -13,6 +13,7 @@ MAX_VIRTUAL_WORKERS = 4096
 MAX_GPUS = 4096
 MAX_MODEL = 200
 MAX_STEPS_PER_S = 1e15
+MAX_WAIT_S = 1e9
 MAX_ARGUMENTS = 4096
 MAX_TEXT_BYTES = 128 << 10  # of the command, and of the environment: what the kernel takes for one string
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -62,6 +63,14 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
         yield f"max_steps: {spec.max_steps} is not allowed: at least 1"
     if not math.isfinite(spec.checkpoint.every_s) or spec.checkpoint.every_s <= 0:
         yield f"checkpoint.every: {spec.checkpoint.every_s} s is not allowed: more than 0"
+    waits = {
+        "start_timeout": spec.start_timeout_s,
+        "load_timeout": spec.load_timeout_s,
+        "checkpoint.save_timeout": spec.checkpoint.save_timeout_s,
+    }
+    for field, seconds in waits.items():
+        if seconds is not None and not 0 < seconds <= MAX_WAIT_S:
+            yield f"{field}: {seconds} s is not allowed: more than 0, at most {MAX_WAIT_S:.0f} s"
     if not 1 <= spec.checkpoint.keep <= 1000:
         yield f"checkpoint.keep: {spec.checkpoint.keep} is not allowed: 1 to 1000"
     if len(spec.model) > MAX_MODEL or "\0" in spec.model:

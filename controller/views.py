@@ -102,17 +102,35 @@ def _reason(cluster: Cluster, now: float, job: Job) -> str:
         return f"the controller has just started and waits for {', '.join(sorted(cluster.awaited))}"
     if job.restart_at is not None:
         return f"starts again in {max(0.0, job.restart_at - now):.0f} s"
+    if saves := _saving(now, job):
+        return saves
     held = [entry for entry in job.kept.workers if entry.state is WorkerState.ORDERED]
     if held:
         return f"waits for {', '.join(str(entry.gpu) for entry in held)} to be free"
     if job.hold_until is not None:
         return f"does not grow for {max(0.0, job.hold_until - now):.0f} s: its new workers end at their start"
+    newest = job.newest
+    late = min(job.latenesses(), key=lambda late: late.until_s, default=None)
+    if late is not None and newest is not None and newest.generation > job.kept.committed:
+        return f"{late.worker} has not {late.what} yet; at most {max(0.0, late.until_s - now):.0f} s more"
     if job.kept.phase is JobPhase.STARTING:
         return "its workers are starting"
     if job.descent is not None:
         return f"measures its throughput with {job.descent.share} of its {len(job.own_gpus)} GPUs"
     reasons = (job.waiting_reason, troubles(cluster, now)) if job.waiting_reason or not job.kept.target else ()
     return "; ".join(filter(None, reasons))
+
+
+def _saving(now: float, job: Job) -> str:
+    """A preempted job saves its state: how long that may still take. Empty: it does not."""
+    left_s = [
+        entry.stop_by_s - now
+        for entry in job.kept.workers
+        if entry.stopping and entry.trained and entry.stop_by_s is not None
+    ]
+    if job.newest is not None or not left_s:
+        return ""
+    return f"saves its state; at most {max(0.0, *left_s):.0f} s more"
 
 
 def _worker_view(job: Job, entry: WorkerRecord) -> WorkerView:

@@ -8,13 +8,16 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ..protocol.errors import UserError
 from ..protocol.model import CheckpointSpec, Determinism, GpuRange, JobSpec
+from ..protocol.times import LOAD_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml
+
+Wait = TypeVar("Wait", float, None)
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -37,6 +40,7 @@ NOT_YET = ("deadline", "soft", "scaling", "type", "image")
 class _Checkpoint(msgspec.Struct, forbid_unknown_fields=True):
     every: str | int | float | None = None
     keep: int | None = None
+    save_timeout: str | int | float | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,6 +58,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     throughput: Any = None
     env: dict[str, Any] | None = None
     workdir: str | None = None
+    start_timeout: str | int | float | None = None
+    load_timeout: str | int | float | None = None
 
 
 class Overrides(msgspec.Struct, frozen=True):
@@ -81,6 +87,9 @@ def build(file: Path | None, options: Overrides, cwd: Path, environ: Mapping[str
             return f"--{field.replace('_', '-').replace('.', '-')}", option
         return f"{source}: {field}", in_file
 
+    def wait_s(field: str, in_file: str | float | None, default: Wait) -> float | Wait:
+        return default if in_file is None else duration_s(in_file, f"{source}: {field}")
+
     command = _command(f"{source}: command", options.command or written.command)
     workdir = _workdir(f"{source}: workdir", written.workdir, cwd)
     env = _environment(f"{source}: env", written.env or {}, options.env, environ)
@@ -102,12 +111,15 @@ def build(file: Path | None, options: Overrides, cwd: Path, environ: Mapping[str
         checkpoint=CheckpointSpec(
             every_s=600.0 if every is None else duration_s(every, where_every),
             keep=_within(f"{source}: checkpoint.keep", checkpoint.keep, 1, MAX_KEEP) or 2,
+            save_timeout_s=wait_s("checkpoint.save_timeout", checkpoint.save_timeout, None),
         ),
         determinism=_determinism(*pick("determinism", options.determinism, written.determinism)),
         priority=_priority(*pick("priority", options.priority, written.priority)),
         model=_model(f"{source}: model", written.model),
         throughput=_throughput(f"{source}: throughput", written.throughput),
         user=environ.get("USER", ""),
+        start_timeout_s=wait_s("start_timeout", written.start_timeout, START_TIMEOUT_S),
+        load_timeout_s=wait_s("load_timeout", written.load_timeout, LOAD_TIMEOUT_S),
     )
 
 

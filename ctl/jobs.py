@@ -29,13 +29,15 @@ from ..protocol.messages import (
 from ..protocol.model import JobPhase, Resize
 from . import render
 from .context import JSON, Context, console, of, print_json, say
+from .waiting import Waiting, limit_s
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-POLL_S = 0.1
 WATCH_S = 0.5
 MEASURED_WITHIN_S = 10.0
+RESIZED_WITHIN = "15m"  # longer than a worker may take to its `elastic.join()`
+PROFILED_WITHIN = "1h"
 DECIDED_WITHIN_S = 60.0  # a controller that has just started waits for its servers before it decides anything
 
 
@@ -208,11 +210,14 @@ def scale(
         str, typer.Argument(help="How many GPUs; `auto` gives the job back to the policy.", show_default=False)
     ],
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as the order is given.")] = False,
+    timeout: Annotated[
+        str, typer.Option(help="Wait no longer than this; the order stands all the same.")
+    ] = RESIZED_WITHIN,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Set a job's share by hand, wait until it trains, and say how long training paused."""
     shared = of(context)
-    wanted = _share(share)
+    wanted, within_s = _share(share), limit_s(timeout)
     before = shared.job(job)
     if wanted is not None and (before.share_gpus, before.manual_share) == (wanted, wanted):
         document = {"job": before.job, "share_gpus": wanted, "generation": before.generation, "changed": False}
@@ -232,7 +237,7 @@ def scale(
             f"{order.job} has {render.count(order.share)} already, now set {by}",
         )
     else:
-        _report(as_json, _until_resized(shared, order, wanted, before.share_gpus > 0), order)
+        _report(as_json, _until_resized(shared, order, wanted, before.share_gpus > 0, within_s), order)
 
 
 def _report(as_json: bool, view: JobView, order: Scaled) -> None:
@@ -262,11 +267,14 @@ def _share(text: str) -> int | None:
     return int(text)
 
 
-def _until_resized(shared: Context, order: Scaled, wanted: int | None, trained: bool) -> JobView:
+def _until_resized(
+    shared: Context, order: Scaled, wanted: int | None, trained: bool, within_s: float | None
+) -> JobView:
     """Poll until the order, or a later one, is in use and, where the job `trained` before, has been measured.
 
-    Raises RequestRefused if the job ends, or somebody sets another share meanwhile.
+    Raises RequestRefused if the job ends, somebody sets another share meanwhile, or it takes longer than `within_s`.
     """
+    waiting = Waiting(f"{order.job} to train on {render.count(order.share)}", within_s)
     if sys.stderr.isatty():
         say(f"{order.job}: ordered {render.count(order.share)}; it trains on while new workers prepare")
     committed_at: float | None = None
@@ -282,13 +290,16 @@ def _until_resized(shared: Context, order: Scaled, wanted: int | None, trained: 
             waited_s = time.monotonic() - committed_at
             if _measured(view, order) or not trained or waited_s > MEASURED_WITHIN_S:
                 return view
-        time.sleep(POLL_S)
+        waiting.pause(view.reason)
 
 
 def profile(
     context: typer.Context,
     job: Annotated[str, typer.Argument(help="Which job; it must be running.", show_default=False)],
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as it has begun.")] = False,
+    timeout: Annotated[
+        str, typer.Option(help="Wait no longer than this; the measuring goes on all the same.")
+    ] = PROFILED_WITHIN,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Measure a running job with fewer and fewer of its GPUs, give them back, and show its throughput by share.
@@ -296,6 +307,7 @@ def profile(
     It trains on meanwhile, and keeps its GPUs: nobody else gets those that it leaves idle.
     """
     shared = of(context)
+    within_s = limit_s(timeout)
     order = shared.ask(Profile(job=job), Profiling, DECIDED_WITHIN_S)
     shares = ", ".join(map(str, order.shares))
     if no_wait:
@@ -303,8 +315,9 @@ def profile(
         return
     if sys.stderr.isatty():
         say(f"{order.job}: measuring with {shares} GPUs")
+    waiting = Waiting(f"{order.job} to be measured", within_s)
     while (view := shared.job(order.job)).measuring_gpus is not None:
-        time.sleep(POLL_S)
+        waiting.pause(view.reason)
     lines = "\n".join(render.point_line(point) for point in view.curve)
     _answer(as_json, {"job": view.job, "curve": render.plain(view.curve)}, lines)
 
@@ -323,12 +336,15 @@ def cancel(
 def wait(
     context: typer.Context,
     jobs: Annotated[list[str], typer.Argument(help="Which jobs.", show_default=False)],
+    timeout: Annotated[
+        str | None, typer.Option(help="Wait no longer than this (10m, 2h) for each.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Wait for the end of jobs; exit with the first code that is not 0."""
-    shared = of(context)
+    shared, within_s = of(context), limit_s(timeout)
     names = [shared.job(job).job for job in jobs]  # unknown ones are noticed before any waiting
-    views = [_until_final(shared, name) for name in names]
+    views = [_until_final(shared, name, within_s) for name in names]
     if as_json:
         print_json({"jobs": render.plain(views)})
     else:
@@ -337,9 +353,11 @@ def wait(
     raise typer.Exit(next((code for view in views if (code := _exit_code(view))), 0))
 
 
-def _until_final(shared: Context, job: str) -> JobView:
+def _until_final(shared: Context, job: str, within_s: float | None = None) -> JobView:
+    """Poll until `job` is over. Raises RequestRefused if that takes longer than `within_s`."""
+    waiting = Waiting(f"the end of {job}", within_s)
     while not (view := shared.job(job)).phase.final:
-        time.sleep(POLL_S)
+        waiting.pause(view.reason)
     return view
 
 

@@ -27,8 +27,10 @@ from ..protocol.errors import ClusterUnreachable, ElasticError, RequestRefused, 
 from ..protocol.messages import Ping, Pong
 from ..runtime.processes import start_ticks
 from .leftovers import CONTROLLER, Daemon, anything_runs, daemon_runs, stop_everything
+from .waiting import Waiting
 
 READY_WITHIN_S = 20.0
+LOCKED_FOR_S = 60.0  # by another `up` or `down`, at most
 TEMPORARY = ".new"
 OURS = (".lock", TEMPORARY)  # what a killed `up` may leave behind before the cluster has a record
 
@@ -217,6 +219,7 @@ def _wait_until_ready(directory: Path, cluster: LocalCluster, started: dict[str,
 
     client = Client(cluster.controller)
     deadline = time.monotonic() + READY_WITHIN_S
+    here = 0
     try:
         while time.monotonic() < deadline:
             for name, process in started.items():
@@ -226,13 +229,15 @@ def _wait_until_ready(directory: Path, cluster: LocalCluster, started: dict[str,
                 answer = client.ask(Ping(), timeout_s=0.5)
             except ClusterUnreachable:
                 continue
-            if isinstance(answer, Pong) and answer.servers >= cluster.servers:
+            here = answer.servers if isinstance(answer, Pong) else 0
+            if here >= cluster.servers:
                 return
             time.sleep(0.05)
     finally:
         client.close()
+    there = f"{here} of {cluster.servers} servers are there"
     raise RequestRefused(
-        f"not ready within {READY_WITHIN_S:.0f} s; see {directory / 'log'}\n{_tail(directory, CONTROLLER)}"
+        f"not ready within {READY_WITHIN_S:.0f} s: {there}; see {directory / 'log'}\n{_tail(directory, CONTROLLER)}"
     )
 
 
@@ -264,10 +269,20 @@ def _locked(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"--dir {directory}: {error.strerror}") from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        waiting = Waiting(f"another `elasticctl up` or `down` at {directory}", LOCKED_FOR_S)
+        while not _lock(descriptor):
+            waiting.pause()
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _remove(directory: Path) -> None:

@@ -11,6 +11,8 @@ from typing import NewType
 
 import msgspec
 
+from .times import LOAD_TIMEOUT_S, START_TIMEOUT_S
+
 JobId = NewType("JobId", str)  # "digits-3": the job's name and a number that the cluster never uses again
 ServerId = NewType("ServerId", str)  # a server's name, unique in the cluster
 WorkerId = NewType("WorkerId", str)  # "digits-3.5": job and a number that the job never uses again
@@ -112,8 +114,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     model: str = ""  # as the tables of throughputs call it; jobs of one model and command are of one kind
     throughput: dict[int, float] = {}  # steps per second by share, as far as the user knows them
     user: str = ""
-    start_timeout_s: float = 600.0  # from a worker's start to its `elastic.join()`
-    load_timeout_s: float = 3600.0  # from there to its training loop: model, data
+    start_timeout_s: float = START_TIMEOUT_S  # from a worker's start to its `elastic.join()`
+    load_timeout_s: float = LOAD_TIMEOUT_S  # from there to its training loop: model, data
 
 
 class JobPhase(enum.Enum):
@@ -231,5 +233,5 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     resizes: tuple[Resize, ...] = ()  # the last few
     note: str = ""  # why it is broken, for people
     saving_s: float = 0.0  # how long the last checkpoint took; 0: there was none
-    longest_step_s: float = 0.0  # of the last steps; 0: not known yet
+    longest_step_s: float = 0.0  # lately between two steps, what the script did there included; 0: not known yet
     saved: int | None = None  # step of the newest durable checkpoint that it has written or loaded

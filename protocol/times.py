@@ -17,6 +17,11 @@ LEAVING_PATIENCE_S = 30.0  # for a worker that no roster names any more to leave
 LOG_TIMEOUT_S = 5.0  # for an agent to send a piece of a log
 STORE_RETRY_S = 1.0  # between two attempts to write, while the store cannot be written
 
+# ------------------------------------------------------------------------------------------------------ a worker's start
+
+START_TIMEOUT_S = 600.0  # from its start to `elastic.join()`, unless the job says otherwise
+LOAD_TIMEOUT_S = 3600.0  # from there to its training loop: model, data
+
 # ------------------------------------------------------------------------------------------------------- a worker's stop
 
 STOP_GRACE_S = 5.0  # from SIGTERM to SIGKILL, for a worker that has nothing to save

@@ -254,7 +254,7 @@ def test_who_is_to_be_stopped_at_once_is_not_given_the_time_to_save() -> None:
     assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(0.5)
 
 
-@pytest.mark.parametrize("phase", [WorkerPhase.STARTING, WorkerPhase.READY, WorkerPhase.FINISHED])
+@pytest.mark.parametrize("phase", [WorkerPhase.STARTING, WorkerPhase.READY])
 def test_a_worker_without_anything_to_save_is_stopped_at_once(phase: WorkerPhase) -> None:
     driven = Driven(FIRST)
     driven.status(status(phase=phase))
@@ -388,6 +388,19 @@ def test_the_end_of_a_worker_that_was_stopped_or_silent_is_not_the_scripts_fault
     silent.turn_for(10.1)
     ends = [sent(each.machine.handle(each.now, ProcessExited(FIRST, 1, "")), WorkerExit) for each in (stopped, silent)]
     assert [end.fault for (end,) in ends] == [Fault.STOPPED, Fault.SILENT]
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_a_worker_whose_training_is_over_ends_by_itself_when_its_job_is_preempted(asked_first: bool) -> None:
+    silence = Silence()
+    finished = WorkerStatusReceived(status(sequence=9, phase=WorkerPhase.FINISHED))
+    stop = ControllerMessage(StopWorker(job=JOB, worker=FIRST, grace_s=30.0, save=True))
+    for event in (stop, finished) if asked_first else (finished, stop):
+        actions = silence.machine.handle(silence.now, event)
+        assert [action for action in actions if isinstance(action, SignalProcess)] == []
+    assert silence.turn_for(30.1)[-1:] == [SignalProcess(FIRST, StopSignal.KILL)]
+    cancelled = ControllerMessage(StopWorker(job=JOB, worker=FIRST, grace_s=5.0))
+    assert silence.machine.handle(silence.now, cancelled) == [SignalProcess(FIRST, StopSignal.TERMINATE)]
 
 
 def test_time_in_which_the_agent_itself_was_stopped_is_nobodys_silence() -> None:

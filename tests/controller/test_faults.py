@@ -6,8 +6,12 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from elasticd.protocol.messages import Cancel, GetJob, GetServers, Scale
-from elasticd.protocol.model import Fault, JobPhase, ServerId, WorkerPhase
+import pytest
+from msgspec.structs import replace
+
+from elasticd.controller.reconcile import suspend
+from elasticd.protocol.messages import Cancel, GetJob, GetServers, Scale, StopWorker
+from elasticd.protocol.model import CheckpointSpec, Fault, JobPhase, ServerId, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -239,3 +243,113 @@ def test_a_script_that_fails_on_every_server_has_failed():
         world.pass_time(3)
     assert job.kept.phase is JobPhase.FAILED
     assert trouble(world, "s1") == trouble(world, "s2") == ""
+
+
+# ------------------------------------------------------------------------------------------------- workers that are late
+
+
+def reason(world, job) -> str:
+    return world.ask(GetJob(job=job.id)).job.reason
+
+
+def test_a_command_that_never_joins_is_stopped_and_fails_in_words():
+    world = World({"s1": 2})
+    job = world.submit(job_spec(low=2, high=2, start_timeout_s=60.0))
+    world.pass_time(20)
+    assert reason(world, job) == "digits-1.0 has not called elastic.join() yet; at most 40 s more"
+    world.pass_time(41)
+    assert job.kept.phase is JobPhase.FAILED
+    assert job.kept.reason == "digits-1.0 has not called elastic.join() within 60 s"
+    assert {stop.worker for stop in world.messages(StopWorker)} == {"digits-1.0", "digits-1.1"}
+    world.reap()
+    assert job.kept.workers == ()
+
+
+def test_a_worker_that_never_comes_to_its_loop_has_a_limit_of_its_own():
+    world = World({"s1": 1})
+    job = world.submit(job_spec(low=1, high=1, start_timeout_s=60.0, load_timeout_s=300.0))
+    world.pass_time(30)
+    world.report("digits-1.0", WorkerPhase.STARTING)
+    world.pass_time(200)
+    assert "come to its training loop" in reason(world, job)
+    world.pass_time(101)
+    assert job.kept.phase is JobPhase.FAILED
+    assert "within 300 s" in job.kept.reason
+
+
+def test_a_newcomer_that_never_joins_is_stopped_and_the_job_trains_on():
+    world = World({"s1": 2})
+    job = world.submit(job_spec(low=1, high=1, start_timeout_s=60.0))
+    world.settle(job.id)
+    world.ask(Scale(job=job.id, share=2))
+    assert reason(world, job) == "digits-1.1 has not called elastic.join() yet; at most 60 s more"
+    world.pass_time(61)
+    assert [stop.worker for stop in world.messages(StopWorker)] == ["digits-1.1"]
+    world.reap()
+    assert job.kept.phase is JobPhase.RUNNING
+    assert job.share_gpus == 1
+
+
+def test_the_limit_for_starting_survives_the_controller_and_does_not_count_an_absent_server():
+    world = World({"s1": 1})
+    job = world.submit(job_spec(low=1, high=1, start_timeout_s=60.0))
+    world.pass_time(50)
+    world.now += 30.0
+    world.restart(hello=False)
+    world.pass_time(2)
+    assert not world.job(job.id).final, "nobody knows yet whether it has joined"
+    world.hello("s1")
+    world.report("digits-1.0", WorkerPhase.READY)
+    world.pass_time(60)
+    assert not world.job(job.id).final
+
+
+def test_a_worker_that_trains_is_never_late():
+    world = World({"s1": 1})
+    job = world.submit(job_spec(low=1, high=1, start_timeout_s=10.0, load_timeout_s=10.0))
+    world.settle(job.id)
+    world.pass_time(100)
+    assert job.kept.phase is JobPhase.RUNNING
+
+
+# ------------------------------------------------------------------------------------------------------------ time to save
+
+
+def preempt(world, job) -> StopWorker:
+    job.update(target=())
+    suspend(world.machine.cluster, world.now, job)
+    world.turn()
+    return world.messages(StopWorker)[-1]
+
+
+@pytest.mark.parametrize(
+    ("saving_s", "longest_step_s", "told_s", "grace_s"),
+    [
+        (0.0, 0.0, None, 30.0),
+        (2.0, 3.0, None, 30.0),
+        (20.0, 10.0, None, 90.0),
+        (0.0, 600.0, None, 1800.0),
+        (3000.0, 3000.0, None, 3600.0),
+        (20.0, 10.0, 7200.0, 7200.0),
+        (20.0, 10.0, 5.0, 5.0),
+    ],
+)
+def test_the_time_to_save_follows_from_what_saving_and_a_step_took(saving_s, longest_step_s, told_s, grace_s):
+    world = World({"s1": 1})
+    job = world.submit(job_spec(low=1, high=1, checkpoint=CheckpointSpec(save_timeout_s=told_s)))
+    world.settle(job.id)
+    worker = world.roster(job.id)[0]
+    status = job.statuses[worker]
+    job.statuses[worker] = replace(status, saving_s=saving_s, longest_step_s=longest_step_s)
+    assert preempt(world, job).grace_s == grace_s
+
+
+def test_a_job_that_saves_its_state_says_so_and_how_long_that_may_take():
+    world = World({"s1": 1})
+    job = world.submit(job_spec(low=1, high=1))
+    world.settle(job.id)
+    job.update(target=())
+    suspend(world.machine.cluster, world.now, job)
+    assert reason(world, job) == "saves its state; at most 30 s more"
+    world.now += 10.0
+    assert world.ask(GetJob(job=job.id), turn=False).job.reason == "saves its state; at most 20 s more"

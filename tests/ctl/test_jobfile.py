@@ -27,6 +27,26 @@ def test_model_and_throughput_are_taken_over(tmp_path: Path) -> None:
     assert (built(tmp_path, "").model, built(tmp_path, "").throughput) == ("", {})
 
 
+def test_limits_for_starting_and_saving_are_durations(tmp_path: Path) -> None:
+    spec = built(tmp_path, "start_timeout: 2m\nload_timeout: 1h30m\ncheckpoint: {save_timeout: 90}")
+    assert (spec.start_timeout_s, spec.load_timeout_s, spec.checkpoint.save_timeout_s) == (120.0, 5400.0, 90.0)
+    spec = built(tmp_path, "")
+    assert (spec.start_timeout_s, spec.load_timeout_s, spec.checkpoint.save_timeout_s) == (600.0, 3600.0, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("start_timeout: soon", "start_timeout"),
+        ("load_timeout: 0", "load_timeout"),
+        ("checkpoint: {save_timeout: -1s}", "checkpoint.save_timeout"),
+    ],
+)
+def test_a_wrong_limit_is_refused_with_file_and_field(tmp_path: Path, text: str, field: str) -> None:
+    with pytest.raises(UserError, match=f"job.yaml: {field}: "):
+        built(tmp_path, text)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

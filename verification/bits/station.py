@@ -200,7 +200,7 @@ class Station:
         if job.stop_rest_at is not None and self.now() >= job.stop_rest_at:
             job.stop_rest_at = None
             for entry in job.kept.workers:
-                stop_worker(self._cluster, job, entry.worker)
+                stop_worker(self._cluster, self.now(), job, entry.worker)
         self._cluster.stir(job)
         self._settle()
         self._work_off()

@@ -1,0 +1,49 @@
+"""Waiting for something of the cluster, with a limit, and words for what is waited for."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+
+from ..protocol.errors import RequestRefused, UserError
+from . import render
+from .context import say
+
+POLL_S = 0.1
+SAID_AFTER_S = 2.0  # what takes no longer needs no words
+SECONDS = re.compile(r"\d+ s\b")  # that count down: a reason is not another one for that
+
+
+class Waiting:
+    """A wait for `what` ("digits-1 to train on 3 GPUs"), for at most `limit_s` seconds; None: until Ctrl-C."""
+
+    def __init__(self, what: str, limit_s: float | None) -> None:
+        self._what = what
+        self._limit_s = limit_s
+        self._began = time.monotonic()
+        self._said: str | None = None
+
+    def pause(self, detail: str = "") -> None:
+        """Wait a moment. `detail`: what stands in the way now. Raises RequestRefused when the time is up, with all of that."""
+        waited_s = time.monotonic() - self._began
+        in_the_way = f": {render.printable(detail)}" if detail else ""
+        if self._limit_s is not None and waited_s >= self._limit_s:
+            raise RequestRefused(f"waited {render.span(self._limit_s)} for {self._what}{in_the_way}")
+        words = SECONDS.sub("", detail)
+        if waited_s >= SAID_AFTER_S and sys.stderr.isatty() and words != self._said:
+            self._said = words
+            limit = "Ctrl-C ends the waiting" if self._limit_s is None else f"at most {render.span(self._limit_s)}"
+            say(f"elasticctl: waits for {self._what} ({limit}){in_the_way}")
+        time.sleep(POLL_S)
+
+
+def limit_s(text: str | None) -> float | None:
+    """Seconds of `--timeout`; None: not given. Raises UserError."""
+    from .jobfile import duration_s
+
+    if text is None:
+        return None
+    if len(text) > 40:
+        raise UserError("--timeout: is too long for a duration")
+    return duration_s(text, "--timeout")
