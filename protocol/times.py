@@ -38,6 +38,40 @@ LONGEST_SERVER_BACK_OFF_S = 300.0
 
 DEATHS_IN_VAIN = 10  # restarts in a row that are allowed after deaths by a signal, with no new step and no server lost
 
+# ------------------------------------------------------------------------------------------------- a worker's communicator
+
+WORKER_RETRY_S = 1.0  # what one worker says to another is repeated this often until it is answered
+RENDEZVOUS_TIMEOUT_S = 15.0  # for one value of another member, while a communicator is built
+CONNECT_TIMEOUT_S = 120.0  # for the devices of all members to connect
+WARM_UP_TIMEOUT_S = 60.0  # for the first operation of each kind on them
+BUILD_TIMEOUT_S = 30.0  # for a communicator between CPUs, all in all
+DEVICE_BUILD_TIMEOUT_S = 200.0  # and for one between devices
+PREPARE_MARGIN_S = 10.0  # a leader waits so much longer than that for its members to say that they are prepared
+UNREACHABLE_TIMEOUT_S = 600.0  # of attempts that fail, after which a newcomer gives up
+
+# ---------------------------------------------------------------------------------------------------- a worker's training
+
+WORKER_HEARTBEAT_S = 0.5
+LAST_REPORT_TIMEOUT_S = 5.0  # for the agent to acknowledge a worker's last status, before the worker ends without
+FIRST_STEP_TIMEOUT_S = 1800.0  # for a worker's own part of a step, as long as it has measured none
+LEAST_STEP_TIMEOUT_S = 60.0
+STEP_TIMEOUT_FACTOR = 20.0  # times what its parts took so far
+PAUSE_TIMEOUT_S = 3600.0  # for a script's own code between two steps, for reading and for writing a checkpoint
+OTHERS_MARGIN_S = 60.0  # the others are waited for so much longer than any of them may take
+COME_OUT_TIMEOUT_S = 60.0  # for a thread to come out of a communicator that was abandoned
+SUSPEND_PATIENCE_S = 10.0  # at least, for the step in progress of a preempted job, before it is given up
+SUSPEND_PATIENCE_FACTOR = 1.5  # times the longest of the last steps
+
+
+def others_timeout_s(step_timeout_s: float, pause_timeout_s: float) -> float:
+    """How long a worker waits for the others in a step: one of them may be in a pause, and have its part before it."""
+    return pause_timeout_s + max(step_timeout_s, FIRST_STEP_TIMEOUT_S) + OTHERS_MARGIN_S
+
+
+def suspend_patience_s(longest_step_s: float) -> float:
+    """How long the step in progress of a preempted job may take to end by itself."""
+    return min(max(SUSPEND_PATIENCE_S, SUSPEND_PATIENCE_FACTOR * longest_step_s), MOST_SAVE_S / 2)
+
 
 def check() -> None:
     """Raises AssertionError, naming the rule, if two of these times do not fit together."""
@@ -46,6 +80,22 @@ def check() -> None:
         "a worker that saves has more time than one that has nothing to save": STOP_GRACE_S < LEAST_SAVE_S,
         "the least time for saving is less than the most": LEAST_SAVE_S < MOST_SAVE_S,
         "a server's first back-off is shorter than the longest": FIRST_SERVER_BACK_OFF_S < LONGEST_SERVER_BACK_OFF_S,
+        "all that building a communicator consists of fits into the time for it": (
+            RENDEZVOUS_TIMEOUT_S + CONNECT_TIMEOUT_S + WARM_UP_TIMEOUT_S < DEVICE_BUILD_TIMEOUT_S
+            and RENDEZVOUS_TIMEOUT_S < BUILD_TIMEOUT_S
+        ),
+        "a leader hears that a communicator failed before it gives the attempt up": PREPARE_MARGIN_S > WORKER_RETRY_S,
+        "a newcomer that gives up has failed more than once": 2 * DEVICE_BUILD_TIMEOUT_S < UNREACHABLE_TIMEOUT_S,
+        "a worker's last status can be lost and repeated": 2 * WORKER_HEARTBEAT_S < LAST_REPORT_TIMEOUT_S,
+        "a step that is slow for once is not taken for one that hangs": (
+            LEAST_STEP_TIMEOUT_S < FIRST_STEP_TIMEOUT_S and STEP_TIMEOUT_FACTOR > 10.0
+        ),
+        "the one that hangs is noticed before those who wait for it give up": (
+            others_timeout_s(LEAST_STEP_TIMEOUT_S, PAUSE_TIMEOUT_S) > PAUSE_TIMEOUT_S + FIRST_STEP_TIMEOUT_S
+        ),
+        "a preempted worker gives its step up before it is killed": (
+            SUSPEND_PATIENCE_S < LEAST_SAVE_S and SUSPEND_PATIENCE_FACTOR < SAVE_MARGIN
+        ),
     }
     broken = [rule for rule, holds in rules.items() if not holds]
     assert not broken, "; ".join(broken)

@@ -53,7 +53,7 @@ from ..runtime.loop import Loop
 from .communicator import Communicator, Rendezvous, RendezvousStore
 from .ending import freeze_threads_at_exit
 from .environment import ClusterEnvironment
-from .machine import (
+from .membership import (
     Abandon,
     Action,
     Arrived,

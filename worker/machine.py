@@ -1,745 +1,166 @@
-"""Membership of one worker: orders in, switches of generation out (design: worker-runtime 4; CoDDL 4.3, EDL 5.2).
+"""All decisions of a worker, behind one door: facts in, actions out (design: worker-runtime 4). Pure.
 
 Theory of operation
 -------------------
-A *generation* is a numbered roster with one communicator. The controller orders generations; their numbers only grow. Per
-order one worker is the *leader*. It waits until all of the new roster have said `Ready`, lets all of them build the new
-communicator beside the one in use (`Prepare`), and collects `Prepared`. Then it commits, in one of two ways:
+`WorkerMachine.handle` takes facts from other processes, from helper threads and from the training thread, one at a time.
+It is composed of parts that know nothing of sockets, threads and tensors:
 
-* **In band**, while the leader trains in generation `base`. It puts the new number into the control word of a step; the
-  word is the maximum over all members of `base` and comes back with the step's reduction, so that all of them learn the
-  decision in the same step, and switch at the same boundary. Nobody can be late, and nobody leaves before everybody
-  knows. The maximum makes two leaders that overlap (an order named another one) harmless: one number wins, for all.
-  A member of `base` that has not prepared the winner is not in its roster, so it leaves. Those of the new roster who are not
-  in `base` get a `Commit` message.
-* **By message**, where nobody trains: at the start of a job, and after a loss (all communicators that the members could be
-  in are broken, and each has stopped). `base` is 0.
+* `membership`: orders in, switches of generation out; the protocol among the workers of a job;
+* `builds`: the communicators beside the one in use: which attempt is wanted, until when;
+* `training`: what the training thread is to do next, who saves, what is run again, how long anything may take;
+* `reporting`: when a status is due, and what it says.
 
-**Holders** are the members that have the state when a generation begins: in band all that come from `base`; by message
-those with the greatest applied step; if nobody has any state the leader alone, which reads the last checkpoint or starts
-anew. All others receive the state during the first step and host no virtual worker in it.
+Shells (`control`, `trainer`, `run`; a simulated world) carry the actions out, in the order in which they come:
 
-**Cancelling**: a newer order ends the older campaign at once, unless its number is in flight in a control word: then the step
-decides. Prepared communicators are kept until a generation at or above theirs is in use, so a decision that overtakes an
-order always finds its communicator.
+* `SendLeader`, `SendFollower`, `SendStatus`: send. What cannot be sent is lost: the machine repeats what matters.
+* `BuildGroup`: begin in the background; tell GroupBuilt or GroupFailed, however late. `DropGroup`: destroy it, or cancel its
+  building, and tell nothing. `CloseRendezvous`: only at the leader of the attempt.
+* `Abandon`: make the training thread come out of the communicator of that generation; it then tells CollectiveFailed, unless
+  it has come out by itself.
+* `EndProcess`: at once.
+* an `Instruction`: put it into the training thread's queue. The thread carries instructions out one after the other, and waits
+  when there is none. `EnterGeneration` also makes that generation's communicator the one that `Abandon` means, from this moment
+  on.
 
-**Losses**: an order lists the generations that are `broken`. A member in one of them abandons its communicator: its training
-thread comes out of whatever it waits for, says which step it has applied, and stands still until the next commit.
+What the training thread answers
+--------------------------------
+====================  ==============================================================================================
+instruction           facts that the thread tells, in this order
+====================  ==============================================================================================
+(none yet)            Arrived when the script comes to its loop
+EnterGeneration       none: the next instruction follows
+LoadCheckpoint        CheckpointLoaded or CheckpointMissing
+EnterLoop             StepWanted when the script asks for a batch; LoopEnded
+RunStep               PartComputed, WordRead, StepApplied; StepWanted when the script asks for more. CollectiveFailed in
+                      place of any of the first three (also after PartComputed and WordRead)
+EndEpoch              StepWanted in the next epoch; LoopEnded
+ReceiveState          StateArriving as soon as the header is there, before anything of the own values is overwritten;
+                      the answer to it is JoinStep or TakeState; CollectiveFailed
+JoinStep              StateTaken, WordRead, StepApplied, StepWanted at once; CollectiveFailed in place of any but the last
+TakeState             StateTaken, StepWanted at once; CollectiveFailed
+GiveState             none: the next instruction follows
+ExchangeValues        ValuesExchanged; CollectiveFailed
+GiveUpStep            none: the thread waits
+SaveCheckpoint        CheckpointSaved or CheckpointFailed, from any thread; the thread waits if nothing follows
+CompleteTransfers     TransfersCompleted, also when the communicator fails
+Continue              none: the script goes on after its loop, or its process to its end
+ExitScript            none: SystemExit with the code
+====================  ==============================================================================================
 
-An attempt to prepare rests on what all have said in `Ready`. Whoever moves meanwhile (by a commit of a lower generation that
-was late, or because its communicator broke) says something else, also in its `Prepared`, and the leader starts the next
-attempt; but not while its number is in flight: then the step decides about the attempt that stands. A member that has missed
-the step which carried a decision cannot follow it, since the others count on its state: it waits for the next order.
+In a step all members of a generation take part, joiners too: it completes when each has told PartComputed (a joiner: has got its
+state), and its control word is the greatest proposal. CollectiveFailed says that nothing of the instruction has been applied.
+LoopEnded may also come in the middle of a step, where a script leaves its loop by `break`; ScriptEnded at any time. After either
+the thread waits for Continue.
 
-Everything that can be lost is repeated: `Ready` and `Prepared` every `RETRY_INTERVAL_S`, answered by `Commit` where that has
-been decided, `Prepared` also to the leaders of overtaken orders, which may have decided before; a preparation that takes longer
-than `PREPARE_TIMEOUT_S` starts again with the next attempt.
-
-The machine is pure. Its shell (`control`) owns sockets, threads and communicators. The same protocol is written as a model in
-`verification/membership.pml` and searched exhaustively for three workers (`make model-check`).
+TimePassed is wanted at `next_deadline`; a status is sent only then. One that is over goes on reporting: its agent may be new.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from ..protocol.errors import InvalidTransition
-from ..protocol.messages import Commit, Order, Prepare, Prepared, Ready
-from ..protocol.model import JobId, Roster, WorkerId, WorkerPhase
-
-RETRY_INTERVAL_S = 1.0
-PREPARE_TIMEOUT_S = 15.0
-MAX_EARLY = 4096
-
-
-# ------------------------------------------------------------------------------------------------------------------- events
-
-
-@dataclass(frozen=True)
-class OrderReceived:
-    """An order came from the agent."""
-
-    order: Order
-
-
-@dataclass(frozen=True)
-class PeerSaid:
-    """A message of a fellow worker came."""
-
-    message: Ready | Prepare | Prepared | Commit
-
-
-@dataclass(frozen=True)
-class GroupBuilt:
-    """A communicator that `BuildGroup` asked for stands."""
-
-    generation: int
-    attempt: int
-
-
-@dataclass(frozen=True)
-class GroupFailed:
-    """A communicator that `BuildGroup` asked for could not be built."""
-
-    generation: int
-    attempt: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """The training thread has reached its loop: model, optimizer and data are there."""
-
-
-@dataclass(frozen=True)
-class StepStarted:
-    """The training thread begins a step. No commit is proposed in the last one: nobody would be there to follow it."""
-
-    last: bool
-
-
-@dataclass(frozen=True)
-class WordRead:
-    """The control word of the present step came back: the greatest generation that anyone proposed, or 0."""
-
-    generation: int
-
-
-@dataclass(frozen=True)
-class StepApplied:
-    """The optimizer has applied `step`; the worker now holds the state of that step."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class BoundaryReached:
-    """The training thread is between two steps."""
-
-
-@dataclass(frozen=True)
-class CollectiveFailed:
-    """The communicator in use failed or was abandoned; the training thread stands still."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class LoopEnded:
-    """The training loop is over."""
-
-
-@dataclass(frozen=True)
-class TimePassed:
-    """`next_deadline` has come."""
-
-
-Event = (
-    OrderReceived
-    | PeerSaid
-    | GroupBuilt
-    | GroupFailed
-    | Arrived
-    | StepStarted
-    | WordRead
-    | StepApplied
-    | BoundaryReached
-    | CollectiveFailed
-    | LoopEnded
-    | TimePassed
+from ..protocol import times
+from ..protocol.model import JobId, WorkerId, WorkerPhase
+from . import membership as ms
+from .builds import Builds
+from .events import (
+    Action,
+    CheckpointFailed,
+    CheckpointSaved,
+    Event,
+    GroupBuilt,
+    GroupFailed,
+    MetricsReported,
+    OrderReceived,
+    PeerSaid,
+    Place,
+    SendStatus,
+    StatusAcknowledged,
+    SuspendReceived,
+    TimePassed,
 )
+from .reporting import Reporting
+from .training import Training
 
 
-# ------------------------------------------------------------------------------------------------------------------ actions
+class WorkerMachine:
+    """The machine of one worker."""
 
+    def __init__(self, place: Place, now: float) -> None:
+        times.check()
+        self._builds = Builds(WorkerId(place.worker), place.device)
+        prepare_s = self._builds.timeout_s + times.PREPARE_MARGIN_S
+        self._membership = ms.Membership(JobId(place.job), WorkerId(place.worker), prepare_s)
+        self._reporting = Reporting(place, self._membership, now)
+        self._training = Training(place, self._membership, self._builds, self._reporting, now)
 
-@dataclass(frozen=True)
-class SendLeader:
-    """Send to the leader at `address`."""
-
-    address: str
-    message: Ready | Prepared
-
-
-@dataclass(frozen=True)
-class SendFollower:
-    """Send to a worker that has spoken to us before."""
-
-    worker: WorkerId
-    message: Prepare | Commit
-
-
-@dataclass(frozen=True)
-class BuildGroup:
-    """Build the communicator of `roster` in the background; supersedes an earlier attempt at the same generation."""
-
-    roster: Roster
-    attempt: int
-    leader_address: str
-
-
-@dataclass(frozen=True)
-class DropGroups:
-    """Communicators of these generations, built or being built, will not be used (any more)."""
-
-    generations: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Abandon:
-    """Make the training thread come out of the communicator in use."""
-
-    generation: int
-
-
-@dataclass(frozen=True)
-class Propose:
-    """Contribute this number to the step's control word."""
-
-    generation: int
-
-
-@dataclass(frozen=True)
-class Proceed:
-    """Go on to the next step in the same generation."""
-
-
-@dataclass(frozen=True)
-class Switch:
-    """Train in `roster` from the next step on. `recovery`: the switch did not ride a step (start of a job, or a loss)."""
-
-    roster: Roster
-    attempt: int
-    holders: tuple[WorkerId, ...]
-    recovery: bool
-
-
-@dataclass(frozen=True)
-class Stall:
-    """Stand still until a `Switch`: the communicator in use is abandoned."""
-
-
-@dataclass(frozen=True)
-class Leave:
-    """This worker is no longer in the roster, and everybody knows: end."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """Something that the controller should know at once has changed."""
-
-
-Action = (
-    SendLeader | SendFollower | BuildGroup | DropGroups | Abandon | Propose | Proceed | Switch | Stall | Leave | Report
-)
-
-
-# -------------------------------------------------------------------------------------------------------------------- state
-
-
-@dataclass
-class _Group:
-    """A communicator beside the one in use."""
-
-    roster: Roster
-    attempt: int
-    base: int
-    holders: tuple[WorkerId, ...]
-    leader_address: str
-    built: bool = False
-
-
-@dataclass
-class _Campaign:
-    """A leader's way to one commit."""
-
-    generation: int
-    attempt: int = 0  # 0: no Prepare sent yet
-    base: int = 0
-    holders: tuple[WorkerId, ...] = ()
-    ready: dict[WorkerId, Ready] = field(default_factory=dict)
-    prepared: set[WorkerId] = field(default_factory=set)
-    deadline: float = 0.0
-
-
-class Membership:
-    """The machine. `handle` is the only way in; the properties tell what a status report needs."""
-
-    def __init__(self, job: JobId, worker: WorkerId) -> None:
-        self._job = job
-        self._me = worker
-        self._arrived = False
-        self._finished = False
-        self._left = False
-        self._roster: Roster | None = None
-        self._attempt = 0
-        self._abandoned = False  # told to come out of the communicator in use
-        self._stopped = False  # the training thread has come out
-        self._superseded = 0  # a generation committed by message while this worker still trained in a lower one
-        self._applied: int | None = None
-        self._order: Order | None = None
-        self._proposed = 0  # in flight in the present step's control word
-        self._decided = 0  # read from it
-        self._groups: dict[int, _Group] = {}
-        self._campaign: _Campaign | None = None
-        self._early: dict[WorkerId, Ready] = {}  # of orders that have reached a follower before us
-        self._retry_at: float | None = None
-        self._note = ""
-
-    # -- what a status report shows
+    @property
+    def phase(self) -> WorkerPhase:
+        return self._membership.phase
 
     @property
     def generation(self) -> int:
         """Committed generation, 0 before the first."""
-        return self._roster.generation if self._roster else 0
-
-    @property
-    def roster(self) -> Roster | None:
-        return self._roster
-
-    @property
-    def order_generation(self) -> int:
-        return self._order.generation if self._order else 0
-
-    @property
-    def floor(self) -> int:
-        """No generation below this one will be proposed by this worker any more."""
-        return self._proposed or self.order_generation
+        return self._membership.generation
 
     @property
     def applied(self) -> int | None:
-        return self._applied
+        """The step whose whole state this worker has; None: none."""
+        return self._membership.applied
 
-    @property
-    def note(self) -> str:
-        return self._note
-
-    @property
-    def over(self) -> bool:
-        """It has finished or left: nothing changes it any more, and there is nothing more to tell of it."""
-        return self._finished or self._left
-
-    @property
-    def phase(self) -> WorkerPhase:
-        if self._finished:
-            return WorkerPhase.FINISHED
-        if self._left:
-            return WorkerPhase.LEFT
-        if not self._arrived:
-            return WorkerPhase.STARTING
-        if self._roster is None:
-            return WorkerPhase.READY
-        return WorkerPhase.BROKEN if self._abandoned or self._stopped else WorkerPhase.TRAINING
-
-    # -- the door
-
-    def next_deadline(self) -> float | None:
+    def next_deadline(self) -> float:
         """When `TimePassed` is wanted (Unix time, s)."""
-        deadlines = [d for d in (self._retry_at, self._campaign_deadline()) if d is not None]
-        return min(deadlines, default=None)
+        deadlines = (self._membership.next_deadline(), self._builds.deadline(), self._training.deadline())
+        return min([self._reporting.deadline, *(d for d in deadlines if d is not None)])
 
     def handle(self, now: float, event: Event) -> list[Action]:
-        """Take one event in. Raises InvalidTransition, changing nothing, where only a bug can have sent it."""
-        if self.over:
-            return []
+        """Take one fact. Raises InvalidTransition, changing nothing, where only a bug can have told it."""
         match event:
-            case OrderReceived(order):
-                return self._on_order(now, order)
-            case PeerSaid(message):
-                return self._on_peer(now, message)
+            case OrderReceived() | PeerSaid():
+                return self._training.follow(now, self._membership.handle(now, event))
             case GroupBuilt(generation, attempt):
-                return self._on_built(now, generation, attempt, "")
-            case GroupFailed(generation, attempt, reason):
-                return self._on_built(now, generation, attempt, reason)
-            case Arrived():
-                return self._on_arrived(now)
-            case StepStarted(last):
-                return self._on_step_started(last)
-            case WordRead(generation):
-                return self._on_word(generation)
-            case StepApplied(step):
-                return self._on_applied(step)
-            case BoundaryReached():
-                return self._on_boundary(now)
-            case CollectiveFailed(reason):
-                return self._on_failed(now, reason)
-            case LoopEnded():
-                self._finished = True
-                return [Report(), DropGroups(tuple(sorted(self._groups)))]
+                dropped = self._builds.built(generation, attempt)
+                return dropped or self._training.follow(now, self._membership.handle(now, event))
+            case GroupFailed(generation, attempt):
+                dropped = self._builds.failed(generation, attempt)
+                return [*dropped, *self._training.follow(now, self._membership.handle(now, event))] if dropped else []
+            case SuspendReceived(suspend):
+                return self._training.suspend(now, suspend)
+            case StatusAcknowledged(sequence):
+                self._reporting.acknowledged(sequence)
+                return self._training.acknowledged(now)
+            case CheckpointSaved() | CheckpointFailed():
+                return self._training.saved_or_not(now, event)
+            case MetricsReported(metrics):
+                self._reporting.metrics = {**self._reporting.metrics, **metrics}
+                self._reporting.change(now)
+                return []
             case TimePassed():
-                return self._on_time(now)
+                return self._pass_time(now)
+            case _:
+                return self._training.handle(now, event)
 
-    # -- orders
-
-    def _on_order(self, now: float, order: Order) -> list[Action]:
-        known = self._order
-        if known and (order.generation, order.leader_address) == (known.generation, known.leader_address):
-            return []
-        if order.generation < self.order_generation or (
-            known and order.generation == known.generation and not order.leader_address
-        ):
-            return []  # stale
-        newer = order.generation > self.order_generation
-        self._order = order
+    def _pass_time(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        if newer:
-            actions += [Report(), *self._check_broken()]
-            if self._leads() or (self._campaign and self._campaign.generation != order.generation):
-                self._campaign = _Campaign(order.generation) if self._leads() else None
-            if self._campaign is not None:
-                early = [ready for ready in self._early.values() if ready.worker in order.roster.workers]
-                self._campaign.ready = {r.worker: r for r in early if r.generation == order.generation}
-            self._early = {w: r for w, r in self._early.items() if r.generation > order.generation}
-        return actions + self._advance(now)
-
-    def _check_broken(self) -> list[Action]:
-        """Abandon the communicator in use if the newest order says that it has lost a member."""
-        if self._roster is None or self._order is None or self._abandoned or self._stopped:
-            return []
-        if self.generation not in self._order.broken:
-            return []
-        self._abandoned = True
-        self._note = self._note or f"generation {self.generation} has lost a member"
-        return [Abandon(self.generation), Report()]
-
-    def _leads(self) -> bool:
-        order = self._order
-        return order is not None and order.generation > self.generation and order.roster.leader == self._me
-
-    def _base(self) -> int | None:
-        """The generation that this worker trains in, 0 if it stands still, None if it cannot say yet."""
-        if not self._arrived:
-            return None
-        if self._roster is None or self._stopped:
-            return 0
-        return None if self._abandoned else self.generation
-
-    def _advance(self, now: float) -> list[Action]:
-        """Do what the newest order asks for next: say Ready to its leader, or lead."""
-        order, base = self._order, self._base()
-        self._retry_at = None
-        if order is None or order.generation <= self.generation or base is None:
-            return []
-        overtaken = self._ask_overtaken(base)
-        if overtaken:
-            self._retry_at = now + RETRY_INTERVAL_S
-        if self._me not in order.roster.workers:
-            return overtaken
-        ready = Ready(job=self._job, generation=order.generation, worker=self._me, base=base, applied=self._applied)
-        if self._leads():
-            return [*overtaken, *self._on_ready(now, ready)]
-        self._retry_at = now + RETRY_INTERVAL_S
-        if not order.leader_address:
-            return overtaken
-        return [*overtaken, SendLeader(order.leader_address, ready)]
-
-    def _ask_overtaken(self, base: int) -> list[Action]:
-        """Ask the leaders of overtaken orders: they may have committed before they heard of the next, and who stands still learns
-        of that by message alone."""
-        if base:
-            return []
-        return [
-            SendLeader(group.leader_address, self._prepared(group, base, ""))
-            for generation, group in sorted(self._groups.items())
-            if group.built
-            and generation < self.order_generation
-            and group.roster.leader != self._me
-            and not self._missed(group)
-        ]
-
-    def _missed(self, group: _Group) -> bool:
-        """Has this worker, which stands still, missed the step of its generation that would have carried the decision?"""
-        return group.base > 0 and group.base == self.generation
-
-    def _on_time(self, now: float) -> list[Action]:
-        actions: list[Action] = []
-        if self._retry_at is not None and now >= self._retry_at:
-            actions += self._advance(now)
-        deadline = self._campaign_deadline()
+        for generation, attempt in self._builds.overdue(now):
+            reason = f"it did not stand within {self._builds.timeout_s:.0f} s"
+            actions += self.handle(now, GroupFailed(generation, attempt, reason))
+        deadline = self._membership.next_deadline()
         if deadline is not None and now >= deadline:
-            actions += self._prepare(now)
+            actions += self._training.follow(now, self._membership.handle(now, ms.TimePassed()))
+        actions += self._training.pass_time(now)
+        if now >= self._reporting.deadline:
+            actions.append(self._status(now))
         return actions
 
-    # -- fellow workers
-
-    def _on_peer(self, now: float, message: Ready | Prepare | Prepared | Commit) -> list[Action]:
-        if message.job != self._job:
-            return []
-        match message:
-            case Ready():
-                return self._repeat_commit(message) or self._on_ready(now, message)
-            case Prepare():
-                return self._on_prepare(now, message)
-            case Prepared():
-                return self._repeat_commit(message) or self._on_prepared(now, message)
-            case Commit():
-                return self._on_commit(now, message)
-
-    def _repeat_commit(self, message: Ready | Prepared) -> list[Action]:
-        """Somebody of the generation in use has not heard that it is committed."""
-        if self._roster is None or message.generation != self.generation or self._roster.leader != self._me:
-            return []
-        commit = Commit(job=self._job, generation=self.generation, attempt=self._attempt)
-        return [SendFollower(message.worker, commit)]
-
-    def _on_ready(self, now: float, ready: Ready) -> list[Action]:
-        campaign = self._campaign
-        if ready.generation > self.order_generation and (ready.worker in self._early or len(self._early) < MAX_EARLY):
-            self._early[ready.worker] = ready
-            return []
-        if campaign is None or ready.generation != campaign.generation or self._order is None:
-            return []
-        if ready.worker not in self._order.roster.workers:
-            return []
-        before = campaign.ready.get(ready.worker)
-        campaign.ready[ready.worker] = ready
-        if campaign.attempt and before is not None and _same_place(before, ready):
-            if ready.worker in campaign.prepared or ready.worker == self._me:
-                return []
-            return [SendFollower(ready.worker, self._prepare_message(campaign))]  # it has missed the first one
-        return self._prepare(now)
-
-    def _prepare(self, now: float) -> list[Action]:
-        """Start the next attempt if all of the roster are ready from one common base."""
-        campaign, order = self._campaign, self._order
-        base = self._base()
-        assert campaign is not None
-        assert order is not None
-        if base is None or self._in_flight() or set(campaign.ready) != set(order.roster.workers):
-            campaign.deadline = now + PREPARE_TIMEOUT_S
-            return []
-        readies = [campaign.ready[worker] for worker in order.roster.workers]
-        if any(ready.base not in (0, base) for ready in readies):
-            campaign.deadline = now + PREPARE_TIMEOUT_S
-            return []  # somebody is about to switch, or to be told that its generation is broken, and will say so
-        campaign.attempt += 1
-        campaign.base = base
-        campaign.holders = self._holders(base, readies)
-        campaign.prepared = set()
-        campaign.deadline = now + PREPARE_TIMEOUT_S
-        message = self._prepare_message(campaign)
-        others = [worker for worker in order.roster.workers if worker != self._me]
-        return [*(SendFollower(worker, message) for worker in others), *self._build(now, message)]
-
-    def _in_flight(self) -> bool:
-        """May the step that runs decide for the attempt that stands? Then another one must not take its place."""
-        return self._proposed > 0 and not self._stopped
-
-    def _holders(self, base: int, readies: list[Ready]) -> tuple[WorkerId, ...]:
-        if base:
-            return tuple(ready.worker for ready in readies if ready.base == base)
-        newest = max((ready.applied for ready in readies if ready.applied is not None), default=None)
-        if newest is None:
-            return (self._me,)
-        return tuple(ready.worker for ready in readies if ready.applied == newest)
-
-    def _prepare_message(self, campaign: _Campaign) -> Prepare:
-        return Prepare(
-            job=self._job,
-            generation=campaign.generation,
-            attempt=campaign.attempt,
-            base=campaign.base,
-            holders=campaign.holders,
+    def _status(self, now: float) -> SendStatus:
+        training = self._training
+        durations = training.durations
+        status = self._reporting.status(
+            now,
+            training.epoch,
+            training.total_steps,
+            durations.longest_step_s,
+            durations.saving_s,
+            training.saved,
+            training.note,
         )
-
-    def _on_prepare(self, now: float, message: Prepare) -> list[Action]:
-        order, base = self._order, self._base()
-        if order is None or message.generation != order.generation or base is None or self._leads():
-            return []
-        if self._me not in order.roster.workers or order.generation <= self.generation:
-            return []
-        if base not in (0, message.base):
-            return []  # sent before our last switch; our next Ready tells
-        group = self._groups.get(message.generation)
-        if group is not None and group.attempt >= message.attempt:
-            return [SendLeader(group.leader_address, self._prepared(group, base, ""))] if group.built else []
-        return self._build(now, message)
-
-    def _build(self, now: float, message: Prepare) -> list[Action]:
-        order = self._order
-        assert order is not None
-        assert order.generation == message.generation
-        self._groups[message.generation] = _Group(
-            roster=order.roster,
-            attempt=message.attempt,
-            base=message.base,
-            holders=message.holders,
-            leader_address=order.leader_address,
-        )
-        return [BuildGroup(order.roster, message.attempt, order.leader_address)]
-
-    def _prepared(self, group: _Group, base: int, error: str) -> Prepared:
-        return Prepared(
-            job=self._job,
-            generation=group.roster.generation,
-            attempt=group.attempt,
-            worker=self._me,
-            base=base,
-            applied=self._applied,
-            error=error,
-        )
-
-    def _on_built(self, now: float, generation: int, attempt: int, error: str) -> list[Action]:
-        group = self._groups.get(generation)
-        if group is None or group.attempt != attempt:
-            return []
-        if error:
-            del self._groups[generation]
-        group.built = not error
-        base = self._base()
-        if base is None:
-            return []  # about to stop, and to say Ready from another base
-        message = self._prepared(group, base, error)
-        if group.roster.leader == self._me:
-            return self._on_prepared(now, message)
-        return [SendLeader(group.leader_address, message)]
-
-    def _on_prepared(self, now: float, message: Prepared) -> list[Action]:
-        campaign, order = self._campaign, self._order
-        if campaign is None or order is None:
-            return []
-        if (message.generation, message.attempt) != (campaign.generation, campaign.attempt):
-            return []
-        if message.error:
-            campaign.deadline = min(campaign.deadline, now + RETRY_INTERVAL_S)
-            return []
-        said = campaign.ready.get(message.worker)
-        if said is None or not _same_place(said, message):
-            ready = Ready(
-                job=message.job,
-                generation=message.generation,
-                worker=message.worker,
-                base=message.base,
-                applied=message.applied,
-            )
-            return self._on_ready(now, ready)
-        campaign.prepared.add(message.worker)
-        if self._all_prepared(campaign) and campaign.base == 0:
-            return self._commit_by_message(now, campaign)
-        return []
-
-    def _all_prepared(self, campaign: _Campaign) -> bool:
-        order = self._order
-        return (
-            order is not None
-            and campaign.attempt > 0
-            and campaign.generation == order.generation
-            and campaign.prepared == set(order.roster.workers)
-        )
-
-    def _campaign_deadline(self) -> float | None:
-        campaign = self._campaign
-        if campaign is None or campaign.attempt == 0 or self._all_prepared(campaign):
-            return None
-        return campaign.deadline
-
-    # -- commits
-
-    def _commit_by_message(self, now: float, campaign: _Campaign) -> list[Action]:
-        order = self._order
-        assert order is not None
-        if self._base() != 0:
-            return []
-        message = Commit(job=self._job, generation=campaign.generation, attempt=campaign.attempt)
-        others = [worker for worker in order.roster.workers if worker != self._me]
-        return [*(SendFollower(worker, message) for worker in others), *self._switch(now, campaign.generation)]
-
-    def _on_commit(self, now: float, message: Commit) -> list[Action]:
-        group = self._groups.get(message.generation)
-        if group is None or not group.built or group.attempt != message.attempt:
-            return []
-        if message.generation <= self.generation:
-            return []
-        if self._base() == 0:
-            return [] if self._missed(group) else self._switch(now, message.generation)
-        if group.base == 0 and self._roster is not None:
-            # A commit by message of a lower generation reached us late, and the others stand in this one already.
-            self._superseded = message.generation
-            self._note = f"generation {message.generation} has superseded {self.generation}"
-            self._abandoned = True
-            return [Abandon(self.generation), Report()]
-        return []  # decided in band: the boundary does it
-
-    def _on_step_started(self, last: bool) -> list[Action]:
-        campaign = self._campaign
-        self._decided = 0
-        self._proposed = 0
-        if not last and campaign is not None and self._all_prepared(campaign) and campaign.base == self.generation:
-            self._proposed = campaign.generation
-        return [Propose(self._proposed)]
-
-    def _on_word(self, generation: int) -> list[Action]:
-        if generation and generation <= self.generation:
-            raise InvalidTransition(f"generation {generation} proposed in generation {self.generation}")
-        self._decided = generation
-        if generation != self._proposed:
-            self._proposed = 0  # another leader's number won
-        return []
-
-    def _on_applied(self, step: int) -> list[Action]:
-        if self._applied is not None and step <= self._applied:
-            raise InvalidTransition(f"step {step} applied after step {self._applied}")
-        self._applied = step
-        return []
-
-    def _on_boundary(self, now: float) -> list[Action]:
-        if self._abandoned or self._stopped:
-            return [Stall()]
-        if not self._decided:
-            return [Proceed()]
-        group = self._groups.get(self._decided)
-        if group is None or not group.built:
-            self._left = True
-            return [Report(), DropGroups(tuple(sorted(self._groups))), Leave()]
-        newcomers = []
-        if group.roster.leader == self._me and self._roster is not None:
-            message = Commit(job=self._job, generation=self._decided, attempt=group.attempt)
-            known = set(self._roster.workers)
-            newcomers = [SendFollower(worker, message) for worker in group.roster.workers if worker not in known]
-        return [*newcomers, *self._switch(now, self._decided)]
-
-    def _switch(self, now: float, generation: int) -> list[Action]:
-        """Make `generation`, which is committed and stands, the one in use."""
-        group = self._groups.pop(generation)
-        recovery = group.base == 0
-        dropped = tuple(sorted(g for g in self._groups if g < generation))
-        for old in dropped:
-            del self._groups[old]
-        self._roster, self._attempt = group.roster, group.attempt
-        self._abandoned = self._stopped = False
-        self._superseded = 0
-        self._proposed = self._decided = 0
-        self._note = ""
-        if self._campaign is not None:
-            if self._campaign.generation <= generation:
-                self._campaign = None
-            else:  # its preparation started from another base: everybody says Ready anew
-                self._campaign = _Campaign(self._campaign.generation, attempt=self._campaign.attempt)
-        switch = Switch(group.roster, group.attempt, group.holders, recovery)
-        return [switch, DropGroups(dropped), Report(), *self._check_broken(), *self._advance(now)]
-
-    # -- the training thread
-
-    def _on_arrived(self, now: float) -> list[Action]:
-        if self._arrived:
-            raise InvalidTransition("arrived twice")
-        self._arrived = True
-        return [Report(), *self._advance(now)]
-
-    def _on_failed(self, now: float, reason: str) -> list[Action]:
-        if self._roster is None:
-            raise InvalidTransition("a collective failed before the first generation")
-        if self._stopped:
-            return []
-        self._stopped = True
-        self._abandoned = True
-        self._decided = 0
-        self._note = self._note or reason
-        if self._superseded:
-            return self._switch(now, self._superseded)
-        return [Abandon(self.generation), Report(), *self._advance(now)]
-
-
-def _same_place(one: Ready | Prepared, other: Ready | Prepared) -> bool:
-    """Do both say the same to a leader? How far somebody is who trains goes on changing, and does not matter."""
-    return one.base == other.base and (one.base > 0 or one.applied == other.applied)
+        return SendStatus(status)

@@ -35,7 +35,7 @@ from .control import Control, Progress, Suspended, Switching
 from .data import SerialSampler
 from .gradients import Layout
 from .loading import Loader
-from .machine import Stall
+from .membership import Stall
 from .progress import StepTimes
 from .reduction import CanonicalReducer, PlainReducer, Reducer
 from .replication import Replication, plan_transfers

@@ -16,7 +16,7 @@ from functools import partial
 
 from elasticd.protocol.messages import Order
 from elasticd.protocol.model import GpuAddress, JobId, Member, Roster, ServerId, WorkerId, WorkerPhase
-from elasticd.worker import machine as m
+from elasticd.worker import membership as m
 
 JOB = JobId("job-1")
 MAX_WAITING = 20  # messages: a second is long, no network lets the repeats of one pile up on those of the last

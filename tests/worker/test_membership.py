@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from elasticd.protocol.errors import InvalidTransition
 from elasticd.protocol.messages import Commit, Order, Prepare, Prepared, Ready
 from elasticd.protocol.model import GpuAddress, Member, Roster, ServerId, WorkerId, WorkerPhase
-from elasticd.worker import machine as m
+from elasticd.worker import membership as m
 
 _spec = importlib.util.spec_from_file_location("membership_world", Path(__file__).with_name("membership_world.py"))
 assert _spec is not None

@@ -14,7 +14,7 @@ from torch import nn
 from elasticd.protocol.model import Determinism, GpuKind, JobId, WorkerId
 from elasticd.worker.control import SoloControl, Suspended, Switching
 from elasticd.worker.environment import ClusterEnvironment
-from elasticd.worker.machine import Stall
+from elasticd.worker.membership import Stall
 from elasticd.worker.progress import StepTimes
 from elasticd.worker.run import Run
 

@@ -26,7 +26,7 @@ from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Mem
 from elasticd.worker.communicator import Communicator, RendezvousStore
 from elasticd.worker.control import LeftJob, Progress, Switching
 from elasticd.worker.environment import ClusterEnvironment
-from elasticd.worker.machine import Stall
+from elasticd.worker.membership import Stall
 from elasticd.worker.progress import StepTimes
 from elasticd.worker.run import Run
 

@@ -166,7 +166,7 @@ def install(fuse: Fuse, journal: Journal) -> None:
     from elasticd.protocol.messages import Commit
     from elasticd.worker.communicator import Communicator
     from elasticd.worker.control import ClusterControl, LeftJob, Switching
-    from elasticd.worker.machine import SendFollower
+    from elasticd.worker.membership import SendFollower
     from elasticd.worker.replication import Replication
     from elasticd.worker.state import TrainingState
     from elasticd.worker.trainer import Trainer

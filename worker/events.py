@@ -1,0 +1,427 @@
+"""The words of a worker's machine (`machine.WorkerMachine`): facts that go in, actions that come out.
+
+Facts come from three sides: from other processes, from the threads that build communicators and write checkpoints, and from the
+*training thread*, which runs the user's script. Actions are for the control thread, except for `Instruction`s: those are for the
+training thread, which carries them out in the order in which they come, and waits when there is none.
+`machine` says which fact answers which instruction.
+
+Steps are counted from 0. `applied` is the step whose update a state contains, -1 for the script's initial values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..protocol.messages import Suspend
+from ..protocol.model import Roster, WorkerStatus
+from .membership import Abandon as Abandon
+from .membership import GroupBuilt as GroupBuilt
+from .membership import GroupFailed as GroupFailed
+from .membership import OrderReceived as OrderReceived
+from .membership import PeerSaid as PeerSaid
+from .membership import SendFollower as SendFollower
+from .membership import SendLeader as SendLeader
+from .membership import TimePassed as TimePassed
+from .membership import WordRead as WordRead
+from .topology import Transfer
+
+# -------------------------------------------------------------------------------------------- facts: from other processes
+
+
+@dataclass(frozen=True)
+class SuspendReceived:
+    """The agent says that the job is preempted: this worker is to end between two steps, one of them saves the state."""
+
+    suspend: Suspend
+
+
+@dataclass(frozen=True)
+class StatusAcknowledged:
+    """The agent has received the status with this sequence number."""
+
+    sequence: int
+
+
+# ------------------------------------------------------------------------------------- facts: from the writer of checkpoints
+
+
+@dataclass(frozen=True)
+class CheckpointSaved:
+    """What `SaveCheckpoint` of this number asked for is durable."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class CheckpointFailed:
+    """What `SaveCheckpoint` of this number asked for could not be written."""
+
+    number: int
+    reason: str
+
+
+# ------------------------------------------------------------------------------------------ facts: from the training thread
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """The script has come to its loop: model, optimizer and data are there."""
+
+    total_steps: int  # of the whole job
+    steps_per_epoch: int
+    samples_per_step: int = 0
+    registers_values: bool = False  # of the script's own, which follow the rest of a state (`ExchangeValues`)
+
+
+@dataclass(frozen=True)
+class CheckpointLoaded:
+    """The state after `step` has been read, and stands in its places. `epoch`: where the script's loop was."""
+
+    step: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class CheckpointMissing:
+    """There is no checkpoint that can be read. `reason`: why those that are there cannot be, if there are any."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class StateArriving:
+    """The header of the state is here, and its tensors come from now on: into their places, unless the own state is kept."""
+
+    applied: int
+
+
+@dataclass(frozen=True)
+class StateTaken:
+    """All tensors of the state stand in their places."""
+
+    applied: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class PartComputed:
+    """This worker's part of the step is computed. What is left of the step waits for the other workers."""
+
+
+@dataclass(frozen=True)
+class StepApplied:
+    """The optimizer has applied the step."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class StepWanted:
+    """A step is over, or whatever else was instructed: the script asks for its next batch. `epoch`: of its loop."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class ValuesExchanged:
+    """The script's registered values have been handed over to joiners, or taken over. `epoch`: where the job's loop is."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class CollectiveFailed:
+    """The communicator failed, or was abandoned: what was instructed has not been done, and nothing was changed by it."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class LoopEnded:
+    """The script's loop has come to its end, or was left by `break` by a script that then ran to its end."""
+
+    epochs: int  # that the script wanted
+
+
+@dataclass(frozen=True)
+class TransfersCompleted:
+    """All that this worker had to send of the state is sent; or its target is gone."""
+
+
+@dataclass(frozen=True)
+class ScriptEnded:
+    """The script's process ends without having finished its loop: an exception, `sys.exit`."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class MetricsReported:
+    """The script has numbers for people."""
+
+    metrics: dict[str, float]
+
+
+ThreadFact = (
+    Arrived
+    | CheckpointLoaded
+    | CheckpointMissing
+    | StateArriving
+    | StateTaken
+    | PartComputed
+    | WordRead
+    | StepApplied
+    | StepWanted
+    | ValuesExchanged
+    | CollectiveFailed
+    | LoopEnded
+    | TransfersCompleted
+    | ScriptEnded
+)
+
+Event = (
+    OrderReceived
+    | PeerSaid
+    | SuspendReceived
+    | StatusAcknowledged
+    | GroupBuilt
+    | GroupFailed
+    | CheckpointSaved
+    | CheckpointFailed
+    | MetricsReported
+    | ThreadFact
+    | TimePassed
+)
+
+
+# -------------------------------------------------------------------------------------- actions: for the control thread
+
+
+@dataclass(frozen=True)
+class SendStatus:
+    """Send to the agent."""
+
+    status: WorkerStatus
+
+
+@dataclass(frozen=True)
+class BuildGroup:
+    """Build the communicator of (`roster.generation`, `attempt`) in the background. Told back: GroupBuilt or GroupFailed."""
+
+    roster: Roster
+    attempt: int
+    leader_address: str  # "" at the leader itself
+    timeout_s: float  # after that long the machine takes it for failed, and drops it
+
+
+@dataclass(frozen=True)
+class DropGroup:
+    """This communicator, built or being built, is not wanted: destroy it, cancel its building. Nothing is told back."""
+
+    generation: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class CloseRendezvous:
+    """At the leader: the meeting of this attempt is over. Who still waits there is told that it is cancelled."""
+
+    generation: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class EndProcess:
+    """Write `reason` to stderr and end this process at once: no line of the script runs any more."""
+
+    code: int  # one of `protocol.exits`
+    reason: str
+
+
+# -------------------------------------------------------------------------------------- instructions: the training thread
+
+
+@dataclass(frozen=True)
+class EnterGeneration:
+    """Use the communicator of (`roster.generation`, `attempt`) from now on; the one before is not used again.
+
+    transfers: who sends the state to whom in the first step. No answer: another instruction follows at once.
+    """
+
+    roster: Roster
+    attempt: int
+    rank: int
+    transfers: tuple[Transfer, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoadCheckpoint:
+    """Read the newest checkpoint, and take it over under `generation`. Answer: CheckpointLoaded or CheckpointMissing."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class EnterLoop:
+    """Let the script begin its loop, in `epoch`. Answer: StepWanted, or LoopEnded."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """Train `step`: `ranges` says which virtual workers each rank hosts. `proposal` is this worker's control word.
+
+    send: begin to send the state to this worker's joiners, which must be done before the update.
+    Answers, in this order: PartComputed, WordRead, StepApplied, then StepWanted when the script asks for more. CollectiveFailed
+    in place of any but the last.
+    """
+
+    step: int
+    ranges: tuple[range, ...]
+    proposal: int
+    send: bool
+
+
+@dataclass(frozen=True)
+class EndEpoch:
+    """There is no batch left in the script's epoch. Answer: StepWanted in the next one, or LoopEnded."""
+
+
+@dataclass(frozen=True)
+class ReceiveState:
+    """Wait for the header of the state that `transfers` brings. Answer: StateArriving before any tensor is received.
+
+    keep_own: receive the tensors in other memory than that of the own state, which must stay whole. CollectiveFailed otherwise.
+    """
+
+    keep_own: bool
+
+
+@dataclass(frozen=True)
+class JoinStep:
+    """Take part in `step` without a part of one's own, while the state arrives.
+
+    Answers: StateTaken when all of it is in its places (the state is now that of step - 1), WordRead, StepApplied, and
+    StepWanted at once. CollectiveFailed in place of any.
+    """
+
+    step: int
+    ranges: tuple[range, ...]
+    proposal: int
+
+
+@dataclass(frozen=True)
+class TakeState:
+    """The job has no step left: receive the state without one. Answers: StateTaken and StepWanted, or CollectiveFailed."""
+
+
+@dataclass(frozen=True)
+class GiveState:
+    """The job has no step left: begin to send the state to this worker's joiners. No answer: another instruction follows."""
+
+
+@dataclass(frozen=True)
+class ExchangeValues:
+    """Hand the script's registered values to this worker's joiners; as a joiner take them over. Answer: ValuesExchanged."""
+
+
+@dataclass(frozen=True)
+class GiveUpStep:
+    """Forget all that was computed of the step in progress. The communicator in use is not used again.
+
+    restore_buffers: the model's buffers become again what they were when the step began. No answer.
+    """
+
+    restore_buffers: bool
+
+
+@dataclass(frozen=True)
+class SaveCheckpoint:
+    """Begin to write the state of now, which is that after `step`. Answer, from any thread: CheckpointSaved or CheckpointFailed.
+
+    The training goes on meanwhile if another instruction follows. One that still waits for its turn to be written may be left out
+    when the next comes.
+    """
+
+    number: int  # grows
+    step: int
+    epoch: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class CompleteTransfers:
+    """Wait until all of the state is sent that this worker has to send. Answer: TransfersCompleted."""
+
+
+@dataclass(frozen=True)
+class Continue:
+    """Let the script go on after its loop. No answer."""
+
+
+@dataclass(frozen=True)
+class ExitScript:
+    """Make the script end with this exit code: SystemExit, so that its own last handlers run. No answer."""
+
+    code: int
+    reason: str = ""
+
+
+Instruction = (
+    EnterGeneration
+    | LoadCheckpoint
+    | EnterLoop
+    | RunStep
+    | EndEpoch
+    | ReceiveState
+    | JoinStep
+    | TakeState
+    | GiveState
+    | ExchangeValues
+    | GiveUpStep
+    | SaveCheckpoint
+    | CompleteTransfers
+    | Continue
+    | ExitScript
+)
+
+Action = (
+    SendLeader
+    | SendFollower
+    | SendStatus
+    | BuildGroup
+    | DropGroup
+    | CloseRendezvous
+    | Abandon
+    | EndProcess
+    | Instruction
+)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the place
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long the training thread may take."""
+
+    step_timeout_s: float | None = None  # for its own part of a step; None: from the steps measured so far
+    pause_timeout_s: float = (
+        3600.0  # for the script's own code between two steps, and for reading or writing a checkpoint
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place in its job: what its machine knows from the beginning."""
+
+    job: str
+    worker: str
+    pid: int
+    address: str  # of its control socket
+    virtual_workers: int
+    device: bool = False  # communicators connect accelerators, too, which takes longer
+    checkpoint_every_s: float | None = None  # None: there are no checkpoints
+    checkpoint_step: int | None = None  # the job has a checkpoint of this step or a later one; None: it may have none
+    limits: Limits = field(default_factory=Limits)

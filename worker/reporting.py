@@ -1,0 +1,88 @@
+"""When a worker reports to its agent, and what. Pure.
+
+A status is due at once when something changes that the controller should know, and at every heartbeat. Each has a number; the
+agent acknowledges it. A worker that ends waits for the acknowledgement of its last status, but not for ever: without an agent
+its end shows as a loss.
+"""
+
+from __future__ import annotations
+
+from ..protocol.model import JobId, WorkerId, WorkerStatus
+from ..protocol.times import WORKER_HEARTBEAT_S
+from .events import Place
+from .membership import Membership
+from .progress import StepTimes
+
+
+class Reporting:
+    """The statuses of one worker. `StepTimes` measures its pace."""
+
+    def __init__(self, place: Place, membership: Membership, now: float) -> None:
+        self._place = place
+        self._membership = membership
+        self.times = StepTimes()
+        self.metrics: dict[str, float] = {}
+        self.samples_per_step = 0
+        self._due_at = now
+        self._sequence = 0
+        self._acknowledged = 0
+
+    def change(self, now: float) -> None:
+        """Something has changed: a status is due."""
+        self._due_at = min(self._due_at, now)
+
+    def acknowledged(self, sequence: int) -> None:
+        """The agent has this one, and with it all before."""
+        self._acknowledged = max(self._acknowledged, min(sequence, self._sequence))
+
+    @property
+    def next_sequence(self) -> int:
+        """Of the status that is made next."""
+        return self._sequence + 1
+
+    def has_arrived(self, sequence: int) -> bool:
+        return self._acknowledged >= sequence
+
+    @property
+    def deadline(self) -> float:
+        """When a status is due (Unix time, s)."""
+        return self._due_at
+
+    def status(
+        self,
+        now: float,
+        epoch: int,
+        total_steps: int | None,
+        longest_step_s: float,
+        saving_s: float,
+        saved: int | None,
+        note: str,
+    ) -> WorkerStatus:
+        """The next status; the heartbeat begins anew."""
+        self._due_at = now + WORKER_HEARTBEAT_S
+        self._sequence += 1
+        membership = self._membership
+        step_s = self.times.median_step_s()
+        return WorkerStatus(
+            job=JobId(self._place.job),
+            worker=WorkerId(self._place.worker),
+            pid=self._place.pid,
+            address=self._place.address,
+            phase=membership.phase,
+            generation=membership.generation,
+            order=membership.order_generation,
+            floor=membership.floor,
+            applied=membership.applied,
+            sequence=self._sequence,
+            epoch=epoch,
+            total_steps=total_steps,
+            samples_per_s=self.samples_per_step / step_s if step_s else 0.0,
+            median_step_s=step_s,
+            steady=self.times.steady(),
+            metrics=self.metrics,
+            resizes=self.times.resizes,
+            note=note,
+            saving_s=saving_s,
+            longest_step_s=longest_step_s,
+            saved=saved,
+        )
