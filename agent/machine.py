@@ -12,7 +12,8 @@ tells the controller everything that changes. Both of its lines may lose message
 * a worker gets the newest order of its job when it first speaks, whenever its status names an older one, and now and then
   as long as it has not committed it. Every local worker of the job gets it, also those that are no longer in the roster:
   how else would they know;
-* a worker id is started once, whatever is repeated: known are the running, the ended, and the lately forgotten;
+* a worker id is started once, whatever is repeated: known are the running, the ended, and the lately forgotten. One that is to be
+  stopped and does not run counts as ended from then on: its start may be on its way, and may not overtake the stop;
 * a worker that has spoken and then says nothing for long (it was stopped, its control thread is wedged) is killed: its fellows
   wait for it in every step. Only time in which this agent could have heard it counts, and one that is still starting is
   given more: loading data may keep the interpreter from everything else.
@@ -178,15 +179,17 @@ class AgentMachine:
         ]
 
     def _on_start(self, start: StartWorker) -> list[Action]:
-        if start.worker in self._running or start.worker in self._exited or start.worker in self._forgotten:
+        if start.worker in self._running or start.worker in self._exited:
             return []
+        if start.worker in self._forgotten:
+            return self._tell_that_it_is_gone(start.job, start.worker, Fault.LOST)
         self._running[start.worker] = _Process(start.job)
         return [StartProcess(start)]
 
     def _on_stop(self, now: float, stop: StopWorker) -> list[Action]:
         process = self._running.get(stop.worker)
         if process is None:
-            return []
+            return self._tell_that_it_is_gone(stop.job, stop.worker, Fault.STOPPED)
         kill_at = now + max(0.0, stop.grace_s)
         asked_before = process.kill_at is not None
         process.kill_at = kill_at if process.kill_at is None else min(process.kill_at, kill_at)
@@ -200,6 +203,17 @@ class AgentMachine:
             return []
         process.suspend = None
         return [SignalProcess(stop.worker, StopSignal.TERMINATE)]
+
+    def _tell_that_it_is_gone(self, job: JobId, worker: WorkerId, fault: Fault) -> list[Action]:
+        """The controller takes a worker for alive that does not run. Its start may still be on the line: it will be refused, for
+        the controller gives the GPU to another worker as soon as it hears this."""
+        record = self._exited.get(worker)
+        if record is None:
+            self._forgotten.pop(worker, None)
+            reason = f"it does not run on server {self._server.server}"
+            record = WorkerExit(job=job, worker=worker, exit_code=None, reason=reason, fault=fault)
+            self._exited[worker] = record
+        return self._tell(record)
 
     def _on_forget(self, worker: WorkerId) -> list[Action]:
         record = self._exited.pop(worker, None)

@@ -58,7 +58,8 @@ class Session:
     alive: bool
     last_heard_s: float
     incarnation: str = ""
-    sent: int = 0  # messages since its last hello
+    hello: int = 0  # number of its last hello within the incarnation
+    sent: int = 0  # messages since then
     strays: dict[WorkerId, GpuAddress | None] = field(default_factory=dict)  # processes there that nobody wants
 
 

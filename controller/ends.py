@@ -73,6 +73,18 @@ def worker_ended(
         _newcomer_failed(cluster, now, job, reason, exit_code, fault)
 
 
+def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -> None:
+    """The agent of its server does not name a worker that has run there: it counts as lost, and is stopped to be sure."""
+    reason = f"server {entry.gpu.server} does not know it any more"
+    broken = broken_by_loss(job, entry.worker)
+    job.update_worker(entry.worker, stopping=True, fault=Fault.LOST, reason=reason)
+    cluster.stir(job)
+    if job.final:
+        return
+    cluster.tell(now, "lost", job.id, f"{entry.worker} on {entry.gpu}: {reason}")
+    add_broken(job, broken)
+
+
 def stop_late(cluster: Cluster, now: float, job: Job) -> None:
     """Stop the workers that have not come to their training loop in time. That is the script's fault."""
     for late in job.latenesses():

@@ -22,7 +22,7 @@ from ..protocol.messages import (
 from ..protocol.model import Fault, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
 from ..protocol.times import STOP_GRACE_S
 from .cluster import Cluster, Session
-from .ends import add_broken, worker_ended
+from .ends import add_broken, unknown_there, worker_ended
 from .generations import broken_by_report
 from .health import worked
 from .jobs import Job, WorkerRecord, WorkerState
@@ -59,7 +59,11 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello)
         cluster.warn(f"dropped a hello of {hello.server.server!r} over the connection of {server!r}")
         return
     before = cluster.sessions.get(server)
-    session = Session(server=hello.server, alive=True, last_heard_s=now, incarnation=hello.incarnation)
+    if before is not None and before.incarnation == hello.incarnation and 0 < hello.number <= before.hello:
+        return  # late or doubled: what it tells is not so any more
+    session = Session(
+        server=hello.server, alive=True, last_heard_s=now, incarnation=hello.incarnation, hello=hello.number
+    )
     cluster.sessions[server] = session
     _greet(cluster, now, before, session)
     cluster.send(server, Acknowledged(incarnation=cluster.settings.incarnation, sent=0))
@@ -95,7 +99,11 @@ def _greet(cluster: Cluster, now: float, before: Session | None, session: Sessio
 
 
 def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[WorkerId, None]) -> None:
-    """Tell an agent everything anew that concerns its server; what should run there and does not is lost."""
+    """Tell an agent everything anew that concerns its server; what has run there and does not is lost.
+
+    What the hello does not name may have been started since it was said: its GPU is not free before the agent, told to stop
+    it, has answered that it does not run.
+    """
     for job in cluster.jobs.values():
         here = [entry for entry in job.kept.workers if entry.gpu.server == server]
         order = order_message(job)
@@ -110,8 +118,9 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
             elif entry.state is WorkerState.STARTED and not entry.stopping:
                 send_start(cluster, job, entry)
             else:
-                reason = f"server {server} does not know it any more"
-                worker_ended(cluster, now, job, entry, None, reason, None, Fault.LOST)
+                if not entry.stopping:
+                    unknown_there(cluster, now, job, entry)
+                stop_worker(cluster, now, job, entry.worker)
         if here:
             cluster.stir(job)
 

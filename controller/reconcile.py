@@ -286,7 +286,7 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     ended = [
         entry
         for entry in kept.past
-        if entry.generation >= kept.cycle and (not entry.stopping or entry.fault is Fault.SCRIPT)
+        if entry.generation >= kept.cycle and entry.fault not in (None, Fault.NONE, Fault.STOPPED)
     ]
     faults = {entry.fault for entry in ended}
     further = job.best_applied > kept.best_at_restart

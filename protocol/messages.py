@@ -66,7 +66,8 @@ class StartWorker(Message, frozen=True, kw_only=True):
 
 
 class StopWorker(Message, frozen=True, kw_only=True):
-    """Stop a worker process: SIGTERM, SIGKILL after `grace_s`. Unknown workers are ignored.
+    """Stop a worker process: SIGTERM, SIGKILL after `grace_s`. One that does not run will not be started any more,
+    and counts as ended: the agent answers with its `WorkerExit`.
 
     `save`: one that trains gets `Suspend`, with `saver`, instead of SIGTERM.
     """

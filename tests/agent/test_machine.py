@@ -154,7 +154,8 @@ def test_a_worker_id_is_started_once_whatever_is_repeated() -> None:
     driven.machine.handle(driven.now, ProcessExited(FIRST, 0, "exit code 0"))
     assert driven.told(start()) == []
     assert driven.told(ForgetWorkers(workers=(FIRST,))) == [ForgetWorker(JOB, FIRST)]
-    assert driven.told(start()) == []
+    (gone,) = sent(driven.told(start()), WorkerExit)
+    assert (gone.worker, gone.exit_code, gone.fault) == (FIRST, None, Fault.LOST), "it would be waited for otherwise"
 
 
 def test_a_worker_gets_the_newest_order_when_it_first_speaks() -> None:
@@ -271,10 +272,6 @@ def test_an_adopted_worker_is_asked_to_save_until_it_hears_and_stopped_if_it_has
     ready = driven.status(status(sequence=3, phase=WorkerPhase.READY))
     assert SignalProcess(FIRST, StopSignal.TERMINATE) in ready
     assert SendWorker(FIRST, Suspend(job=JOB)) not in driven.status(status(sequence=4))
-
-
-def test_a_stop_of_an_unknown_worker_is_ignored() -> None:
-    assert Driven().told(StopWorker(job=JOB, worker=FIRST, grace_s=1)) == []
 
 
 def test_an_end_is_told_with_the_last_phase_and_again_until_it_is_forgotten() -> None:
@@ -401,6 +398,16 @@ def test_a_worker_whose_training_is_over_ends_by_itself_when_its_job_is_preempte
     assert silence.turn_for(30.1)[-1:] == [SignalProcess(FIRST, StopSignal.KILL)]
     cancelled = ControllerMessage(StopWorker(job=JOB, worker=FIRST, grace_s=5.0))
     assert silence.machine.handle(silence.now, cancelled) == [SignalProcess(FIRST, StopSignal.TERMINATE)]
+
+
+def test_a_stop_that_overtakes_its_start_is_answered_and_the_start_is_refused() -> None:
+    driven = Driven()
+    (gone,) = sent(driven.told(StopWorker(job=JOB, worker=FIRST, grace_s=5.0)), WorkerExit)
+    assert (gone.worker, gone.exit_code, gone.fault) == (FIRST, None, Fault.STOPPED)
+    assert driven.told(start()) == []
+    assert driven.hello().exited == (gone,)
+    driven.told(ForgetWorkers(workers=(FIRST,)))
+    assert [action for action in driven.told(start()) if isinstance(action, StartProcess)] == []
 
 
 def test_time_in_which_the_agent_itself_was_stopped_is_nobodys_silence() -> None:

@@ -92,7 +92,9 @@ class Agent:
     exited: dict[WorkerId, WorkerExit] = field(default_factory=dict)
     seen: set[WorkerId] = field(default_factory=set)
     orders: dict[JobId, Order] = field(default_factory=dict)
+    untold: list[WorkerExit] = field(default_factory=list)  # answers that are on their way
     received: int = 0
+    hellos: int = 0
     connected: bool = True
 
 
@@ -168,6 +170,9 @@ class World:
 
     def come_to_rest(self) -> None:
         for _ in range(100):
+            for name, agent in self.agents.items():
+                while agent.untold and agent.connected:
+                    self.feed(AgentMessage(name, agent.untold.pop(0)))
             deadline = self.machine.next_deadline()
             if deadline is None or deadline > self.now:
                 return
@@ -217,6 +222,10 @@ class World:
             case StopWorker(worker=worker):
                 if worker in agent.running:
                     agent.running[worker].stopping = True
+                else:
+                    agent.seen.add(worker)  # its start, should it still come, is refused
+                    gone = WorkerExit(job=message.job, worker=worker, exit_code=None, reason="", fault=Fault.STOPPED)
+                    agent.untold.append(agent.exited.setdefault(worker, gone))
             case ForgetWorkers(workers=workers):
                 for worker in workers:
                     agent.exited.pop(worker, None)
@@ -242,6 +251,7 @@ class World:
         name = ServerId(server)
         agent = self.agents[name]
         agent.connected = True
+        agent.hellos += 1
         self.feed(
             AgentMessage(
                 name,
@@ -251,6 +261,7 @@ class World:
                     workers=tuple(p.status for p in agent.running.values() if p.status is not None),
                     starting=tuple(worker for worker, p in agent.running.items() if p.status is None),
                     exited=tuple(agent.exited.values()),
+                    number=agent.hellos,
                 ),
             )
         )

@@ -1,0 +1,121 @@
+"""A controller and an agent, both as they are, and a line between them that is slow: two processes never share a GPU."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from elasticd.agent import events as agent_events
+from elasticd.agent.machine import AgentMachine
+from elasticd.controller import events
+from elasticd.controller.cluster import Settings
+from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.scheduling.scheduler import load_scheduler
+from elasticd.protocol.messages import AgentHello, Cancel, Envelope, Request, StartWorker, Submit, WorkerExit
+from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, Server, ServerId, WorkerId
+
+S1 = ServerId("s1")
+SERVER = Server(server=S1, address="127.0.0.1", gpus=(Gpu(index=0, kind=GpuKind.CPU, name="CPU slot"),))
+
+
+def spec(name: str) -> JobSpec:
+    return JobSpec(name=name, command=("x",), gpus=GpuRange(min=1, max=1), virtual_workers=1, workdir="/")
+
+
+class Line:
+    """Both machines. What they send lies on the line until somebody says that it arrives."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        settings = Settings(cluster="test", incarnation="c1", version="0", pid=1)
+        self.controller = ControllerMachine(
+            settings, load_scheduler({"policy": "max-min"}, "test"), random.Random(0), self.now
+        )
+        self.agent = AgentMachine(SERVER, "a1", 1.0)
+        self.down: deque = deque()  # to the agent
+        self.up: deque = deque()
+        self.processes: dict[WorkerId, int] = {}
+        self.tell_agent(agent_events.Started())
+
+    def tell_controller(self, event: events.Event) -> None:
+        actions = self.controller.handle(self.now, event)
+        while (deadline := self.controller.next_deadline()) is not None and deadline <= self.now:
+            actions += self.controller.handle(self.now, events.TimePassed())
+        self.down += [action.message for action in actions if isinstance(action, events.SendAgent)]
+
+    def tell_agent(self, event: agent_events.Event) -> None:
+        for action in self.agent.handle(self.now, event):
+            match action:
+                case agent_events.SendController(message):
+                    self.up.append(message)
+                case agent_events.StartProcess(start):
+                    assert not self.processes, f"{start.worker} is started beside {list(self.processes)}"
+                    self.processes[start.worker] = start.gpu
+                case agent_events.SignalProcess(worker, _):
+                    del self.processes[worker]
+                    self.tell_agent(agent_events.ProcessExited(worker, -15, "killed by SIGTERM"))
+
+    def ask(self, request: Request) -> None:
+        self.now += 0.01
+        self.tell_controller(events.ClientRequest(b"u", Envelope(id=repr(self.now), request=request)))
+
+    def arrive_up(self) -> None:
+        while self.up:
+            self.tell_controller(events.AgentMessage(S1, self.up.popleft()))
+
+    def arrive_down(self) -> None:
+        while self.down:
+            self.tell_agent(agent_events.ControllerMessage(self.down.popleft()))
+
+    def settle(self) -> None:
+        for _ in range(20):
+            self.arrive_down()
+            self.arrive_up()
+
+    def second_hello(self) -> AgentHello:
+        """The agent says hello again, before the answer to the first has come."""
+        self.now += 0.06
+        self.tell_agent(agent_events.TimePassed())
+        hello = self.up.pop()
+        assert isinstance(hello, AgentHello)
+        return hello
+
+
+def test_a_hello_that_crosses_a_start_and_a_stop_does_not_free_the_gpu() -> None:
+    line = Line()
+    hello = line.second_hello()
+    line.arrive_up()  # the first hello
+    line.ask(Submit(spec=spec("a")))
+    line.ask(Cancel(job="a-1"))
+    line.ask(Submit(spec=spec("b")))
+    line.up.append(hello)
+    line.arrive_up()
+    assert [message.job for message in line.down if isinstance(message, StartWorker)] == ["a-1"]
+    line.settle()
+    assert list(line.processes) == ["b-2.0"]
+
+
+def test_a_late_or_doubled_hello_is_dropped() -> None:
+    line = Line()
+    (first,) = line.up
+    line.arrive_up()
+    line.ask(Submit(spec=spec("a")))
+    line.arrive_down()
+    line.up.append(first)
+    before = len(line.down)
+    line.arrive_up()
+    assert len(line.down) == before
+    assert list(line.processes) == ["a-1.0"]
+
+
+def test_a_start_that_the_agent_has_forgotten_is_answered() -> None:
+    line = Line()
+    line.settle()
+    line.ask(Submit(spec=spec("a")))
+    line.settle()
+    line.tell_agent(agent_events.ProcessExited(WorkerId("a-1.0"), -9, "killed by SIGKILL"))
+    line.processes.clear()
+    line.settle()
+    start = StartWorker(job=JobId("a-1"), worker=WorkerId("a-1.0"), gpu=0, spec=spec("a"), generation=1)
+    line.tell_agent(agent_events.ControllerMessage(start))
+    assert any(isinstance(message, WorkerExit) and message.worker == "a-1.0" for message in line.up)
