@@ -144,6 +144,8 @@ class Cluster:
         self.next_event = 1
         self.schedule_due = False
         self.plan_unfinished = False  # part of the last plan waits for the rest to be carried out
+        self.policy_trouble = ""  # what the policy raised when it was asked last
+        self.policy_failures: set[str] = set()  # that have been told; one for each line that raises
         self.review_s = math.inf  # the policy wants to be asked again then (Unix time)
         self.stirred: dict[JobId, None] = {}  # jobs to look at, in the order in which they were stirred
         self.timers: dict[JobId, float] = {}  # of the jobs that something happens to by itself: when first

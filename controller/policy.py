@@ -10,24 +10,28 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from ..protocol.errors import OperatorError, UserError
 from ..protocol.messages import PolicyInUse, PolicySet, SetPolicy, ShareForecast, StageView
 from .cluster import Cluster, Decider, PolicyRecord
+from .deciding import decided
 from .outlook import outlook
-from .reconcile import decision_of, settle
+from .reconcile import settle
 from .scheduling.scheduler import Scheduler, document, load_scheduler
 
 
 def in_use(cluster: Cluster) -> PolicyInUse:
     """What decides now, and what would without anything set at run time."""
     decider = cluster.decider
-    return _view(decider.scheduler, decider.since_s, decider.record, cluster.configured)
+    view = _view(decider.scheduler, decider.since_s, decider.record, cluster.configured)
+    return replace(view, trouble=cluster.policy_trouble)
 
 
 def set_policy(cluster: Cluster, now: float, request: SetPolicy) -> PolicySet | None:
     """Switch, or tell what switching would change. None: a controller that has just started cannot decide yet.
 
-    Raises UserError, naming source and field.
+    Raises UserError, naming source and field, and PolicyFailed for one that cannot decide about the present jobs.
     """
     if request.document is None:
         record, scheduler = None, cluster.configured
@@ -86,16 +90,18 @@ def _values(parameters: Mapping[str, object]) -> str:
 
 
 def _forecast(cluster: Cluster, now: float, scheduler: Scheduler) -> tuple[ShareForecast, ...]:
-    """The jobs whose shares would be others, in the order of submission. Changes nothing, not even what is random."""
+    """The jobs whose shares would be others, in the order of submission. Changes nothing, not even what is random.
+
+    Raises PolicyFailed.
+    """
     seen = outlook(cluster, now)
-    decision = decision_of(scheduler, seen, copy.copy(cluster.rng))
+    chosen = decided(scheduler, seen, copy.copy(cluster.rng))
     found = []
     for row, job in enumerate(seen.jobs):
-        before, after = len(job.kept.target), int(decision.shares[row])
-        reason = decision.why(row) if after != before else None
+        before, after = len(job.kept.target), int(chosen.decision.shares[row])
         if after != before:
-            text = reason.text if reason is not None else ""
-            found.append(ShareForecast(job=job.id, before_gpus=before, after_gpus=after, reason=text))
+            reason = chosen.reasons[row]
+            found.append(ShareForecast(job=job.id, before_gpus=before, after_gpus=after, reason=reason))
     return tuple(found)
 
 

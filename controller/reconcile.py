@@ -7,12 +7,20 @@ happened to is brought nearer to its target, then workers whose GPUs have become
 from __future__ import annotations
 
 import math
-import random
 
 from ..protocol.messages import Order, StartWorker, StopWorker
 from ..protocol.model import Fault, GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
-from ..protocol.times import LEAST_SAVE_S, LEAVING_PATIENCE_S, MOST_SAVE_S, REST_S, SAVE_MARGIN, STOP_GRACE_S
+from ..protocol.times import (
+    LEAST_SAVE_S,
+    LEAVING_PATIENCE_S,
+    MOST_SAVE_S,
+    POLICY_RETRY_S,
+    REST_S,
+    SAVE_MARGIN,
+    STOP_GRACE_S,
+)
 from .cluster import Cluster
+from .deciding import PolicyFailed, decided
 from .descents import go_down
 from .generations import (
     GiveOrder,
@@ -26,10 +34,8 @@ from .generations import (
 )
 from .jobs import Job, OrderRecord, WorkerRecord, WorkerState
 from .outlook import Outlook, outlook
-from .scheduling.pipeline import Decision, decide
 from .scheduling.placement import in_order
-from .scheduling.plan import at_once, plan, standstill
-from .scheduling.scheduler import Scheduler
+from .scheduling.plan import standstill
 from .scheduling.sets import union
 
 FIRST_BACK_OFF_S = 1.0
@@ -62,27 +68,38 @@ def _steer_stirred(cluster: Cluster, now: float) -> None:
 # ------------------------------------------------------------------------------------------------------------- scheduling
 
 
-def decision_of(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decision:
-    """What `scheduler` makes of an outlook."""
-    stages = scheduler.stages
-    return decide(seen.view, scheduler.policy, rng, stages.packing, seen.first, stages.placement)
-
-
 def _schedule(cluster: Cluster, now: float) -> None:
     seen = outlook(cluster, now)
     if tangled := standstill(seen.held, seen.view.placements):
         _stay(cluster, now, seen, tangled)
         seen = outlook(cluster, now)
-    decision = decision_of(cluster.decider.scheduler, seen, cluster.rng)
-    cluster.review_s = decision.review_s if decision.review_s > now else math.inf
-    for row, job in enumerate(seen.jobs):
-        reason = decision.why(row)
-        job.waiting_reason = reason.text if reason is not None else ""
-    changes, cluster.plan_unfinished = at_once(seen.view.placements, plan(seen.view, decision), seen.held)
-    for change in changes:
+    try:
+        found = decided(cluster.decider.scheduler, seen, cluster.rng)
+    except PolicyFailed as failure:
+        _keep_plan(cluster, now, seen, failure)
+        return
+    cluster.policy_trouble = ""
+    cluster.review_s = found.decision.review_s if found.decision.review_s > now else math.inf
+    for job, reason in zip(seen.jobs, found.reasons, strict=True):
+        job.waiting_reason = reason
+    cluster.plan_unfinished = found.unfinished
+    for change in found.changes:
         job = seen.jobs[change.row]
         _retarget(cluster, now, job, in_order(change.gpus, seen.gpus, job.kept.target))
-    go_down(cluster, now, seen, decision)
+    go_down(cluster, now, seen, found.decision)
+
+
+def _keep_plan(cluster: Cluster, now: float, seen: Outlook, failure: PolicyFailed) -> None:
+    """Jobs train on where they are; the policy is asked again when something happens, or after a while."""
+    cluster.policy_trouble = f"{failure}; the last plan is kept"
+    cluster.review_s = now + POLICY_RETRY_S
+    cluster.plan_unfinished = False
+    for job in seen.jobs:
+        job.waiting_reason = cluster.policy_trouble if not job.kept.target else ""
+    if failure.where not in cluster.policy_failures:
+        cluster.policy_failures.add(failure.where)
+        cluster.tell(now, "policy-failed", None, cluster.policy_trouble)
+        cluster.warn(cluster.policy_trouble)
 
 
 def _stay(cluster: Cluster, now: float, seen: Outlook, tangled: frozenset[int]) -> None:

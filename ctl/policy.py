@@ -256,6 +256,8 @@ def _print_in_use(found: PolicyInUse) -> None:
         print(f"from       {found.source}, as configured")
     ago = render.span(time.time() - found.since_s)
     print(f"since      {render.clock(found.since_s)}, {ago} ago")
+    if found.trouble:
+        print(f"trouble    {render.printable(found.trouble)}")
 
 
 def _print_set(answer: PolicySet, dry_run: bool) -> None:

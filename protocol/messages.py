@@ -500,6 +500,7 @@ class PolicyInUse(Message, frozen=True, kw_only=True):
     user: str
     since_s: float  # Unix time; of the configuration's policy since when this controller has used it
     configured_policy: str
+    trouble: str = ""  # what it raised when it was asked last; the plan before that is kept
 
 
 class ShareForecast(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ AWAY_S = 2.5  # without a turn for so long, it was itself stopped or starved: th
 REST_S = 5.0  # for the other workers of a finished job to end by themselves
 LEAVING_PATIENCE_S = 30.0  # for a worker that no roster names any more to leave by itself
 LOG_TIMEOUT_S = 5.0  # for an agent to send a piece of a log
+POLICY_RETRY_S = 30.0  # after a policy has raised, though nothing has happened since
 STORE_RETRY_S = 1.0  # between two attempts to write, while the store cannot be written
 
 # ------------------------------------------------------------------------------------------------------ a worker's start

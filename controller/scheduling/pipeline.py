@@ -13,7 +13,7 @@ from .placement import Placements
 from .placements import FEWEST_SERVERS, Placement
 from .policies import Policy
 from .policies.base import count, no_shares
-from .view import ClusterView, Gpus, Ints, Reason, ReasonCode
+from .view import ClusterView, Gpus, Ints, JobTable, Reason, ReasonCode
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,22 @@ def decide(
 ) -> Decision:
     """Who gets which GPUs. `packing`: shares are regulated (AFS 4.4), except those set by hand. `first`: as for `place`."""
     by_hand = _manual_shares(view) if view.manual_shares else None  # None: the policy decides about all
-    rows = None if by_hand is None else _others(view)
+    gpus = view.total_gpus if by_hand is None else view.total_gpus - int(by_hand.sum())
+    rows = _policed(view, gpus)
     jobs = view.jobs if rows is None else view.jobs.cut(rows)
     if not policy.needs_lengths:
         jobs = jobs.without_lengths()
-    gpus = view.total_gpus if by_hand is None else view.total_gpus - int(by_hand.sum())
     given = policy.shares(jobs, gpus, view.now, rng)
-    wanted = shares = _beside(by_hand, rows, given.gpus)
+    wanted = shares = _beside(by_hand, rows, given.gpus, view.jobs)
     if packing:
         packed = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, jobs.max_gpus)
-        shares = _beside(by_hand, rows, packed)
+        shares = _beside(by_hand, rows, packed, view.jobs)
 
     def why(row: int) -> Reason | None:
         if row in view.manual_shares:
             return _too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
+        if (least := int(view.jobs.min_gpus[row])) > gpus:
+            return _too_large(least, gpus, view.total_gpus)
         if shares[row] < wanted[row]:
             return _packed(int(wanted[row]), int(shares[row]))
         return given.why(row if rows is None else int(np.searchsorted(rows, row)))
@@ -69,20 +71,30 @@ def _manual_shares(view: ClusterView) -> Ints:
     return shares
 
 
-def _beside(by_hand: Ints | None, rows: Ints | None, given: Ints) -> Ints:
-    """All shares: those of these rows as they are given, the others as set by hand. None: there are no others."""
-    if by_hand is None or rows is None:
+def _beside(by_hand: Ints | None, rows: Ints | None, given: Ints, jobs: JobTable) -> Ints:
+    """All shares: those of these rows as they are given, the others as set by hand, or 0. None: there are no others."""
+    if rows is None:
         return given
-    shares = by_hand.copy()
+    shares = no_shares(jobs) if by_hand is None else by_hand.copy()
     shares[rows] = given
     return shares
 
 
-def _others(view: ClusterView) -> Ints:
-    """The rows whose shares the policy decides."""
-    policed = np.ones(len(view.jobs), dtype=bool)
-    policed[list(view.manual_shares)] = False
-    return np.flatnonzero(policed)
+def _policed(view: ClusterView, gpus: int) -> Ints | None:
+    """The rows whose shares the policy decides; None: all.
+
+    A job whose minimum is beyond the GPUs that the policy may give is none of its business: it could only get nothing, and curves
+    of throughput do not reach that far.
+    """
+    policed = view.jobs.min_gpus <= gpus
+    if view.manual_shares:
+        policed[list(view.manual_shares)] = False
+    return None if policed.all() else np.flatnonzero(policed)
+
+
+def _too_large(least: int, gpus: int, total: int) -> Reason:
+    there = f"the cluster has {total}" if least > total else f"{gpus} of {total} are not given by hand"
+    return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"asks for at least {count(least)}, {there}")
 
 
 def _too_little_for(wanted: int, share: int, gpus: int) -> Reason | None:

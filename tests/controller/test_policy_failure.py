@@ -1,0 +1,115 @@
+"""A policy that raises: it is told once, jobs train on where they are, and the controller goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticd.controller.scheduling.policies import POLICIES
+from elasticd.controller.scheduling.policies.base import Shares
+from elasticd.controller.scheduling.policies.max_min import MaxMin
+from elasticd.protocol.messages import GetJob, GetPolicy, Refused, SetPolicy
+from elasticd.protocol.model import JobPhase
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec = _module.World, _module.job_spec
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
+    """From now on max-min raises `what`, or gives those shares."""
+
+    def shares(self: MaxMin, jobs: Any, gpus: int, now: float, rng: Any) -> Shares:
+        if isinstance(what, Exception):
+            raise what
+        return Shares(np.array([what] * len(jobs), dtype=np.int64), lambda row: None)
+
+    monkeypatch.setattr(MaxMin, "shares", shares)
+
+
+def test_jobs_keep_their_gpus_and_the_failure_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World({"s1": 2, "s2": 2})
+    first = world.submit(job_spec(low=1, high=2)).id
+    world.settle(first)
+    target = world.job(first).kept.target
+    raising(monkeypatch, IndexError("index 5 is out of bounds"))
+    second = world.submit(job_spec("late")).id
+    world.pass_time(100.0)
+    assert world.job(first).kept.target == target
+    assert world.job(first).kept.phase is JobPhase.RUNNING
+    told = [event.text for event in world.machine.cluster.events if event.kind == "policy-failed"]
+    assert len(told) == 1
+    assert "policy max-min raised IndexError" in told[0]
+    assert "index 5 is out of bounds; the last plan is kept" in told[0]
+    assert world.ask(GetJob(job=second)).job.reason == told[0]
+    assert world.ask(GetPolicy()).trouble == told[0]
+
+
+def test_the_policy_is_asked_again_after_a_while_and_then_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World({"s1": 2})
+    with monkeypatch.context() as patched:
+        raising(patched, ZeroDivisionError("division by zero"))
+        job = world.submit(job_spec(low=1, high=2)).id
+        assert world.running(job) == []
+    world.pass_time(31.0)
+    assert len(world.running(job)) == 2
+    assert world.ask(GetPolicy()).trouble == ""
+
+
+@pytest.mark.parametrize("share", [-1, 5])
+def test_shares_that_nobody_can_have_are_a_failure_too(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
+    world = World({"s1": 2})
+    raising(monkeypatch, share)
+    job = world.submit(job_spec(low=1, high=2)).id
+    assert world.running(job) == []
+    assert "policy-failed" in world.kinds()
+
+
+def test_a_policy_that_cannot_decide_about_the_present_jobs_is_not_switched_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World({"s1": 2}, policy="fifo")
+    job = world.submit(job_spec(low=1, high=2)).id
+    world.settle(job)
+    raising(monkeypatch, KeyError("x"))
+    for dry_run in (True, False):
+        answer = world.ask(SetPolicy(document={"policy": "max-min"}, dry_run=dry_run))
+        assert isinstance(answer, Refused)
+        assert "policy max-min raised KeyError" in answer.reason
+    assert world.ask(GetPolicy()).policy.name == "fifo"
+
+
+@pytest.mark.parametrize("policy", [kind.name for kind in POLICIES])
+def test_a_job_larger_than_the_cluster_waits_with_the_reason_and_the_others_run(policy: str) -> None:
+    world = World({"s1": 2, "s2": 1}, policy=policy)
+    large = world.submit(job_spec("large", low=8, high=4096, virtual_workers=4096, throughput={4096: 1e6}))
+    small = world.submit(job_spec("small", low=1, high=1, max_steps=100, throughput={1: 1e-6}))
+    world.pass_time(5.0)
+    assert len(world.running(small.id)) == 1
+    assert world.running(large.id) == []
+    assert world.ask(GetJob(job=large.id)).job.reason == "asks for at least 8 GPUs, the cluster has 3"
+    assert "policy-failed" not in world.kinds()
+
+
+@pytest.mark.parametrize("policy", [kind.name for kind in POLICIES])
+def test_a_job_that_has_lost_more_than_its_minimum_waits_until_the_servers_are_back(policy: str) -> None:
+    world = World({"s1": 2, "s2": 2}, policy=policy)
+    job = world.submit(job_spec(low=4, high=4)).id
+    world.settle(job)
+    assert world.job(job).share_gpus == 4
+    world.agents["s2"].connected = False
+    world.pass_time(15.0)
+    world.reap()
+    assert world.job(job).kept.target == ()
+    assert world.ask(GetJob(job=job)).job.reason == "asks for at least 4 GPUs, the cluster has 2"
+    assert "policy-failed" not in world.kinds()
+    world.agents["s1"].connected = False
+    world.pass_time(15.0)
+    assert world.ask(GetJob(job=job)).job.reason == "asks for at least 4 GPUs, the cluster has 0"
