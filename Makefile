@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup demo test hunt check bench-resize bench-runtime bench-simulator bench-gpu bench-policies conformance papers verify-bits model-check format clean
+.PHONY: help setup demo test hunt check bench-resize bench-runtime bench-simulator bench-gpu bench-policies conformance papers verify-bits world model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -55,6 +55,9 @@ papers: $(STAMP)  ## the published results of AFS, EDL and Elan beside ours: doc
 
 verify-bits: $(STAMP)  ## random histories of joins, leaves, migrations and kills: no bit of the result may differ
 	@$(BIN)/python -m verification.bits $(ARGS)
+
+world: $(STAMP)  ## a whole cluster in one process: 500 random histories with thirty faults each (ARGS="--seeds 100000": a campaign)
+	@$(BIN)/python -m verification.world $(ARGS)
 
 model-check:  ## search the model of the membership protocol exhaustively, with spin (ARGS=--quick: a minute and a half)
 	@$(PYTHON) scripts/model-check $(ARGS)

@@ -1,0 +1,199 @@
+"""A server: its agent's process, its disk and its workers' processes. The machine is the product's."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elasticd.agent.events import (
+    Action,
+    ControllerMessage,
+    Event,
+    ForgetWorker,
+    HelloNotSent,
+    ProcessExited,
+    ProcessFailed,
+    ReadLogPiece,
+    SendController,
+    SendWorker,
+    SignalProcess,
+    Started,
+    StartProcess,
+    TimePassed,
+    WorkerStatusReceived,
+)
+from elasticd.agent.machine import AgentMachine
+from elasticd.protocol.messages import AgentHello, StartWorker, ToAgentFromController, WorkerExit
+from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, Server, ServerId, WorkerId, WorkerStatus
+
+from .plan import Moment
+from .process import Process
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from .cluster import World
+
+START_S = 0.05  # to start a process
+NOTICE_S = 0.002  # until an agent notices that a process has ended
+KEPT_WORDS = 10_000  # of workers, while their agent is away
+
+
+@dataclass
+class _Record:
+    """What the server's disk has of a worker."""
+
+    start: StartWorker
+    end: tuple[int | None, str] | None = None
+
+
+class Agent(Process):
+    """One server with its agent."""
+
+    def __init__(self, world: World, name: str, server: str, gpus: int, identity: str) -> None:
+        """`server`: the name that the agent goes by; `name`: the world's own for this machine."""
+        super().__init__(world, name, name)
+        self._world = world
+        slots = tuple(Gpu(index=i, kind=GpuKind.CPU, name="CPU slot") for i in range(gpus))
+        self.server = Server(server=ServerId(server), address="127.0.0.1", gpus=slots)
+        self.identity = identity
+        self.workers: dict[WorkerId, Worker] = {}
+        self.powered = True
+        self.disk_full = False
+        self.black_hole = False
+        self._disk: dict[WorkerId, _Record] = {}
+        self._words: list[WorkerStatus] = []  # what workers have said while the agent was away
+        self._machine: AgentMachine
+
+    def boot(self) -> None:
+        """Start, unless it runs or its server is off."""
+        if self.alive or not self.powered:
+            return
+        self.born()
+        self._machine = AgentMachine(self.server, f"{self.name}.{self.life}", 1.0, 10.0)
+        running = tuple((r.start.job, w) for w, r in sorted(self._disk.items()) if w in self.workers)
+        exited = tuple(self._exit(w, r) for w, r in sorted(self._disk.items()) if w not in self.workers)
+        self._world.story.say(f"agent {self.name} starts, finds {len(running)} workers")
+        self._dispatch(Started(running, exited))
+        words, self._words = self._words, []
+        for status in words:
+            self.later(0.01, self.from_worker, status)
+        self.turn()
+        self.arm()
+
+    @staticmethod
+    def _exit(worker: WorkerId, record: _Record) -> WorkerExit:
+        code, reason = record.end or (None, "the process that kept it was killed")
+        return WorkerExit(job=record.start.job, worker=worker, exit_code=code, reason=reason)
+
+    def deadline(self) -> float | None:
+        return self._machine.next_deadline()
+
+    def turn(self) -> None:
+        deadline = self._machine.next_deadline()
+        if deadline is not None and self.now >= deadline:
+            self._dispatch(TimePassed())
+
+    # -- facts in
+
+    def from_controller(self, message: ToAgentFromController) -> None:
+        self._dispatch(ControllerMessage(message))
+
+    def from_worker(self, status: WorkerStatus) -> None:
+        self._dispatch(WorkerStatusReceived(status))
+
+    def hear(self, worker: Worker, status: WorkerStatus) -> None:
+        """A worker says something; while the agent is away its socket keeps it."""
+        if self.alive:
+            self._world.network.send(worker, self, self.from_worker, status)
+        elif len(self._words) < KEPT_WORDS:
+            self._words.append(status)
+
+    # -- effects out
+
+    def _dispatch(self, event: Event) -> None:
+        events = deque([event])
+        while events:
+            for action in self._machine.handle(self.now, events.popleft()):
+                follows = self._perform(action)
+                if follows is not None:
+                    events.append(follows)
+
+    def _perform(self, action: Action) -> Event | None:
+        match action:
+            case SendController(message):
+                sent = self._world.to_controller(self, message)
+                if isinstance(message, AgentHello):
+                    self._world.moment(Moment.HELLO)
+                    return None if sent else HelloNotSent()
+            case SendWorker(worker, word):
+                target = self.workers.get(worker)
+                if target is not None:
+                    self._world.network.send(self, target, target.from_agent, word)
+            case StartProcess(start):
+                return self._start(start)
+            case SignalProcess(worker, how):
+                if worker in self.workers:
+                    self.workers[worker].signalled(how)
+            case ForgetWorker(_, worker):
+                self._disk.pop(worker, None)
+            case ReadLogPiece():
+                pass  # nobody reads logs here
+        return None
+
+    # -- processes
+
+    def _start(self, start: StartWorker) -> ProcessFailed | None:
+        if self.disk_full:
+            return ProcessFailed(start.worker, "cannot be started: [Errno 28] No space left on device")
+        self._disk[start.worker] = _Record(start)
+        worker = Worker(self._world, self, start)
+        self.workers[start.worker] = worker
+        self._world.oracle.process_started(worker.gpu, start.worker)
+        worker.born()
+        worker.slow = self.slow
+        if self.black_hole:
+            worker.later(0.3, worker.exits, 1, "exit code 1: RuntimeError: no driver")
+        else:
+            worker.begin()
+        return None
+
+    def process_ended(self, worker: Worker, code: int | None, reason: str) -> None:
+        """A worker's process has ended; the agent notices, now or when it is back."""
+        name = WorkerId(worker.name)
+        del self.workers[name]
+        self._world.oracle.process_ended(worker.gpu, name)
+        if name in self._disk:
+            self._disk[name].end = (code, reason)
+        if self.alive:
+            self.later(NOTICE_S, self._dispatch, ProcessExited(name, code, reason))
+
+    # -- what happens to the server
+
+    def power_off(self) -> None:
+        """The server vanishes, with all its processes."""
+        self.powered = False
+        self.die()
+        self._words.clear()
+        for worker in list(self.workers.values()):
+            worker.vanishes()
+            self._world.oracle.process_ended(worker.gpu, WorkerId(worker.name))
+        self.workers.clear()
+
+    def power_on(self) -> None:
+        self.powered = True
+        self.boot()
+
+    def empty_disk(self) -> None:
+        self.disk_full = False
+
+    def close_black_hole(self) -> None:
+        self.black_hole = False
+
+    def slow_down(self, factor: float) -> None:
+        self.slow = factor
+        for worker in self.workers.values():
+            worker.slow = factor
+
+    def gpu(self, index: int) -> GpuAddress:
+        return GpuAddress(server=self.server.server, index=index)

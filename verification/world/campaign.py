@@ -1,0 +1,91 @@
+"""Many histories, in several processes; what failed is written down, so that a campaign can be interrupted and go on."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from .history import Outcome, play
+from .plan import WEATHERS, Plan, Shape, draw
+
+CHUNK = 4  # histories that a process takes at a time
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a campaign plays. `weather` empty: TCP for even seeds, hostile for odd ones."""
+
+    weather: str = ""
+    shape: Shape = field(default_factory=Shape)
+
+    def plan(self, seed: int) -> Plan:
+        """The history of a seed."""
+        name = self.weather or ("hostile" if seed % 2 else "tcp")
+        return draw(seed, WEATHERS[name], self.shape)
+
+
+def _play(settings: Settings, seed: int) -> Outcome:
+    return play(settings.plan(seed))
+
+
+def outcomes(settings: Settings, seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
+    """Play all seeds, in `processes` processes, as they come."""
+    if processes <= 1:
+        yield from map(partial(_play, settings), seeds)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        yield from pool.imap_unordered(partial(_play, settings), seeds, chunksize=CHUNK)
+
+
+class Journal:
+    """A campaign's file: one line for each history that has been played. Without a path nothing is kept."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.known: dict[int, Outcome] = {}
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    outcome = Outcome(**{**json.loads(line), "story": ()})
+                except (ValueError, TypeError):
+                    continue  # the last line, when the campaign was killed while it wrote
+                self.known[outcome.seed] = outcome
+
+    def note(self, outcome: Outcome) -> None:
+        """Write an outcome down."""
+        self.known[outcome.seed] = outcome
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({**asdict(outcome), "story": []}) + "\n")
+
+
+def first_failures(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    """Failed histories by invariant, in the order of their seeds."""
+    found: dict[str, list[Outcome]] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.seed):
+        if outcome.failed:
+            found.setdefault(outcome.invariant, []).append(outcome)
+    return found
+
+
+def cores() -> int:
+    """How many processes may run at once."""
+    return len(os.sched_getaffinity(0))
+
+
+Watch = Callable[[Outcome], None]
+
+
+def run(settings: Settings, seeds: range, processes: int, journal: Journal, watch: Watch, fail_fast: bool) -> None:
+    """Play what the journal does not have yet."""
+    left = [seed for seed in seeds if seed not in journal.known]
+    for outcome in outcomes(settings, left, processes):
+        journal.note(outcome)
+        watch(outcome)
+        if outcome.failed and fail_fast:
+            return

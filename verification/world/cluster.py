@@ -1,0 +1,193 @@
+"""The simulated cluster: all processes, the network between them, and what is to happen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from elasticd.controller.scheduling.scheduler import load_scheduler
+from elasticd.protocol.messages import Reply, Submitted, ToAgentFromController, ToControllerFromAgent
+from elasticd.protocol.model import ServerId
+
+from .agent import Agent
+from .controller import Controller
+from .disk import Disk, Trouble
+from .faults import strike
+from .network import Network
+from .oracle import Oracle
+from .plan import Fault, JobPlan, Moment, Plan, Script, Weather
+from .plane import Plane
+from .process import State
+from .story import Story
+from .timeline import START_S, Timeline
+from .users import Users
+from .violation import Violation
+from .worker import Checkpoint, Worker
+
+QUIET_S = 2400.0  # virtual time within which everything ends once the weather has cleared
+LOOK_EVERY_S = 10.0
+ARMED_S = 60.0  # a fault that waits for a moment strikes after so long all the same
+
+
+class World:
+    """One history's cluster. `run` lets time pass."""
+
+    def __init__(self, plan: Plan, tell: bool = False) -> None:
+        """`tell`: write the story down."""
+        self.plan, self.seed = plan, plan.seed
+        self.timeline = Timeline()
+        self.story = Story(self.timeline, tell)
+        self.network = Network(self.timeline, plan.seed, plan.weather)
+        self.oracle = Oracle(self.timeline, self.story, plan.jobs)
+        self.plane = Plane(self.timeline, self.network, plan.seed, self.oracle.judge)
+        self.disk = Disk(self.timeline)
+        self.disk.on_commit = self._committed
+        self.scripts: dict[str, Script] = {job.spec.name: job.script for job in plan.jobs}
+        self.checkpoints: dict[str, list[Checkpoint]] = {}  # by directory, on storage that all servers share
+        self.addresses: dict[str, Worker] = {}
+        self.pids = 100
+        self._armed: dict[Moment, list[tuple[int, Fault]]] = {}
+        self.users = Users(self)
+        self.controller = Controller(self, self.disk, load_scheduler({"policy": plan.policy}, "world"))
+        self.agents = [Agent(self, f"s{i}", f"s{i}", plan.gpus, f"id{i}") for i in range(plan.servers)]
+        self.twins: list[Agent] = []
+        self.after(0.0, self.controller.boot)
+        for agent in self.agents:
+            self.after(0.1, agent.boot)
+        for job in plan.jobs:
+            self.after(job.at, self.users.submit, job)
+        for number, fault in enumerate(plan.faults):
+            self.after(fault.at, self._due, number, fault)
+
+    def add_job(self, plan: JobPlan) -> None:
+        """A job that was not in the plan."""
+        self.scripts[plan.spec.name] = plan.script
+        self.oracle.add_plan(plan)
+
+    # -- time
+
+    def after(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Call after a while. Nothing here depends on the order of two such calls at one instant."""
+        self.timeline.at(self.timeline.now + delay_s, 0.5, call, *arguments)
+
+    def run(self, seconds: float) -> None:
+        self.timeline.run(self.timeline.now + seconds)
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.timeline.now - START_S
+
+    # -- faults
+
+    def _due(self, number: int, fault: Fault) -> None:
+        if fault.moment is Moment.AT_ONCE:
+            strike(self, number, fault)
+            return
+        armed = self._armed.setdefault(fault.moment, [])
+        armed.append((number, fault))
+        self.after(ARMED_S, self._strike_armed, number, fault)
+
+    def moment(self, moment: Moment) -> None:
+        """Faults that wait for this strike now: in a moment, when who acts has done so."""
+        for number, fault in self._armed.get(moment, ()):
+            self.after(0.0, self._strike_armed, number, fault)
+
+    def _strike_armed(self, number: int, fault: Fault) -> None:
+        armed = self._armed.get(fault.moment, [])
+        if (number, fault) in armed:
+            armed.remove((number, fault))
+            strike(self, number, fault)
+
+    def clear(self) -> None:
+        """The weather clears: everything that is broken is mended, and nothing breaks any more."""
+        self.story.say("the weather clears")
+        self._armed.clear()
+        self.network.weather = Weather(contract=self.network.weather.contract)
+        self.network.heal_all()
+        self.mend_store()
+        self.disk.crash_next = None
+        for agent in self.agents:
+            agent.empty_disk()
+            agent.close_black_hole()
+            agent.slow_down(1.0)
+            agent.power_on()
+            agent.go_on(agent.life)
+        for twin in self.twins:
+            twin.power_off()
+        for worker in self.workers():
+            worker.go_on(worker.life)
+        self.controller.boot()
+        self.controller.go_on(self.controller.life)
+        self.oracle.all_disturbed()
+
+    def mend_store(self) -> None:
+        self.disk.trouble = Trouble.NONE
+
+    def start_twin(self, agent: Agent, for_s: float) -> None:
+        """Another machine whose agent goes by the same name."""
+        name = f"{agent.name}twin{len(self.twins)}"
+        twin = Agent(self, name, agent.server.server, len(agent.server.gpus), name)
+        self.twins.append(twin)
+        twin.boot()
+        self.after(for_s, twin.power_off)
+
+    def operator_is_called(self) -> None:
+        """The store has been lost or restored: an operator looks what is foreign."""
+
+    # -- who is there
+
+    def workers(self) -> list[Worker]:
+        """All worker processes that run, in a stated order."""
+        return [worker for agent in (*self.agents, *self.twins) for worker in agent.workers.values()]
+
+    def next_pid(self) -> int:
+        self.pids += 1
+        return self.pids
+
+    # -- lines between the processes
+
+    def to_agent(self, peer: ServerId, message: ToAgentFromController) -> None:
+        for agent in (*self.agents, *self.twins):
+            if agent.server.server == peer:
+                self.network.send(self.controller, agent, agent.from_controller, message)
+
+    def to_controller(self, agent: Agent, message: ToControllerFromAgent) -> bool:
+        """Send to the controller. False: no connection stands."""
+        controller = self.controller
+        if not controller.answers or not self.network.connected(agent.host, controller.host):
+            return False
+        self.network.send(agent, controller, controller.from_agent, agent.server.server, message)
+        return True
+
+    def stored(self, reply: Reply) -> bool:
+        """Is what this reply promises in the store?"""
+        answer = reply.answer
+        return not isinstance(answer, Submitted) or self.disk.get(f"/jobs/{answer.job}") is not None
+
+    def _committed(self, writes: Any) -> None:
+        self.oracle.recorded(writes)
+
+    # -- in the end
+
+    def left_to_do(self) -> list[str]:
+        """What has not ended as it should, in words."""
+        if self.controller.state is not State.RUNNING:
+            return ["the controller does not run"]
+        gpus = sum(len(agent.server.gpus) for agent in self.agents)
+        left = [wrong for job in self.oracle.submitted().values() if (wrong := self.oracle.wrong_end(job, gpus))]
+        left += [f"{worker.name} runs on {worker.host}" for worker in self.workers()]
+        sessions = self.controller.machine.cluster.sessions
+        for agent in self.agents:
+            session = sessions.get(agent.server.server)
+            if session is None or not session.alive:
+                left.append(f"server {agent.name} is not back")
+        left += [f"{name} is not answered" for name in self.users.waiting]
+        return left
+
+    def run_until_quiet(self) -> None:
+        """Let time pass until all is done. Raises Violation if that takes too long."""
+        until = self.timeline.now + QUIET_S
+        while left := self.left_to_do():
+            if self.timeline.now >= until:
+                raise Violation("everything ends once the weather has cleared", "; ".join(left[:6]))
+            self.run(LOOK_EVERY_S)

@@ -1,0 +1,127 @@
+"""The controller's process: its turn, its store, its sockets. The machine is the product's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from elasticd.controller.cluster import Settings
+from elasticd.controller.events import AgentMessage, ClientRequest, Event, ReplyClient, SendAgent, Warn
+from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.scheduling.scheduler import Scheduler
+from elasticd.controller.store import StoreUnavailable
+from elasticd.controller.turn import Turn
+from elasticd.protocol.messages import (
+    Envelope,
+    Order,
+    StartWorker,
+    StopWorker,
+    ToAgentFromController,
+    ToControllerFromAgent,
+)
+from elasticd.protocol.model import ServerId
+
+from .disk import Crashed, Disk
+from .plan import Moment
+from .process import Process
+
+if TYPE_CHECKING:
+    from .cluster import World
+
+RESTART_S = 3.0  # after a crash, as systemd has it
+
+_MOMENTS: dict[type, Moment] = {StartWorker: Moment.START, Order: Moment.ORDER, StopWorker: Moment.STOP}
+
+
+class Controller(Process):
+    """One controller, started again by whoever supervises it."""
+
+    def __init__(self, world: World, disk: Disk, scheduler: Scheduler) -> None:
+        super().__init__(world, "controller", "controller")
+        self._world = world
+        self._disk = disk
+        self._scheduler = scheduler
+        self._turn: Turn
+        self._made = 0  # machines, by this process
+        self._told = 0  # events of the cluster's history that the story has
+
+    @property
+    def machine(self) -> ControllerMachine:
+        return self._turn.machine
+
+    def boot(self) -> None:
+        """Start, unless it runs."""
+        if self.alive:
+            return
+        self.born()
+        self._world.story.say(f"controller starts, for the {self.life}. time")
+        try:
+            self._made = 0
+            self._turn = Turn(self._disk, self._make, self.now)
+        except StoreUnavailable as error:
+            self._world.story.say(f"controller cannot start: {error}")
+            self.die()
+            self._world.after(RESTART_S, self.boot)
+            return
+        self._told = self.machine.cluster.next_event
+        self.turn()
+        self.arm()
+
+    def _make(self, now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
+        self._made += 1
+        settings = Settings(cluster="world", incarnation=f"c{self.life}.{self._made}", version="0", pid=self.life)
+        chance = random.Random(f"{self._world.seed}/{settings.incarnation}")
+        return ControllerMachine(settings, self._scheduler, chance, now, records)
+
+    def deadline(self) -> float | None:
+        return self._turn.next_deadline()
+
+    def turn(self) -> None:
+        try:
+            outbox = self._turn.finish(self.now)
+        except Crashed:
+            self._crash()
+            return
+        for action in outbox:
+            match action:
+                case SendAgent(peer, message):
+                    self._send(peer, message)
+                case ReplyClient(client, reply):
+                    self._world.users.answered(client, reply)
+                case Warn(text):
+                    self._world.story.say(f"controller warns: {text}")
+        self._look()
+
+    def _crash(self) -> None:
+        self._world.story.say("controller dies at a commit")
+        self.die()
+        self._world.after(RESTART_S, self.boot)
+
+    def _send(self, peer: ServerId, message: ToAgentFromController) -> None:
+        self._world.to_agent(peer, message)
+        moment = _MOMENTS.get(type(message))
+        if moment is not None:
+            self._world.moment(moment)
+
+    def _look(self) -> None:
+        """Tell the story what the controller has told."""
+        cluster = self.machine.cluster
+        if not self._world.story.on:
+            return
+        self._told = min(self._told, cluster.next_event)
+        fresh = cluster.next_event - self._told
+        for event in list(cluster.events)[-fresh:] if fresh else ():
+            self._world.story.say(f"{event.job or 'cluster'} {event.kind}: {event.text}")
+        self._told = cluster.next_event
+
+    # -- input
+
+    def from_agent(self, peer: ServerId, message: ToControllerFromAgent) -> None:
+        self._feed(AgentMessage(peer, message))
+
+    def from_client(self, client: bytes, envelope: Envelope) -> None:
+        self._feed(ClientRequest(client, envelope))
+
+    def _feed(self, event: Event) -> None:
+        self._turn.take(self.now, event)

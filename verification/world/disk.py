@@ -1,0 +1,97 @@
+"""The controller's store in memory, and what can happen to it. The same promises as `controller.store`."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+
+from elasticd.controller.store import Delete, If, Listing, Put, Record, StoreUnavailable
+
+from .timeline import Timeline
+
+BACKUP_EVERY_S = 45.0
+
+
+class Trouble(enum.Enum):
+    """What the disk answers at present."""
+
+    NONE = ""
+    FULL = "database or disk is full"
+    LOCKED = "database is locked"
+
+
+class Crashed(Exception):
+    """The controller is to die at this commit."""
+
+
+class Disk:
+    """What survives the controller."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._records: dict[str, Record] = {}
+        self._revision = 0
+        self._backup: tuple[float, dict[str, Record]] = (0.0, {})
+        self.trouble = Trouble.NONE
+        self.crash_next: bool | None = None  # the controller dies at its next commit: True: after it, False: before
+        self.on_commit: Callable[[Sequence[Put | Delete]], None] = lambda writes: None
+
+    # -- the store's interface
+
+    def get(self, key: str) -> Record | None:
+        self._refuse_if_locked()
+        return self._records.get(key)
+
+    def list(self, prefix: str) -> Listing:
+        self._refuse_if_locked()
+        found = tuple(self._records[key] for key in sorted(self._records) if key.startswith(prefix))
+        return Listing(found, self._revision)
+
+    def commit(self, conditions: Sequence[If], writes: Sequence[Put | Delete]) -> int | None:
+        for condition in conditions:
+            known = self._records.get(condition.key)
+            if (known.mod_revision if known is not None else 0) != condition.mod_revision:
+                return None
+        if self.trouble is not Trouble.NONE:
+            raise unavailable(self.trouble)
+        crash, self.crash_next = self.crash_next, None
+        if crash is False:
+            raise Crashed
+        self._revision += 1
+        for write in writes:
+            if isinstance(write, Put):
+                self._records[write.key] = Record(write.key, write.value, self._revision)
+            else:
+                self._records.pop(write.key, None)
+        self.on_commit(writes)
+        if crash:
+            raise Crashed
+        if self._timeline.now - self._backup[0] >= BACKUP_EVERY_S:
+            self._backup = (self._timeline.now, dict(self._records))
+        return self._revision
+
+    def probe(self, size: int) -> None:
+        if self.trouble is not Trouble.NONE:
+            raise unavailable(self.trouble)
+
+    def close(self) -> None:
+        pass
+
+    # -- what happens to it
+
+    def lose(self) -> None:
+        """A new disk, with nothing on it."""
+        self._records, self._backup = {}, (self._timeline.now, {})
+
+    def restore(self) -> None:
+        """The last backup."""
+        self._records = dict(self._backup[1])
+
+    def _refuse_if_locked(self) -> None:
+        if self.trouble is Trouble.LOCKED:
+            raise unavailable(self.trouble)
+
+
+def unavailable(trouble: Trouble) -> StoreUnavailable:
+    """What a store in trouble raises."""
+    return StoreUnavailable(trouble.value)

@@ -1,0 +1,135 @@
+"""What each fault does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .disk import Trouble
+from .plan import Fault, Kind
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .cluster import World
+    from .worker import Worker
+
+SLOWER = 8.0
+
+
+def strike(world: World, number: int, fault: Fault) -> None:
+    """Let a fault happen now. `number`: among the faults of its plan."""
+    kind, for_s = fault.kind, fault.for_s
+    agent = world.agents[fault.who % len(world.agents)]
+    workers = world.workers()
+    worker = workers[fault.who % len(workers)] if workers else None
+    if world.story.on:
+        hit = worker.name if worker is not None and "worker" in kind.value else agent.name
+        world.story.say(f"* {kind.value} [{hit}]" + (f" for {for_s:.1f} s" if for_s else ""))
+    if kind in _CONTROLLER:
+        _strike_controller(world, fault)
+    elif kind in (Kind.KILL_WORKER, Kind.STOP_WORKER, Kind.HANG_WORKER):
+        if worker is not None:
+            _strike_worker(world, worker, fault)
+    elif kind is Kind.SCALE:
+        world.users.scale(number, fault.who)
+    elif kind is Kind.CANCEL:
+        world.users.cancel(number, fault.who)
+    elif kind is Kind.SET_POLICY:
+        world.users.set_policy(number, fault.who)
+    else:
+        _strike_server(world, agent, fault)
+
+
+_CONTROLLER = (
+    Kind.KILL_CONTROLLER,
+    Kind.CRASH_BEFORE_COMMIT,
+    Kind.CRASH_AFTER_COMMIT,
+    Kind.STOP_CONTROLLER,
+    Kind.JUMP_CLOCK,
+    Kind.FILL_STORE,
+    Kind.LOCK_STORE,
+    Kind.LOSE_STORE,
+    Kind.RESTORE_STORE,
+)
+
+
+def _strike_controller(world: World, fault: Fault) -> None:
+    controller, disk, for_s = world.controller, world.disk, fault.for_s
+    match fault.kind:
+        case Kind.KILL_CONTROLLER:
+            controller.die()
+            world.after(for_s, controller.boot)
+        case Kind.CRASH_BEFORE_COMMIT | Kind.CRASH_AFTER_COMMIT:
+            disk.crash_next = fault.kind is Kind.CRASH_AFTER_COMMIT
+        case Kind.STOP_CONTROLLER:
+            controller.stop()
+            world.after(for_s, controller.go_on, controller.life)
+        case Kind.JUMP_CLOCK:
+            controller.clock_ahead_s += for_s if fault.who % 2 else -for_s
+            controller.rearm()
+        case Kind.FILL_STORE | Kind.LOCK_STORE:
+            disk.trouble = Trouble.FULL if fault.kind is Kind.FILL_STORE else Trouble.LOCKED
+            world.after(for_s, world.mend_store)
+        case _:
+            controller.die()
+            if fault.kind is Kind.LOSE_STORE:
+                disk.lose()
+            else:
+                disk.restore()
+            world.oracle.store_changed()
+            world.after(for_s, controller.boot)
+            world.operator_is_called()
+
+
+def _strike_worker(world: World, worker: Worker, fault: Fault) -> None:
+    world.oracle.disturbed(worker.job)
+    match fault.kind:
+        case Kind.KILL_WORKER:
+            worker.killed("killed by SIGKILL")
+        case Kind.STOP_WORKER:
+            worker.stop()
+            world.after(fault.for_s, worker.go_on, worker.life)
+        case _:
+            worker.hang()
+
+
+def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
+    for_s = fault.for_s
+    if fault.kind is not Kind.KILL_AGENT:
+        for worker in agent.workers.values():
+            world.oracle.disturbed(worker.job)
+    match fault.kind:
+        case Kind.KILL_AGENT:
+            agent.die()
+            world.after(for_s, agent.boot)
+        case Kind.STOP_AGENT:
+            agent.stop()
+            world.after(for_s, agent.go_on, agent.life)
+        case Kind.LOSE_SERVER:
+            agent.power_off()
+            world.after(for_s, agent.power_on)
+        case Kind.FILL_SERVER:
+            agent.disk_full = True
+            world.after(for_s, agent.empty_disk)
+        case Kind.BLACK_HOLE:
+            agent.black_hole = True
+            world.after(for_s, agent.close_black_hole)
+        case Kind.SLOW_SERVER:
+            agent.slow_down(SLOWER)
+            world.after(for_s, agent.slow_down, 1.0)
+        case Kind.TWIN_AGENT:
+            world.start_twin(agent, for_s)
+        case _:
+            _cut(world, agent, fault)
+
+
+def _cut(world: World, agent: Agent, fault: Fault) -> None:
+    others = ["controller"]
+    if fault.who % 2:
+        others += [other.host for other in world.agents if other is not agent]
+    for other in others:
+        if fault.kind is not Kind.CUT_OUT:
+            world.network.cut(other, agent.host)
+            world.after(fault.for_s, world.network.heal, other, agent.host)
+        if fault.kind is not Kind.CUT_IN:
+            world.network.cut(agent.host, other)
+            world.after(fault.for_s, world.network.heal, agent.host, other)

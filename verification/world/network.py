@@ -1,0 +1,99 @@
+"""The network between processes: one directed link for each pair, with its own stream of chance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from .plan import Contract, Weather
+from .process import PEER_TIMEOUT_S, Process
+from .timeline import Timeline
+
+LATEST_S = 3.0  # a late message is late by at most so much
+STALE_S = 60.0  # what the hostile network still delivers to the successor of a process that has died
+
+
+class _Link:
+    """From one process to another."""
+
+    def __init__(self, seed: int, source: str, target: str) -> None:
+        self.chance = random.Random(f"{seed}/link/{source}/{target}").random
+        self.last = 0.0  # when the last message arrives
+
+
+class Network:
+    """Delivers calls to processes. Hosts can be cut from each other, one way or both ways."""
+
+    def __init__(self, timeline: Timeline, seed: int, weather: Weather) -> None:
+        self._timeline = timeline
+        self._seed = seed
+        self.weather = weather
+        self._links: dict[tuple[str, str], _Link] = {}
+        self._cuts: dict[tuple[str, str], float] = {}  # (from host, to host): since when
+        self._held: list[tuple[str, str, Process, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def connected(self, one: str, other: str) -> bool:
+        """Do connections between two hosts stand? They break when either way has been cut for long."""
+        if not self._cuts:
+            return True
+        since = min(self._cuts.get((one, other), float("inf")), self._cuts.get((other, one), float("inf")))
+        return self._timeline.now - since < PEER_TIMEOUT_S
+
+    def cut_among(self, hosts: frozenset[str]) -> bool:
+        """Is any way between two of these hosts cut?"""
+        return any(source in hosts and target in hosts for source, target in self._cuts)
+
+    def send(self, source: Process, target: Process, call: Callable[..., None], *arguments: Any) -> None:
+        """Call `call(*arguments)` in `target`, a method of it, if and when the network lets it."""
+        if not target.alive:
+            return
+        link = self._links.get((source.name, target.name))
+        if link is None:
+            link = self._links[source.name, target.name] = _Link(self._seed, source.name, target.name)
+        now, life = self._timeline.now, target.life
+        if source.host == target.host:
+            link.last = max(now + 0.0001, link.last + 1e-6)
+            self._timeline.at(link.last, link.chance(), target.arrive, life, call, *arguments)
+            return
+        delay, lost, late, copied, tie = link.chance(), link.chance(), link.chance(), link.chance(), link.chance()
+        if self._cuts:
+            if not self.connected(source.host, target.host):
+                return
+            if (source.host, target.host) in self._cuts:
+                self._held.append((source.host, target.host, target, life, call, arguments))
+                return
+        weather = self.weather
+        if lost < weather.loss:
+            return
+        delay = 0.0003 + 0.001 * delay
+        if late < weather.late:
+            delay += LATEST_S * (late / weather.late) ** 2
+        when = now + delay
+        if weather.contract is Contract.TCP:
+            when = link.last = max(when, link.last + 1e-6)
+        self._timeline.at(when, tie, target.arrive, life, call, *arguments)
+        if copied < weather.copies:
+            again = now + LATEST_S * (copied / weather.copies) ** 2
+            self._timeline.at(again, tie, target.arrive, life, call, *arguments)
+
+    def cut(self, source: str, target: str) -> None:
+        """Nothing comes through from one host to another from now on."""
+        self._cuts.setdefault((source, target), self._timeline.now)
+
+    def heal(self, source: str, target: str) -> None:
+        """The way is free again. What was on it arrives, unless the connection has broken meanwhile."""
+        since = self._cuts.pop((source, target), None)
+        if since is None:
+            return
+        held, self._held = self._held, []
+        for entry in held:
+            if entry[:2] != (source, target):
+                self._held.append(entry)
+            elif self._timeline.now - since < PEER_TIMEOUT_S:
+                _, _, process, life, call, arguments = entry
+                self._timeline.at(self._timeline.now + 0.001, 0.5, process.arrive, life, call, *arguments)
+
+    def heal_all(self) -> None:
+        for source, target in list(self._cuts):
+            self.heal(source, target)

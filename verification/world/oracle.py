@@ -1,0 +1,272 @@
+"""The invariants. The oracle is told of each event; it knows everything, and tells nobody but by raising `Violation`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from elasticd.controller.jobs import JobRecord, WorkerState
+from elasticd.controller.store import Delete, Put
+from elasticd.protocol.messages import Cancelled, Reply, Submitted
+from elasticd.protocol.model import GpuAddress, JobId, JobPhase, WorkerId
+
+from .plan import Ending, JobPlan
+from .plane import Group, Part
+from .story import Story
+from .timeline import Timeline
+from .violation import Violation
+
+DISTURBED_S = 150.0  # after a fault that hit a job, in which it may have to go back to a checkpoint
+FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.EXITS_UNJOINED, Ending.OUT_OF_MEMORY)
+
+
+@dataclass
+class _Known:
+    """What the oracle knows of one job."""
+
+    plan: JobPlan
+    record: JobRecord | None = None
+    states: dict[int, int] = field(default_factory=lambda: {-1: 0})  # the hash chain: after each step
+    frontier: dict[int, int] = field(default_factory=lambda: {0: -1})  # furthest applied step, by lineage
+    lineage: int = 0  # the newest: a start from a checkpoint begins another one
+    disturbed_at: float = float("-inf")
+    cancelled: bool = False  # a user has asked for it
+    uncertain: bool = False  # the store was lost or restored after it had been submitted
+    repeated: int = 0  # steps done again, in all
+
+
+class Oracle:
+    """Checks what happens against what must be true."""
+
+    def __init__(self, timeline: Timeline, story: Story, plans: Iterable[JobPlan]) -> None:
+        self._timeline = timeline
+        self._story = story
+        self._plans = {plan.spec.name: plan for plan in plans}
+        self._jobs: dict[JobId, _Known] = {}
+        self._requests: dict[str, JobId] = {}
+        self._on_gpu: dict[GpuAddress, list[WorkerId]] = {}
+        self.commits = 0
+
+    def add_plan(self, plan: JobPlan) -> None:
+        """A job that users may submit from now on."""
+        self._plans[plan.spec.name] = plan
+
+    # -- what the world tells
+
+    def job(self, job: JobId) -> _Known:
+        """What is known of a job that has been submitted."""
+        known = self._jobs.get(job)
+        if known is None:
+            known = self._jobs[job] = _Known(self._plans[job.rpartition("-")[0]])
+        return known
+
+    def disturbed(self, job: JobId) -> None:
+        """A fault has hit workers of this job, or what they need."""
+        self.job(job).disturbed_at = self._timeline.now
+
+    def all_disturbed(self) -> None:
+        for known in self._jobs.values():
+            known.disturbed_at = self._timeline.now
+
+    def store_changed(self) -> None:
+        """The store was lost or restored: what was acknowledged since may be forgotten, and only that."""
+        for known in self._jobs.values():
+            known.uncertain, known.record = True, None
+            known.disturbed_at = self._timeline.now
+
+    # -- processes
+
+    def process_started(self, gpu: GpuAddress, worker: WorkerId) -> None:
+        """A worker's process has been started on a GPU."""
+        there = self._on_gpu.setdefault(gpu, [])
+        there.append(worker)
+        if len(there) > 1:
+            raise Violation(
+                "a GPU has one process", f"{worker} is started on {gpu}, where {', '.join(there[:-1])} runs"
+            )
+
+    def process_ended(self, gpu: GpuAddress, worker: WorkerId) -> None:
+        self._on_gpu[gpu].remove(worker)
+
+    # -- training
+
+    def judge(self, group: Group, parts: dict[str, Part]) -> tuple[int, int]:
+        """All members have brought their part of a step: which step is it, and which state comes of it?"""
+        job = JobId(group.roster.leader.rpartition(".")[0])
+        known = self.job(job)
+        name = f"{job}, generation {group.roster.generation}"
+        steps = {part.step for part in parts.values()}
+        states = {part.state for part in parts.values() if part.state is not None}
+        if len(steps) != 1 or len(states) != 1:
+            raise Violation("members agree on the state", f"{name}: {sorted(parts.items())}")
+        (step,), (state,) = steps, states
+        if set(parts) != set(group.roster.workers):
+            raise Violation("a gang trains whole", f"{name}: {sorted(parts)} of {group.roster.workers}")
+        hosted = sorted(virtual for part in parts.values() for virtual in part.hosted)
+        wanted = known.plan.spec.virtual_workers
+        if hosted != list(range(wanted)):
+            raise Violation("a step has each virtual worker once", f"{name}, step {step}: {hosted} of {wanted}")
+        return step, hash((state, step, wanted))
+
+    def applied(self, job: JobId, worker: WorkerId, lineage: int, step: int, state: int) -> None:
+        """A worker has applied a step."""
+        known = self.job(job)
+        if known.states.setdefault(step, state) != state:
+            raise Violation("all apply the same", f"{worker} has other bits after step {step} of {job}")
+        furthest = known.frontier.get(lineage, -1)
+        if step < furthest:
+            raise Violation(
+                "with a survivor at most the step in flight is repeated",
+                f"{worker} applies step {step} of {job}, {furthest} was applied before",
+            )
+        known.frontier[lineage] = max(furthest, step)
+
+    def begins(self, job: JobId, worker: WorkerId, step: int, state: int) -> int:
+        """A first holder begins after `step`, from a checkpoint or (-1) from nothing. Returns its lineage."""
+        known = self.job(job)
+        if known.states.get(step) != state:
+            raise Violation("all apply the same", f"{worker} begins {job} from other bits of step {step}")
+        lost = known.frontier[known.lineage] - step
+        known.lineage += 1
+        known.frontier[known.lineage] = step
+        known.repeated += max(0, lost)
+        if self._story.on:
+            self._story.say(f"{worker} begins after step {step}" + (f": {lost} steps are lost" if lost > 0 else ""))
+        calm_s = self._timeline.now - known.disturbed_at
+        if lost > 0 and calm_s > DISTURBED_S and known.plan.script.ending not in FAILING:
+            raise Violation(
+                "only faults cost steps",
+                f"{worker} begins {job} after step {step} and {lost} steps are lost, {calm_s:.0f} s after the last fault",
+            )
+        return known.lineage
+
+    # -- the controller
+
+    def recorded(self, writes: Sequence[Put | Delete]) -> None:
+        """The controller has made these writes durable."""
+        self.commits += 1
+        changed = False
+        for write in writes:
+            if not write.key.startswith("/jobs/"):
+                continue
+            if isinstance(write, Delete):
+                raise Violation("an acknowledged request is never forgotten", f"{write.key} is deleted")
+            record = msgspec.msgpack.decode(write.value, type=JobRecord)
+            self._check_record(self.job(record.job), record)
+            changed = True
+        if changed:
+            self._check_gpus()
+
+    def _check_record(self, known: _Known, record: JobRecord) -> None:
+        before, known.record = known.record, record
+        job = record.job
+        if before is not None:
+            if before.phase.final and (record.phase, record.reason) != (before.phase, before.reason):
+                raise Violation(
+                    "an ended job stays as it ended", f"{job}: {before.phase.value}, then {record.phase.value}"
+                )
+            if record.generation < before.generation or record.committed < before.committed:
+                raise Violation("generations grow", f"{job}: {before.generation}, then {record.generation}")
+            if record.worker_count < before.worker_count:
+                raise Violation(
+                    "an id is never used again", f"{job}: {before.worker_count} workers, then {record.worker_count}"
+                )
+        if before is None or record.phase is not before.phase:
+            self._check_phase(known, record)
+        share = len(record.target)
+        gpus = record.spec.gpus
+        if (
+            share
+            and share != record.manual_share
+            and not gpus.min <= share <= gpus.max
+            and (before is None or before.target != record.target)
+        ):
+            self._odd_share(known, record)
+
+    def _odd_share(self, known: _Known, record: JobRecord) -> None:
+        if record.manual_share is None:
+            raise Violation(
+                "a roster fits the plan",
+                f"{record.job} is to have {len(record.target)} GPUs, it asks for {record.spec.gpus}",
+            )
+
+    def _check_phase(self, known: _Known, record: JobRecord) -> None:
+        ending = known.plan.script.ending
+        if record.phase is JobPhase.FAILED and ending not in FAILING:
+            raise Violation("only the script's fault fails a job", f"{record.job}: {record.reason}")
+        if record.phase is JobPhase.CANCELLED and not known.cancelled:
+            raise Violation("an ended job stays as it ended", f"{record.job} is cancelled, and nobody has asked for it")
+        if record.phase is JobPhase.FINISHED:
+            last = known.plan.script.steps - 1
+            if last not in known.states:
+                raise Violation("a finished job has trained to its end", f"{record.job}: step {last} was never applied")
+
+    def _check_gpus(self) -> None:
+        taken: dict[GpuAddress, JobId] = {}
+        for job, known in self._jobs.items():
+            record = known.record
+            if record is None:
+                continue
+            for entry in record.workers:
+                if entry.state is WorkerState.ORDERED:
+                    continue
+                other = taken.setdefault(entry.gpu, job)
+                if other != job:
+                    raise Violation(
+                        "a GPU serves one live generation", f"{entry.gpu} is recorded for {other} and {job}"
+                    )
+
+    def answered(self, reply: Reply, stored: bool) -> None:
+        """A client has its answer. `stored`: of a submission, whether the store has the job."""
+        if isinstance(reply.answer, Submitted):
+            job = reply.answer.job
+            before = self._requests.setdefault(reply.id, job)
+            if before != job:
+                raise Violation("a request is answered once", f"{reply.id}: {before}, then {job}")
+            if not stored:
+                raise Violation("record, then act", f"{job} is acknowledged and not in the store")
+        elif isinstance(reply.answer, Cancelled):
+            self.job(reply.answer.job).cancelled = True
+
+    def asked_to_cancel(self, job: JobId) -> None:
+        self.job(job).cancelled = True
+
+    # -- in the end
+
+    def submitted(self) -> dict[str, JobId]:
+        """Requests that were acknowledged, and their jobs."""
+        return dict(self._requests)
+
+    def wrong_end(self, job: JobId, cluster_gpus: int) -> str:
+        """Why this job has not ended as it should; empty if it has."""
+        known = self.job(job)
+        record = known.record
+        if record is None:
+            return "" if known.uncertain else f"{job} is acknowledged and forgotten"
+        if record.spec.gpus.min > cluster_gpus and record.manual_share is None:
+            return (
+                ""
+                if record.phase in (JobPhase.PENDING, JobPhase.CANCELLED)
+                else f"{job} cannot run and is {record.phase.value}"
+            )
+        if not record.phase.final:
+            return f"{job} is {record.phase.value}"
+        if known.cancelled and record.phase is JobPhase.CANCELLED:
+            return ""
+        wanted = JobPhase.FAILED if known.plan.script.ending in FAILING else JobPhase.FINISHED
+        return "" if record.phase is wanted else f"{job} is {record.phase.value}, not {wanted.value}: {record.reason}"
+
+    @property
+    def repeated_steps(self) -> int:
+        """Steps that were done again after a start from a checkpoint, in all jobs."""
+        return sum(known.repeated for known in self._jobs.values())
+
+    def at_end(self) -> None:
+        """What must be true of a whole history."""
+        for job, known in self._jobs.items():
+            if known.record is not None and known.record.phase is JobPhase.FINISHED:
+                last = known.plan.script.steps - 1
+                if known.states.get(last) is None:
+                    raise Violation("a finished job has trained to its end", f"{job}: step {last} was never applied")

@@ -1,0 +1,292 @@
+"""What will happen in a history: jobs, faults and wishes of users, drawn from a seed before anything begins.
+
+The list is kept apart from all other randomness, so that entries can be left out one by one while the rest stays the same.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass, replace
+
+from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
+
+STORM_S = 600.0  # how long the weather lasts
+POLICIES = (
+    "max-min", "fifo", "backfill", "elastic-fifo", "elastic-backfill", "srtf", "srsf", "srtf-e", "srsf-e", "optimus",
+    "tiresias-l", "elastic-tiresias", "themis", "afs-l", "afs-p", "afs-s", "gandiva", "yarn-cs", "elastic",
+)  # fmt: skip
+
+
+class Ending(enum.Enum):
+    """How a script ends, if nothing disturbs it."""
+
+    TRAINS = "trains to its end"
+    RAISES = "raises an exception at a step"
+    EXITS = "exits with code 0 at a step"
+    EXITS_ON_SIGNAL = "trains to its end, and calls sys.exit(0) when it gets SIGTERM"
+    NEVER_JOINS = "runs for ever without calling elastic.join()"
+    EXITS_UNJOINED = "exits with code 0 without calling elastic.join()"
+    OUT_OF_MEMORY = "is killed by the kernel at a step"
+
+
+@dataclass(frozen=True)
+class Script:
+    """Stands for a user's script."""
+
+    steps: int
+    step_s: float  # of a step in which one worker hosts all virtual workers
+    start_s: float  # imports, model, data
+    save_s: float  # for one checkpoint to be written
+    evaluate_every: int = 0  # steps; 0: never
+    evaluate_s: float = 0.0
+    ending: Ending = Ending.TRAINS
+    ends_at: int = 0  # the step at which it raises, exits or runs out of memory
+    registers: bool = False  # values of its own
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A user submits a job."""
+
+    at: float  # seconds after the beginning, as all times here
+    spec: JobSpec
+    script: Script
+
+    def __str__(self) -> str:
+        gpus = self.spec.gpus
+        script = f"{self.script.steps} steps, {self.script.ending.value}"
+        return f"{self.at:8.3f} submit {self.spec.name}: {gpus.min} to {gpus.max} GPUs, {script}"
+
+
+class Moment(enum.Enum):
+    """When a fault strikes, once its time has come."""
+
+    AT_ONCE = ""
+    START = "just after a worker is told to start"
+    ORDER = "just after an order is sent"
+    STOP = "just after a worker is told to stop"
+    SWITCH = "just after a worker has switched to a new generation"
+    END = "just after a job's end is recorded"
+    JOIN = "while a joiner receives the state"
+    SAVE = "while a checkpoint is written"
+    HELLO = "just after an agent has said hello"
+
+
+class Kind(enum.Enum):
+    """What a fault is. `controller`, `agent`, `server`, `worker`, `link` and `user` say what it hits."""
+
+    KILL_CONTROLLER = "kill controller"
+    CRASH_BEFORE_COMMIT = "kill controller before its next commit"
+    CRASH_AFTER_COMMIT = "kill controller after its next commit"
+    STOP_CONTROLLER = "stop controller"
+    JUMP_CLOCK = "jump the controller's clock"
+    FILL_STORE = "fill the controller's disk"
+    LOCK_STORE = "lock the controller's store"
+    LOSE_STORE = "lose the controller's store"
+    RESTORE_STORE = "restore the controller's store from a backup"
+    KILL_AGENT = "kill agent"
+    STOP_AGENT = "stop agent"
+    LOSE_SERVER = "switch server off"
+    FILL_SERVER = "fill the server's disk"
+    BLACK_HOLE = "let every start fail on server"
+    SLOW_SERVER = "slow server down"
+    TWIN_AGENT = "start a second agent under the name of server"
+    KILL_WORKER = "kill worker"
+    STOP_WORKER = "stop worker"
+    HANG_WORKER = "hang the training thread of worker"
+    CUT_IN = "cut what server hears"
+    CUT_OUT = "cut what server says"
+    CUT_BOTH = "cut server off"
+    SCALE = "scale a job"
+    CANCEL = "cancel a job"
+    SET_POLICY = "set policy"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """How often a kind of fault is drawn, and how long it lasts."""
+
+    weight: float
+    shortest_s: float = 0.0
+    longest_s: float = 0.0
+
+
+DRAWN: dict[Kind, Drawn] = {
+    Kind.KILL_CONTROLLER: Drawn(3, 0.1, 20),
+    Kind.CRASH_BEFORE_COMMIT: Drawn(1.5, 0.1, 5),
+    Kind.CRASH_AFTER_COMMIT: Drawn(1.5, 0.1, 5),
+    Kind.STOP_CONTROLLER: Drawn(2, 0.5, 25),
+    Kind.JUMP_CLOCK: Drawn(1, 1, 7200),
+    Kind.FILL_STORE: Drawn(0.7, 1, 30),
+    Kind.LOCK_STORE: Drawn(0.7, 0.5, 15),
+    Kind.LOSE_STORE: Drawn(0.15, 0.5, 5),
+    Kind.RESTORE_STORE: Drawn(0.3, 0.5, 5),
+    Kind.KILL_AGENT: Drawn(3, 0.1, 15),
+    Kind.STOP_AGENT: Drawn(2, 1, 15),
+    Kind.LOSE_SERVER: Drawn(2, 1, 60),
+    Kind.FILL_SERVER: Drawn(1, 5, 60),
+    Kind.BLACK_HOLE: Drawn(1, 5, 60),
+    Kind.SLOW_SERVER: Drawn(1, 10, 60),
+    Kind.TWIN_AGENT: Drawn(0.5, 5, 60),
+    Kind.KILL_WORKER: Drawn(5),
+    Kind.STOP_WORKER: Drawn(3, 0.5, 25),
+    Kind.HANG_WORKER: Drawn(1),
+    Kind.CUT_IN: Drawn(1, 0.5, 20),
+    Kind.CUT_OUT: Drawn(1, 0.5, 20),
+    Kind.CUT_BOTH: Drawn(2, 0.5, 20),
+    Kind.SCALE: Drawn(4),
+    Kind.CANCEL: Drawn(0.5),
+    Kind.SET_POLICY: Drawn(0.7),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault, or one wish of a user."""
+
+    at: float
+    kind: Kind
+    who: int  # which of those that it can hit; which share or policy
+    for_s: float
+    moment: Moment = Moment.AT_ONCE
+
+    def __str__(self) -> str:
+        lasting = f" for {self.for_s:.1f} s" if self.for_s else ""
+        when = f", {self.moment.value}" if self.moment.value else ""
+        return f"{self.at:8.3f} {self.kind.value} ({self.who}){lasting}{when}"
+
+
+class Contract(enum.Enum):
+    """What the network between servers promises."""
+
+    TCP = "tcp"  # between two live processes order is kept, and nothing is lost but by a cut or a death
+    HOSTILE = "hostile"  # anything may be lost, late, doubled, out of order
+
+
+@dataclass(frozen=True)
+class Weather:
+    """Rates of what goes wrong."""
+
+    contract: Contract = Contract.TCP
+    loss: float = 0.0  # per message
+    late: float = 0.0
+    copies: float = 0.0
+    faults: int = 0
+    without: frozenset[Kind] = frozenset()
+
+
+WEATHERS: dict[str, Weather] = {
+    "calm": Weather(),
+    "tcp": Weather(faults=30),
+    "hostile": Weather(Contract.HOSTILE, loss=0.02, late=0.02, copies=0.02, faults=30),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A history before it has happened."""
+
+    seed: int
+    weather: Weather = WEATHERS["calm"]
+    servers: int = 3
+    gpus: int = 4
+    policy: str = "max-min"
+    jobs: tuple[JobPlan, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    storm_s: float = STORM_S
+
+    @property
+    def entries(self) -> tuple[JobPlan | Fault, ...]:
+        """What can be left out, in a stated order: jobs, then faults."""
+        return (*self.jobs, *self.faults)
+
+    def keep(self, kept: frozenset[int]) -> Plan:
+        """The plan with these of its entries only."""
+        jobs = tuple(job for i, job in enumerate(self.jobs) if i in kept)
+        faults = tuple(fault for i, fault in enumerate(self.faults, len(self.jobs)) if i in kept)
+        return replace(self, jobs=jobs, faults=faults)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large histories are."""
+
+    servers: int = 3
+    gpus: int = 4
+    jobs: int = 5
+    storm_s: float = STORM_S
+    policy: str = ""  # empty: drawn
+    absurd: bool = True  # valid but absurd jobs among the others
+
+
+def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
+    """The plan of `seed`."""
+    chance = random.Random(f"{seed}/plan")
+    policy = chance.choice(POLICIES)
+    jobs = tuple(_job(random.Random(f"{seed}/job/{i}"), f"job{chr(97 + i)}", shape) for i in range(shape.jobs))
+    faults = tuple(
+        sorted(
+            (_fault(random.Random(f"{seed}/fault/{i}"), weather, shape) for i in range(weather.faults)),
+            key=lambda fault: fault.at,
+        )
+    )
+    return Plan(seed, weather, shape.servers, shape.gpus, shape.policy or policy, jobs, faults, shape.storm_s)
+
+
+def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
+    low = chance.choice((1, 1, 2, 4))
+    high = max(low, chance.choice((2, 4, 8)))
+    virtual = 8
+    step_s = chance.choice((0.5, 1.0, 2.0, 4.0))
+    start_s, save_s = chance.uniform(1, 8), chance.uniform(0.1, 3.0)
+    steps = int(chance.uniform(100, 500) / step_s)
+    ending = chance.choices(list(Ending), (12, 1, 0.5, 1, 0.5, 0.5, 0.7))[0]
+    ends_at, registers = chance.randrange(1, steps), chance.random() < 0.4
+    every_s = chance.choice((10.0, 30.0, 120.0))
+    evaluates = chance.random() < 0.3
+    evaluate_every, evaluate_s = chance.randrange(10, 60), chance.choice((1.0, 8.0, 20.0))
+    at = round(1 + chance.uniform(0, 120), 3)
+    absurd, which = chance.random() < 0.12, chance.randrange(4)
+    throughput: dict[int, float] = {}
+    if absurd and shape.absurd:
+        if which == 0:
+            low, high, virtual = 4096, 4096, 4096
+        elif which == 1:
+            low, high = shape.servers * shape.gpus + 1, shape.servers * shape.gpus + 1
+            virtual = high
+        elif which == 2:
+            throughput = {1: 1e-300, 2: 1e15}
+        else:
+            high, virtual = 4096, 4096
+    spec = JobSpec(
+        name=name,
+        command=("python", "train.py"),
+        gpus=GpuRange(min=low, max=high),
+        virtual_workers=virtual,
+        workdir="/home/user",
+        checkpoint=CheckpointSpec(every_s=every_s),
+        throughput=throughput,
+        max_steps=steps,
+    )
+    script = Script(
+        steps=steps,
+        step_s=step_s,
+        start_s=start_s,
+        save_s=save_s,
+        evaluate_every=evaluate_every if evaluates else 0,
+        evaluate_s=evaluate_s if evaluates else 0.0,
+        ending=ending,
+        ends_at=ends_at,
+        registers=registers,
+    )
+    return JobPlan(at, spec, script)
+
+
+def _fault(chance: random.Random, weather: Weather, shape: Shape) -> Fault:
+    kinds = [kind for kind in DRAWN if kind not in weather.without]
+    (kind,) = chance.choices(kinds, [DRAWN[kind].weight for kind in kinds])
+    at = round(chance.uniform(5, shape.storm_s), 3)
+    moment = chance.choice(list(Moment)) if chance.random() < 0.4 else Moment.AT_ONCE
+    lasts = round(chance.uniform(DRAWN[kind].shortest_s, DRAWN[kind].longest_s), 1)
+    return Fault(at, kind, chance.randrange(1000), lasts, moment)

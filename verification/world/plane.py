@@ -1,0 +1,350 @@
+"""Stands for NCCL and Gloo: communicators are built by their members, and each step is a meeting of all of them.
+
+A meeting completes for all, or for some, or hangs: a member that dies resets its connections, which the others may notice before
+or after the step's result has reached them; a server that vanishes resets nothing.
+
+The state travels from its source to each joiner while the others compute: first a header, then all the rest, if the source (and
+whoever relays) lives so long.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from elasticd.protocol.model import JobId, Roster
+from elasticd.worker.topology import Transfer
+
+from .network import Network
+from .process import Process, State
+from .timeline import Timeline
+
+BUILD_S = 0.02
+EXCHANGE_S = 0.01
+HEADER_S = 0.02  # for the first bytes of the state
+TRANSFER_S = 0.4  # for the rest of it
+LOOK_AGAIN_S = 0.25  # TCP waits for a peer that is stopped or cut off
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a member brings to a step."""
+
+    step: int
+    word: int  # the control word
+    hosted: tuple[int, ...]  # virtual workers whose gradients it has computed
+    state: int | None  # before the step; None: a joiner, who does not have it yet
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A state on its way to joiners."""
+
+    applied: int
+    state: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a step brings to each member."""
+
+    step: int
+    state: int
+    word: int
+
+
+class Member(Protocol):
+    """A worker, as the plane knows it."""
+
+    name: str
+    host: str
+    job: JobId
+    lineage: int
+
+    @property
+    def process(self) -> Process: ...
+
+    def built(self, generation: int, attempt: int, group: Group | None, reason: str) -> None:
+        """A communicator stands, or could not be built."""
+
+    def state_begins(self, group: Group, carried: Carried) -> None:
+        """The header of the state has come."""
+
+    def state_came(self, group: Group, carried: Carried) -> None:
+        """All of it is there."""
+
+    def state_sent(self, group: Group) -> None:
+        """All that this member had to send has arrived."""
+
+    def values_came(self, group: Group, carried: Carried) -> None:
+        """The source's registered values are there."""
+
+    def step_completed(self, group: Group, index: int, result: Result) -> None:
+        """The step's sums are there."""
+
+    def failed(self, group: Group, reason: str) -> None:
+        """The communicator is of no use any more."""
+
+
+Judge = Callable[["Group", dict[str, Part]], tuple[int, int]]
+
+
+@dataclass
+class _Joining:
+    """How far the state has come on its way to one joiner."""
+
+    source: str  # who holds the state, at the beginning of the way
+    relays: tuple[str, ...]
+    carried: Carried | None = None  # the source sends this
+    waits: bool = False  # the joiner waits for the header
+    told: bool = False  # the joiner has the header
+    came: bool = False
+    values: Carried | None = None  # the source has handed its registered values over
+    wants_values: bool = False
+
+
+class Group:
+    """The communicator of one attempt at one generation."""
+
+    def __init__(self, plane: Plane, roster: Roster, attempt: int, members: dict[str, Member]) -> None:
+        self.roster, self.attempt, self.members = roster, attempt, members
+        self.hosts = frozenset(member.host for member in members.values())
+        self.lineage = 0  # of the state of those that hold it
+        self._plane = plane
+        self._parts: dict[int, dict[str, Part]] = {}
+        self._sums: dict[int, Result] = {}
+        self._reset = False  # a member's connections were reset
+        self._gone: set[str] = set()  # members that have given it up, or have gone on to another
+        self._joining: dict[str, _Joining] = {}
+        names = "/".join(members)
+        self._chance = random.Random(f"{plane.seed}/group/{roster.generation}/{attempt}/{names}").random
+
+    # -- the beginning and the end
+
+    def plan(self, transfers: tuple[Transfer, ...]) -> None:
+        """Who sends the state to whom; all members say the same."""
+        if self._joining or not transfers:
+            return
+        names = self.roster.workers
+        came_from = {names[t.target_rank]: names[t.source_rank] for t in transfers}
+        for target in came_from:
+            relays, source = [], came_from[target]
+            while source in came_from:
+                relays.append(source)
+                source = came_from[source]
+            self._joining[target] = _Joining(source, tuple(relays))
+
+    def leave(self, member: Member) -> None:
+        """This member has gone on to another communicator, or given this one up."""
+        self._gone.add(member.name)
+
+    def lost(self, dead: Member) -> None:
+        """A member's process has died on a server that lives: its connections are reset."""
+        self._reset = True
+        self._gone.add(dead.name)
+        for member in self._others(dead.name):
+            if self._chance() < 0.8:
+                member.process.later(0.001 + 0.03 * self._chance(), member.failed, self, "connection reset by peer")
+
+    def _others(self, name: str) -> list[Member]:
+        found = [member for member in self.members.values() if member.name != name]
+        return [member for member in found if member.process.alive and member.name not in self._gone]
+
+    # -- steps
+
+    def offer(self, member: Member, index: int, part: Part) -> None:
+        """A member has computed its part of the step with this number in the group."""
+        parts = self._parts.setdefault(index, {})
+        parts[member.name] = part
+        self._parts.pop(index - 3, None)
+        self._sums.pop(index - 3, None)
+        if self._reset and self._chance() < 0.8:
+            member.process.later(0.002, member.failed, self, "connection reset by peer")
+        if len(parts) == len(self.members):
+            self._later(EXCHANGE_S, self._meet, index)
+
+    def _later(self, delay_s: float, call: Callable[..., None], *arguments: object) -> None:
+        timeline = self._plane.timeline
+        timeline.at(timeline.now + delay_s, self._chance(), call, *arguments)
+
+    @property
+    def _waits(self) -> bool:
+        """Is a member stopped, or cut off from another?"""
+        stopped = any(member.process.state is State.STOPPED for member in self.members.values())
+        return stopped or self._plane.network.cut_among(self.hosts)
+
+    def _meet(self, index: int) -> None:
+        parts = self._parts.get(index)
+        if parts is None or any(not member.process.alive for member in self.members.values()):
+            return
+        if self._waits:
+            self._later(LOOK_AGAIN_S, self._meet, index)
+            return
+        if self._gone and self._chance() < 0.5:
+            return  # somebody has given up; what it had sent may still complete the step for the others
+        step, state = self._plane.judge(self, parts)
+        self._sums[index] = Result(step, state, max(part.word for part in parts.values()))
+        for member in self.members.values():
+            if member.name not in self._gone and not self._must_wait(member.name):
+                self._deliver(member, index)
+
+    def _must_wait(self, name: str) -> bool:
+        """Must a member that has the sums still wait for the state, as its target or its source?"""
+        joining = self._joining.get(name)
+        mine = joining is not None and not joining.came
+        return mine or any(other.source == name and not other.came for other in self._joining.values())
+
+    def _deliver(self, member: Member, index: int) -> None:
+        result = self._sums[index]
+        member.process.later(0.05 * self._chance() ** 4, member.step_completed, self, index, result)
+
+    # -- the state
+
+    def send_state(self, source: Member, carried: Carried) -> None:
+        """A holder begins to send the state to its joiners."""
+        for name, joining in self._joining.items():
+            if joining.source == source.name and joining.carried is None:
+                joining.carried = carried
+                self._announce(name, joining)
+
+    def receive_state(self, target: Member) -> None:
+        """A joiner waits for the header of the state."""
+        joining = self._joining[target.name]
+        joining.waits = True
+        self._announce(target.name, joining)
+
+    def _announce(self, name: str, joining: _Joining) -> None:
+        if joining.waits and joining.carried is not None and not joining.told:
+            self._later(HEADER_S * (1 + len(joining.relays)), self._begin, name)
+
+    def _begin(self, name: str) -> None:
+        joining = self._joining[name]
+        if not self._passes(joining) or joining.told:
+            return
+        if self._waits:
+            self._later(LOOK_AGAIN_S, self._begin, name)
+            return
+        assert joining.carried is not None
+        joining.told = True
+        target = self.members[name]
+        target.process.later(0.001, target.state_begins, self, joining.carried)
+        self._later(TRANSFER_S * (1 + len(joining.relays)) * (0.5 + self._chance()), self._come, name)
+
+    def _passes(self, joining: _Joining) -> bool:
+        """Do all live who have a part in this transfer?"""
+        return all(
+            self.members[name].process.alive and name not in self._gone for name in (joining.source, *joining.relays)
+        )
+
+    def _come(self, name: str) -> None:
+        joining = self._joining[name]
+        if joining.came or not self._passes(joining):
+            return
+        if self._waits:
+            self._later(LOOK_AGAIN_S, self._come, name)
+            return
+        assert joining.carried is not None
+        joining.came = True
+        target, source = self.members[name], self.members[joining.source]
+        target.process.later(0.0, target.state_came, self, joining.carried)
+        if not self._must_wait(joining.source):
+            source.process.later(0.001, source.state_sent, self)
+        for member in (target, source):
+            for index in self._sums:
+                if member.name in self._parts.get(index, {}) and not self._must_wait(member.name):
+                    self._deliver(member, index)
+
+    def everything_sent(self, source: Member) -> bool:
+        """Has all of the state arrived that this member had to send?"""
+        return not any(joining.source == source.name and not joining.came for joining in self._joining.values())
+
+    # -- registered values
+
+    def exchange(self, member: Member, carried: Carried) -> bool:
+        """A member comes to the exchange of registered values. True: it need not wait for anybody."""
+        mine = self._joining.get(member.name)
+        for name, joining in self._joining.items():
+            if joining.source == member.name:
+                joining.values = carried
+                self._hand_over(name, joining)
+        if mine is None:
+            return True
+        mine.wants_values = True
+        self._hand_over(member.name, mine)
+        return False
+
+    def _hand_over(self, name: str, joining: _Joining) -> None:
+        if joining.values is not None and joining.wants_values:
+            target = self.members[name]
+            target.process.later(0.005, target.values_came, self, joining.values)
+
+
+class Plane:
+    """All communicators of the cluster, and those that are being built."""
+
+    def __init__(self, timeline: Timeline, network: Network, seed: int, judge: Judge) -> None:
+        """`judge`: looks at the parts of a step, and says which step it is and which state comes of it."""
+        self.timeline, self.network, self.seed, self.judge = timeline, network, seed, judge
+        self._meetings: dict[tuple[JobId, int, int, str], _Meeting] = {}
+        self._groups: dict[str, list[Group]] = {}
+
+    def build(self, member: Member, roster: Roster, attempt: int) -> None:
+        """A member comes to the meeting that builds a communicator."""
+        key = (member.job, roster.generation, attempt, roster.leader)
+        meeting = self._meetings.setdefault(key, _Meeting(roster))
+        meeting.members[member.name] = member
+        if set(meeting.members) == set(roster.workers):
+            self.timeline.at(self.timeline.now + BUILD_S, member.process.chance.random(), self._meet, key)
+
+    def _meet(self, key: tuple[JobId, int, int, str]) -> None:
+        meeting = self._meetings.get(key)
+        if meeting is None or set(meeting.members) != set(meeting.roster.workers):
+            return
+        members = {str(worker): meeting.members[worker] for worker in meeting.roster.workers}
+        hosts = frozenset(member.host for member in members.values())
+        if any(not member.process.alive for member in members.values()) or self.network.cut_among(hosts):
+            return  # who waits there gives up after a while
+        del self._meetings[key]
+        group = Group(self, meeting.roster, key[2], members)
+        for member in members.values():
+            self._groups[member.name] = [*self._groups.get(member.name, ())[-3:], group]
+            member.process.later(0.02 * member.process.chance.random(), member.built, key[1], key[2], group, "")
+
+    def drop(self, member: Member, generation: int, attempt: int) -> None:
+        """A member does not come to this meeting any more."""
+        for key in [key for key in self._meetings if key[:3] == (member.job, generation, attempt)]:
+            meeting = self._meetings[key]
+            meeting.members.pop(member.name, None)
+            if not meeting.members:
+                del self._meetings[key]
+
+    def close(self, leader: Member, generation: int, attempt: int) -> None:
+        """The meeting is over: whoever waits there is told."""
+        meeting = self._meetings.pop((leader.job, generation, attempt, leader.name), None)
+        for member in meeting.members.values() if meeting is not None else ():
+            member.process.later(0.002, member.built, generation, attempt, None, "cancelled")
+
+    def died(self, member: Member) -> None:
+        """A member's process has died, and its server lives."""
+        self.vanished(member)
+        for group in self._groups.pop(member.name, ()):
+            group.lost(member)
+
+    def vanished(self, member: Member) -> None:
+        """A member's server is gone: nobody is told."""
+        for key in [key for key, meeting in self._meetings.items() if member.name in meeting.members]:
+            meeting = self._meetings[key]
+            del meeting.members[member.name]
+            if not meeting.members:
+                del self._meetings[key]
+
+
+@dataclass
+class _Meeting:
+    """Members that are building a communicator."""
+
+    roster: Roster
+    members: dict[str, Member] = field(default_factory=dict)

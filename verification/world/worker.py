@@ -1,0 +1,478 @@
+"""A worker's process: its control thread, its training thread and the user's script, around the product's machine.
+
+The training thread here stands for `worker.trainer` and `worker.run`: it carries out the machine's instructions one after the
+other and tells what came of each. It decides nothing. What it takes time for, the plan's script says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elasticd.agent.events import StopSignal
+from elasticd.protocol.messages import (
+    Commit,
+    Order,
+    Prepare,
+    Prepared,
+    Ready,
+    StartWorker,
+    StatusReceived,
+    Suspend,
+    ToWorkerFromAgent,
+)
+from elasticd.protocol.model import GpuAddress, WorkerId
+from elasticd.worker import events as w
+from elasticd.worker.machine import WorkerMachine
+
+from .plan import Ending, Moment
+from .plane import Carried, Group, Part, Result
+from .process import Process
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .cluster import World
+
+LOAD_S = 0.3  # to read a checkpoint
+SCRIPT_S = 0.001  # of the script's own code between two steps
+COME_OUT_S = 0.002  # of an abandoned communicator
+LIMITS = w.Limits(step_timeout_s=60.0, pause_timeout_s=240.0)  # shorter than usual, so that histories are, too
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state on storage that all servers share."""
+
+    step: int
+    state: int
+    epoch: int
+    generation: int
+
+
+class Worker(Process):
+    """One worker."""
+
+    def __init__(self, world: World, agent: Agent, start: StartWorker) -> None:
+        super().__init__(world, start.worker, agent.host)
+        self._world, self._agent, self._start = world, agent, start
+        self.job = start.job
+        self.gpu: GpuAddress = agent.gpu(start.gpu)
+        self.lineage = 0
+        self._script = world.scripts[start.job.rpartition("-")[0]]
+        self._pid = world.next_pid()
+        self._address = f"{start.worker}@{agent.host}/{self._pid}"
+        world.addresses[self._address] = self
+        self._machine: WorkerMachine | None = None  # from elastic.join() on
+        self._followers: dict[WorkerId, Worker] = {}
+        self._built: dict[tuple[int, int], Group] = {}
+        # the training thread
+        self._queue: deque[w.Instruction] = deque()
+        self._doing: w.Instruction | None = None  # the instruction that it is carrying out
+        self._task = 0  # what it does; grows, so that what comes too late is noticed
+        self._hung = False
+        self._group: Group | None = None  # in use
+        self._abandoned = False
+        self._index = 0  # of the group's next step
+        self._applied, self._state, self._epoch = -1, 0, 0
+        self._has_state = False
+        self._ended: tuple[int, str] | None = None  # how the script ends once it may go on
+
+    @property
+    def process(self) -> Process:
+        return self
+
+    @property
+    def leads(self) -> bool:
+        return self._group is not None and self._group.roster.leader == self.name
+
+    # -- the script, up to its loop
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        return self._script.evaluate_every or self._script.steps
+
+    @property
+    def _epochs(self) -> int:
+        return -(-self._script.steps // self._steps_per_epoch)
+
+    def begin(self) -> None:
+        """The process has been started."""
+        ending = self._script.ending
+        if ending is Ending.EXITS_UNJOINED:
+            self.later(self._script.start_s, self.exits, 0, "exit code 0")
+        elif ending is not Ending.NEVER_JOINS:
+            self.later(self.chance.uniform(0.1, 0.25) * self._script.start_s, self._join)
+
+    def _join(self) -> None:
+        spec = self._start.spec
+        place = w.Place(
+            job=self.job,
+            worker=self.name,
+            pid=self._pid,
+            address=self._address,
+            virtual_workers=spec.virtual_workers,
+            checkpoint_every_s=spec.checkpoint.every_s,
+            checkpoint_step=self._start.checkpoint_step,
+            limits=LIMITS,
+        )
+        self._machine = WorkerMachine(place, self.now)
+        self.later(self.chance.uniform(0.5, 1.0) * self._script.start_s, self._arrive, self._task)
+
+    def _arrive(self, task: int) -> None:
+        if self._runs(task):
+            arrived = w.Arrived(self._script.steps, self._steps_per_epoch, 8, self._script.registers)
+            self._tell(arrived)
+
+    # -- the control thread
+
+    def deadline(self) -> float | None:
+        return self._machine.next_deadline() if self._machine is not None else None
+
+    def turn(self) -> None:
+        if self._machine is not None and self.now >= self._machine.next_deadline():
+            self._tell(w.TimePassed())
+
+    def from_agent(self, message: ToWorkerFromAgent) -> None:
+        match message:
+            case Order():
+                self._tell(w.OrderReceived(message))
+            case Suspend():
+                self._tell(w.SuspendReceived(message))
+            case StatusReceived(sequence=sequence):
+                self._tell(w.StatusAcknowledged(sequence))
+
+    def from_follower(self, message: Ready | Prepared, who: Worker) -> None:
+        self._followers[WorkerId(who.name)] = who
+        self._tell(w.PeerSaid(message))
+
+    def from_leader(self, message: Prepare | Commit) -> None:
+        self._tell(w.PeerSaid(message))
+
+    def built(self, generation: int, attempt: int, group: Group | None, reason: str) -> None:
+        if group is None:
+            self._tell(w.GroupFailed(generation, attempt, reason))
+            return
+        self._built[generation, attempt] = group
+        self._tell(w.GroupBuilt(generation, attempt))
+
+    def _tell(self, event: w.Event) -> None:
+        """Tell the machine, carry out what it wants, and let the training thread go on."""
+        if self._machine is None:
+            return
+        for action in self._machine.handle(self.now, event):
+            self._act(action)
+            if not self.alive:
+                return
+        self._go_on()
+
+    def _act(self, action: w.Action) -> None:
+        world = self._world
+        match action:
+            case w.SendLeader(address, message):
+                leader = world.addresses.get(address)
+                if leader is not None:
+                    world.network.send(self, leader, leader.from_follower, message, self)
+            case w.SendFollower(worker, message):
+                follower = self._followers.get(worker)
+                if follower is not None:
+                    world.network.send(self, follower, follower.from_leader, message)
+            case w.SendStatus(status):
+                self._agent.hear(self, status)
+            case w.BuildGroup(roster, attempt):
+                world.plane.build(self, roster, attempt)
+            case w.DropGroup(generation, attempt):
+                group = self._built.pop((generation, attempt), None)
+                if group is not None:
+                    group.leave(self)
+                world.plane.drop(self, generation, attempt)
+            case w.CloseRendezvous(generation, attempt):
+                world.plane.close(self, generation, attempt)
+            case w.Abandon(generation):
+                if self._group is not None and self._group.roster.generation == generation:
+                    self._abandoned = True
+                    self.later(COME_OUT_S, self.failed, self._group, "abandoned")
+            case w.EndProcess(code, reason):
+                self.exits(code, reason)
+            case _:
+                if isinstance(action, w.EnterGeneration):
+                    self._enter(action)
+                self._queue.append(action)
+
+    def _enter(self, enter: w.EnterGeneration) -> None:
+        if self._group is not None:
+            self._group.leave(self)
+        self._group = self._built.pop((enter.roster.generation, enter.attempt))
+        self._abandoned, self._index = False, 0
+        self._group.plan(enter.transfers)
+        if self._world.story.on and self.leads:
+            members = ", ".join(f"{member.worker} on {member.gpu}" for member in enter.roster.members)
+            self._world.story.say(f"{self.job} generation {enter.roster.generation} trains: {members}")
+        self._world.moment(Moment.SWITCH)
+
+    # -- the training thread
+
+    def _runs(self, task: int) -> bool:
+        """Is the thread still at this task?"""
+        return task == self._task and not self._hung and self.alive
+
+    def _go_on(self) -> None:
+        while self._queue and self._doing is None and not self._hung and self.alive:
+            instruction = self._queue.popleft()
+            self._doing = instruction
+            self._task += 1
+            self._carry_out(instruction, self._task)
+
+    def _soon(self, delay_s: float, call: Callable[..., None], *arguments: object) -> None:
+        """Do something as the present task, unless the thread has gone on by then."""
+        self.later(delay_s, self._as_task, self._task, call, arguments)
+
+    def _as_task(self, task: int, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        if self._runs(task):
+            call(*arguments)
+
+    def _answer(self, fact: w.ThreadFact) -> None:
+        """The last fact about an instruction: the thread takes the next one."""
+        self._doing = None
+        self._tell(fact)
+
+    def _carry_out(self, instruction: w.Instruction, task: int) -> None:
+        match instruction:
+            case w.EnterGeneration():
+                self._doing = None
+            case w.LoadCheckpoint(generation):
+                self._soon(LOAD_S, self._load, generation)
+            case w.EnterLoop(epoch):
+                self._epoch = epoch
+                self._soon(SCRIPT_S, self._want if epoch < self._epochs else self._end_loop)
+            case w.RunStep():
+                self._run_step(instruction)
+            case w.EndEpoch():
+                evaluates = self._script.evaluate_every and self.leads
+                self._soon(self._script.evaluate_s if evaluates else SCRIPT_S, self._next_epoch)
+            case w.ReceiveState():
+                self._in_group(lambda group: group.receive_state(self))
+            case w.JoinStep(step, _, proposal):
+                self._in_group(lambda group: group.offer(self, self._index, Part(step, proposal, (), None)))
+            case w.TakeState():
+                self._in_group(lambda group: None)
+            case w.GiveState():
+                self._doing = None
+                self._send_state()
+            case w.ExchangeValues():
+                self._in_group(self._exchange)
+            case w.GiveUpStep():
+                self._doing = None
+                if self._group is not None:
+                    self._group.leave(self)
+            case w.SaveCheckpoint():
+                self._doing = None
+                self._world.moment(Moment.SAVE)
+                checkpoint = Checkpoint(instruction.step, self._state, instruction.epoch, instruction.generation)
+                self.later(self._script.save_s, self._save, instruction.number, checkpoint)
+            case w.CompleteTransfers():
+                if self._group is None or self._abandoned or self._group.everything_sent(self):
+                    self._soon(SCRIPT_S, self._answer, w.TransfersCompleted())
+            case w.Continue():
+                code, reason = self._ended or (0, "finished")
+                self._soon(SCRIPT_S if self._ended else 0.2, self.exits, code, reason)
+            case w.ExitScript(code, reason):
+                self._soon(SCRIPT_S, self.exits, code, reason or f"exit code {code}")
+
+    def _in_group(self, work: Callable[[Group], None]) -> None:
+        """Do something with the other members; a communicator that was abandoned fails at once."""
+        assert self._group is not None
+        if self._abandoned:
+            self._soon(COME_OUT_S, self.failed, self._group, "abandoned")
+        else:
+            work(self._group)
+
+    # -- checkpoints
+
+    def _load(self, generation: int) -> None:
+        kept = self._world.checkpoints.get(self.job, ())
+        newest = max(kept, key=lambda checkpoint: (checkpoint.generation, checkpoint.step), default=None)
+        begins = newest if newest is not None else Checkpoint(-1, 0, 0, 0)
+        before = self._applied, self._state
+        self._applied, self._state = begins.step, begins.state
+        self._doing = None
+        assert self._machine is not None
+        fact = w.CheckpointLoaded(begins.step, begins.epoch) if newest is not None else w.CheckpointMissing()
+        actions = self._machine.handle(self.now, fact)
+        if self._machine.applied == begins.step:
+            self._has_state = True
+            self.lineage = self._world.oracle.begins(self.job, WorkerId(self.name), begins.step, begins.state)
+        else:
+            self._applied, self._state = before
+        for action in actions:
+            self._act(action)
+        self._go_on()
+
+    def _save(self, number: int, checkpoint: Checkpoint) -> None:
+        if self._agent.disk_full:
+            self._tell(w.CheckpointFailed(number, "no space left on device"))
+            return
+        self._world.checkpoints.setdefault(self.job, []).append(checkpoint)
+        self._tell(w.CheckpointSaved(number))
+
+    # -- a step
+
+    def _run_step(self, run: w.RunStep) -> None:
+        assert self._group is not None
+        if run.send:
+            self._send_state()
+        hosted = tuple(run.ranges[self._group.roster.rank(WorkerId(self.name))])
+        part = Part(run.step, run.proposal, hosted, self._state)
+        own_s = self._script.step_s * len(hosted) / self._start.spec.virtual_workers
+        self._soon(own_s, self._computed, self._group, part)
+
+    def _computed(self, group: Group, part: Part) -> None:
+        if self._abandoned:
+            self.failed(group, "abandoned")
+            return
+        task = self._task
+        self._tell(w.PartComputed())
+        if self._runs(task):
+            group.lineage = max(group.lineage, self.lineage)
+            group.offer(self, self._index, part)
+
+    def step_completed(self, group: Group, index: int, result: Result) -> None:
+        stepping = isinstance(self._doing, w.RunStep | w.JoinStep)
+        if not stepping or group is not self._group or index != self._index or self._hung:
+            return
+        if self._abandoned:
+            self.failed(group, "abandoned")
+            return
+        task = self._task
+        self._tell(w.WordRead(result.word))
+        if not self._runs(task):
+            return
+        self._index += 1
+        self._applied, self._state, self._has_state = result.step, result.state, True
+        self.lineage = group.lineage
+        self._tell(w.StepApplied(result.step))
+        self._world.oracle.applied(self.job, WorkerId(self.name), self.lineage, result.step, result.state)
+        if self._runs(task):
+            self._soon(SCRIPT_S, self._after_step)
+
+    def _after_step(self) -> None:
+        script = self._script
+        if script.ends_at and self._applied + 1 >= script.ends_at:
+            match script.ending:
+                case Ending.RAISES:
+                    self._end_script(1, "exit code 1: ValueError: wrong shape")
+                    return
+                case Ending.EXITS:
+                    self._end_script(0, "exit code 0")
+                    return
+                case Ending.OUT_OF_MEMORY:
+                    self.exits(-9, "killed by SIGKILL")
+                    return
+        self._want()
+
+    def _want(self) -> None:
+        self._answer(w.StepWanted(self._epoch))
+
+    def _next_epoch(self) -> None:
+        self._epoch += 1
+        if self._epoch >= self._epochs or self._applied + 1 >= self._script.steps:
+            self._end_loop()
+        else:
+            self._want()
+
+    def _end_loop(self) -> None:
+        self._answer(w.LoopEnded(self._epochs))
+
+    def _end_script(self, code: int, reason: str) -> None:
+        self._ended = (code, reason)
+        self._answer(w.ScriptEnded(reason))
+
+    def failed(self, group: Group, reason: str) -> None:
+        in_group = w.RunStep | w.JoinStep | w.ReceiveState | w.TakeState | w.ExchangeValues
+        if group is not self._group or self._hung:
+            return
+        if isinstance(self._doing, w.CompleteTransfers):
+            self._answer(w.TransfersCompleted())
+        elif isinstance(self._doing, in_group) and self._in_progress():
+            group.leave(self)
+            self._answer(w.CollectiveFailed(reason))
+
+    def _in_progress(self) -> bool:
+        """Has the step in progress not been applied yet?"""
+        doing = self._doing
+        return not isinstance(doing, w.RunStep | w.JoinStep) or self._applied < doing.step
+
+    # -- the state
+
+    def _send_state(self) -> None:
+        assert self._group is not None
+        self._group.lineage = max(self._group.lineage, self.lineage)
+        self._group.send_state(self, Carried(self._applied, self._state, self._epoch))
+
+    def state_begins(self, group: Group, carried: Carried) -> None:
+        self._world.moment(Moment.JOIN)
+        if group is self._group and isinstance(self._doing, w.ReceiveState) and not self._hung:
+            self._answer(w.StateArriving(carried.applied))
+
+    def state_came(self, group: Group, carried: Carried) -> None:
+        doing = self._doing
+        if group is not self._group or not isinstance(doing, w.JoinStep | w.TakeState) or self._hung:
+            return
+        self._applied, self._state, self._has_state = carried.applied, carried.state, True
+        self.lineage = group.lineage
+        self._epoch = carried.epoch
+        self._tell(w.StateTaken(carried.applied, carried.epoch))
+        if isinstance(doing, w.TakeState) and self._doing is doing:
+            self._soon(SCRIPT_S, self._want)
+
+    def state_sent(self, group: Group) -> None:
+        if group is self._group and isinstance(self._doing, w.CompleteTransfers) and not self._hung:
+            self._answer(w.TransfersCompleted())
+
+    def _exchange(self, group: Group) -> None:
+        if group.exchange(self, Carried(self._applied, self._state, self._epoch)):
+            self._soon(SCRIPT_S, self._answer, w.ValuesExchanged(self._epoch))
+
+    def values_came(self, group: Group, carried: Carried) -> None:
+        if group is self._group and isinstance(self._doing, w.ExchangeValues) and not self._hung:
+            self._epoch = carried.epoch
+            self._answer(w.ValuesExchanged(carried.epoch))
+
+    # -- its end
+
+    def hang(self) -> None:
+        """The training thread does nothing any more; the control thread goes on."""
+        self._hung = True
+
+    def signalled(self, how: StopSignal) -> None:
+        """Its agent has sent a signal."""
+        if how is StopSignal.KILL:
+            self.killed("killed by SIGKILL")
+        elif self._script.ending is Ending.EXITS_ON_SIGNAL and self._machine is not None and not self._hung:
+            self.later(0.1, self._exit_on_signal)
+        else:
+            self.later(0.001, self.exits, -15, "killed by SIGTERM")
+
+    def _exit_on_signal(self) -> None:
+        self._queue.clear()
+        self._task += 1
+        self._end_script(0, "exit code 0")
+
+    def killed(self, reason: str) -> None:
+        self.exits(-9, reason)
+
+    def exits(self, code: int, reason: str) -> None:
+        """Its process ends."""
+        if not self.alive:
+            return
+        if self._world.story.on:
+            self._world.story.say(f"{self.name} on {self.host} ends: {reason}")
+        self.die()
+        self._world.plane.died(self)
+        self._agent.process_ended(self, code, reason)
+
+    def vanishes(self) -> None:
+        """Its server is gone."""
+        self.die()
+        self._world.plane.vanished(self)
