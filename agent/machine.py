@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..protocol.errors import InvalidTransition
+from ..protocol.exits import fault_of
 from ..protocol.messages import (
     Acknowledged,
     AgentHeartbeat,
@@ -330,11 +331,6 @@ class AgentMachine:
     def _tell(self, message: WorkerReport | WorkerExit) -> list[Action]:
         """Tell the controller, unless it does not know this agent yet: then the hello tells it."""
         return [SendController(message)] if self._session.incarnation else []
-
-
-def fault_of(exit_code: int | None) -> Fault:
-    """Whose fault an end is of which nothing but the exit code is known. None: not even that."""
-    return Fault.SCRIPT if exit_code is not None and exit_code >= 0 else Fault.KILLED
 
 
 def _newer(order: Order, kept: Order) -> bool:

@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from ..protocol.errors import PeerError
+from ..protocol.exits import fault_of
 from ..protocol.messages import StartWorker, WorkerExit
 from ..protocol.model import Fault, JobId, WorkerId
 from ..runtime.clock import Clock
@@ -34,7 +35,6 @@ from .environment import Surroundings, environment
 from .events import ProcessExited, ProcessFailed, Started, StopSignal
 from .forking import Channel, WarmProcesses, find_interpreter
 from .logfiles import JobFiles
-from .machine import fault_of
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,12 @@ import traceback
 from dataclasses import dataclass
 
 from ..protocol.errors import RequestRefused
+from .jobs import Job
 from .outlook import Outlook
 from .scheduling.pipeline import Decision, decide
 from .scheduling.plan import Change, at_once, plan
 from .scheduling.scheduler import Scheduler
+from .sight import in_sight
 
 
 class PolicyFailed(RequestRefused):
@@ -31,6 +33,7 @@ class Decided:
     reasons: tuple[str, ...]
     changes: tuple[Change, ...]
     unfinished: bool  # other changes wait for these
+    blind: tuple[Job, ...]  # these cannot begin with what they would get (`sight`): decide again without them
 
 
 def decided(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decided:
@@ -38,13 +41,15 @@ def decided(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decided:
     try:
         decision = decision_of(scheduler, seen, rng)
         _check(decision, seen.view.total_gpus)
+        decision, blind = in_sight(seen, decision)
         why = [decision.why(row) for row in range(len(seen.jobs))]
         changes, unfinished = at_once(seen.view.placements, plan(seen.view, decision), seen.held)
     except (
         Exception
     ) as error:  # a policy is a plug-in: its bad luck with one job must not end the controller for all others
         raise PolicyFailed(scheduler.policy.name, error) from error
-    return Decided(decision, tuple(reason.text if reason is not None else "" for reason in why), changes, unfinished)
+    reasons = tuple(reason.text if reason is not None else "" for reason in why)
+    return Decided(decision, reasons, changes, unfinished, blind)
 
 
 def decision_of(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decision:

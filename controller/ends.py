@@ -15,6 +15,7 @@ jobs fail too, while it has run elsewhere, is believed: that is a server without
 
 from __future__ import annotations
 
+from ..protocol.exits import NO_CHECKPOINT
 from ..protocol.model import Fault, JobPhase, WorkerId, WorkerPhase
 from .cluster import Cluster
 from .generations import broken_by_loss, ending, holders, usable
@@ -48,12 +49,17 @@ def worker_ended(
         reason = "ended in the middle of training (exit code 0)" if entry.trained else "ended without training"
     fault = Fault.NONE if over else entry.fault or (Fault.STOPPED if entry.stopping else fault)
     started = entry.trained or (status is not None and status.applied is not None)
-    if fault is Fault.SCRIPT and not started and not entry.stopping:
+    blind = exit_code == NO_CHECKPOINT and job.kept.saved_step is not None and not started
+    if blind and not entry.stopping:
+        fault, reason = Fault.SERVER, _sees_no_checkpoint(job, entry, reason)
+        job.lose_sight(now, entry.gpu.server, reason)
+        cluster.schedule_due = True
+    elif fault is Fault.SCRIPT and not started and not entry.stopping:
         fault = _judged(cluster, now, job, entry, reason)
     job.end_worker(worker, now, exit_code, entry.reason or reason, fault)
     cluster.stir(job)
     cluster.stir_waiting()
-    if fault is Fault.SERVER and not entry.stopping:
+    if fault is Fault.SERVER and not entry.stopping and not blind:
         start_failed(cluster, now, entry.gpu.server, reason)
     if entry.stopping and not job.kept.target:
         cluster.schedule_due = True  # a preempted job that seemed to be at its end waits again
@@ -111,6 +117,13 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
 def _judged(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> Fault:
     """The script seems to be at fault for what a worker did before it trained: is it?"""
     return Fault.SERVER if script_is_innocent(cluster, now, job, entry, reason) else Fault.SCRIPT
+
+
+def _sees_no_checkpoint(job: Job, entry: WorkerRecord, reason: str) -> str:
+    """In words, with what the worker says it has found instead."""
+    _, _, told = reason.partition(f"exit code {NO_CHECKPOINT}: ")
+    found = f" ({told})" if told else ""
+    return f"server {entry.gpu.server} does not see the checkpoint of step {job.kept.saved_step}{found}"
 
 
 def add_broken(job: Job, generations: tuple[int, ...]) -> None:

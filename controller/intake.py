@@ -190,6 +190,7 @@ def _on_status(cluster: Cluster, now: float, session: Session, status: WorkerSta
         worked(cluster, entry.gpu.server)
     if not job.final:
         job.note_progress(status)
+        job.note_saved(status)
         if job.note_rate(now, status, cluster.settings.measuring.steps):
             cluster.record_throughput(now, job)
             cluster.schedule_due = True
@@ -219,6 +220,7 @@ def _note_worker(now: float, job: Job, entry: WorkerRecord, status: WorkerStatus
     if not entry.trained and status.applied is not None:
         job.update_worker(entry.worker, trained=True)
         job.start_failures = 0
+        job.blind.clear()
         if job.hold_until is None:
             job.hold_s = 0.0
 

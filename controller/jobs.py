@@ -31,12 +31,13 @@ from ..protocol.model import (
     JobSpec,
     Resize,
     Roster,
+    ServerId,
     Value,
     WorkerId,
     WorkerPhase,
     WorkerStatus,
 )
-from ..protocol.times import LEAVING_PATIENCE_S
+from ..protocol.times import FIRST_SERVER_BACK_OFF_S, LEAVING_PATIENCE_S, LONGEST_SERVER_BACK_OFF_S
 from .scheduling.throughput import KEPT_RATES, NOISE, Measured
 from .throughput import Estimated, fingerprint
 
@@ -177,6 +178,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
     best_at_restart: int = -1
     progress: Progress | None = None
     measured: tuple[Measured, ...] = ()  # throughput by share and servers
+    saved_step: int | None = None  # of the newest checkpoint that a worker has written or loaded
 
 
 @dataclass
@@ -192,6 +194,15 @@ class Descent:
     @property
     def share(self) -> int:
         return self.shares[0]
+
+
+@dataclass
+class Blindness:
+    """A server does not see a job's checkpoint. It is not tried for that job for a while, longer each time."""
+
+    reason: str
+    failures: int = 0
+    until_s: float | None = None
 
 
 @dataclass
@@ -213,6 +224,7 @@ class Job:
     hold_s: float = 0.0  # how long growth was held back last time
     hold_until: float | None = None
     stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
+    blind: dict[ServerId, Blindness] = field(default_factory=dict)  # until the job trains again
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
 
     @property
@@ -256,6 +268,17 @@ class Job:
         if order is None or self.final or self.restart_at is not None:
             return 0
         return len(order.roster.members)
+
+    @property
+    def blind_servers(self) -> frozenset[ServerId]:
+        """Where no worker may begin from the checkpoint now: these servers do not see it."""
+        return frozenset(server for server, blind in self.blind.items() if blind.until_s is not None)
+
+    def lose_sight(self, now: float, server: ServerId, reason: str) -> None:
+        """`server` does not see the job's checkpoint: leave it alone for a while."""
+        blind = self.blind.setdefault(server, Blindness(reason))
+        back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(blind.failures, 30))
+        blind.reason, blind.failures, blind.until_s = reason, blind.failures + 1, now + back_off_s
 
     def order(self, generation: int) -> OrderRecord | None:
         return next((order for order in self.kept.orders if order.generation == generation), None)
@@ -383,6 +406,9 @@ class Job:
         """What happens by itself, and when (Unix time, s)."""
         found = {f"{late.worker} is late": late.until_s for late in self.latenesses()}
         found |= {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
+        if not self.kept.target:  # while it is tried on another server, that decides
+            seen = {server: blind.until_s for server, blind in self.blind.items()}
+            found |= {f"{server} is blind": until_s for server, until_s in seen.items() if until_s is not None}
         if self.restart_at is not None:
             found["restart"] = self.restart_at
         if self.hold_until is not None:
@@ -401,12 +427,19 @@ class Job:
         self.restart_at = _later(self.restart_at, gap_s)
         self.hold_until = _later(self.hold_until, gap_s)
         self.stop_rest_at = _later(self.stop_rest_at, gap_s)
+        for blind in self.blind.values():
+            blind.until_s = _later(blind.until_s, gap_s)
         for late in self.latenesses():
             self.allow_more(late.worker, gap_s)
         self.leaving_since = {worker: since + gap_s for worker, since in self.leaving_since.items()}
         if self.descent is not None:
             self.descent.began_s += gap_s
             self.descent.until_s += gap_s
+
+    def note_saved(self, status: WorkerStatus) -> None:
+        """Remember the newest checkpoint: no worker may begin with less."""
+        if status.saved is not None and (self.kept.saved_step is None or status.saved > self.kept.saved_step):
+            self.update(saved_step=status.saved)
 
     def note_progress(self, status: WorkerStatus) -> None:
         """Take progress over from the worker that is ahead."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from ..protocol.model import GpuAddress
+from ..protocol.model import GpuAddress, JobId
 from .cluster import Cluster
 from .generations import ending
 from .jobs import Job
@@ -37,9 +37,9 @@ class Outlook:
         return addresses(self.view.servers)
 
 
-def outlook(cluster: Cluster, now: float) -> Outlook:
+def outlook(cluster: Cluster, now: float, without: Collection[JobId] = ()) -> Outlook:
     """What the scheduler may see. Jobs that are about to end keep their GPUs, which are in nobody's view; so do GPUs that are
-    free on a server that cannot start workers."""
+    free on a server that cannot start workers. `without`: jobs that have no GPU and are to get none now."""
     jobs = [job for job in cluster.jobs.values() if not job.final]
     busy = {gpu for job in jobs if ending(job) for gpu in job.kept.target}
     run = {gpu for job in jobs for gpu in set(job.own_gpus).intersection(job.running_gpus)}
@@ -49,7 +49,7 @@ def outlook(cluster: Cluster, now: float) -> Outlook:
         seen_here = tuple(gpu.index for gpu in here if gpu not in busy and (gpu in run or cluster.fit(name)))
         if session.alive and (seen_here or cluster.fit(name)):
             servers.append(ServerInView(server=name, gpus=seen_here))
-    seen = tuple(job for job in jobs if not ending(job))
+    seen = tuple(job for job in jobs if not ending(job) and job.id not in without)
     bits = {gpu: 1 << bit for bit, gpu in enumerate(addresses(servers))}
     placements: dict[int, Gpus] = {}
     for row, job in enumerate(seen):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from ..protocol.messages import Order, StartWorker, StopWorker
-from ..protocol.model import Fault, GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
+from ..protocol.model import Fault, GpuAddress, JobId, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
 from ..protocol.times import (
     LEAST_SAVE_S,
     LEAVING_PATIENCE_S,
@@ -73,8 +73,15 @@ def _schedule(cluster: Cluster, now: float) -> None:
     if tangled := standstill(seen.held, seen.view.placements):
         _stay(cluster, now, seen, tangled)
         seen = outlook(cluster, now)
+    without: dict[JobId, None] = {}
     try:
         found = decided(cluster.decider.scheduler, seen, cluster.rng)
+        while found.blind:  # at most once for each job that waits for its checkpoint
+            for job in found.blind:
+                without[job.id] = None
+                _wait_for_sight(cluster, now, job)
+            seen = outlook(cluster, now, without)
+            found = decided(cluster.decider.scheduler, seen, cluster.rng)
     except PolicyFailed as failure:
         _keep_plan(cluster, now, seen, failure)
         return
@@ -100,6 +107,14 @@ def _keep_plan(cluster: Cluster, now: float, seen: Outlook, failure: PolicyFaile
         cluster.policy_failures.add(failure.where)
         cluster.tell(now, "policy-failed", None, cluster.policy_trouble)
         cluster.warn(cluster.policy_trouble)
+
+
+def _wait_for_sight(cluster: Cluster, now: float, job: Job) -> None:
+    """No server that sees the checkpoint of `job` has a GPU for it: it holds none meanwhile."""
+    if job.kept.target:
+        job.update(target=())
+        job.descent = None
+        suspend(cluster, now, job)
 
 
 def _stay(cluster: Cluster, now: float, seen: Outlook, tangled: frozenset[int]) -> None:
@@ -372,6 +387,7 @@ def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
         gpu=entry.gpu.index,
         spec=job.kept.spec,
         generation=entry.generation,
+        checkpoint_step=job.kept.saved_step,
     )
     cluster.send(entry.gpu.server, message)
 

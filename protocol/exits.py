@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from .model import Fault
+
 NO_CHECKPOINT = 77  # a first holder that does not see the job's checkpoint: the server's fault, not the script's
 HUNG = 78  # its training thread took longer than it may, in a step, in a pause or in the library's code
-SPOILED = (
-    79  # it has lost its initial values to a state that has not come, and there is no checkpoint: another begins anew
-)
+SPOILED = 79  # it has lost its initial values to a state that has not come, and there is no checkpoint
 UNREACHABLE = 80  # a newcomer that could not connect to the other workers
 
 OF_THE_CLUSTER = frozenset({NO_CHECKPOINT, HUNG, SPOILED, UNREACHABLE})  # the script has not chosen to end
+
+
+def fault_of(exit_code: int | None) -> Fault:
+    """Whose fault an end is of which nothing but the exit code is known (None: not even that; negative: minus the signal).
+
+    `NO_CHECKPOINT` counts as the script's here: it is the cluster's only where the job has a checkpoint.
+    """
+    if exit_code == HUNG:
+        return Fault.SILENT
+    if exit_code is None or exit_code < 0 or exit_code in (SPOILED, UNREACHABLE):
+        return Fault.KILLED
+    return Fault.SCRIPT

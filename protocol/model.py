@@ -181,8 +181,8 @@ class Fault(enum.Enum):
     SERVER = "server"  # the agent could not start it, or it could not work there: a full disk, no memory, no checkpoint
     LOST = "lost"  # with its server, or with all that the agent knew of it
     STOPPED = "stopped"  # the cluster wanted it to end
-    SILENT = "silent"  # its agent killed it because it had not spoken for too long
-    KILLED = "killed"  # by a signal that nobody here has sent: too little memory, a crash, an operator
+    SILENT = "silent"  # it had not spoken, or not moved, for too long: its agent or it itself ended it
+    KILLED = "killed"  # nobody here wanted it: too little memory, a crash, an operator, no connection to its fellows
 
 
 class Resize(Value, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ def made(
     server: Mapping[str, str] | None = None,
     job: Mapping[str, str] | None = None,
     gpu: Gpu = SLOT,
+    checkpoint_step: int | None = None,
 ) -> dict[str, str]:
     around = Surroundings(
         agent_address="ipc:///a",
@@ -42,7 +43,14 @@ def made(
         env=dict(job or {}),
         determinism=determinism,
     )
-    start = StartWorker(job=JobId("digits-1"), worker=WorkerId("digits-1.0"), gpu=gpu.index, spec=spec, generation=1)
+    start = StartWorker(
+        job=JobId("digits-1"),
+        worker=WorkerId("digits-1.0"),
+        gpu=gpu.index,
+        spec=spec,
+        generation=1,
+        checkpoint_step=checkpoint_step,
+    )
     return environment(start, gpu, around)
 
 
@@ -66,6 +74,12 @@ def test_what_is_pinned_is_pinned_whatever_server_and_job_say() -> None:
     contrary = dict.fromkeys(PINNED, "otherwise")
     assert PINNED.items() <= made(Determinism.HETEROGENEOUS, contrary, contrary).items()
     assert not PINNED.items() & made(Determinism.ELASTIC, contrary, contrary).items()
+
+
+def test_a_worker_is_told_the_checkpoint_that_there_must_be_and_no_job_can_say_it_instead() -> None:
+    assert "ELASTICD_CHECKPOINT_STEP" not in made()
+    told = made(job={"ELASTICD_CHECKPOINT_STEP": "7"}, checkpoint_step=50)
+    assert told["ELASTICD_CHECKPOINT_STEP"] == "50"
 
 
 OPERATIONS = """

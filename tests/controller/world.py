@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from elasticd.agent.machine import fault_of
 from elasticd.controller.cluster import Settings
 from elasticd.controller.events import (
     Action,
@@ -27,6 +26,7 @@ from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.controller.store import Delete, If, Listing, Put, StoreUnavailable
 from elasticd.controller.store import Record as StoredRecord
+from elasticd.protocol.exits import fault_of
 from elasticd.protocol.messages import (
     Acknowledged,
     AgentHeartbeat,
@@ -281,6 +281,7 @@ class World:
         resizes: tuple[Resize, ...] = (),
         floor: int | None = None,
         steady: Steady | None = None,
+        saved: int | None = None,
     ) -> None:
         """`worker` reports, having seen the order that its agent gave it last."""
         agent, process = self.find(worker)
@@ -298,6 +299,7 @@ class World:
             sequence=next(self.sequences),
             resizes=resizes,
             steady=steady or Steady(),
+            saved=saved,
         )
         self.now += 0.001
         if agent.connected:

@@ -1,0 +1,140 @@
+"""A job that has a checkpoint begins with it or not at all, wherever it is placed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from elasticd.protocol.exits import NO_CHECKPOINT
+from elasticd.protocol.messages import GetJob, GetServers, StartWorker
+from elasticd.protocol.model import JobPhase, ServerId, WorkerPhase
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec = _module.World, _module.job_spec
+
+
+def saved_job(world, gpus: int = 1, step: int = 50):
+    """A job that has trained and written a checkpoint, and has just lost all its workers."""
+    job = world.submit(job_spec(low=gpus, high=gpus))
+    world.settle(job.id)
+    leader = job.newest.roster.leader
+    world.report(leader, WorkerPhase.TRAINING, job.kept.committed, step + 3, saved=step)
+    world.sent.clear()
+    for worker in world.roster(job.id):
+        world.exit(worker, -9, turn=False)
+    world.turn()
+    return job
+
+
+def server_of(job, worker: str) -> str:
+    return next(entry.gpu.server for entry in (*job.kept.workers, *job.kept.past) if entry.worker == worker)
+
+
+def see_nothing(world, job, worker: str) -> None:
+    """The first holder `worker` finds no checkpoint."""
+    world.exit(worker, NO_CHECKPOINT, f"exit code {NO_CHECKPOINT}: there is none in /checkpoints")
+
+
+def test_a_worker_is_told_which_checkpoint_there_must_be_by_every_controller():
+    world = World()
+    job = saved_job(world)
+    world.pass_time(2)
+    assert [start.checkpoint_step for start in world.messages(StartWorker)] == [50]
+    world.sent.clear()
+    world.restart()
+    job = world.job(job.id)
+    world.exit(world.roster(job.id)[0], -9)
+    world.pass_time(3)
+    assert [start.checkpoint_step for start in world.messages(StartWorker)] == [50]
+
+
+def test_an_older_checkpoint_of_a_slower_worker_is_not_taken_for_the_newest():
+    world = World()
+    job = world.submit(job_spec(low=2, high=2))
+    world.settle(job.id)
+    first, second = world.roster(job.id)
+    world.report(first, WorkerPhase.TRAINING, job.kept.committed, 60, saved=50)
+    world.report(second, WorkerPhase.TRAINING, job.kept.committed, 60, saved=20)
+    assert job.kept.saved_step == 50
+
+
+def test_a_server_that_does_not_see_the_checkpoint_is_left_for_one_that_does():
+    world = World({"s1": 1, "s2": 1})
+    job = saved_job(world)
+    world.pass_time(2)
+    (worker,) = world.running(job.id)
+    before = server_of(job, worker)
+    see_nothing(world, job, worker)
+    world.pass_time(3)
+    (worker,) = world.running(job.id)
+    assert server_of(job, worker) != before
+    assert [view.trouble for view in world.ask(GetServers()).servers] == ["", ""], "other jobs may start there"
+    world.settle(job.id, 60)
+    assert job.kept.phase is JobPhase.RUNNING
+    assert not job.blind
+
+
+def test_where_no_server_sees_it_the_job_waits_with_the_reason_holds_nothing_and_tries_again():
+    world = World({"s1": 1, "s2": 1})
+    job = saved_job(world)
+    tried = []
+    for _ in range(200):
+        world.pass_time(1)
+        for worker in world.running(job.id):
+            tried.append((round(world.now), server_of(job, worker)))
+            see_nothing(world, job, worker)
+    assert not job.final
+    assert {server for _, server in tried} == {"s1", "s2"}
+    assert 6 <= len(tried) <= 20, tried
+    assert job.kept.target == ()
+    reason = world.ask(GetJob(job=job.id)).job.reason
+    assert "server s1 does not see the checkpoint of step 50 (there is none in /checkpoints)" in reason
+    assert "server s2 does not see" in reason
+    assert "next try in" in reason
+    other = world.submit(job_spec("other", 2, 2))
+    world.settle(other.id)
+    assert other.kept.phase is JobPhase.RUNNING
+
+
+def test_a_job_on_two_servers_is_led_by_a_worker_whose_server_sees_the_checkpoint():
+    world = World({"s1": 2, "s2": 2})
+    job = saved_job(world, gpus=4)
+    world.pass_time(2)
+    leader = job.newest.roster.leader
+    dark = server_of(job, leader)
+    world.arrive(job.id)
+    see_nothing(world, job, leader)
+    world.pass_time(2)
+    assert len(world.roster(job.id)) == 4
+    assert server_of(job, job.newest.roster.leader) != dark
+    world.settle(job.id, 60)
+    assert job.share_gpus == 4
+
+
+def test_one_gpu_where_the_checkpoint_is_seen_is_enough():
+    world = World({"s1": 2, "s2": 1})
+    job = saved_job(world, gpus=2)
+    world.pass_time(2)
+    assert {server_of(job, worker) for worker in world.running(job.id)} == {"s1"}
+    world.arrive(job.id)
+    see_nothing(world, job, job.newest.roster.leader)
+    for _ in range(5):
+        world.pass_time(1)
+        world.reap()
+    assert server_of(job, job.newest.roster.leader) == ServerId("s2")
+    world.settle(job.id, 60)
+    assert job.share_gpus == 2
+
+
+def test_a_script_may_use_the_exit_code_for_itself_while_there_is_no_checkpoint():
+    world = World()
+    job = world.submit(job_spec(low=1, high=1))
+    world.exit(world.running(job.id)[0], NO_CHECKPOINT, f"exit code {NO_CHECKPOINT}: no data")
+    assert job.kept.phase is JobPhase.FAILED
+    assert job.kept.exit_code == NO_CHECKPOINT

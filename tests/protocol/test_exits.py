@@ -1,0 +1,25 @@
+"""What exit codes say of whose fault an end is."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticd.protocol import exits
+from elasticd.protocol.model import Fault
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "fault"),
+    [
+        (0, Fault.SCRIPT),
+        (1, Fault.SCRIPT),
+        (-9, Fault.KILLED),
+        (None, Fault.KILLED),
+        (exits.NO_CHECKPOINT, Fault.SCRIPT),
+        (exits.HUNG, Fault.SILENT),
+        (exits.SPOILED, Fault.KILLED),
+        (exits.UNREACHABLE, Fault.KILLED),
+    ],
+)
+def test_only_what_the_script_has_chosen_is_its_fault(exit_code: int | None, fault: Fault) -> None:
+    assert exits.fault_of(exit_code) is fault
