@@ -27,6 +27,7 @@ from .generations import broken_by_report
 from .health import worked
 from .jobs import Job, WorkerRecord, WorkerState
 from .reconcile import leader_address, order_message, send_order, send_start, stop_worker
+from .statuses import exit_within_bounds, server_fault, unusable, without_odd_figures
 
 
 def on_agent_message(cluster: Cluster, now: float, server: ServerId, message: ToControllerFromAgent) -> None:
@@ -45,7 +46,7 @@ def on_agent_message(cluster: Cluster, now: float, server: ServerId, message: To
         case WorkerReport(status=status):
             _on_status(cluster, now, session, status)
         case WorkerExit():
-            _on_exit(cluster, now, session, message)
+            _on_exit(cluster, now, session, exit_within_bounds(message))
             cluster.send(server, ForgetWorkers(workers=(message.worker,)))
         case LogPiece():
             _on_log_piece(cluster, server, message)
@@ -57,6 +58,9 @@ def on_agent_message(cluster: Cluster, now: float, server: ServerId, message: To
 def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> None:
     if hello.server.server != server:
         cluster.warn(f"dropped a hello of {hello.server.server!r} over the connection of {server!r}")
+        return
+    if fault := server_fault(hello.server):
+        cluster.warn(f"dropped a hello of {server[:80]!r}: {fault}")
         return
     before = cluster.sessions.get(server)
     if before is not None and before.incarnation == hello.incarnation and 0 < hello.number <= before.hello:
@@ -76,7 +80,7 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello)
         _on_starting(cluster, session, worker)
     for ended in hello.exited:
         seen[ended.worker] = None
-        _on_exit(cluster, now, session, ended)
+        _on_exit(cluster, now, session, exit_within_bounds(ended))
     if hello.exited:
         cluster.send(server, ForgetWorkers(workers=tuple(ended.worker for ended in hello.exited)))
     _repeat_to(cluster, now, server, seen)
@@ -175,7 +179,11 @@ def _on_starting(cluster: Cluster, session: Session, worker: WorkerId) -> None:
         cluster.stir(found[0])
 
 
-def _on_status(cluster: Cluster, now: float, session: Session, status: WorkerStatus) -> None:
+def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatus) -> None:
+    if fault := unusable(said):
+        cluster.warn(f"dropped a status of {said.worker[:80]!r} on {session.server.server}: {fault}")
+        return
+    status, odd = without_odd_figures(said)
     found = _find(cluster, status.job, status.worker)
     if found is None:
         _stop_stray(cluster, session, status.job, status.worker)
@@ -185,6 +193,8 @@ def _on_status(cluster: Cluster, now: float, session: Session, status: WorkerSta
     if before is not None and status.sequence <= before.sequence:
         return
     job.statuses[status.worker] = status
+    for what in job.newly_odd(odd):
+        cluster.tell(now, "odd-figure", job.id, f"{status.worker} reports {what}: it is left out")
     _note_worker(now, job, entry, status)
     if status.phase in (WorkerPhase.READY, WorkerPhase.TRAINING) and entry.gpu.server in cluster.health:
         worked(cluster, entry.gpu.server)

@@ -44,6 +44,7 @@ from .throughput import Estimated, fingerprint
 KEPT_PAST_WORKERS = 64
 KEPT_RESIZES = 64
 KEPT_SHARES = 512
+KEPT_ODD = 64
 STEPS_OF_A_RATE = 32  # workers report the median of so many at most
 OFTEN_ENOUGH_S = 10.0  # between two measurements with the same share, once there are some
 
@@ -217,6 +218,7 @@ class Job:
     descent: Descent | None = None
     descended: set[int] = field(default_factory=set)  # shares that it has been measured with so, or could not be
     estimated: Estimated | None = None
+    odd: set[str] = field(default_factory=set)  # figures that nobody can reckon with, which have been told of
     sent_address: str = ""  # the leader's address in the newest order as last sent
     waiting_reason: str = ""  # the scheduler's
     restart_at: float | None = None
@@ -482,7 +484,7 @@ class Job:
         rate = 1.0 / steady.step_s
         if known is None:
             entry = Measured(share=where[0], servers=where[1], recent=(rate,), times=1, at_s=now)
-        elif len(known.recent) == KEPT_RATES and now - known.at_s < OFTEN_ENOUGH_S and not first:
+        elif len(known.recent) == KEPT_RATES and 0 <= now - known.at_s < OFTEN_ENOUGH_S and not first:
             return False
         else:
             entry = known.again(rate, now)
@@ -494,6 +496,12 @@ class Job:
 
     def progress(self) -> Progress:
         return self.newest_progress or self.kept.progress or Progress()
+
+    def newly_odd(self, odd: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of these figures ("metric loss: nan") that have not been told of."""
+        fresh = tuple(what for what in odd if what.rpartition(":")[0] not in self.odd)[: KEPT_ODD - len(self.odd)]
+        self.odd |= {what.rpartition(":")[0] for what in fresh}
+        return fresh
 
     def note_resizes(self, status: WorkerStatus) -> tuple[Resize, ...]:
         """Take over the measured switches that are not known yet, and return them."""

@@ -99,7 +99,7 @@ def _columns(cluster: Cluster, jobs: tuple[Job, ...], total: int, now: float) ->
     speedup = np.array([each.curve / each.curve[1] for each in told]) if jobs else np.zeros((0, most + 1))
     columns = Columns(
         names=[job.id for job in jobs],
-        submitted_s=np.array([job.kept.submitted_s for job in jobs], dtype=float),
+        submitted_s=np.array([min(job.kept.submitted_s, now) for job in jobs], dtype=float),  # clocks are set back
         min_gpus=np.array([min(job.kept.spec.gpus.min, _most(job)) for job in jobs], dtype=np.int64),
         max_gpus=np.array([_limit(job, each, first) for job, each in zip(jobs, told, strict=True)], dtype=np.int64),
         requested_gpus=np.array([job.kept.spec.gpus.max for job in jobs], dtype=np.int64),
@@ -108,7 +108,7 @@ def _columns(cluster: Cluster, jobs: tuple[Job, ...], total: int, now: float) ->
         left_s=np.array([left_s(job, each, 1) for job, each in zip(jobs, told, strict=True)], dtype=float),
         attained_gpu_s=np.array([job.attained_gpu_s(now) for job in jobs], dtype=float),
         executed_s=np.array([job.executed_s(now) for job in jobs], dtype=float),
-        waiting_since_s=np.array([_waiting_since_s(job) for job in jobs], dtype=float),
+        waiting_since_s=np.array([min(_waiting_since_s(job), now) for job in jobs], dtype=float),
         curve=np.arange(len(jobs)),
     )
     return columns, np.arange(len(jobs)), Curves(speedup)

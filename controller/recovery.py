@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from ..protocol.errors import OperatorError
 from ..protocol.messages import EventView, Submitted
 from .cluster import KEPT_EVENTS, POLICY_KEY, Cluster, PolicyRecord, ServerRecord, Session
 from .jobs import Job, JobRecord
 from .policy import recover_policy
+from .statuses import mended_progress, usable_measurement, usable_resize
 from .throughput import PREFIX, KindRecord
+from .validation import usable_rate
 
 
 def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) -> None:
@@ -31,7 +35,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             elif key.startswith("/events/"):
                 events.append(msgspec.msgpack.decode(value, type=EventView))
             elif key.startswith(PREFIX):
-                kinds.append(msgspec.msgpack.decode(value, type=KindRecord))
+                kinds.append(_mended_kind(msgspec.msgpack.decode(value, type=KindRecord), now))
             elif key.startswith("/servers/"):
                 server = msgspec.msgpack.decode(value, type=ServerRecord).server
                 cluster.sessions[server.server] = Session(server=server, alive=False, last_heard_s=now)
@@ -42,7 +46,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             raise OperatorError(f"the store's record {key} cannot be read: {error}") from None
     cluster.history.recover(kinds)
     for record in sorted(jobs, key=_number):
-        _recover_job(cluster, record)
+        _recover_job(cluster, now, record)
     cluster.events.extend(sorted(events, key=lambda event: event.number)[-KEPT_EVENTS:])
     cluster.next_job = max((_number(record) for record in jobs), default=0) + 1
     cluster.next_event = max((event.number for event in events), default=0) + 1
@@ -53,7 +57,42 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
         cluster.stir_all()
 
 
-def _recover_job(cluster: Cluster, record: JobRecord) -> None:
+def mended(record: JobRecord, now: float) -> JobRecord:
+    """`record` without figures that nobody can reckon with, which an older version may have recorded."""
+    spec = record.spec
+    rates = {share: rate for share, rate in spec.throughput.items() if usable_rate(share, rate)}
+    started_s, finished_s, counted_s = record.started_s, record.finished_s, record.counted_s
+    return replace(
+        record,
+        spec=replace(spec, throughput=rates) if rates != spec.throughput else spec,
+        submitted_s=_time(record.submitted_s, now),
+        started_s=None if started_s is None else _time(started_s, now),
+        finished_s=None if finished_s is None else _time(finished_s, now),
+        counted_s=None if counted_s is None else min(_time(counted_s, now), now),
+        attained_gpu_s=_sum(record.attained_gpu_s),
+        executed_s=_sum(record.executed_s),
+        shares=tuple(change for change in record.shares if math.isfinite(change.time_s)),
+        progress=mended_progress(record.progress) if record.progress is not None else None,
+        measured=tuple(entry for entry in record.measured if usable_measurement(entry)),
+        resizes=tuple(resize for resize in record.resizes if usable_resize(resize)),
+    )
+
+
+def _mended_kind(record: KindRecord, now: float) -> KindRecord:
+    measured = tuple(entry for entry in record.measured if usable_measurement(entry))
+    return replace(record, updated_s=_time(record.updated_s, now), measured=measured)
+
+
+def _time(time_s: float, now: float) -> float:
+    return time_s if math.isfinite(time_s) else now
+
+
+def _sum(seconds: float) -> float:
+    return seconds if 0 <= seconds < math.inf else 0.0
+
+
+def _recover_job(cluster: Cluster, now: float, written: JobRecord) -> None:
+    record = mended(written, now)
     progress = record.progress
     step = progress.step if progress is not None and progress.step is not None else -1
     job = Job(record, best_applied=max(record.best_at_restart, step))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 
@@ -12,7 +11,11 @@ MAX_NAME = 40
 MAX_VIRTUAL_WORKERS = 4096
 MAX_GPUS = 4096
 MAX_MODEL = 200
-MAX_STEPS_PER_S = 1e15
+MIN_STEPS_PER_S = 1e-6  # a step of eleven days
+MAX_STEPS_PER_S = 1e9
+MAX_STEPS = 2**53
+MAX_USER = 256
+MAX_PATH = 4096
 MAX_WAIT_S = 1e9
 MAX_ARGUMENTS = 4096
 MAX_TEXT_BYTES = 128 << 10  # of the command, and of the environment: what the kernel takes for one string
@@ -44,7 +47,11 @@ def _name_and_command(spec: JobSpec) -> Iterator[str]:
     if any("\0" in part for part in spec.command):
         yield "command: contains a NUL character"
     if not spec.workdir.startswith("/") or "\0" in spec.workdir:
-        yield f"workdir: {spec.workdir!r} is not an absolute path"
+        yield f"workdir: {spec.workdir[:200]!r} is not an absolute path"
+    if len(spec.workdir) > MAX_PATH:
+        yield f"workdir: is too long: at most {MAX_PATH} characters"
+    if len(spec.user) > MAX_USER:
+        yield f"user: {spec.user[:80]!r} is too long: at most {MAX_USER} characters"
 
 
 def _numbers(spec: JobSpec) -> Iterator[str]:
@@ -59,10 +66,10 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
         yield f"virtual_workers: {virtual} is not allowed: at most {MAX_VIRTUAL_WORKERS}"
     if virtual < gpus.max:
         yield f"virtual_workers: {virtual} is less than gpus.max, {gpus.max}: a GPU would have nothing to do"
-    if spec.max_steps is not None and spec.max_steps < 1:
-        yield f"max_steps: {spec.max_steps} is not allowed: at least 1"
-    if not math.isfinite(spec.checkpoint.every_s) or spec.checkpoint.every_s <= 0:
-        yield f"checkpoint.every: {spec.checkpoint.every_s} s is not allowed: more than 0"
+    if spec.max_steps is not None and not 1 <= spec.max_steps <= MAX_STEPS:
+        yield f"max_steps: {spec.max_steps} is not allowed: 1 to {MAX_STEPS}"
+    if not 0 < spec.checkpoint.every_s <= MAX_WAIT_S:
+        yield f"checkpoint.every: {spec.checkpoint.every_s} s is not allowed: more than 0, at most {MAX_WAIT_S:.0f} s"
     waits = {
         "start_timeout": spec.start_timeout_s,
         "load_timeout": spec.load_timeout_s,
@@ -76,10 +83,18 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
     if len(spec.model) > MAX_MODEL or "\0" in spec.model:
         yield f"model: {spec.model[:80]!r} is not a name of at most {MAX_MODEL} characters"
     for share, rate in spec.throughput.items():
-        if not 1 <= share <= MAX_GPUS or not 0 < rate <= MAX_STEPS_PER_S:
-            yield f"throughput: {rate} steps per second with {share} GPUs is not allowed: above 0, with 1 to {MAX_GPUS} GPUs"
+        if not usable_rate(share, rate):
+            yield (
+                f"throughput: {rate} steps per second with {share} GPUs is not allowed: "
+                f"{MIN_STEPS_PER_S:g} to {MAX_STEPS_PER_S:g}, with 1 to {MAX_GPUS} GPUs"
+            )
     if abs(spec.priority) > 1_000_000:
         yield f"priority: {spec.priority} is not allowed: -1000000 to 1000000"
+
+
+def usable_rate(share: int, rate: float) -> bool:
+    """Can the scheduler reckon with so many steps per second on so many GPUs?"""
+    return 1 <= share <= MAX_GPUS and MIN_STEPS_PER_S <= rate <= MAX_STEPS_PER_S
 
 
 def _environment(spec: JobSpec) -> Iterator[str]:

@@ -68,7 +68,7 @@ def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:
         replace(
             point(share, on or None, rate.steps_per_s, rate.source),
             times=rate.times if rate.at_s is not None else 0,
-            age_s=now - rate.at_s if rate.at_s is not None else None,
+            age_s=max(0.0, now - rate.at_s) if rate.at_s is not None else None,
         )
         for (share, on), rate in told.known.items()
     ]

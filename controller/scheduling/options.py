@@ -6,7 +6,9 @@ tell on which line it stands.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,7 +33,7 @@ class WrongOption(OperatorError):
 def convert(values: object, into: type[S], source: str, at: str = "") -> S:
     """`values`, plain ones, as an `into`, which is a struct; they stand at the field `at` of `source`. Raises WrongOption."""
     try:
-        return msgspec.convert(values, into)
+        converted = msgspec.convert(values, into)
     except msgspec.ValidationError as error:
         message, _, where = str(error).rpartition(" - at ") if " - at " in str(error) else (str(error), "", "")
         steps = [name or int(number) for name, number in _STEP.findall(where.strip("`"))]
@@ -42,6 +44,24 @@ def convert(values: object, into: type[S], source: str, at: str = "") -> S:
             raise WrongOption(source, _join(at, [*steps, unknown[1]]), f"is unknown{known}") from None
         found = f"{_found(values, steps)!r}: " if steps else ""
         raise WrongOption(source, _join(at, steps), found + message[:1].lower() + message[1:]) from None
+    for steps, number in _numbers(values):
+        if not math.isfinite(number):
+            raise WrongOption(source, _join(at, steps), f"{number} is not allowed: a finite number")
+    return converted
+
+
+def _numbers(values: object) -> Iterator[tuple[list[str | int], float]]:
+    """All floats in plain values, and the way to each."""
+    items: Iterable[tuple[str | int, object]] = ()
+    if isinstance(values, dict):
+        items = values.items()
+    elif isinstance(values, list | tuple):
+        items = enumerate(values)
+    elif isinstance(values, float):
+        yield [], values
+    for step, value in items:
+        for steps, number in _numbers(value):
+            yield [step, *steps], number
 
 
 def _found(values: Any, steps: list[str | int]) -> Any:
