@@ -271,7 +271,13 @@ class AgentMachine:
         elif process.kill_at is not None:
             fault = Fault.STOPPED
         record = WorkerExit(
-            job=process.job, worker=worker, exit_code=exit_code, reason=reason, phase=phase, fault=fault
+            job=process.job,
+            worker=worker,
+            exit_code=exit_code,
+            reason=reason,
+            phase=phase,
+            status=process.status,
+            fault=fault,
         )
         self._exited[worker] = record
         return self._tell(record)

@@ -24,24 +24,23 @@ class Absences:
             WATCH_INTERVAL_S, self._away_s * WATCH_INTERVAL_S / AWAY_S
         )  # between turns, to see an absence
         self._told_s = -math.inf
-        self._untold_s: list[float] = []
+        self._untold = 0
 
     def leave_out(self, cluster: Cluster, before: float, now: float) -> None:
         """The controller has a turn `now`; `before` was its last one."""
         gap_s = now - before
         if 0 <= gap_s <= self._away_s or not _shift(cluster, before, now):
             return
-        self._told_s += gap_s
-        self._untold_s.append(gap_s)
-        if now - self._told_s >= TELL_INTERVAL_S:
-            cluster.tell(now, "controller-away", None, _sentence(self._untold_s))
-            self._told_s, self._untold_s = now, []
+        if 0 <= now - self._told_s < TELL_INTERVAL_S:
+            self._untold += 1
+            return
+        cluster.tell(now, "controller-away", None, _sentence(gap_s, self._untold))
+        self._told_s, self._untold = now, 0
 
 
-def _sentence(gaps_s: list[float]) -> str:
-    *earlier, last_s = gaps_s
-    what = f"has not listened for {last_s:.1f} s" if last_s >= 0 else f"found its clock set back by {-last_s:.1f} s"
-    also = f", and was away {len(earlier)} times before" if earlier else ""
+def _sentence(gap_s: float, before: int) -> str:
+    what = f"has not listened for {gap_s:.1f} s" if gap_s >= 0 else f"found its clock set back by {-gap_s:.1f} s"
+    also = f", and was away {before} times since it last said so" if before else ""
     return f"the controller {what}{also}: leases begin anew"
 
 

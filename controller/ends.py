@@ -152,11 +152,12 @@ def _newcomer_failed(cluster: Cluster, now: float, job: Job, reason: str, exit_c
             text = f"{job.start_failures} workers in a row ended before they could train; last: {reason}"
             end_job(cluster, now, job, JobPhase.FAILED, text, exit_code)
         return
-    job.hold_s = min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.hold_s * 2))
-    job.hold_until = now + job.hold_s
+    job.hold(now, min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.kept.hold_s * 2)))
     job.start_failures = 0
     keep = {entry.gpu for entry in with_state}
     job.update(target=tuple(gpu for gpu in job.kept.target if gpu in keep))
     job.descent = None
     cluster.schedule_due = True
-    cluster.tell(now, "held", job.id, f"does not grow for {job.hold_s:.0f} s: new workers end at their start: {reason}")
+    cluster.tell(
+        now, "held", job.id, f"does not grow for {job.kept.hold_s:.0f} s: new workers end at their start: {reason}"
+    )

@@ -119,7 +119,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
             if entry.worker in seen:
                 if entry.stopping:
                     stop_worker(cluster, now, job, entry.worker)
-            elif entry.state is WorkerState.STARTED and not entry.stopping:
+            elif entry.state is WorkerState.STARTED and not entry.stopping and not job.final:
                 send_start(cluster, job, entry)
             else:
                 if not entry.stopping:
@@ -231,8 +231,8 @@ def _note_worker(now: float, job: Job, entry: WorkerRecord, status: WorkerStatus
         job.update_worker(entry.worker, trained=True)
         job.start_failures = 0
         job.blind.clear()
-        if job.hold_until is None:
-            job.hold_s = 0.0
+        if job.hold_until is None and job.kept.hold_s:
+            job.update(hold_s=0.0)
 
 
 def _note_commit(cluster: Cluster, now: float, job: Job, status: WorkerStatus) -> None:
@@ -273,7 +273,9 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
         cluster.stir_waiting()
     found = _find(cluster, message.job, message.worker)
     if found is not None:
-        job, entry = found
+        if message.status is not None and message.status.worker == message.worker:
+            _on_status(cluster, now, session, message.status)
+        job, entry = found[0], found[0].worker(message.worker) or found[1]
         worker_ended(cluster, now, job, entry, message.exit_code, message.reason, message.phase, message.fault)
 
 

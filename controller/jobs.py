@@ -37,7 +37,14 @@ from ..protocol.model import (
     WorkerPhase,
     WorkerStatus,
 )
-from ..protocol.times import FIRST_SERVER_BACK_OFF_S, LEAVING_PATIENCE_S, LONGEST_SERVER_BACK_OFF_S
+from ..protocol.times import (
+    FIRST_BACK_OFF_S,
+    FIRST_SERVER_BACK_OFF_S,
+    LEAVING_PATIENCE_S,
+    LONGEST_BACK_OFF_S,
+    LONGEST_SERVER_BACK_OFF_S,
+    REST_S,
+)
 from .scheduling.throughput import KEPT_RATES, NOISE, Measured
 from .throughput import Estimated, fingerprint
 
@@ -177,6 +184,8 @@ class JobRecord(Value, frozen=True, kw_only=True):
     deaths_in_vain: int = 0  # in a row, of them: those where no server had a part in it (`reconcile.count_restart`)
     progressed: bool = False  # some step has been applied
     best_at_restart: int = -1
+    hold_s: float = 0.0  # how long growth is held back, or was last time
+    held: bool = False
     progress: Progress | None = None
     measured: tuple[Measured, ...] = ()  # throughput by share and servers
     saved_step: int | None = None  # of the newest checkpoint that a worker has written or loaded
@@ -223,7 +232,6 @@ class Job:
     waiting_reason: str = ""  # the scheduler's
     restart_at: float | None = None
     start_failures: int = 0  # consecutive
-    hold_s: float = 0.0  # how long growth was held back last time
     hold_until: float | None = None
     stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
     blind: dict[ServerId, Blindness] = field(default_factory=dict)  # until the job trains again
@@ -320,7 +328,8 @@ class Job:
         if phase.final:
             self.change_share(now, 0)
             self.update(finished_s=now, exit_code=exit_code, target=(), progress=self.progress())
-            self.restart_at = self.hold_until = self.descent = None
+            self.restart_at = self.descent = None
+            self.release()
 
     def end_worker(
         self, worker: WorkerId, now: float, exit_code: int | None, reason: str, fault: Fault
@@ -420,6 +429,37 @@ class Job:
         if self.descent is not None and not self.descent.overdue:
             found["descent"] = self.descent.until_s
         return found
+
+    def hold(self, now: float, seconds: float) -> None:
+        """Do not grow for so long."""
+        self.hold_until = now + seconds
+        self.update(hold_s=seconds, held=True)
+
+    def release(self) -> None:
+        """Growth is not held back any more."""
+        self.hold_until = None
+        if self.kept.held:
+            self.update(held=False)
+
+    @property
+    def restart_counted(self) -> bool:
+        """Has it lost all workers, and waits for its time to start again from its last checkpoint?"""
+        return self.newest is not None and self.kept.cycle > self.kept.generation and not self.final
+
+    def wait_for_restart(self, now: float) -> float:
+        """Start again after a while, longer after each start that came no further. Returns when."""
+        vain = min(max(0, self.kept.restarts_in_vain - 1), 10)
+        self.restart_at = now + min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0**vain)
+        return self.restart_at
+
+    def begin_timers(self, now: float) -> None:
+        """After a recovery: what the record says is under way takes its time from now on."""
+        if self.restart_counted:
+            self.wait_for_restart(now)
+        if self.kept.held:
+            self.hold_until = now + self.kept.hold_s
+        if self.kept.phase is JobPhase.FINISHED and any(not entry.stopping for entry in self.kept.workers):
+            self.stop_rest_at = now + REST_S
 
     def leave_out(self, before: float, now: float) -> None:
         """Nobody has watched from `before` to `now`: that time counts for nothing."""

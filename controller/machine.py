@@ -113,7 +113,7 @@ class ControllerMachine:
     def _pass_time_of(self, now: float, job: Job) -> None:
         self._cluster.stir(job)
         if job.hold_until is not None and now >= job.hold_until:
-            job.hold_until = None
+            job.release()
             self._cluster.schedule_due = True
         if job.descent is not None and now >= job.descent.until_s and not job.descent.overdue:
             job.descent.overdue = True

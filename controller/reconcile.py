@@ -38,8 +38,6 @@ from .scheduling.placement import in_order
 from .scheduling.plan import standstill
 from .scheduling.sets import union
 
-FIRST_BACK_OFF_S = 1.0
-LONGEST_BACK_OFF_S = 30.0
 KEPT_ORDERS = 64
 
 
@@ -290,17 +288,17 @@ def _stop_unneeded(cluster: Cluster, now: float, job: Job) -> None:
 
 def _start_again(cluster: Cluster, now: float, job: Job) -> None:
     """No worker is left. Wait a while, then order new ones; or give up."""
-    if job.restart_at is None:
+    restart_at = job.restart_at
+    if restart_at is None:
         count_restart(cluster, now, job, "no worker is left")
         if job.final:
             return
-        vain = job.kept.restarts_in_vain
-        job.restart_at = now + min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0 ** min(max(0, vain - 1), 10))
+        restart_at = job.wait_for_restart(now)
         job.enter(JobPhase.STARTING, now)
         cluster.stir(job)
     if not job.kept.target:
         suspend(cluster, now, job)
-    elif now >= job.restart_at:
+    elif now >= restart_at:
         job.restart_at = None
         job.update(orders=(), broken=())
 

@@ -10,7 +10,17 @@ from msgspec.structs import replace
 
 from ..protocol.errors import OperatorError
 from ..protocol.messages import EventView, Submitted
-from .cluster import KEPT_EVENTS, POLICY_KEY, Cluster, PolicyRecord, ServerRecord, Session
+from .cluster import (
+    KEPT_EVENTS,
+    POLICY_KEY,
+    Cluster,
+    PolicyRecord,
+    ServerRecord,
+    Session,
+    event_key,
+    job_key,
+    server_key,
+)
 from .jobs import Job, JobRecord
 from .policy import recover_policy
 from .statuses import mended_progress, usable_measurement, usable_resize
@@ -96,9 +106,44 @@ def _recover_job(cluster: Cluster, now: float, written: JobRecord) -> None:
     progress = record.progress
     step = progress.step if progress is not None and progress.step is not None else -1
     job = Job(record, best_applied=max(record.best_at_restart, step))
+    job.begin_timers(now)
     cluster.add_job(job, recorded=True)
+    cluster.touch(job)
     cluster.remember_answer(record.request, Submitted(job=record.job))
 
 
 def _number(record: JobRecord) -> int:
     return int(record.job.rpartition("-")[2])
+
+
+# ----------------------------------------------------------------------------------------------- is the one equal to the other?
+
+LASTING = (
+    "restart",
+    "hold",
+    "rest",
+)  # timers of jobs that follow from what is recorded; others begin when agents have spoken
+
+
+def durable(cluster: Cluster) -> dict[str, bytes]:
+    """All keys and values that the store must hold, after a turn, for the next controller to know as much."""
+    found = {event_key(event.number): msgspec.msgpack.encode(event) for event in cluster.events}
+    found |= {job_key(name): msgspec.msgpack.encode(job.kept) for name, job in cluster.jobs.items()}
+    for name, session in cluster.sessions.items():
+        found[server_key(name)] = msgspec.msgpack.encode(ServerRecord(server=session.server))
+    found |= {PREFIX + record.fingerprint: msgspec.msgpack.encode(record) for record in cluster.history.records()}
+    if cluster.decider.record is not None:
+        found[POLICY_KEY] = msgspec.msgpack.encode(cluster.decider.record)
+    return found
+
+
+def differences(before: Cluster, after: Cluster) -> tuple[str, ...]:
+    """In what a controller that has just recovered differs from the one before it, in words: durable facts, and the timers that
+    follow from them. Empty if the one is as good as the other."""
+    kept, found = durable(before), durable(after)
+    odd = [key for key in sorted({*kept, *found}) if kept.get(key) != found.get(key)]
+    for name in before.jobs.keys() & after.jobs.keys():
+        waits = [[timer for timer in LASTING if timer in cluster.jobs[name].timers()] for cluster in (before, after)]
+        if waits[0] != waits[1]:
+            odd.append(f"{name} waits for {waits[0]} before, for {waits[1]} after")
+    return tuple(odd)

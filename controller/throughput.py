@@ -49,6 +49,10 @@ class History:
         for record in sorted(records, key=lambda record: (record.updated_s, record.fingerprint)):
             self._kinds[record.fingerprint] = record
 
+    def records(self) -> tuple[KindRecord, ...]:
+        """All that is known."""
+        return tuple(self._kinds.values())
+
     def find(self, kind: str, now: float) -> KindRecord | None:
         """What is known of a kind, unless it is too old."""
         record = self._kinds.get(kind)

@@ -114,6 +114,7 @@ class WorkerExit(Message, frozen=True, kw_only=True):
     exit_code: int | None  # None: unknown; negative: killed by that signal
     reason: str  # for people: "killed by SIGKILL", "exit code 1: ValueError: ..."
     phase: WorkerPhase | None = None  # the last it reported
+    status: WorkerStatus | None = None  # likewise: a controller that was away has not heard it
     fault: Fault = Fault.KILLED  # whose it is, as far as the agent can know
 
 

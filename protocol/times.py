@@ -12,6 +12,8 @@ AWAY_S = 2.5  # without a turn for so long, it was itself stopped or starved: th
 
 # ------------------------------------------------------------------------------------------------------ the controller
 
+FIRST_BACK_OFF_S = 1.0  # of a job that has lost all workers, until it starts again
+LONGEST_BACK_OFF_S = 30.0
 REST_S = 5.0  # for the other workers of a finished job to end by themselves
 LEAVING_PATIENCE_S = 30.0  # for a worker that no roster names any more to leave by itself
 LOG_TIMEOUT_S = 5.0  # for an agent to send a piece of a log
@@ -80,6 +82,7 @@ def check() -> None:
         "two turns are left out before a process takes itself for absent": 2 * WATCH_INTERVAL_S < AWAY_S,
         "a worker that saves has more time than one that has nothing to save": STOP_GRACE_S < LEAST_SAVE_S,
         "the least time for saving is less than the most": LEAST_SAVE_S < MOST_SAVE_S,
+        "a job's first back-off is shorter than the longest": FIRST_BACK_OFF_S < LONGEST_BACK_OFF_S,
         "a server's first back-off is shorter than the longest": FIRST_SERVER_BACK_OFF_S < LONGEST_SERVER_BACK_OFF_S,
         "all that building a communicator consists of fits into the time for it": (
             RENDEZVOUS_TIMEOUT_S + CONNECT_TIMEOUT_S + WARM_UP_TIMEOUT_S < DEVICE_BUILD_TIMEOUT_S

@@ -276,9 +276,16 @@ def test_an_adopted_worker_is_asked_to_save_until_it_hears_and_stopped_if_it_has
 
 def test_an_end_is_told_with_the_last_phase_and_again_until_it_is_forgotten() -> None:
     driven = Driven(FIRST)
-    driven.status(status(phase=WorkerPhase.FINISHED))
+    last = status(phase=WorkerPhase.FINISHED)
+    driven.status(last)
     gone = WorkerExit(
-        job=JOB, worker=FIRST, exit_code=0, reason="exit code 0", phase=WorkerPhase.FINISHED, fault=Fault.NONE
+        job=JOB,
+        worker=FIRST,
+        exit_code=0,
+        reason="exit code 0",
+        phase=WorkerPhase.FINISHED,
+        status=last,
+        fault=Fault.NONE,
     )
     assert driven.machine.handle(driven.now, ProcessExited(FIRST, 0, "exit code 0")) == [SendController(gone)]
     assert sent(driven.pass_time(1.0), WorkerExit) == [gone]

@@ -115,7 +115,8 @@ def test_a_starved_controller_does_not_fill_its_history_with_that() -> None:
             world.feed(AgentMessage(name, AgentHeartbeat(server=name)))
         world.turn()
     told = [event.text for event in world.ask(GetEvents()).events if event.kind == "controller-away"]
-    assert 1 <= len(told) <= 2
+    assert 5 <= len(told) <= 11, "once in a minute"
+    assert "was away" in told[1]
     assert told[0] == "the controller has not listened for 3.0 s: leases begin anew"
 
 

@@ -317,7 +317,13 @@ class World:
         phase = process.status.phase if process.status is not None else None
         text = reason or (f"exit code {code}" if code is None or code >= 0 else f"killed by signal {-code}")
         ended = WorkerExit(
-            job=process.job, worker=WorkerId(worker), exit_code=code, reason=text, phase=phase, fault=fault
+            job=process.job,
+            worker=WorkerId(worker),
+            exit_code=code,
+            reason=text,
+            phase=phase,
+            status=process.status,
+            fault=fault,
         )
         agent.exited[WorkerId(worker)] = ended
         self.now += 0.001

@@ -1,0 +1,161 @@
+"""A controller that was started again is equal to the one before it: what it knows, and what happens by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elasticd.controller.recovery import differences, durable
+from elasticd.protocol.messages import GetJob, StopWorker
+from elasticd.protocol.model import Fault, GpuAddress, JobPhase, ServerId, WorkerPhase
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"controller_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[f"controller_{name}"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+_world, _living = load("world"), load("test_recovery")
+World, job_spec = _world.World, _world.job_spec
+
+
+def assert_equal(world: Any) -> None:
+    """A machine made of the store now is the present one's equal."""
+    present = world.machine.cluster
+    assert durable(present) == world.store, "the store holds what the machine has to keep"
+    assert differences(present, world.new_machine().cluster) == (), world.story()
+
+
+def test_leftover_workers_of_a_finished_job_are_stopped_though_the_controller_was_restarted() -> None:
+    world = World({"s1": 2})
+    job = world.submit(job_spec(low=1, high=2)).id
+    world.settle(job)
+    first, second = world.running(job)
+    world.report(first, WorkerPhase.FINISHED, 1, 20)
+    world.exit(first, 0)
+    assert world.job(job).kept.phase is JobPhase.FINISHED
+    world.pass_time(2.0)
+    assert_equal(world)
+    world.restart()
+    world.pass_time(6.0)
+    assert [message.worker for message in world.messages(StopWorker)] == [second]
+    world.reap()
+    assert world.machine.cluster.gpu_free(GpuAddress(server=ServerId("s1"), index=1))
+
+
+def test_a_worker_of_a_finished_job_whose_start_is_on_the_way_is_not_started_again_by_a_hello() -> None:
+    world = World({"s1": 2})
+    job = world.submit(job_spec(low=1, high=2)).id
+    world.settle(job)
+    first, second = world.running(job)
+    world.report(first, WorkerPhase.FINISHED, 1, 20)
+    world.exit(first, 0)
+    world.agents["s1"].running.pop(second)
+    world.agents["s1"].seen.clear()
+    world.hello("s1")
+    world.turn()
+    assert world.running(job) == []
+
+
+def lose_all(world: Any, job: str) -> None:
+    for worker in world.running(job):
+        world.exit(worker, -9)
+
+
+def test_a_restart_that_waits_for_its_time_is_counted_once_though_the_controller_was_restarted() -> None:
+    world = World({"s1": 2})
+    job = world.submit(job_spec(low=1, high=2)).id
+    world.settle(job)
+    for turn in range(1, 4):
+        lose_all(world, job)
+        assert world.job(job).restart_at is not None
+        assert_equal(world)
+        for _ in range(3):
+            world.restart()
+            assert world.job(job).kept.restarts == turn
+            assert world.running(job) == [], "it waits for its time"
+        world.pass_time(6.0)
+        assert len(world.running(job)) == 2
+        world.settle(job, step=10 * turn)
+    assert world.job(job).kept.restarts == 3
+
+
+def test_growth_is_held_back_though_the_controller_was_restarted() -> None:
+    world = World({"s1": 2})
+    job = world.submit(job_spec(low=1, high=1)).id
+    world.settle(job)
+    world.job(job).update(spec=job_spec(low=1, high=2))
+    world.machine.cluster.stir_all()
+    world.pass_time(1.0)
+    for _ in range(5):
+        for worker in [worker for worker in world.running(job) if world.find(worker)[1].status is None]:
+            world.exit(worker, 1)
+        world.commit(job)
+    assert world.job(job).hold_until is not None, world.story()
+    assert_equal(world)
+    world.restart()
+    assert "does not grow for" in world.ask(GetJob(job=job)).job.reason
+    world.pass_time(5.0)
+    assert len(world.running(job)) == 1
+    world.pass_time(40.0)
+    assert len(world.running(job)) == 2
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32))
+def test_at_any_moment_a_recovered_machine_equals_the_one_before_it(seed: int) -> None:
+    rng = random.Random(seed)
+    world = _living.HostileWorld({"s1": 2, "s2": 2})
+    for _ in range(60):
+        _living.disturb(world, rng)
+        assert_equal(world)
+        if rng.random() < 0.1:
+            for worker in [w for agent in world.agents.values() for w in agent.running]:
+                if rng.random() < 0.7:
+                    world.exit(worker, rng.choice([-9, 1, 0]))
+                assert_equal(world)
+        if rng.random() < 0.1:
+            world.go_on(2)
+            assert_equal(world)
+
+
+def test_a_job_that_ended_while_the_controller_was_down_is_shown_with_its_last_step() -> None:
+    world = World({"s1": 1})
+    job = world.submit(job_spec(low=1, high=1, max_steps=189)).id
+    world.settle(job, step=10)
+    (worker,) = world.running(job)
+    world.agents["s1"].connected = False
+    world.report(worker, WorkerPhase.FINISHED, 1, 188)
+    world.exit(worker, 0)
+    world.restart(hello=False)
+    world.hello("s1")
+    world.turn()
+    found = world.ask(GetJob(job=job)).job
+    assert found.phase is JobPhase.FINISHED
+    assert (found.step, found.total_steps) == (188, 189)
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_the_last_status_of_a_worker_counts_for_a_job_whose_other_workers_go_on(fault: Fault) -> None:
+    world = World({"s1": 2})
+    job = world.submit(job_spec(low=1, high=2)).id
+    world.settle(job, step=10)
+    worker = world.running(job)[1]
+    world.agents["s1"].connected = False
+    world.report(worker, WorkerPhase.TRAINING, 1, 55)
+    world.exit(worker, -9, fault=fault)
+    world.hello("s1")
+    world.turn()
+    assert world.job(job).best_applied == 55
