@@ -29,6 +29,9 @@ from .jobs import Job, WorkerRecord, WorkerState
 from .reconcile import leader_address, order_message, send_order, send_start, stop_worker
 from .statuses import exit_within_bounds, server_fault, unusable, without_odd_figures
 
+MAX_STRAYS = 4096  # of one server
+MAX_SERVERS = 10_000
+
 
 def on_agent_message(cluster: Cluster, now: float, server: ServerId, message: ToControllerFromAgent) -> None:
     """Take in a message of the agent of `server`."""
@@ -63,6 +66,9 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello)
         cluster.warn(f"dropped a hello of {server[:80]!r}: {fault}")
         return
     before = cluster.sessions.get(server)
+    if before is None and len(cluster.sessions) >= MAX_SERVERS:
+        cluster.warn(f"dropped a hello of {server}: there are {MAX_SERVERS} servers already")
+        return
     if before is not None and before.incarnation == hello.incarnation and 0 < hello.number <= before.hello:
         return  # late or doubled: what it tells is not so any more
     session = Session(
@@ -165,6 +171,11 @@ def _stop_stray(cluster: Cluster, session: Session, job: JobId, worker: WorkerId
     if worker in session.strays:
         return
     known = cluster.jobs[job].known_worker(worker) if job in cluster.jobs else None
+    if len(session.strays) >= MAX_STRAYS:
+        cluster.warn(
+            f"{session.server.server} reports more than {MAX_STRAYS} processes that nobody knows: {worker} is ignored"
+        )
+        return
     session.strays[worker] = known.gpu if known is not None else None
     cluster.send(session.server.server, StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S))
 

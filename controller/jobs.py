@@ -52,6 +52,7 @@ KEPT_PAST_WORKERS = 64
 KEPT_RESIZES = 64
 KEPT_SHARES = 512
 KEPT_ODD = 64
+KEPT_MEASURED = 256  # shares and servers
 STEPS_OF_A_RATE = 32  # workers report the median of so many at most
 OFTEN_ENOUGH_S = 10.0  # between two measurements with the same share, once there are some
 
@@ -529,6 +530,8 @@ class Job:
         else:
             entry = known.again(rate, now)
         others = [other for other in self.kept.measured if other is not known]
+        if len(others) >= KEPT_MEASURED:
+            others.remove(min(others, key=lambda one: one.at_s))
         self.update(measured=tuple(sorted((*others, entry), key=lambda one: (one.share, one.servers))))
         if known is None or first:
             return True

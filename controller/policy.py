@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 
+import msgspec
 from msgspec.structs import replace
 
 from ..protocol.errors import OperatorError, UserError
@@ -19,6 +20,9 @@ from .deciding import decided
 from .outlook import outlook
 from .reconcile import settle
 from .scheduling.scheduler import Scheduler, document, load_scheduler
+
+MAX_DOCUMENT_BYTES = 64 << 10
+MAX_ORIGIN = 4096
 
 
 def in_use(cluster: Cluster) -> PolicyInUse:
@@ -33,6 +37,10 @@ def set_policy(cluster: Cluster, now: float, request: SetPolicy) -> PolicySet | 
 
     Raises UserError, naming source and field, and PolicyFailed for one that cannot decide about the present jobs.
     """
+    if request.document is not None and len(msgspec.msgpack.encode(request.document)) > MAX_DOCUMENT_BYTES:
+        raise UserError(f"{request.source[:200]}: a policy file has at most {MAX_DOCUMENT_BYTES} bytes")
+    if max(len(request.source), len(request.user)) > MAX_ORIGIN:
+        raise UserError(f"the name of a policy's file or user has at most {MAX_ORIGIN} characters")
     if request.document is None:
         record, scheduler = None, cluster.configured
     else:

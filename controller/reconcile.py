@@ -27,6 +27,7 @@ from .generations import (
     StartAgain,
     broken_to_list,
     choose_leader,
+    doomed,
     gpu_place,
     holders,
     next_step,
@@ -39,6 +40,7 @@ from .scheduling.plan import standstill
 from .scheduling.sets import union
 
 KEPT_ORDERS = 64
+KEPT_POLICY_FAILURES = 64
 
 
 def settle(cluster: Cluster, now: float) -> None:
@@ -101,7 +103,7 @@ def _keep_plan(cluster: Cluster, now: float, seen: Outlook, failure: PolicyFaile
     cluster.plan_unfinished = False
     for job in seen.jobs:
         job.waiting_reason = cluster.policy_trouble if not job.kept.target else ""
-    if failure.where not in cluster.policy_failures:
+    if failure.where not in cluster.policy_failures and len(cluster.policy_failures) < KEPT_POLICY_FAILURES:
         cluster.policy_failures.add(failure.where)
         cluster.tell(now, "policy-failed", None, cluster.policy_trouble)
         cluster.warn(cluster.policy_trouble)
@@ -224,9 +226,7 @@ def _order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
         broken=broken_to_list(job),
     )
     before = job.newest
-    told = (*job.kept.orders, order)[-KEPT_ORDERS:]
-    job.update(generation=generation, orders=told)
-    job.update(orders=tuple(o for o in told if o.generation >= job.kept.committed))
+    job.update(generation=generation, orders=_bounded(job, (*job.kept.orders, order)))
     if job.kept.phase is JobPhase.PENDING:
         job.enter(JobPhase.STARTING, now)
     text = f"generation {generation}: {_gpus(len(members))}, {', '.join(str(member.gpu) for member in members)}"
@@ -235,6 +235,16 @@ def _order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
     cluster.tell(now, "ordered", job.id, text)
     cluster.stir(job)
     send_order(cluster, job)
+
+
+def _bounded(job: Job, told: tuple[OrderRecord, ...]) -> tuple[OrderRecord, ...]:
+    """The committed order and all later ones. If these are too many, without the first that cannot be committed any more."""
+    kept = tuple(order for order in told if order.generation >= job.kept.committed)
+    if len(kept) <= KEPT_ORDERS:
+        return kept
+    later = [order for order in kept[:-1] if order.generation > job.kept.committed]
+    gone = next((order for order in later if doomed(job, order)), later[0])
+    return tuple(order for order in kept if order is not gone)
 
 
 def _new_worker(job: Job, gpu: GpuAddress, generation: int) -> WorkerId:

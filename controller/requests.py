@@ -47,6 +47,9 @@ from .scheduling.admission import Newcomer, Situation
 from .validation import refusal
 from .views import full_view, job_view, server_views
 
+MAX_REQUEST_ID = 256
+MAX_PENDING_LOGS = 1000
+MAX_LOG_OFFSET = 2**53
 MAX_LOG_BYTES = 4 << 20
 MAX_EVENTS_ANSWERED = 10_000
 MAX_UNFINISHED_JOBS = 100_000
@@ -54,6 +57,10 @@ MAX_UNFINISHED_JOBS = 100_000
 
 def on_request(cluster: Cluster, now: float, client: bytes, envelope: Envelope) -> None:
     """Answer a request, or arrange that it will be answered."""
+    if not 0 < len(envelope.id) <= MAX_REQUEST_ID:
+        text = f"the id of a request has 1 to {MAX_REQUEST_ID} characters, not {len(envelope.id)}"
+        cluster.answer(client, envelope.id, Refused(reason=text, bad_input=True))
+        return
     known = cluster.answers.get(envelope.id)
     if known is not None:
         cluster.answer(client, envelope.id, known)
@@ -68,9 +75,13 @@ def on_request(cluster: Cluster, now: float, client: bytes, envelope: Envelope) 
             return  # the client repeats its request until it is answered
     except ElasticError as error:
         answer = Refused(reason=str(error), bad_input=isinstance(error, UserError))
-    if isinstance(request, Submit | Scale | Profile | Cancel | SetPolicy):
+    if isinstance(request, Submit | Scale | Profile | Cancel | SetPolicy) and not _only_asks(request):
         cluster.remember_answer(envelope.id, answer)
     cluster.answer(client, envelope.id, answer)
+
+
+def _only_asks(request: Request) -> bool:
+    return isinstance(request, SetPolicy) and request.dry_run
 
 
 def _answer(cluster: Cluster, now: float, request_id: str, request: Request) -> Answer | None:
@@ -221,7 +232,7 @@ def _pong(cluster: Cluster) -> Answer:
 
 def _get_log(cluster: Cluster, now: float, client: bytes, request_id: str, request: GetLog) -> None:
     job = find_job(cluster, request.job)
-    if request.offset < 0 or not 1 <= request.limit <= MAX_LOG_BYTES:
+    if not 0 <= request.offset <= MAX_LOG_OFFSET or not 1 <= request.limit <= MAX_LOG_BYTES:
         raise UserError(f"a piece of a log starts at 0 or later and has 1 to {MAX_LOG_BYTES} bytes")
     entry = job.known_worker(request.worker)
     if entry is None:
@@ -230,6 +241,8 @@ def _get_log(cluster: Cluster, now: float, client: bytes, request_id: str, reque
     session = cluster.sessions.get(server)
     if session is None or not session.alive:
         raise RequestRefused(f"the log of {entry.worker} is on server {server}, which is not there")
+    if len(cluster.pending_logs) >= MAX_PENDING_LOGS and request_id not in cluster.pending_logs:
+        raise RequestRefused(f"{MAX_PENDING_LOGS} pieces of logs are being read already; try again in a moment")
     cluster.pending_logs[request_id] = PendingLog(client=client, server=server, deadline_s=now + LOG_TIMEOUT_S)
     message = ReadLog(request=request_id, job=job.id, worker=entry.worker, offset=request.offset, limit=request.limit)
     cluster.send(server, message)

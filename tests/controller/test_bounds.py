@@ -1,0 +1,157 @@
+"""No queue and no table of the controller grows without end, whatever others send."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticd.controller import intake, jobs, reconcile, requests
+from elasticd.controller.events import AgentMessage, Warn
+from elasticd.protocol.messages import (
+    AgentHello,
+    GetLog,
+    Ping,
+    Pong,
+    Refused,
+    Scale,
+    SetPolicy,
+    Submit,
+    WorkerReport,
+)
+from elasticd.protocol.model import Server, ServerId, Steady, WorkerId, WorkerPhase
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec = _module.World, _module.job_spec
+S1 = ServerId("s1")
+
+
+def training(gpus: int = 4) -> tuple[Any, str]:
+    world = World({"s1": gpus})
+    job = world.submit(job_spec(low=1, high=gpus)).id
+    world.settle(job)
+    return world, job
+
+
+def test_the_committed_order_is_kept_however_many_follow_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "KEPT_ORDERS", 8)
+    world, job = training()
+    committed = world.job(job).kept.committed
+    for number in range(40):
+        world.ask(Scale(job=job, share=1 + number % 3))
+        world.arrive(job)
+        assert len(world.job(job).kept.orders) <= 8
+        assert world.job(job).order(committed) is not None, "what trains is known"
+        assert world.job(job).share_gpus == 4
+    world.settle(job)
+    assert world.job(job).kept.committed == world.job(job).kept.generation
+
+
+def test_too_many_readers_of_logs_are_refused_and_later_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_PENDING_LOGS", 3)
+    world, job = training(1)
+    worker = WorkerId(world.running(job)[0])
+    for number in range(3):
+        assert world.ask(GetLog(job=job, worker=worker), f"log-{number}") is None
+    refused = world.ask(GetLog(job=job, worker=worker), "log-3")
+    assert isinstance(refused, Refused)
+    assert "pieces of logs are being read already" in refused.reason
+    assert world.ask(GetLog(job=job, worker=worker), "log-2") is None, "a repetition is none more"
+    world.pass_time(6.0)
+    assert world.machine.cluster.pending_logs == {}
+    assert world.ask(GetLog(job=job, worker=worker), "log-4") is None
+
+
+def test_an_offset_that_no_file_has_is_refused() -> None:
+    world, job = training(1)
+    for offset in (-1, 2**63):
+        answer = world.ask(GetLog(job=job, worker=WorkerId(world.running(job)[0]), offset=offset))
+        assert isinstance(answer, Refused)
+        assert answer.bad_input
+
+
+def test_an_agent_that_reports_processes_without_end_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "MAX_STRAYS", 5)
+    world, job = training(1)
+    status = world.find(world.running(job)[0])[1].status
+    warned = 0
+    for number in range(20):
+        strange = type(status)(
+            job=status.job, worker=WorkerId(f"{job}.{1000 + number}"), pid=1, address="", phase=WorkerPhase.READY,
+            generation=0, order=0, floor=0, applied=None, sequence=1,
+        )  # fmt: skip
+        actions = world.machine.handle(world.now, AgentMessage(S1, WorkerReport(status=strange)))
+        warned += sum(isinstance(action, Warn) for action in actions)
+    assert len(world.machine.cluster.sessions[S1].strays) <= 5
+    assert warned > 0
+
+
+def test_servers_without_end_are_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "MAX_SERVERS", 3)
+    world = World({"s1": 1})
+    for number in range(2, 9):
+        server = Server(server=ServerId(f"s{number}"), address="", gpus=())
+        hello = AgentHello(server=server, incarnation="a", workers=(), starting=(), exited=())
+        world.machine.handle(world.now, AgentMessage(server.server, hello))
+    assert len(world.machine.cluster.sessions) == 3
+
+
+def test_measurements_of_ever_other_shares_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "KEPT_MEASURED", 2)
+    world, job = training(4)
+    for share in (3, 2, 1, 4):
+        world.ask(Scale(job=job, share=share))
+        world.settle(job)
+        generation = world.job(job).kept.committed
+        world.report(
+            world.roster(job)[0],
+            WorkerPhase.TRAINING,
+            generation,
+            50,
+            steady=Steady(generation=generation, step_s=0.1 * share, steps=32),
+        )
+        world.now += 1.0
+    assert [entry.share for entry in world.job(job).kept.measured] == [1, 4], "the latest"
+
+
+def test_a_request_with_an_endless_id_is_refused_and_not_remembered() -> None:
+    world = World()
+    name = "x" * 100_000
+    assert isinstance(world.ask(Submit(spec=job_spec()), name), Refused)
+    assert len(world.machine.cluster.answers) == 0
+    assert isinstance(world.ask(Ping(), "y"), Pong)
+
+
+def test_what_only_asks_what_a_policy_would_do_is_not_remembered() -> None:
+    world = World()
+    world.ask(SetPolicy(document={"policy": "fifo"}, dry_run=True))
+    assert len(world.machine.cluster.answers) == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "document": {
+                "policy": "tiresias-l",
+                "parameters": {"thresholds_gpu_s": [float(n) for n in range(1, 50_000)]},
+            }
+        },
+        {"document": {"policy": "fifo"}, "source": "s" * 10_000},
+        {"document": {"policy": "fifo"}, "user": "u" * 10_000},
+    ],
+)
+def test_a_policy_of_endless_size_is_refused(changes: dict[str, Any]) -> None:
+    world = World()
+    answer = world.ask(SetPolicy(**changes))
+    assert isinstance(answer, Refused)
+    assert answer.bad_input
+    assert "/policy" not in world.store
