@@ -7,12 +7,12 @@ import traceback
 from dataclasses import dataclass
 
 from ..protocol.errors import RequestRefused
+from .avoiding import elsewhere
 from .jobs import Job
 from .outlook import Outlook
 from .scheduling.pipeline import Decision, decide
 from .scheduling.plan import Change, at_once, plan
 from .scheduling.scheduler import Scheduler
-from .sight import in_sight
 
 
 class PolicyFailed(RequestRefused):
@@ -33,7 +33,7 @@ class Decided:
     reasons: tuple[str, ...]
     changes: tuple[Change, ...]
     unfinished: bool  # other changes wait for these
-    blind: tuple[Job, ...]  # these cannot begin with what they would get (`sight`): decide again without them
+    stuck: tuple[Job, ...]  # these cannot begin with what they would get (`avoiding`): decide again without them
 
 
 def decided(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decided:
@@ -41,7 +41,7 @@ def decided(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decided:
     try:
         decision = decision_of(scheduler, seen, rng)
         _check(decision, seen.view.total_gpus)
-        decision, blind = in_sight(seen, decision)
+        decision, stuck = elsewhere(seen, decision)
         why = [decision.why(row) for row in range(len(seen.jobs))]
         changes, unfinished = at_once(seen.view.placements, plan(seen.view, decision), seen.held)
     except (
@@ -49,7 +49,7 @@ def decided(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decided:
     ) as error:  # a policy is a plug-in: its bad luck with one job must not end the controller for all others
         raise PolicyFailed(scheduler.policy.name, error) from error
     reasons = tuple(reason.text if reason is not None else "" for reason in why)
-    return Decided(decision, reasons, changes, unfinished, blind)
+    return Decided(decision, reasons, changes, unfinished, stuck)
 
 
 def decision_of(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decision:

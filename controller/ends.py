@@ -19,7 +19,7 @@ from ..protocol.exits import NO_CHECKPOINT
 from ..protocol.model import Fault, JobPhase, WorkerId, WorkerPhase
 from .cluster import Cluster
 from .generations import broken_by_loss, ending, holders, usable
-from .health import script_is_innocent, start_failed
+from .health import script_is_innocent, second_opinion, start_failed
 from .jobs import Job, WorkerRecord
 from .reconcile import end_job, stop_worker
 
@@ -45,22 +45,16 @@ def worker_ended(
     last = phase if phase is not None else status.phase if status is not None else None
     broken = broken_by_loss(job, worker)
     over = exit_code == 0 and last in (WorkerPhase.FINISHED, WorkerPhase.LEFT)
+    started = entry.trained or (status is not None and status.applied is not None)
     if exit_code == 0 and not entry.stopping and not over:
         reason = "ended in the middle of training (exit code 0)" if entry.trained else "ended without training"
-    fault = Fault.NONE if over else entry.fault or (Fault.STOPPED if entry.stopping else fault)
-    started = entry.trained or (status is not None and status.applied is not None)
-    blind = exit_code == NO_CHECKPOINT and job.kept.saved_step is not None and not started
-    if blind and not entry.stopping:
-        fault, reason = Fault.SERVER, _sees_no_checkpoint(job, entry, reason)
-        job.lose_sight(now, entry.gpu.server, reason)
-        cluster.schedule_due = True
-    elif fault is Fault.SCRIPT and not started and not entry.stopping:
-        fault = _judged(cluster, now, job, entry, reason)
+    if over or entry.stopping:
+        fault = Fault.NONE if over else entry.fault or Fault.STOPPED
+    elif not started and last is not WorkerPhase.FINISHED:
+        fault, reason = _at_the_start(cluster, now, job, entry, exit_code, reason, fault)
     job.end_worker(worker, now, exit_code, entry.reason or reason, fault)
     cluster.stir(job)
     cluster.stir_waiting()
-    if fault is Fault.SERVER and not entry.stopping and not blind:
-        start_failed(cluster, now, entry.gpu.server, reason)
     if entry.stopping and not job.kept.target:
         cluster.schedule_due = True  # a preempted job that seemed to be at its end waits again
     if job.final or entry.stopping or last is WorkerPhase.LEFT:
@@ -77,6 +71,26 @@ def worker_ended(
         end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
     elif not started and fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT):
         _newcomer_failed(cluster, now, job, reason, exit_code, fault)
+
+
+def _at_the_start(
+    cluster: Cluster, now: float, job: Job, entry: WorkerRecord, exit_code: int | None, reason: str, fault: Fault
+) -> tuple[Fault, str]:
+    """A worker has ended before it trained: whose fault that is, and the reason. The server may be left alone for it."""
+    server = entry.gpu.server
+    if exit_code == NO_CHECKPOINT and job.kept.saved_step is not None:
+        reason = _sees_no_checkpoint(job, entry, reason)
+        job.avoid(now, server, reason, wholly=False)
+        cluster.schedule_due = True
+        return Fault.SERVER, reason
+    if fault is Fault.SERVER:
+        start_failed(cluster, now, server, reason)
+    elif fault is Fault.SCRIPT:
+        fault = _judged(cluster, now, job, entry, reason)
+        alone = fault is Fault.SCRIPT and not holders(job)
+        if alone and exit_code and second_opinion(cluster, now, job, entry, reason):
+            return Fault.SERVER, reason
+    return fault, reason
 
 
 def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -> None:

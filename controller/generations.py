@@ -108,7 +108,7 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool]) -> Step:
         if any(entry.stopping for entry in job.kept.workers):
             return None  # they may be saving the state
         places = _assign(job, job.kept.target, None)
-        if not _sees_the_checkpoint(job, places):
+        if not _may_begin(job, places):
             return None
         return GiveOrder(places, OrderKind.TARGET, fresh_start=True) if places else None
     with_state = holders(job)
@@ -130,16 +130,16 @@ def _without_state(job: Job, newest: OrderRecord) -> Step:
     if had_state and any(usable(job, worker) for worker in newest.roster.workers) and not _wounded(job, newest):
         return None  # the first step of a generation is on its way
     places = _assign(job, job.kept.target, newest)
-    if not _sees_the_checkpoint(job, places):
+    if not _may_begin(job, places):
         return None
     if not had_state and not _wounded(job, newest) and _same(places, newest):
         return None
     return GiveOrder(places, OrderKind.TARGET, fresh_start=had_state) if places else None
 
 
-def _sees_the_checkpoint(job: Job, places: tuple[Place, ...]) -> bool:
-    """Can one of them begin from the job's checkpoint, as far as is known?"""
-    return not places or any(place.gpu.server not in job.blind_servers for place in places)
+def _may_begin(job: Job, places: tuple[Place, ...]) -> bool:
+    """Is one of them on a server where the job can begin, as far as is known?"""
+    return not places or any(place.gpu.server not in job.avoided_servers for place in places)
 
 
 def _wounded(job: Job, newest: OrderRecord) -> bool:
@@ -246,7 +246,7 @@ def choose_leader(job: Job, workers: tuple[WorkerId, ...]) -> WorkerId:
     """Who leads a roster of `workers` (in rank order, not empty)."""
     with_state = [worker for worker in workers if holds_state(job, worker)]
     newest = job.newest
-    able = with_state or _sighted(job, workers)
+    able = with_state or _able_to_begin(job, workers)
     present = newest.roster.leader if newest is not None else None
     if present in able and present is not None and usable(job, present):
         return present
@@ -256,10 +256,10 @@ def choose_leader(job: Job, workers: tuple[WorkerId, ...]) -> WorkerId:
     return max(with_state, key=lambda worker: applied[worker])  # max() takes the first of equals: the lowest rank
 
 
-def _sighted(job: Job, workers: tuple[WorkerId, ...]) -> list[WorkerId]:
-    """Those whose servers see the job's checkpoint, as far as is known; all if none does."""
+def _able_to_begin(job: Job, workers: tuple[WorkerId, ...]) -> list[WorkerId]:
+    """Those on servers where the job can begin, as far as is known; all if there is none."""
     entries = [entry for worker in workers if (entry := job.worker(worker)) is not None]
-    return [entry.worker for entry in entries if entry.gpu.server not in job.blind_servers] or list(workers)
+    return [entry.worker for entry in entries if entry.gpu.server not in job.avoided_servers] or list(workers)
 
 
 def _applied(job: Job, worker: WorkerId) -> int:

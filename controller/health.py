@@ -25,6 +25,7 @@ from .jobs import Job, WorkerRecord, WorkerState
 
 FAILURES_OF_A_JOB = 2  # on one server, of a job that has run elsewhere
 JOBS_THAT_FAIL = 3  # on one server, in a row, none of which has failed elsewhere
+TRIES_ON_ONE_SERVER = 4  # of a job that gets no other
 KEPT_DOUBTS = 16
 
 
@@ -113,6 +114,22 @@ def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerReco
     if not comparable and not (job.id in unlike and len(unlike) >= JOBS_THAT_FAIL):
         return False
     start_failed(cluster, now, server, reason, suspected=True)
+    return True
+
+
+def second_opinion(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> bool:
+    """The script has ended with an error before its first step, and nobody has the state. Is the job to be tried elsewhere first?
+
+    Not where it has failed on two servers, or again and again on the only one that it gets, or where there is only one at all.
+    """
+    server = entry.gpu.server
+    if len(cluster.sessions) < 2 or any(avoided.wholly for other, avoided in job.avoided.items() if other != server):
+        return False
+    before = job.avoided.get(server)
+    if before is not None and before.wholly and before.until_s is None and before.failures >= TRIES_ON_ONE_SERVER:
+        return False
+    job.avoid(now, server, f"its script fails at its start on server {server}: {reason}", wholly=True)
+    cluster.schedule_due = True
     return True
 
 

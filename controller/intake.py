@@ -241,7 +241,7 @@ def _note_worker(now: float, job: Job, entry: WorkerRecord, status: WorkerStatus
     if not entry.trained and status.applied is not None:
         job.update_worker(entry.worker, trained=True)
         job.start_failures = 0
-        job.blind.clear()
+        job.avoided.clear()
         if job.hold_until is None and job.kept.hold_s:
             job.update(hold_s=0.0)
 

@@ -208,10 +208,11 @@ class Descent:
 
 
 @dataclass
-class Blindness:
-    """A server does not see a job's checkpoint. It is not tried for that job for a while, longer each time."""
+class Avoided:
+    """A server where a job cannot begin. It is not tried for that job for a while, longer each time (`avoiding`)."""
 
     reason: str
+    wholly: bool  # no worker may start there; else one elsewhere is enough, the first
     failures: int = 0
     until_s: float | None = None
 
@@ -235,7 +236,7 @@ class Job:
     start_failures: int = 0  # consecutive
     hold_until: float | None = None
     stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
-    blind: dict[ServerId, Blindness] = field(default_factory=dict)  # until the job trains again
+    avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # until it trains again
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
 
     @property
@@ -281,15 +282,18 @@ class Job:
         return len(order.roster.members)
 
     @property
-    def blind_servers(self) -> frozenset[ServerId]:
-        """Where no worker may begin from the checkpoint now: these servers do not see it."""
-        return frozenset(server for server, blind in self.blind.items() if blind.until_s is not None)
+    def avoided_servers(self) -> frozenset[ServerId]:
+        """Where it may not begin now."""
+        return frozenset(server for server, avoided in self.avoided.items() if avoided.until_s is not None)
 
-    def lose_sight(self, now: float, server: ServerId, reason: str) -> None:
-        """`server` does not see the job's checkpoint: leave it alone for a while."""
-        blind = self.blind.setdefault(server, Blindness(reason))
-        back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(blind.failures, 30))
-        blind.reason, blind.failures, blind.until_s = reason, blind.failures + 1, now + back_off_s
+    def avoid(self, now: float, server: ServerId, reason: str, wholly: bool) -> None:
+        """The job cannot begin on `server`: leave it alone for a while."""
+        before = self.avoided.get(server)
+        if before is not None and before.until_s is not None:
+            return  # one of several workers that were started together
+        failures = before.failures if before is not None else 0
+        back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(failures, 30))
+        self.avoided[server] = Avoided(reason, wholly, failures + 1, now + back_off_s)
 
     def order(self, generation: int) -> OrderRecord | None:
         return next((order for order in self.kept.orders if order.generation == generation), None)
@@ -419,8 +423,8 @@ class Job:
         found = {f"{late.worker} is late": late.until_s for late in self.latenesses()}
         found |= {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
         if not self.kept.target:  # while it is tried on another server, that decides
-            seen = {server: blind.until_s for server, blind in self.blind.items()}
-            found |= {f"{server} is blind": until_s for server, until_s in seen.items() if until_s is not None}
+            avoided = {server: avoided.until_s for server, avoided in self.avoided.items()}
+            found |= {f"{server} is avoided": until_s for server, until_s in avoided.items() if until_s is not None}
         if self.restart_at is not None:
             found["restart"] = self.restart_at
         if self.hold_until is not None:
@@ -470,8 +474,8 @@ class Job:
         self.restart_at = _later(self.restart_at, gap_s)
         self.hold_until = _later(self.hold_until, gap_s)
         self.stop_rest_at = _later(self.stop_rest_at, gap_s)
-        for blind in self.blind.values():
-            blind.until_s = _later(blind.until_s, gap_s)
+        for avoided in self.avoided.values():
+            avoided.until_s = _later(avoided.until_s, gap_s)
         for late in self.latenesses():
             self.allow_more(late.worker, gap_s)
         self.leaving_since = {worker: since + gap_s for worker, since in self.leaving_since.items()}

@@ -119,9 +119,9 @@ class ControllerMachine:
             job.descent.overdue = True
             self._cluster.schedule_due = True
         stop_late(self._cluster, now, job)
-        for blind in job.blind.values():
-            if blind.until_s is not None and now >= blind.until_s and not job.kept.target:
-                blind.until_s = None
+        for avoided in job.avoided.values():
+            if avoided.until_s is not None and now >= avoided.until_s and not job.kept.target:
+                avoided.until_s = None
                 self._cluster.schedule_due = True
         if job.stop_rest_at is not None and now >= job.stop_rest_at:
             job.stop_rest_at = None

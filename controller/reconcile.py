@@ -76,10 +76,10 @@ def _schedule(cluster: Cluster, now: float) -> None:
     without: dict[JobId, None] = {}
     try:
         found = decided(cluster.decider.scheduler, seen, cluster.rng)
-        while found.blind:  # at most once for each job that waits for its checkpoint
-            for job in found.blind:
+        while found.stuck:  # at most once for each job that waits for another server
+            for job in found.stuck:
                 without[job.id] = None
-                _wait_for_sight(cluster, now, job)
+                _wait_elsewhere(cluster, now, job)
             seen = outlook(cluster, now, without)
             found = decided(cluster.decider.scheduler, seen, cluster.rng)
     except PolicyFailed as failure:
@@ -109,8 +109,8 @@ def _keep_plan(cluster: Cluster, now: float, seen: Outlook, failure: PolicyFaile
         cluster.warn(cluster.policy_trouble)
 
 
-def _wait_for_sight(cluster: Cluster, now: float, job: Job) -> None:
-    """No server that sees the checkpoint of `job` has a GPU for it: it holds none meanwhile."""
+def _wait_elsewhere(cluster: Cluster, now: float, job: Job) -> None:
+    """No server on which `job` may begin has a GPU for it: it holds none meanwhile."""
     if job.kept.target:
         job.update(target=())
         job.descent = None

@@ -104,8 +104,8 @@ def _reason(cluster: Cluster, now: float, job: Job) -> str:
         return f"starts again in {max(0.0, job.restart_at - now):.0f} s"
     if saves := _saving(now, job):
         return saves
-    if job.blind_servers and not job.kept.target:
-        return _blindness(now, job)
+    if job.avoided_servers and not job.kept.target:
+        return _avoidance(now, job)
     held = [entry for entry in job.kept.workers if entry.state is WorkerState.ORDERED]
     if held:
         return f"waits for {', '.join(str(entry.gpu) for entry in held)} to be free"
@@ -123,11 +123,13 @@ def _reason(cluster: Cluster, now: float, job: Job) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def _blindness(now: float, job: Job) -> str:
-    """Which servers do not see the checkpoint of `job`, and when the next one is tried again."""
-    blind = [(blind.until_s, blind.reason) for _, blind in sorted(job.blind.items()) if blind.until_s is not None]
-    next_s = min(until_s for until_s, _ in blind)
-    return f"{'; '.join(reason for _, reason in blind)}; next try in {max(0.0, next_s - now):.0f} s"
+def _avoidance(now: float, job: Job) -> str:
+    """Where `job` cannot begin, and when the next server is tried again."""
+    found = [
+        (avoided.until_s, avoided.reason) for _, avoided in sorted(job.avoided.items()) if avoided.until_s is not None
+    ]
+    next_s = min(until_s for until_s, _ in found)
+    return f"{'; '.join(reason for _, reason in found)}; next try in {max(0.0, next_s - now):.0f} s"
 
 
 def _saving(now: float, job: Job) -> str:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from elasticd.controller.reconcile import suspend
-from elasticd.protocol.messages import Cancel, GetJob, GetServers, Scale, StopWorker
+from elasticd.protocol.messages import GetJob, GetServers, Scale, StopWorker
 from elasticd.protocol.model import CheckpointSpec, Fault, JobPhase, ServerId, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -217,20 +217,52 @@ def test_where_a_script_fails_while_its_fellows_run_elsewhere_the_server_is_susp
     assert job.share_gpus == 1
 
 
-def test_a_server_where_several_jobs_fail_in_a_row_is_suspected_and_the_next_job_runs_elsewhere():
-    world = World({"s1": 2, "s2": 1})
+def fail_on(world, server: str, job, seconds: int) -> int:
+    """Let each of the job's workers on `server` fail, and all others train, for so long. How many have failed."""
+    failed = 0
+    for _ in range(seconds):
+        for worker in on(world, server, job):
+            if worker in world.running(job.id):
+                world.exit(worker, 1, "exit code 1: no driver")
+                failed += 1
+        if not job.final and world.running(job.id) and not on(world, server, job):
+            world.settle(job.id)
+        world.pass_time(1)
+    return failed
+
+
+def test_a_job_that_fails_before_its_first_step_is_tried_on_another_server_before_it_has_failed():
+    world = World({"s1": 2, "s2": 2})
+    job = world.submit(job_spec(low=2, high=2))
+    (bad,) = {entry.gpu.server for entry in job.kept.workers}
+    assert fail_on(world, bad, job, 5) == 2
+    assert job.kept.phase is JobPhase.RUNNING
+    assert trouble(world, bad) == "", "nobody knows yet that it is the server: others may start there"
+
+
+def test_a_job_that_gets_no_other_server_is_tried_a_few_times_and_fails():
+    world = World({"s1": 1, "s2": 1})
     long = world.submit(job_spec("long", 1, 1))
     world.settle(long.id)
-    (bad,) = {"s1", "s2"} - {entry.gpu.server for entry in long.kept.workers}
-    failed = []
-    for number in range(4):
-        job = world.submit(job_spec(f"job{number}", 1, 1))
-        while on(world, bad, job) and not job.final:
-            world.exit(world.running(job.id)[0], 1, "exit code 1: no file system")
-        failed.append(job.final)
-        world.ask(Cancel(job=job.id)) if not job.final else None
-    assert failed[:2] == [True, True]
-    assert not all(failed)
+    job = world.submit(job_spec(low=1, high=1))
+    (server,) = {entry.gpu.server for entry in job.kept.workers}
+    assert fail_on(world, server, job, 20) == 3
+    assert reason(world, job).startswith(
+        f"its script fails at its start on server {server}: exit code 1: no driver; next try"
+    )
+    assert fail_on(world, server, job, 80) == 2
+    assert job.kept.phase is JobPhase.FAILED
+    assert job.kept.exit_code == 1
+
+
+def test_a_server_where_several_jobs_fail_in_a_row_is_suspected_and_all_of_them_run_elsewhere():
+    world = World({"s1": 4, "s2": 8}, policy="fifo")
+    jobs = []
+    for number in range(6):
+        jobs.append(world.submit(job_spec(f"job{number}", 1, 1)))
+        fail_on(world, "s1", jobs[-1], 4)
+    assert [job.kept.phase for job in jobs] == [JobPhase.RUNNING] * 6
+    assert "server-unfit" in world.kinds()
 
 
 def test_a_script_that_fails_on_every_server_has_failed():

@@ -77,7 +77,7 @@ def test_a_server_that_does_not_see_the_checkpoint_is_left_for_one_that_does():
     assert [view.trouble for view in world.ask(GetServers()).servers] == ["", ""], "other jobs may start there"
     world.settle(job.id, 60)
     assert job.kept.phase is JobPhase.RUNNING
-    assert not job.blind
+    assert not job.avoided
 
 
 def test_where_no_server_sees_it_the_job_waits_with_the_reason_holds_nothing_and_tries_again():

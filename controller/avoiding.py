@@ -1,0 +1,61 @@
+"""Jobs that cannot begin on some servers are tried on others.
+
+Theory of operation
+-------------------
+Two things keep a job from beginning on a server while the server may be good for others:
+
+* It does not see the job's checkpoint: the first worker ends with a code of its own (`protocol.exits`). The first worker hands
+  the state on, so it is enough that this one is elsewhere (`generations.choose_leader`).
+* The script has failed there before its first step, and nowhere else yet (`ends`): is it the script or the server? The job is
+  tried without that server (*wholly*), and fails for good if it fails there too.
+
+`Job.avoid` leaves a server alone, for that job, for a while. As long as nobody holds the job's state, GPUs there are exchanged
+for free ones elsewhere; where these are too few the job takes less, and where that is less than its minimum it waits, and
+holds nothing. Placement itself knows nothing of this: it happens seldom.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .generations import holders
+from .jobs import Job
+from .outlook import Outlook
+from .scheduling.pipeline import Decision
+from .scheduling.placement import Placements
+from .scheduling.sets import some, union
+from .scheduling.view import Gpus
+
+
+def elsewhere(seen: Outlook, decision: Decision) -> tuple[Decision, tuple[Job, ...]]:
+    """The decision with such exchanges made, and the jobs that cannot begin with what they would get."""
+    placed: Placements = dict(decision.placements)
+    shares = decision.shares.copy()
+    free = ((1 << len(seen.gpus)) - 1) & ~union(placed.values())
+    stuck = []
+    for row, gpus in decision.placements.items():
+        job = seen.jobs[row]
+        dark, wholly = _dark(seen, job)
+        give = gpus & wholly or (0 if gpus & ~dark else 1 << (gpus.bit_length() - 1))
+        if not give:
+            continue
+        better = some(give.bit_count(), free & ~dark & seen.view.placements.get(row, 0), free & ~dark)
+        new = gpus & ~give | better
+        if not new & ~dark or new.bit_count() < min(job.kept.spec.gpus.min, gpus.bit_count()):
+            stuck.append(job)
+            continue
+        placed[row], shares[row] = new, new.bit_count()
+        free = free & ~better | give
+    if placed == decision.placements:
+        return decision, tuple(stuck)
+    return replace(decision, placements=placed, shares=shares), tuple(stuck)
+
+
+def _dark(seen: Outlook, job: Job) -> tuple[Gpus, Gpus]:
+    """The GPUs where `job` cannot begin, as long as that matters, and those of them where no worker of it may start."""
+    if not job.avoided_servers or holders(job):
+        return 0, 0
+    wholly = {server for server in job.avoided_servers if job.avoided[server].wholly}
+    dark = [1 << bit for bit, gpu in enumerate(seen.gpus) if gpu.server in job.avoided_servers]
+    strict = [1 << bit for bit, gpu in enumerate(seen.gpus) if gpu.server in wholly]
+    return sum(dark), sum(strict)
