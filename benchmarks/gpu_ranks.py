@@ -22,6 +22,7 @@ import torch.distributed as dist
 import elasticd as elastic
 from elasticd.worker.control import ClusterControl
 from elasticd.worker.environment import read_cluster
+from elasticd.worker.events import Arrived, EnterGeneration
 from elasticd.worker.gradients import Layout
 from elasticd.worker.reduction import CanonicalReducer, Node, TreeAccumulator
 from elasticd.worker.replication import start_receiving, start_sending
@@ -94,9 +95,11 @@ def exchange(rank: int, size: int, device: torch.device, settings: dict[str, Any
     with place_in(settings["variables"]["bench"]):
         environment = read_cluster(os.environ)
     assert environment is not None
-    control = ClusterControl(environment, lambda: ())
+    control = ClusterControl(environment)
     control.start()
-    communicator = control.arrive().communicator
+    control.tell(Arrived(total_steps=1, steps_per_epoch=1))
+    assert isinstance(control.next(), EnterGeneration)
+    communicator = control.communicator
     elements, repetitions = settings["elements"], settings["repetitions"]
 
     ranges = assign(size, [True] * size)

@@ -1,10 +1,15 @@
 """Checkpoints: a job's state on disk, for the case that no worker survives.
 
-A checkpoint is one file. The state is copied while the next step is computed, which does not change it until its update: so
-the training stands still only if copying takes longer than a step. It is written in the background under another name, flushed
-to disk and only then given its name, so that a file with a checkpoint's name is complete whenever the process or the machine
-stops. Its contents are plain values and tensors, read without unpickling code. A file that cannot be read all the same (a disk
-may lie) is passed over for the one before it.
+A checkpoint is one file, named after the generation that has written it and the step whose state it contains. The state is
+copied while the next step is computed, which does not change it until its update: so the training stands still only if copying
+takes longer than a step. It is written in the background under another name, flushed to disk and only then given its name, so
+that a file with a checkpoint's name is complete whenever the process or the machine stops. Its contents are plain values and
+tensors, read without unpickling code. A file that cannot be read all the same (a disk may lie) is passed over for the one
+before it.
+
+*Lineages.* A server that is cut off does not hear that its job goes on elsewhere, and may write on. So the newest checkpoint is
+the one of the greatest generation, and only within a generation that of the greatest step. Whoever goes on from a checkpoint
+gives it the number of the own generation first, and a writer neither writes nor removes anything where it sees a greater one.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import pickle
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +28,12 @@ from typing import Any
 import torch
 
 from ..protocol.errors import OperatorError
+from .events import CheckpointFailed, CheckpointSaved, SaveCheckpoint
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"step-(\d{12,})\.pt")
-_TEMPORARY = re.compile(r"\.step-\d{12,}\.pt\.\d+")
+_NAME = re.compile(r"(?:generation-(\d{8,})-)?step-(\d{12,})\.pt")  # earlier versions did not name the generation
+_TEMPORARY = re.compile(r"\.(?:generation-\d{8,}-)?step-\d{12,}\.pt\.\d+")
 STALE_AFTER_S = 3600.0  # a temporary file of that age has no writer any more
 
 
@@ -39,19 +45,27 @@ class Document:
     tensors: list[torch.Tensor]
 
 
-def path_of(directory: Path, step: int) -> Path:
-    """Where the checkpoint after `step` is."""
-    return directory / f"step-{step:012d}.pt"
+@dataclass(frozen=True, order=True)
+class Name:
+    """Which state a checkpoint contains. The greatest is the newest."""
+
+    generation: int
+    step: int
+    file: str = ""
+
+    @classmethod
+    def of(cls, generation: int, step: int) -> Name:
+        return cls(generation, step, f"generation-{generation:08d}-step-{step:012d}.pt")
 
 
-def checkpoints(directory: Path) -> list[Path]:
+def checkpoints(directory: Path) -> list[Name]:
     """All files with a checkpoint's name, newest first."""
     try:
-        names = os.listdir(directory)
+        files = os.listdir(directory)
     except FileNotFoundError:
         return []
-    steps = sorted((int(match[1]) for name in names if (match := _NAME.fullmatch(name))), reverse=True)
-    return [path_of(directory, step) for step in steps]
+    found = [Name(int(match[1] or 0), int(match[2]), file) for file in files if (match := _NAME.fullmatch(file))]
+    return sorted(found, reverse=True)
 
 
 def load(path: Path) -> Document:
@@ -63,40 +77,55 @@ def load(path: Path) -> Document:
         raise OperatorError(f"{path}: not a checkpoint that can be read: {str(error).partition(chr(10))[0]}") from error
 
 
-def latest(directory: Path) -> Document | None:
-    """The newest checkpoint that can be read, None if there is none. Warns of those that cannot."""
-    for path in checkpoints(directory):
+def latest(directory: Path, generation: int) -> tuple[Document | None, str]:
+    """The newest checkpoint that can be read, which becomes one of `generation`; None if there is none. And what is wrong with
+    those that are newer and cannot be read, if there are any."""
+    troubles: list[str] = []
+    for name in checkpoints(directory):
         try:
-            return load(path)
+            document = load(directory / name.file)
         except OperatorError as error:
             log.warning("%s; going back to the one before", error)
-    return None
+            troubles.append(str(error))
+            continue
+        _take_over(directory, name, generation)
+        return document, "; ".join(troubles)
+    return None, "; ".join(troubles)
+
+
+def _take_over(directory: Path, name: Name, generation: int) -> None:
+    if name.generation >= generation:
+        return
+    try:
+        os.rename(directory / name.file, directory / Name.of(generation, name.step).file)
+    except OSError as error:  # it can be used all the same
+        log.warning("%s cannot be renamed: %s", directory / name.file, error)
 
 
 class CheckpointWriter:
-    """Writes checkpoints in the background, one at a time. For one thread.
+    """Writes checkpoints in the background, one at a time. `save` and `settle` are for one thread.
 
-    A checkpoint that cannot be written never stops the training: it is logged, and the next `save` or `wait` returns why.
+    A checkpoint that cannot be written never stops the training: it is logged and told.
     """
 
-    def __init__(self, directory: Path, keep: int) -> None:
-        """keep: how many checkpoints to leave in `directory`, which is made if it is not there."""
+    def __init__(self, directory: Path, keep: int, tell: Callable[[CheckpointSaved | CheckpointFailed], None]) -> None:
+        """keep: how many checkpoints to leave in `directory`, which is made if it is not there. tell: called by any thread."""
         self.directory = directory
         self._keep = max(keep, 1)
-        self._changed = threading.Condition()
-        self._queued: tuple[int, Document] | None = None
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._queued: tuple[SaveCheckpoint, Document] | None = None
         self._writing = False
-        self._error: str | None = None
         self._copying: threading.Thread | None = None
 
     def save(
         self,
-        step: int,
+        save: SaveCheckpoint,
         header: Mapping[str, Any],
         tensors: Sequence[torch.Tensor],
         mutable: Sequence[torch.Tensor] = (),
-    ) -> str | None:
-        """Begin to copy the state after `step`, to be written. Returns why an earlier one could not be written, if so.
+    ) -> None:
+        """Begin to copy the state, to be written.
 
         The tensors must not change until `settle` has returned, except for those in `mutable`, which are copied at once.
         If the disk is so slow that one is still waiting to be written, this one takes its place.
@@ -105,11 +134,9 @@ class CheckpointWriter:
         changing = {id(tensor) for tensor in mutable}
         taken = [tensor.detach().clone() if id(tensor) in changing else tensor.detach() for tensor in tensors]
         self._copying = threading.Thread(
-            target=self._copy, args=(step, dict(header), taken), name="elasticd-snapshot", daemon=True
+            target=self._copy, args=(save, dict(header), taken), name="elasticd-snapshot", daemon=True
         )
         self._copying.start()
-        with self._changed:
-            return self._take_error()
 
     def settle(self) -> None:
         """Until what `save` was given is copied: it may change again."""
@@ -117,62 +144,58 @@ class CheckpointWriter:
             self._copying.join()
             self._copying = None
 
-    def wait(self) -> str | None:
-        """Until everything is written. Returns why the last one that failed did, if any."""
-        self.settle()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._writing)
-            return self._take_error()
-
-    def _take_error(self) -> str | None:
-        error, self._error = self._error, None
-        return error
-
-    def _copy(self, step: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+    def _copy(self, save: SaveCheckpoint, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         try:
             document = Document(header, [tensor.to("cpu", copy=True) for tensor in tensors])
         except RuntimeError as error:  # no memory for it
-            log.exception("the state of step %d could not be copied", step)
-            with self._changed:
-                self._error = f"the state of step {step} could not be copied: {error}"
+            log.exception("the state of step %d could not be copied", save.step)
+            self._tell(CheckpointFailed(save.number, f"it could not be copied: {error}"))
             return
-        with self._changed:
-            self._queued = step, document
+        with self._lock:
+            self._queued = save, document
             if not self._writing:
                 self._writing = True
                 threading.Thread(target=self._write_all, name="elasticd-checkpoint", daemon=True).start()
 
     def _write_all(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 if self._queued is None:
                     self._writing = False
-                    self._changed.notify_all()
                     return
-                (step, document), self._queued = self._queued, None
+                (save, document), self._queued = self._queued, None
             try:
-                self._write(step, document)
+                self._write(save, document)
             except Exception as error:  # the edge of this thread: whatever it is must not cost the training
-                log.exception("the checkpoint of step %d could not be written", step)
-                with self._changed:
-                    self._error = f"the checkpoint of step {step} could not be written: {error}"
+                log.exception("the checkpoint of step %d could not be written", save.step)
+                self._tell(CheckpointFailed(save.number, f"it could not be written: {error}"))
+            else:
+                self._tell(CheckpointSaved(save.number))
 
-    def _write(self, step: int, document: Document) -> None:
+    def _write(self, save: SaveCheckpoint, document: Document) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        target = path_of(self.directory, step)
+        self._check_not_overtaken(save.generation)
+        target = self.directory / Name.of(save.generation, save.step).file
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with open(temporary, "wb") as file:
                 torch.save({"header": document.header, "tensors": document.tensors}, file)
                 file.flush()
                 os.fsync(file.fileno())
+            self._check_not_overtaken(save.generation)
             os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
         self._flush_directory()
-        self._prune()
+        self._prune(save.generation)
         log.info("wrote the checkpoint %s", target)
+
+    def _check_not_overtaken(self, generation: int) -> None:
+        """Raises OperatorError where a newer generation has a checkpoint."""
+        newest = next(iter(checkpoints(self.directory)), None)
+        if newest is not None and newest.generation > generation:
+            raise OperatorError(f"generation {newest.generation} of the job goes on, this is generation {generation}")
 
     def _flush_directory(self) -> None:
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -181,9 +204,11 @@ class CheckpointWriter:
         finally:
             os.close(descriptor)
 
-    def _prune(self) -> None:
-        for path in checkpoints(self.directory)[self._keep :]:
-            path.unlink(missing_ok=True)
+    def _prune(self, generation: int) -> None:
+        names = checkpoints(self.directory)
+        if names and names[0].generation <= generation:
+            for name in names[self._keep :]:
+                (self.directory / name.file).unlink(missing_ok=True)
         for path in sorted(self.directory.iterdir()):
             if _TEMPORARY.fullmatch(path.name):
                 _remove_if_stale(path)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..protocol.errors import OperatorError, UserError
 from ..protocol.model import Determinism, GpuKind, JobId, WorkerId
+from ..protocol.times import PAUSE_TIMEOUT_S
+from .events import Limits, Place
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,21 @@ class ClusterEnvironment:
     checkpoint_keep: int
     max_steps: int | None
     checkpoint_step: int | None = None  # a first holder must find a checkpoint of this step or a later one
+    limits: Limits = field(default_factory=Limits)
+
+    def place(self, pid: int, address: str) -> Place:
+        """What the worker's machine is told of it. address: of its control socket."""
+        return Place(
+            job=self.job,
+            worker=self.worker,
+            pid=pid,
+            address=address,
+            virtual_workers=self.virtual_workers,
+            device=self.gpu_kind is GpuKind.CUDA,
+            checkpoint_every_s=self.checkpoint_every_s,
+            checkpoint_step=self.checkpoint_step,
+            limits=self.limits,
+        )
 
 
 def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
@@ -34,6 +51,8 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
     try:
         max_steps = environ.get("ELASTICD_MAX_STEPS")
         checkpoint_step = environ.get("ELASTICD_CHECKPOINT_STEP")
+        step_timeout_s = environ.get("ELASTICD_STEP_TIMEOUT_S")
+        pause_timeout_s = environ.get("ELASTICD_PAUSE_TIMEOUT_S")
         return ClusterEnvironment(
             job=JobId(environ["ELASTICD_JOB"]),
             worker=WorkerId(environ["ELASTICD_WORKER"]),
@@ -47,6 +66,10 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
             checkpoint_keep=int(environ["ELASTICD_CHECKPOINT_KEEP"]),
             max_steps=int(max_steps) if max_steps else None,
             checkpoint_step=int(checkpoint_step) if checkpoint_step else None,
+            limits=Limits(
+                step_timeout_s=float(step_timeout_s) if step_timeout_s else None,
+                pause_timeout_s=float(pause_timeout_s) if pause_timeout_s else PAUSE_TIMEOUT_S,
+            ),
         )
     except (KeyError, ValueError) as error:
         raise OperatorError(f"this worker was started with an incomplete environment: {error!r}") from None

@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..protocol.messages import Suspend
-from ..protocol.model import Roster, WorkerStatus
+from ..protocol.model import JobId, Roster, WorkerId, WorkerStatus
+from ..protocol.times import PAUSE_TIMEOUT_S
 from .membership import Abandon as Abandon
 from .membership import GroupBuilt as GroupBuilt
 from .membership import GroupFailed as GroupFailed
@@ -365,7 +366,6 @@ class ExitScript:
     """Make the script end with this exit code: SystemExit, so that its own last handlers run. No answer."""
 
     code: int
-    reason: str = ""
 
 
 Instruction = (
@@ -408,7 +408,7 @@ class Limits:
 
     step_timeout_s: float | None = None  # for its own part of a step; None: from the steps measured so far
     pause_timeout_s: float = (
-        3600.0  # for the script's own code between two steps, and for reading or writing a checkpoint
+        PAUSE_TIMEOUT_S  # for the script's code between two steps, for reading or writing a checkpoint
     )
 
 
@@ -416,8 +416,8 @@ class Limits:
 class Place:
     """A worker's place in its job: what its machine knows from the beginning."""
 
-    job: str
-    worker: str
+    job: JobId
+    worker: WorkerId
     pid: int
     address: str  # of its control socket
     virtual_workers: int

@@ -58,7 +58,7 @@ TimePassed is wanted at `next_deadline`; a status is sent only then. One that is
 from __future__ import annotations
 
 from ..protocol import times
-from ..protocol.model import JobId, WorkerId, WorkerPhase
+from ..protocol.model import WorkerPhase
 from . import membership as ms
 from .builds import Builds
 from .events import (
@@ -84,11 +84,13 @@ from .training import Training
 class WorkerMachine:
     """The machine of one worker."""
 
-    def __init__(self, place: Place, now: float) -> None:
+    def __init__(self, place: Place, now: float, membership: ms.Membership | None = None) -> None:
+        """membership: another one than that of a worker who has heard of nothing yet."""
         times.check()
-        self._builds = Builds(WorkerId(place.worker), place.device)
+        self.job = place.job
+        self._builds = Builds(place.worker, place.device)
         prepare_s = self._builds.timeout_s + times.PREPARE_MARGIN_S
-        self._membership = ms.Membership(JobId(place.job), WorkerId(place.worker), prepare_s)
+        self._membership = membership or ms.Membership(place.job, place.worker, prepare_s)
         self._reporting = Reporting(place, self._membership, now)
         self._training = Training(place, self._membership, self._builds, self._reporting, now)
 

@@ -7,7 +7,7 @@ its end shows as a loss.
 
 from __future__ import annotations
 
-from ..protocol.model import JobId, WorkerId, WorkerStatus
+from ..protocol.model import WorkerStatus
 from ..protocol.times import WORKER_HEARTBEAT_S
 from .events import Place
 from .membership import Membership
@@ -64,8 +64,8 @@ class Reporting:
         membership = self._membership
         step_s = self.times.median_step_s()
         return WorkerStatus(
-            job=JobId(self._place.job),
-            worker=WorkerId(self._place.worker),
+            job=self._place.job,
+            worker=self._place.worker,
             pid=self._place.pid,
             address=self._place.address,
             phase=membership.phase,

@@ -21,6 +21,7 @@ all N, with the same result, bit for bit.
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import sys
@@ -28,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -35,11 +37,11 @@ import torch
 from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
 from .checkpoint import CheckpointWriter
-from .control import ClusterControl, Control, SoloControl
+from .control import ClusterControl, Control, LocalControl
 from .data import SerialSampler
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
+from .events import MetricsReported
 from .loading import Loader
-from .progress import StepTimes
 from .state import TrainingState
 from .trainer import Recipe, Trainer
 from .update import ElasticOptimizer, ElasticScaler, Update
@@ -58,19 +60,19 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
     seed: everything random that the runtime seeds is derived from it, the step and the virtual worker.
     threads: torch's threads for one operation on a CPU. The bits of a result depend on it.
     """
-    times = StepTimes()
     environment = read_cluster(os.environ)
     torch.set_num_threads(threads)
     if environment is None:
-        return Run(SoloControl(), None, times, read_virtual_workers(os.environ, virtual_workers), seed)
+        count = read_virtual_workers(os.environ, virtual_workers)
+        return Run(LocalControl.alone(count), None, count, seed)
     if virtual_workers is not None and virtual_workers != environment.virtual_workers:
         raise UserError(
             f"the job has {environment.virtual_workers} virtual workers, the script asks for {virtual_workers}: "
             "say it in one place, or the same in both"
         )
-    control = ClusterControl(environment, lambda: times.resizes)
+    control = ClusterControl(environment)
     control.start()
-    return Run(control, environment, times, environment.virtual_workers, seed)
+    return Run(control, environment, environment.virtual_workers, seed)
 
 
 class Batches:
@@ -90,13 +92,11 @@ class Run:
         self,
         control: Control,
         environment: ClusterEnvironment | None,
-        times: StepTimes,
         virtual_workers: int,
         seed: int,
     ) -> None:
         self._control = control
         self._env = environment
-        self._times = times
         self._seed = seed
         self._virtual_workers = virtual_workers
         self._registered: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
@@ -104,6 +104,7 @@ class Run:
         self._trainer: Trainer | None = None
         self._epochs = 0
         self._finished = False
+        self._left_by_error = False
         cuda = torch.cuda.is_available() if environment is None else environment.gpu_kind is GpuKind.CUDA
         self._device = torch.device("cuda", 0) if cuda else torch.device("cpu")
         _import_ahead()
@@ -209,8 +210,9 @@ class Run:
             )
         loader = Loader(dataset, sampler, collate, self._seed, self._device, num_workers, prefetch_factor)
         env = self._env
-        writer = CheckpointWriter(Path(env.checkpoint_directory), env.checkpoint_keep) if env else None
-        trainer = Trainer(self._recipe(overlap), self._control, self._times, state, update, sampler, loader, writer)
+        tell = self._control.tell
+        writer = CheckpointWriter(Path(env.checkpoint_directory), env.checkpoint_keep, tell) if env else None
+        trainer = Trainer(self._recipe(overlap), self._control, state, update, sampler, loader, writer)
         self._trainer = trainer
         elastic = tuple(
             ElasticOptimizer(each, partial(trainer.optimizer_stepped, position))
@@ -244,7 +246,6 @@ class Run:
             canonical=determinism in (Determinism.ELASTIC, Determinism.HETEROGENEOUS),
             overlap=overlap,
             max_steps=env.max_steps if env else None,
-            checkpoint_every_s=env.checkpoint_every_s if env else 0.0,
         )
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -258,12 +259,16 @@ class Run:
         self._epochs = count
         atexit.register(self._at_exit)
         epoch = trainer.arrive(count)
-        while epoch < count:
-            trainer.epoch_begins(epoch)
-            yield epoch
-            epoch += 1
-            if trainer.finished:
-                break
+        try:
+            while epoch < count:
+                trainer.epoch_begins(epoch)
+                yield epoch
+                epoch += 1
+                if trainer.finished:
+                    break
+        except GeneratorExit:
+            self._left_by_error = _is_raising(sys._getframe(1))
+            raise
         self.finish()
 
     def finish(self) -> None:
@@ -273,8 +278,17 @@ class Run:
             self._trainer.finish(self._epochs)
 
     def _at_exit(self) -> None:
-        """A script that left the loop by `break` and came to its end has finished; one that failed has not."""
-        if getattr(sys, "last_value", None) is None:
+        """A script that left the loop by `break` and came to its end has finished. One that failed, or that called `sys.exit` in
+        the middle of its loop, has not."""
+        if self._finished:
+            return
+        trainer = self._require_trainer()
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            trainer.ended(f"{type(error).__name__}: {error}")
+        elif self._left_by_error or trainer.in_micro_batch:
+            trainer.ended("an exception or sys.exit has left its training loop")
+        else:
             self.finish()
 
     def _require_trainer(self) -> Trainer:
@@ -287,7 +301,7 @@ class Run:
     def report(self, **metrics: float) -> None:
         """Show these numbers in `elasticctl status`. Only the leader's count."""
         if self.is_leader:
-            self._control.report({name: float(value) for name, value in metrics.items()})
+            self._control.tell(MetricsReported({name: float(value) for name, value in metrics.items()}))
 
     def log(self, text: str) -> None:
         """Print a line, on the leader only."""
@@ -304,6 +318,17 @@ class Run:
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         torch.save(what.state_dict() if isinstance(what, torch.nn.Module) else what, temporary)
         os.replace(temporary, target)
+
+
+def _is_raising(frame: FrameType) -> bool:
+    """Is an exception leaving a loop of `frame` right now? `break` is not one, and leaves no other trace.
+
+    An exception on its way has made a traceback of where the frame stands. One that was caught before has stood elsewhere.
+    """
+    return any(
+        isinstance(referrer, TracebackType) and referrer.tb_lasti == frame.f_lasti
+        for referrer in gc.get_referrers(frame)
+    )
 
 
 def _import_ahead() -> None:

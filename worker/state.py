@@ -59,6 +59,11 @@ class TrainingState:
         self.scaler = scaler
         self._registered: Mapping[str, Accessors] = registered if registered is not None else {}
 
+    @property
+    def registers_values(self) -> bool:
+        """Has the script values of its own that travel with the state?"""
+        return bool(self._registered)
+
     # -- giving
 
     def header(self, counters: Mapping[str, int]) -> dict[str, Any]:

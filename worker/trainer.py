@@ -4,7 +4,8 @@ One *step* (design: worker-runtime 1-4): each worker runs its contiguous range o
 gradients as nodes of one balanced tree, and all workers complete the tree together; everyone applies the same update. Beside the
 gradients travels a control word, in which the leader commits a new generation.
 
-*Between* steps (`boundary`) the generation may change. Holders of the state go straight on and send it to the joiners
+What happens between steps is decided by the worker's machine (`training`): `Trainer._obey` tells it the facts, and carries its
+instructions out. *Between* steps the generation may change. Holders of the state go straight on and send it to the joiners
 while they compute; a joiner takes part in that first step without hosting a virtual worker, receives the state, applies the same
 reduced gradient, and is then equal bit for bit. The user's own registered values follow at the next boundary, after the user's
 code for the step has run everywhere.
@@ -16,9 +17,6 @@ run again in the next generation.
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,19 +29,54 @@ from .accumulation import Accumulation, same, trained
 from .buffers import ModelBuffers
 from .checkpoint import CheckpointWriter, latest
 from .communicator import Communicator, CommunicatorBroken
-from .control import Control, Progress, Suspended, Switching
+from .control import Control
 from .data import SerialSampler
+from .events import (
+    Arrived,
+    CheckpointLoaded,
+    CheckpointMissing,
+    CollectiveFailed,
+    CompleteTransfers,
+    Continue,
+    EndEpoch,
+    EnterGeneration,
+    EnterLoop,
+    ExchangeValues,
+    ExitScript,
+    GiveState,
+    GiveUpStep,
+    Instruction,
+    JoinStep,
+    LoadCheckpoint,
+    LoopEnded,
+    PartComputed,
+    ReceiveState,
+    RunStep,
+    SaveCheckpoint,
+    ScriptEnded,
+    StateArriving,
+    StateTaken,
+    StepApplied,
+    StepWanted,
+    TakeState,
+    ThreadFact,
+    TransfersCompleted,
+    ValuesExchanged,
+    WordRead,
+)
 from .gradients import Layout
 from .loading import Loader
-from .membership import Stall
-from .progress import StepTimes
 from .reduction import CanonicalReducer, PlainReducer, Reducer
-from .replication import Replication, plan_transfers
+from .replication import Replication
 from .state import TrainingState
 from .update import Update
-from .virtual import assign, derive_seed, seed_everything
+from .virtual import derive_seed, seed_everything
 
 log = logging.getLogger(__name__)
+
+
+class ScriptExit(SystemExit):
+    """This worker is no longer needed here: the script ends, and nothing is lost."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +89,6 @@ class Recipe:
     canonical: bool  # reduce in the canonical order (determinism elastic and heterogeneous)
     overlap: bool  # reduce while the backward pass goes on
     max_steps: int | None
-    checkpoint_every_s: float
 
 
 class Trainer:
@@ -66,7 +98,6 @@ class Trainer:
         self,
         recipe: Recipe,
         control: Control,
-        times: StepTimes,
         state: TrainingState,
         update: Update,
         sampler: SerialSampler,
@@ -75,32 +106,25 @@ class Trainer:
     ) -> None:
         self._recipe = recipe
         self._control = control
-        self._times = times
         self._state = state
         self._update = update
         self._sampler = sampler
         self._loader = loader
         self._writer = writer
-        self._checkpoint_at = time.monotonic() + recipe.checkpoint_every_s
 
         # where the loop is
-        self.epoch = 0  # of the script's loop
+        self.epoch = 0  # of the script's loop; before it has begun, of the state
         self.total_steps = 0
         self._next_step = 0
-        self._has_state = False
-        self._spoiled = False  # neither the script's initial values nor a state: one has begun to arrive, but not come
-        self._position = 0  # epoch in which a joiner's or a resumed script begins
-        self._in_loop = False  # of the script, which knows the epoch; until then it is the state's
-        self._suspended = False
+        self._in_loop = False
         self._deferred: tuple[int, dict[str, Any]] | None = None  # registered values that belong to a later epoch
         self._failure: str | None = None  # why the communicator in use is of no use any more
 
         # the generation in use
-        self._switching: Switching | None = None
+        self._entered: EnterGeneration | None = None
         self._communicator = Communicator.alone()
         self._ranges: tuple[range, ...] = ()
         self._replication: Replication | None = None  # of the state to joiners, until all of them are whole
-        self._first_step_applied = False
 
         # the step in progress
         self._step = -1
@@ -126,16 +150,16 @@ class Trainer:
     @property
     def is_leader(self) -> bool:
         """Whether this worker speaks for the job now."""
-        switching = self._switching
-        return switching is not None and switching.roster.members[switching.rank].worker == switching.roster.leader
+        entered = self._entered
+        return entered is not None and entered.roster.workers[entered.rank] == entered.roster.leader
 
     @property
     def rank(self) -> int:
-        return self._switching.rank if self._switching else 0
+        return self._entered.rank if self._entered else 0
 
     @property
     def world_size(self) -> int:
-        return len(self._switching.roster.members) if self._switching else 1
+        return len(self._entered.roster.members) if self._entered else 1
 
     @property
     def steps_done(self) -> int:
@@ -146,6 +170,11 @@ class Trainer:
     def finished(self) -> bool:
         return self._next_step >= self.total_steps
 
+    @property
+    def in_micro_batch(self) -> bool:
+        """Has the script a batch for which it has not called `optimizer.step()` yet?"""
+        return self._current is not None
+
     # -- the loop
 
     def arrive(self, epochs: int) -> int:
@@ -154,9 +183,12 @@ class Trainer:
         if self._recipe.max_steps is not None:
             self.total_steps = min(self.total_steps, self._recipe.max_steps)
         self._accumulation.prepare()
-        self.boundary(self._control.arrive())
-        self._in_loop = True
-        return self._position
+        samples = self._sampler.virtual_workers * self._sampler.batch_size
+        arrived = Arrived(self.total_steps, self._sampler.steps_per_epoch, samples, self._state.registers_values)
+        instruction = self._obey(arrived)
+        assert isinstance(instruction, EnterLoop)
+        self.epoch, self._in_loop = instruction.epoch, True
+        return self.epoch
 
     def epoch_begins(self, epoch: int) -> None:
         """The script's loop has come to `epoch`: values that others registered there hold now."""
@@ -168,123 +200,92 @@ class Trainer:
     def batches(self) -> Iterator[Any]:
         """The micro-batches of this worker for the rest of the present epoch."""
         while True:
-            self.boundary()
-            if self.finished or self._epoch_of(self._next_step) != self.epoch:
+            instruction = self._obey(StepWanted(self.epoch))
+            if not isinstance(instruction, RunStep):
                 return
             try:
-                yield from self._run_step()
+                yield from self._run_step(instruction)
             except CommunicatorBroken as error:
                 self._failure = str(error)
 
     def finish(self, epochs: int) -> None:
-        """The loop is over. The leader leaves a checkpoint of the end, so that whatever follows can be done again."""
-        if self._suspended:
-            return  # it is not, and the state is saved
-        if self._replication is not None:
-            try:
-                self._replication.sent()
-            except CommunicatorBroken:
-                log.info("a joiner has gone before it had the state; the job is over anyway")
-        if self._writer is not None and self.is_leader and self.finished:
-            self.epoch = epochs
-            self._checkpoint(self._writer)
-            self._writer.wait()
-        self._control.finished()
+        """The loop is over."""
+        self._obey(LoopEnded(epochs))
 
-    # -- between steps
+    def ended(self, reason: str) -> None:
+        """The script ends without having finished."""
+        self._obey(ScriptEnded(reason))
 
-    def boundary(self, first: Switching | None = None) -> None:
-        """Follow whatever has been decided, until the next step can run (or none is left). `first`: to begin with."""
-        try:
-            self._follow(first)
-        except Suspended as suspended:
-            self._suspended = True
-            saves = self.is_leader if suspended.saver is None else suspended.saver == self._control.worker
-            if saves:
-                self._save_at_once()
-            raise
+    # -- what the machine wants
 
-    def _follow(self, first: Switching | None) -> None:
-        outcome: Switching | Stall | None = first
-        while True:
-            try:
-                if outcome is None and self._failure is None:
-                    self._finish_transfers()
-                    outcome = self._control.boundary()
-                    if outcome is None:
-                        self._checkpoint_if_due()
-                        return
-                if isinstance(outcome, Stall):
-                    self._failure, outcome = "abandoned", None
-                if outcome is None:
-                    outcome = self._recover(self._failure or "abandoned")
-                switching, outcome = outcome, None
-                self._enter(switching)
-            except CommunicatorBroken as error:
-                self._failure = str(error)
-
-    def _recover(self, reason: str) -> Switching:
-        """Give the step in progress up and wait for a generation without the lost member."""
+    def _obey(self, fact: ThreadFact | None) -> Instruction:
+        """Tell what has happened, and do what is to be done, until it is the script's turn: then that is returned."""
+        if self._failure is not None and not isinstance(fact, LoopEnded | ScriptEnded):
+            fact = CollectiveFailed(self._failure)
         self._failure = None
+        while True:
+            if fact is not None:
+                self._control.tell(fact)
+            instruction = self._control.next()
+            match instruction:
+                case EnterLoop() | RunStep() | EndEpoch() | Continue():
+                    return instruction
+                case ExitScript(code):
+                    raise ScriptExit(code)
+            try:
+                fact = self._carry_out(instruction)
+            except CommunicatorBroken as error:
+                fact = CollectiveFailed(str(error))
+
+    def _carry_out(self, instruction: Instruction) -> ThreadFact | None:
+        """Returns what has happened then, if anything. Raises CommunicatorBroken."""
+        match instruction:
+            case EnterGeneration():
+                self._enter(instruction)
+            case GiveUpStep(restore_buffers):
+                self._give_up(restore_buffers)
+            case LoadCheckpoint(generation):
+                return self._load(generation)
+            case ReceiveState(keep_own):
+                return self._receive(keep_own)
+            case ExchangeValues():
+                return self._exchange_values()
+            case GiveState():
+                self._send_state()
+            case SaveCheckpoint():
+                self._save(instruction)
+            case CompleteTransfers():
+                return self._complete_transfers()
+            case _:
+                raise AssertionError(f"{instruction} is no instruction for now")
+        return None
+
+    def _enter(self, entered: EnterGeneration) -> None:
+        """Go on in another generation."""
+        self._entered = entered
+        self._communicator = self._control.communicator
+        self._reducer = None
+        self._ranges = ()
+        takes_part = any(entered.rank in (each.source_rank, each.target_rank) for each in entered.transfers)
+        self._replication = Replication(self._communicator, entered.transfers) if takes_part else None
+
+    def _give_up(self, restore_buffers: bool) -> None:
+        """Nothing of the step in progress is left."""
         self._replication = None
         self._current = None
-        if self._step == self._next_step:
+        if restore_buffers:
             self._buffers.restore()
         self._accumulation.forget()
         self._word = torch.zeros(1, dtype=torch.int64)
-        return self._control.failed(reason)
 
-    def _enter(self, switching: Switching) -> None:
-        """Go on in another generation; a joiner takes part in one step in which it only receives."""
-        before = self.world_size if self._switching else 0
-        self._switching = switching
-        self._communicator = switching.communicator
-        self._first_step_applied = False
-        self._replication = self._plan(switching)
-        self._host(switching.holders)
-        if switching.holders[switching.rank]:
-            if not self._has_state:
-                self._begin_or_resume()
-            self._times.switched(switching.roster.generation, before, self.world_size, switching.recovery)
-            if self.finished:
-                self._send_state()
-        else:
-            self._times.restarted()
-            self._join()
-
-    def _plan(self, switching: Switching) -> Replication | None:
-        """Who sends the state to whom; None if all have it."""
-        members = switching.roster.members
-        holders = [rank for rank, holds in enumerate(switching.holders) if holds]
-        joiners = [rank for rank, holds in enumerate(switching.holders) if not holds]
-        if not joiners:
-            return None
-        gpus, places = [member.gpu for member in members], [member.place for member in members]
-        return Replication(switching.communicator, plan_transfers(gpus, holders, joiners, places, relays=True))
-
-    def _host(self, hosts: Sequence[bool]) -> None:
-        """Divide the virtual workers among the members that host."""
-        self._ranges = assign(self._recipe.virtual_workers, hosts)
-        self._reducer = None
-
-    def _new_reducer(self) -> Reducer:
-        n = self._recipe.virtual_workers
-        if self._recipe.canonical:
-            return CanonicalReducer(self._communicator, self._ranges, n, self._layout)
-        return PlainReducer(self._communicator, self._layout, n)
-
-    def _begin_or_resume(self) -> None:
-        """The first holder of a job's state: the last checkpoint, or the script's own initial values."""
-        document = latest(self._writer.directory) if self._writer is not None else None
-        if document is not None:
-            self._copy(document.header, document.tensors)
-            self._take(document.header)
-        elif self._spoiled:
-            # Everybody with a state has died before this worker had all of it. Another process begins anew.
-            log.error("this worker has lost its initial values to a state that has not come: it ends, to be replaced")
-            os.kill(os.getpid(), signal.SIGKILL)
-        self._has_state = True
-        self._control.step_applied(self._next_step - 1, self._progress())
+    def _load(self, generation: int) -> CheckpointLoaded | CheckpointMissing:
+        assert self._writer is not None
+        document, trouble = latest(self._writer.directory, generation)
+        if document is None:
+            return CheckpointMissing(trouble)
+        self._copy(document.header, document.tensors)
+        applied, epoch = self._take(document.header)
+        return CheckpointLoaded(applied, epoch)
 
     def _copy(self, header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
         """Put the tensors of a state in their places."""
@@ -293,73 +294,81 @@ class Trainer:
             for own, new in zip(self._state.adopt(header), tensors, strict=True):
                 own.copy_(new)
 
-    def _take(self, header: dict[str, Any]) -> None:
-        """The tensors of a state stand in their places: make the rest of it this worker's own."""
+    def _take(self, header: dict[str, Any]) -> tuple[int, int]:
+        """The tensors of a state stand in their places: make the rest of it this worker's own. Returns its step and epoch."""
         self._state.finish(header)
-        self._next_step = int(header["counters"]["applied"]) + 1
-        self._position = int(header["counters"]["epoch"])
+        applied, epoch = int(header["counters"]["applied"]), int(header["counters"]["epoch"])
+        self._next_step = applied + 1
         if not self._in_loop:
-            self.epoch = self._position
-        self._has_state, self._spoiled = True, False
+            self.epoch = epoch
+        return applied, epoch
 
     def _send_state(self) -> None:
         """Begin to send the state to this worker's joiners; it must not change until that is done (`Replication.sent`)."""
-        if self._replication is not None and self._replication.targets and not self._first_step_applied:
-            header = self._state.header({"applied": self._next_step - 1, "epoch": self.epoch})
-            self._replication.give(header, self._state.tensors(), mutable=self._buffers.live)
+        assert self._replication is not None
+        header = self._state.header({"applied": self._next_step - 1, "epoch": self.epoch})
+        self._replication.give(header, self._state.tensors(), mutable=self._buffers.live)
 
-    def _join(self) -> None:
-        """Receive the state, and take part in the first step without hosting anything in it.
+    def _receive(self, keep_own: bool) -> StepWanted:
+        """Receive the state, and take part in the first step, if there is one, without hosting anything in it.
 
-        A state that this worker holds itself stays whole until all of the new one is here: if the sender is lost on the way, a
-        survivor that was one step behind still has its own. A newcomer has nothing to lose but the script's initial values.
+        keep_own: the state that this worker holds stays whole until all of the new one is here: if the sender is lost on the way,
+        a survivor that was one step behind still has its own. A newcomer has nothing to lose but the script's initial values.
         """
         assert self._replication is not None
-        incoming = self._replication.take(self._recipe.device, self._places)
+        instruction: Instruction | None = None
+
+        def places(header: dict[str, Any]) -> list[torch.Tensor] | None:
+            nonlocal instruction
+            self._control.tell(StateArriving(int(header["counters"]["applied"])))
+            instruction = self._control.next()
+            return None if keep_own else self._state.adopt(header)
+
+        incoming = self._replication.take(self._recipe.device, places)
 
         def take_state() -> None:
             tensors = incoming.wait()
             if incoming.places is None:
                 self._copy(incoming.header, tensors)
-            self._take(incoming.header)
+            self._control.tell(StateTaken(*self._take(incoming.header)))
 
-        first_step = int(incoming.header["counters"]["applied"]) + 1
-        if first_step >= self.total_steps:
-            take_state()
-            self._control.step_applied(self._next_step - 1, self._progress())
-        else:
-            self._begin_step(first_step, self._state.trained_in(incoming.header))
+        if isinstance(instruction, JoinStep):
+            parameters = self._state.trained_in(incoming.header)
+            self._begin_step(instruction.step, instruction.ranges, instruction.proposal, parameters)
             self._complete_step(take_state)
+        else:
+            assert isinstance(instruction, TakeState)
+            take_state()
+        return StepWanted(self.epoch)
 
-    def _places(self, header: dict[str, Any]) -> list[torch.Tensor] | None:
-        """Where the tensors of a state that comes belong; None: there is one that must not be lost."""
-        if self._has_state:
-            return None
-        self._spoiled = True
-        return self._state.adopt(header)
-
-    def _finish_transfers(self) -> None:
-        """After a generation's first step: hand over what the users' code has changed in it; then all members host."""
-        replication = self._replication
-        if replication is None or not self._first_step_applied:
-            return
-        self._replication = None
+    def _exchange_values(self) -> ValuesExchanged:
+        """After a generation's first step: hand over what the users' code has changed in it."""
+        replication, self._replication = self._replication, None
+        assert replication is not None
         if replication.source is None:
             replication.send_trailer({"epoch": self.epoch, "registered": self._state.registered_values()})
-        else:
-            theirs = replication.receive_trailer()
-            self._position = int(theirs["epoch"])
-            if not self._in_loop:
-                self.epoch = self._position
-            # A script that has still to run the end of an epoch that others are past takes the values after it.
-            self._deferred = (self._position, theirs["registered"])
-            self.epoch_begins(self.epoch)
-        self._host([True] * self.world_size)
+            return ValuesExchanged(self.epoch)
+        theirs = replication.receive_trailer()
+        epoch = int(theirs["epoch"])
+        if not self._in_loop:
+            self.epoch = epoch
+        # A script that has still to run the end of an epoch that others are past takes the values after it.
+        self._deferred = (epoch, theirs["registered"])
+        self.epoch_begins(self.epoch)
+        return ValuesExchanged(epoch)
+
+    def _complete_transfers(self) -> TransfersCompleted:
+        try:
+            if self._replication is not None:
+                self._replication.sent()
+        except CommunicatorBroken:
+            log.info("a joiner has gone before it had the state; the job is over anyway")
+        return TransfersCompleted()
 
     # -- one step
 
-    def _run_step(self) -> Iterator[Any]:
-        self._begin_step(self._next_step, trained(self._state.model))
+    def _run_step(self, run: RunStep) -> Iterator[Any]:
+        self._begin_step(run.step, run.ranges, run.proposal, trained(self._state.model), run.send)
         for virtual_worker in self._hosted:
             if self._communicator.aborted:
                 raise CommunicatorBroken("abandoned")
@@ -369,31 +378,41 @@ class Trainer:
                     "the loop asked for the next batch before optimizer.step(): call it once for every batch"
                 )
         if not self._hosted:
+            self._control.tell(PartComputed())
             self._complete_step()
 
-    def _begin_step(self, step: int, parameters: list[torch.nn.Parameter]) -> None:
+    def _begin_step(
+        self,
+        step: int,
+        ranges: tuple[range, ...],
+        proposal: int,
+        parameters: list[torch.nn.Parameter],
+        send: bool = False,
+    ) -> None:
         self._buffers.begin()
         self._step = step
         if not same(parameters, self._parameters) or self.world_size > self._layout.padding:
             self._accumulation.close()
             self._lay_out(parameters)
-        mine = self._ranges[self.rank]
+        if ranges != self._ranges:
+            self._ranges, self._reducer = ranges, None
+        mine = ranges[self.rank]
         if self._reducer is None:
             self._reducer = self._new_reducer()
             self._loader.assign(step, mine, self.total_steps)
-        if self._holds_state():
+        if send:
             self._send_state()
         within = step % self._sampler.steps_per_epoch
         self._hosted = [v for v in mine if self._sampler.has_samples(within, v)]
         self._accumulation.begin()
-        self._word[0] = self._control.step_started(last=step + 1 >= self.total_steps)
+        self._word[0] = proposal
         self._word_work = self._communicator.all_reduce_max(self._word)
 
-    def _holds_state(self) -> bool:
-        return self._switching is not None and self._switching.holders[self.rank]
-
-    def _epoch_of(self, step: int) -> int:
-        return step // self._sampler.steps_per_epoch
+    def _new_reducer(self) -> Reducer:
+        n = self._recipe.virtual_workers
+        if self._recipe.canonical:
+            return CanonicalReducer(self._communicator, self._ranges, n, self._layout)
+        return PlainReducer(self._communicator, self._layout, n)
 
     def _begin_micro_batch(self, virtual_worker: int) -> Any:
         recipe, step = self._recipe, self._step
@@ -420,6 +439,7 @@ class Trainer:
         if virtual_worker == 0:
             self._buffers.keep()
         if virtual_worker == self._hosted[-1]:
+            self._control.tell(PartComputed())
             try:
                 self._complete_step()
             except CommunicatorBroken as error:
@@ -437,7 +457,7 @@ class Trainer:
         before_update()
         if self._replication is not None:
             self._replication.sent()
-        self._control.word_read(int(self._word[0]))
+        self._control.tell(WordRead(int(self._word[0])))
         for parameter, view in zip(self._layout.parameters, gradient.views, strict=True):
             parameter.grad = view
         self._apply()
@@ -454,33 +474,10 @@ class Trainer:
         for parameter in self._parameters:
             parameter.grad = None
         self._accumulation.applied()
-        self._first_step_applied = True
-        self._times.applied(self._step, time.monotonic())
         self._next_step = self._step + 1
-        self._control.step_applied(self._step, self._progress())
+        self._control.tell(StepApplied(self._step))
 
-    # -- what is told and kept
-
-    def _progress(self) -> Progress:
-        step_s = self._times.median_step_s()
-        batch = self._sampler.virtual_workers * self._sampler.batch_size
-        samples_per_s = batch / step_s if step_s else 0.0
-        return Progress(self.epoch, self.total_steps, samples_per_s, step_s, self._times.steady())
-
-    def _checkpoint_if_due(self) -> None:
-        if self._writer is None or not self.is_leader or time.monotonic() < self._checkpoint_at:
-            return
-        self._checkpoint_at = time.monotonic() + self._recipe.checkpoint_every_s
-        if self._next_step:
-            self._checkpoint(self._writer)
-
-    def _save_at_once(self) -> None:
-        """The job is preempted: what has been applied is there when it goes on."""
-        if self._writer is not None and self._has_state and self._next_step:
-            self._checkpoint(self._writer)
-            if error := self._writer.wait():
-                log.error("the job goes on from an earlier checkpoint: %s", error)
-
-    def _checkpoint(self, writer: CheckpointWriter) -> None:
-        header = self._state.header({"applied": self._next_step - 1, "epoch": self.epoch})
-        writer.save(self._next_step - 1, header, self._state.tensors(), mutable=self._buffers.live)
+    def _save(self, save: SaveCheckpoint) -> None:
+        assert self._writer is not None
+        header = self._state.header({"applied": save.step, "epoch": save.epoch, "generation": save.generation})
+        self._writer.save(save, header, self._state.tensors(), mutable=self._buffers.live)

@@ -34,7 +34,7 @@ from typing import Any
 from ..protocol import exits, times
 from ..protocol.errors import InvalidTransition
 from ..protocol.messages import Suspend
-from ..protocol.model import Roster, WorkerId
+from ..protocol.model import Roster
 from . import membership as ms
 from .builds import Builds
 from .events import (
@@ -129,7 +129,7 @@ class Training:
         self, place: Place, membership: ms.Membership, builds: Builds, reporting: Reporting, now: float
     ) -> None:
         self._place = place
-        self._me = WorkerId(place.worker)
+        self._me = place.worker
         self._membership = membership
         self._builds = builds
         self._reporting = reporting
@@ -160,9 +160,10 @@ class Training:
         every_s = place.checkpoint_every_s
         self._save_at = now + every_s if every_s is not None else float("inf")
         self._saves_begun = 0
-        self._saving: dict[int, tuple[int, float]] = {}  # by number: step, since when
+        self._saving: dict[int, tuple[SaveCheckpoint, float]] = {}  # by number: since when
         self._trouble = ""  # with the last one
         self.saved: int | None = None
+        self._durable: tuple[int, int] | None = None  # step and epoch of the newest checkpoint
 
         # the end
         self._suspend: Suspend | None = None
@@ -230,11 +231,12 @@ class Training:
         if saving is None:
             return []
         self._saving = {number: other for number, other in self._saving.items() if number > fact.number}
-        step, begun = saving
+        save, begun = saving
         if isinstance(fact, CheckpointSaved):
-            self.saved, self.durations.saving_s, self._trouble = step, now - begun, ""
-        else:
-            self._trouble = f"no checkpoint of step {step}: {fact.reason}"
+            self.saved, self._durable = save.step, (save.step, save.epoch)
+            self.durations.saving_s, self._trouble = now - begun, ""
+        elif save.generation == self._membership.generation:  # else others save now
+            self._trouble = f"no checkpoint of step {save.step}: {fact.reason}"
         self._reporting.change(now)
         if self.doing is Doing.SAVING and not self._saving:
             return self._close(now, self._end)
@@ -312,7 +314,7 @@ class Training:
         if needed is not None and fact.step < needed:
             return self._refuse(now, needed, f"the newest that this worker finds is that of step {fact.step}")
         self._has_state(now, fact.step, fact.epoch)
-        self.saved = fact.step
+        self.saved, self._durable = fact.step, (fact.step, fact.epoch)
         return self._entered(now)
 
     def _on_missing(self, now: float, fact: CheckpointMissing) -> list[Action]:
@@ -510,8 +512,9 @@ class Training:
 
     def _save(self, now: float, epoch: int) -> SaveCheckpoint:
         self._saves_begun += 1
-        self._saving[self._saves_begun] = self._next_step - 1, now
-        return SaveCheckpoint(self._saves_begun, self._next_step - 1, epoch, self._membership.generation)
+        save = SaveCheckpoint(self._saves_begun, self._next_step - 1, epoch, self._membership.generation)
+        self._saving[self._saves_begun] = save, now
+        return save
 
     def _save_and_end(self, now: float, epoch: int, end: Action) -> list[Action]:
         """Save what has been applied, and then end so."""
@@ -529,7 +532,7 @@ class Training:
 
     def _end_suspended(self, now: float) -> list[Action]:
         self._give_up_at = None
-        durable = self.saved == self._next_step - 1
+        durable = self._durable == (self._next_step - 1, self.epoch)
         whole = self.holding is Holding.WHOLE and self._next_step > 0
         if self._place.checkpoint_every_s is not None and whole and self._saves() and not durable:
             return self._save_and_end(now, self.epoch, ExitScript(0))
@@ -554,7 +557,9 @@ class Training:
         return self._close(now, Continue())
 
     def _on_script_ended(self, now: float, fact: ScriptEnded) -> list[Action]:
-        if self.doing in (Doing.CLOSING, Doing.OVER):
+        if self.doing is Doing.OVER:
+            return [Continue()]
+        if self.doing is Doing.CLOSING:
             return []
         return self._close(now, Continue(), f"the script ended without having finished: {fact.reason}")
 

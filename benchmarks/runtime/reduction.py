@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from elasticd.worker.control import ClusterControl
 from elasticd.worker.environment import read_cluster
+from elasticd.worker.events import Arrived, EnterGeneration
 from elasticd.worker.gradients import Layout
 from elasticd.worker.reduction import CanonicalReducer, Node, TreeAccumulator
 from elasticd.worker.virtual import assign
@@ -54,9 +55,11 @@ def rank(
     """One rank: the three reductions in turn."""
     environment = read_cluster(variables["bench"])
     assert environment is not None
-    control = ClusterControl(environment, lambda: ())
+    control = ClusterControl(environment)
     control.start()
-    communicator = control.arrive().communicator
+    control.tell(Arrived(total_steps=1, steps_per_epoch=1))
+    assert isinstance(control.next(), EnterGeneration)
+    communicator = control.communicator
     n = environment.virtual_workers
     ranges = assign(n, [True] * size)
     layout = Layout([torch.nn.Parameter(torch.zeros(ELEMENTS // 25)) for _ in range(25)], padding=n)

@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 import training_cases
-from training_world import VIRTUAL_WORKERS, Timetable, digest, environment
+from training_world import VIRTUAL_WORKERS, Rehearsal, Timetable, digest, environment
 
 from elasticd.protocol.model import Determinism, GpuAddress, Member, Roster, ServerId, WorkerId
-from elasticd.worker.communicator import Communicator
-from elasticd.worker.control import Switching
-from elasticd.worker.progress import StepTimes
+from elasticd.worker import membership as m
 from elasticd.worker.replication import Replication
 from elasticd.worker.run import Run
 
@@ -31,10 +29,10 @@ ENTRIES = [(0, [0]), (5, [0, 1])]
 class Alone(Timetable):
     """After the loss nobody else is left."""
 
-    def failed(self, reason: str) -> Switching:
+    def failed(self, reason: str) -> list[m.Action]:
         member = Member(worker=WorkerId("w.1"), gpu=GpuAddress(server=ServerId("s"), index=1))
         roster = Roster(generation=3, members=(member,), leader=member.worker)
-        return Switching(Communicator.alone(), roster, 0, (True,), recovery=True)
+        return [m.BuildGroup(roster, 1, ""), m.Switch(roster, 1, (member.worker,), recovery=True)]
 
 
 def die_giving(when: str) -> None:
@@ -53,7 +51,8 @@ def train(me: int, when: str, address: str, directory: Path) -> None:
     torch.set_num_threads(1)
     if me == 0:
         die_giving(when)
-    run = Run(Alone(me, address, ENTRIES), environment(me, Determinism.ELASTIC), StepTimes(), VIRTUAL_WORKERS, seed=3)
+    place = environment(me, Determinism.ELASTIC)
+    run = Run(Rehearsal(Alone(me, ENTRIES), address, place), place, VIRTUAL_WORKERS, seed=3)
     state = training_cases.plain(run)
     (directory / f"{me}.json").write_text(json.dumps(digest(state), sort_keys=True))
 

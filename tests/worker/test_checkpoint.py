@@ -4,48 +4,78 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from elasticd.protocol.errors import OperatorError
-from elasticd.worker.checkpoint import STALE_AFTER_S, CheckpointWriter, latest, load
+from elasticd.worker.checkpoint import STALE_AFTER_S, CheckpointWriter, Document, latest, load
+from elasticd.worker.events import CheckpointFailed, CheckpointSaved, SaveCheckpoint
 
 
-def write(directory: Path, *steps: int, keep: int = 10) -> None:
-    writer = CheckpointWriter(directory, keep)
-    for step in steps:
-        writer.save(step, {"counters": {"applied": step}}, [torch.full((3,), float(step)), torch.tensor(step)])
-        assert writer.wait() is None
+class Told:
+    """A writer, and what it tells."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self._told: queue.SimpleQueue[CheckpointSaved | CheckpointFailed] = queue.SimpleQueue()
+        self.writer = CheckpointWriter(directory, keep, self._told.put)
+        self._number = 0
+
+    def save(
+        self, step: int, header: dict[str, Any], tensors: list[torch.Tensor], generation: int = 1, **more: Any
+    ) -> None:
+        self._number += 1
+        self.writer.save(SaveCheckpoint(self._number, step, 0, generation), header, tensors, **more)
+
+    def outcome(self) -> CheckpointSaved | CheckpointFailed:
+        return self._told.get(timeout=60)
 
 
-def steps_in(directory: Path) -> list[str]:
+def write(directory: Path, *steps: int, keep: int = 10, generation: int = 1) -> None:
+    told = Told(directory, keep)
+    for number, step in enumerate(steps, 1):
+        header = {"counters": {"applied": step, "generation": generation}}
+        told.save(step, header, [torch.full((3,), float(step)), torch.tensor(step)], generation)
+        assert told.outcome() == CheckpointSaved(number)
+
+
+def newest(directory: Path, generation: int = 1) -> Document | None:
+    return latest(directory, generation)[0]
+
+
+def name_of(generation: int, step: int) -> str:
+    return f"generation-{generation:08d}-step-{step:012d}.pt"
+
+
+def files(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     write(tmp_path / "made" / "on the way", 41)
-    document = load(tmp_path / "made" / "on the way" / "step-000000000041.pt")
-    assert document.header == {"counters": {"applied": 41}}
+    document = load(tmp_path / "made" / "on the way" / name_of(1, 41))
+    assert document.header["counters"]["applied"] == 41
     assert [tensor.tolist() for tensor in document.tensors] == [[41.0] * 3, 41]
 
 
 def test_only_the_newest_are_kept_in_the_order_of_their_steps(tmp_path: Path) -> None:
     write(tmp_path, 5, 999, 1_000_000_000_000, 12, keep=2)
-    assert steps_in(tmp_path) == ["step-000000000999.pt", "step-1000000000000.pt"]
-    document = latest(tmp_path)
+    assert files(tmp_path) == [name_of(1, 999), name_of(1, 1_000_000_000_000)]
+    document = newest(tmp_path)
     assert document is not None
     assert document.header["counters"]["applied"] == 1_000_000_000_000
 
 
 def test_no_directory_and_an_empty_one_have_no_checkpoint(tmp_path: Path) -> None:
-    assert latest(tmp_path) is None
-    assert latest(tmp_path / "missing") is None
+    assert latest(tmp_path, 1) == (None, "")
+    assert latest(tmp_path / "missing", 1) == (None, "")
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04", None], ids=["empty", "junk", "zip", "half"])
@@ -53,16 +83,17 @@ def test_a_file_that_cannot_be_read_is_passed_over_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes | None
 ) -> None:
     write(tmp_path, 1, 2)
-    newest = tmp_path / "step-000000000002.pt"
-    whole = newest.read_bytes()
-    newest.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    path = tmp_path / name_of(1, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content is None else content)
     with caplog.at_level(logging.WARNING):
-        document = latest(tmp_path)
+        document, trouble = latest(tmp_path, 1)
     assert document is not None
     assert document.header["counters"]["applied"] == 1
     assert "step-000000000002.pt: not a checkpoint" in caplog.text
+    assert "step-000000000002.pt: not a checkpoint" in trouble
     with pytest.raises(OperatorError, match="not a checkpoint that can be read"):
-        load(newest)
+        load(path)
 
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
@@ -80,51 +111,95 @@ def test_a_file_of_torch_that_is_no_checkpoint_is_refused(tmp_path: Path) -> Non
 
 
 def test_other_files_are_left_alone_and_stale_temporary_ones_removed(tmp_path: Path) -> None:
-    others = ["model.pt", "step-1.pt", "step-000000000007.pt.part", ".step-000000000007.pt.123"]
-    stale = tmp_path / ".step-000000000003.pt.77"
-    for name in [*others, stale.name]:
+    others = ["model.pt", "step-1.pt", "step-000000000007.pt.part", ".step-000000000007.pt.123", f".{name_of(1, 7)}.5"]
+    stale = [tmp_path / ".step-000000000003.pt.77", tmp_path / f".{name_of(1, 3)}.77"]
+    for name in [*others, *(path.name for path in stale)]:
         (tmp_path / name).write_bytes(b"")
-    os.utime(stale, (0, time.time() - 2 * STALE_AFTER_S))
+    for path in stale:
+        os.utime(path, (0, time.time() - 2 * STALE_AFTER_S))
     write(tmp_path, 8, keep=1)
-    assert steps_in(tmp_path) == sorted([*others, "step-000000000008.pt"])
+    assert files(tmp_path) == sorted([*others, name_of(1, 8)])
 
 
 def test_what_is_saved_may_change_once_it_is_copied_and_what_changes_earlier_is_copied_at_once(tmp_path: Path) -> None:
-    writer = CheckpointWriter(tmp_path, 1)
+    told = Told(tmp_path, 1)
     big, small = torch.zeros(5_000_000), torch.zeros(3)
-    writer.save(1, {}, [big, small], mutable=[small])
+    told.save(1, {}, [big, small], mutable=[small])
     small.fill_(1.0)
-    writer.settle()
+    told.writer.settle()
     big.fill_(1.0)
-    assert writer.wait() is None
-    document = latest(tmp_path)
+    assert told.outcome() == CheckpointSaved(1)
+    document = newest(tmp_path)
     assert document is not None
     assert not any(tensor.any() for tensor in document.tensors)
 
 
-def test_a_failed_write_is_reported_once_and_stops_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_is_told_and_stops_nothing(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
-    writer = CheckpointWriter(blocked, 1)
-    assert writer.save(1, {}, []) is None
-    error = writer.wait()
-    assert error is not None
-    assert "the checkpoint of step 1 could not be written" in error
+    told = Told(blocked, 1)
+    told.save(1, {}, [])
+    failed = told.outcome()
+    assert isinstance(failed, CheckpointFailed)
+    assert "it could not be written" in failed.reason
     blocked.unlink()
-    assert writer.save(2, {}, []) is None
-    assert writer.wait() is None
-    assert steps_in(blocked) == ["step-000000000002.pt"]
+    told.save(2, {}, [])
+    assert told.outcome() == CheckpointSaved(2)
+    assert files(blocked) == [name_of(1, 2)]
+
+
+# --------------------------------------------------------------------------------------------------------------- lineages
+
+
+def test_the_greatest_generation_is_the_newest_even_where_an_older_one_went_further(tmp_path: Path) -> None:
+    write(tmp_path, 120, generation=3)
+    write(tmp_path, 100, generation=9)
+    document = newest(tmp_path, 12)
+    assert document is not None
+    assert document.header["counters"] == {"applied": 100, "generation": 9}
+
+
+def test_who_goes_on_from_a_checkpoint_makes_it_its_own(tmp_path: Path) -> None:
+    """A server that was cut off goes on to write; its successors have only read so far, and then die."""
+    write(tmp_path, 90, 100, generation=3)
+    assert newest(tmp_path, 9) is not None
+    assert files(tmp_path) == [name_of(3, 90), name_of(9, 100)]
+    told = Told(tmp_path, 1)
+    told.save(110, {}, [], generation=3)
+    failed = told.outcome()
+    assert isinstance(failed, CheckpointFailed)
+    assert "generation 9 of the job goes on, this is generation 3" in failed.reason
+    assert files(tmp_path) == [name_of(3, 90), name_of(9, 100)]
+
+
+def test_a_newer_generation_prunes_what_older_ones_have_left(tmp_path: Path) -> None:
+    write(tmp_path, 90, 100, generation=3)
+    write(tmp_path, 95, 99, generation=4, keep=2)
+    assert files(tmp_path) == [name_of(4, 95), name_of(4, 99)]
+
+
+def test_files_of_earlier_versions_are_read_and_are_the_oldest(tmp_path: Path) -> None:
+    write(tmp_path, 7)
+    (tmp_path / name_of(1, 7)).rename(tmp_path / "step-000000000007.pt")
+    document = newest(tmp_path, 2)
+    assert document is not None
+    assert document.header["counters"]["applied"] == 7
+    write(tmp_path, 3, generation=2, keep=1)
+    assert files(tmp_path) == [name_of(2, 7)], "a greater step of the same generation is newer"
 
 
 WRITER = """
 import sys, torch
 from pathlib import Path
+from queue import SimpleQueue
 from elasticd.worker.checkpoint import CheckpointWriter
-writer = CheckpointWriter(Path(sys.argv[1]), 3)
+from elasticd.worker.events import SaveCheckpoint
+told = SimpleQueue()
+writer = CheckpointWriter(Path(sys.argv[1]), 3, told.put)
 big = torch.ones(4_000_000)
 for step in range(10_000):
-    writer.save(step, {"counters": {"applied": step}}, [big * step])
-    writer.wait()
+    writer.save(SaveCheckpoint(step, step, 0, 1), {"counters": {"applied": step}}, [big * step])
+    told.get()
     print(step, flush=True)
 """
 
@@ -136,18 +211,18 @@ def test_a_writer_killed_in_the_middle_leaves_only_whole_checkpoints(tmp_path: P
     try:
         reported = int(process.stdout.readline())
         deadline = time.monotonic() + 60
-        while not any(path.stat().st_size > 0 for path in tmp_path.glob(".step-*")):
+        while not any(path.stat().st_size > 0 for path in tmp_path.glob(".generation-*")):
             assert time.monotonic() < deadline, "never seen in the middle of a write"
     except FileNotFoundError:
         pass  # renamed between listing and looking: as good a moment as any
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    document = latest(tmp_path)
+    document = newest(tmp_path)
     assert document is not None
     step = document.header["counters"]["applied"]
     assert step >= reported
     assert (document.tensors[0] == step).all()
     write(tmp_path, 20_000)  # the next writer is not disturbed by what is left
-    for path in tmp_path.glob("step-*.pt"):
+    for path in tmp_path.glob("generation-*.pt"):
         load(path)

@@ -11,30 +11,34 @@ import pytest
 import torch
 from torch import nn
 
-from elasticd.protocol.model import Determinism, GpuKind, JobId, WorkerId
-from elasticd.worker.control import SoloControl, Suspended, Switching
+from elasticd.protocol.messages import Suspend
+from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
+from elasticd.worker.control import LocalControl
 from elasticd.worker.environment import ClusterEnvironment
-from elasticd.worker.membership import Stall
-from elasticd.worker.progress import StepTimes
+from elasticd.worker.events import CheckpointLoaded, CheckpointMissing, Event, StepWanted, SuspendReceived
+from elasticd.worker.machine import WorkerMachine
 from elasticd.worker.run import Run
+from elasticd.worker.trainer import ScriptExit
 
 EPOCHS, STEPS = 3, 4  # steps of an epoch
-OTHER = WorkerId("job.7")
 
 
-class Turn(SoloControl):
+class Turn(LocalControl):
     """A worker whose job is preempted at its `boundaries`-th boundary; counted from 0."""
 
-    def __init__(self, boundaries: float, saver: WorkerId | None) -> None:
-        super().__init__()
+    def __init__(self, place: ClusterEnvironment, boundaries: float, saver: WorkerId | None) -> None:
+        member = Member(worker=place.worker, gpu=GpuAddress(server=ServerId("localhost"), index=0))
+        roster = Roster(generation=1, members=(member,), leader=member.worker)
         self._left = boundaries
-        self._saver = saver
+        self._suspend = Suspend(job=place.job, saver=saver)
+        super().__init__(WorkerMachine(place.place(1, ""), 0.0), roster)
 
-    def boundary(self) -> Switching | Stall | None:
-        if self._left <= 0:
-            raise Suspended(self._saver)
-        self._left -= 1
-        return None
+    def tell(self, fact: Event) -> None:
+        if isinstance(fact, StepWanted | CheckpointLoaded | CheckpointMissing):
+            if self._left <= 0:
+                super().tell(SuspendReceived(self._suspend))
+            self._left -= 1
+        super().tell(fact)
 
 
 class Turns:
@@ -60,10 +64,10 @@ class Turns:
             checkpoint_keep=2,
             max_steps=None,
         )
-        run = Run(Turn(boundaries, saver), place, StepTimes(), 2, seed=5)
+        run = Run(Turn(place, boundaries, saver), place, 2, seed=5)
         try:
             return self._script(run)
-        except Suspended:
+        except ScriptExit:
             run.finish()  # atexit
             return None
 
@@ -110,8 +114,7 @@ def test_interruptions_change_nothing(boundaries: tuple[int, ...], reference: di
         assert torch.equal(value, found[name]) if isinstance(value, torch.Tensor) else value == found[name], name
 
 
-def test_only_the_worker_that_is_named_saves(tmp_path: Path) -> None:
-    assert Turns(tmp_path).train(4, saver=OTHER) is None
-    assert not list(tmp_path.iterdir())
-    assert Turns(tmp_path).train(4, saver=WorkerId("solo.0")) is None
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000002.pt"]
+@pytest.mark.parametrize("saver", [None, WorkerId("solo.0"), WorkerId("job.7")], ids=["nobody", "it", "one that left"])
+def test_the_state_is_saved_whoever_is_named(saver: WorkerId | None, tmp_path: Path) -> None:
+    assert Turns(tmp_path).train(4, saver) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["generation-00000001-step-000000000002.pt"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from elasticd.protocol import exits
 
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("communicator_world", HERE / "communicator_world.py")
@@ -109,6 +110,6 @@ def test_a_newcomer_that_has_got_nothing_yet_begins_with_the_scripts_own_values(
 
 def test_a_newcomer_with_a_part_of_a_lost_state_ends_and_trains_nothing_with_it(tmp_path: Path) -> None:
     done = orphan("begun", tmp_path)
-    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert done.returncode == exits.SPOILED, done.stderr
     assert "has lost its initial values" in done.stderr
     assert not list(tmp_path.iterdir())

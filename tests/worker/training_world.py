@@ -23,72 +23,107 @@ import training_cases
 import zmq
 
 from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
+from elasticd.worker import membership as m
 from elasticd.worker.communicator import Communicator, RendezvousStore
-from elasticd.worker.control import LeftJob, Progress, Switching
+from elasticd.worker.control import MachineControl
 from elasticd.worker.environment import ClusterEnvironment
-from elasticd.worker.membership import Stall
-from elasticd.worker.progress import StepTimes
+from elasticd.worker.events import (
+    BuildGroup,
+    Instruction,
+    SendFollower,
+    SendLeader,
+    SendStatus,
+    StatusAcknowledged,
+    TimePassed,
+)
+from elasticd.worker.machine import WorkerMachine
 from elasticd.worker.run import Run
+from elasticd.worker.trainer import ScriptExit
 
 VIRTUAL_WORKERS = 4
 
 
-class Timetable:
-    """A control plane that switches at given steps; everybody knows them beforehand."""
+class Timetable(m.Membership):
+    """A membership that switches at given steps; everybody knows them beforehand."""
 
-    def __init__(self, me: int, address: str, entries: list[tuple[int, list[int]]]) -> None:
-        self._me = me
-        self.worker = WorkerId(f"w.{me}")
-        self._entries = entries
+    def __init__(self, me: int, entries: list[tuple[int, list[int]]]) -> None:
+        super().__init__(JobId("w"), WorkerId(f"w.{me}"))
+        self._number = me
+        self.entries = entries
         self._next_step = 0
         self._position = next(i for i, (_, workers) in enumerate(entries) if me in workers)
-        self._communicators = [self._build(address, i) for i, (_, workers) in enumerate(entries) if me in workers]
 
-    def _build(self, address: str, entry: int) -> Communicator:
-        workers = self._entries[entry][1]
-        store = RendezvousStore(zmq.Context(), address, f"w{self._me}/{entry}".encode(), str(entry), 60.0)
-        return Communicator.build("gloo", store, workers.index(self._me), len(workers), "127.0.0.1", 600.0)
+    def mine(self) -> list[int]:
+        """The generations that this worker is in."""
+        return [i + 1 for i, (_, workers) in enumerate(self.entries) if self._number in workers]
 
-    def _switching(self) -> Switching:
-        workers = self._entries[self._position][1]
-        before = self._entries[self._position - 1][1] if self._position else []
+    def handle(self, now: float, event: m.Event) -> list[m.Action]:
+        match event:
+            case m.Arrived():
+                return self._switch_to(self._position)
+            case m.StepStarted():
+                return [m.Propose(0)]
+            case m.StepApplied(step):
+                self._next_step = step + 1
+            case m.BoundaryReached():
+                return self._at_boundary()
+            case m.CollectiveFailed(reason):
+                return self.failed(reason)
+        return []
+
+    def failed(self, reason: str) -> list[m.Action]:
+        raise AssertionError(f"nothing fails here: {reason}")
+
+    def _at_boundary(self) -> list[m.Action]:
+        following = self._position + 1
+        if following == len(self.entries) or self._next_step != self.entries[following][0]:
+            return [m.Proceed()]
+        if self._number not in self.entries[following][1]:
+            return [m.Leave()]
+        return self._switch_to(following)
+
+    def _switch_to(self, position: int) -> list[m.Action]:
+        self._position = position
+        workers = self.entries[position][1]
+        before = self.entries[position - 1][1] if position else []
         members = tuple(
             Member(worker=WorkerId(f"w.{w}"), gpu=GpuAddress(server=ServerId("s"), index=w)) for w in workers
         )
-        roster = Roster(generation=self._position + 1, members=members, leader=members[0].worker)
-        holders = tuple(worker in before if before else worker == workers[0] for worker in workers)
-        return Switching(
-            self._communicators.pop(0), roster, workers.index(self._me), holders, recovery=not self._position
-        )
+        roster = Roster(generation=position + 1, members=members, leader=members[0].worker)
+        holders = tuple(WorkerId(f"w.{w}") for w in workers if (w in before if before else w == workers[0]))
+        return [m.BuildGroup(roster, 1, ""), m.Switch(roster, 1, holders, recovery=not position)]
 
-    def arrive(self) -> Switching:
-        return self._switching()
 
-    def step_started(self, last: bool) -> int:
-        return 0
+class Rehearsal(MachineControl):
+    """A worker without an agent, whose communicators are built before it begins."""
 
-    def word_read(self, generation: int) -> None:
+    def __init__(self, timetable: Timetable, address: str, place: ClusterEnvironment) -> None:
+        super().__init__(WorkerMachine(place.place(os.getpid(), ""), 0.0, timetable))
+        self._communicators = {g: self._connect(timetable, address, g) for g in timetable.mine()}
+
+    def _connect(self, timetable: Timetable, address: str, generation: int) -> Communicator:
+        workers, me = timetable.entries[generation - 1][1], timetable._number
+        store = RendezvousStore(zmq.Context(), address, f"w{me}/{generation}".encode(), str(generation), 60.0)
+        return Communicator.build("gloo", store, workers.index(me), len(workers), "127.0.0.1", 600.0)
+
+    def next(self) -> Instruction:
+        with self._lock:
+            while not self._instructions:
+                self.tell(TimePassed())
+                self._turned.wait(0.01)
+            return self._instructions.popleft()
+
+    def _send(self, action: SendLeader | SendFollower | SendStatus) -> None:
+        assert isinstance(action, SendStatus)
+        self.tell(StatusAcknowledged(action.status.sequence))
+
+    def _build(self, build: BuildGroup) -> None:
         pass
 
-    def step_applied(self, step: int, progress: Progress) -> None:
-        self._next_step = step + 1
+    def _take(self, generation: int, attempt: int) -> Communicator:
+        return self._communicators.pop(generation, None) or Communicator.alone()
 
-    def boundary(self) -> Switching | Stall | None:
-        following = self._position + 1
-        if following == len(self._entries) or self._next_step != self._entries[following][0]:
-            return None
-        if self._me not in self._entries[following][1]:
-            raise LeftJob
-        self._position = following
-        return self._switching()
-
-    def failed(self, reason: str) -> Switching:
-        raise AssertionError(f"nothing fails here: {reason}")
-
-    def report(self, metrics: dict[str, float]) -> None:
-        pass
-
-    def finished(self) -> None:
+    def _close_rendezvous(self, generation: int, attempt: int) -> None:
         pass
 
 
@@ -108,10 +143,10 @@ def rank_main(case: str, me: int, address: str, entries: list[tuple[int, list[in
     torch.set_num_threads(1)
     name, _, determinism = case.partition(":")
     place = environment(me, Determinism(determinism or "elastic"))
-    run = Run(Timetable(me, address, entries), place, StepTimes(), VIRTUAL_WORKERS, seed=3)
+    run = Run(Rehearsal(Timetable(me, entries), address, place), place, VIRTUAL_WORKERS, seed=3)
     try:
         state = getattr(training_cases, name)(run)
-    except LeftJob:
+    except ScriptExit:
         return {"worker": me, "left": run.steps_done}
     norm = float(sum(value.float().square().sum() for value in state[0].values()))
     return {"worker": me, "steps": run.steps_done, "norm": norm, "state": digest(state)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from elasticd.protocol.messages import Commit, Order, Prepare, Suspend
-from elasticd.protocol.model import GpuAddress, Member, Roster, ServerId, WorkerId, WorkerStatus
+from elasticd.protocol.model import GpuAddress, JobId, Member, Roster, ServerId, WorkerId, WorkerStatus
 from elasticd.worker import events as e
 from elasticd.worker.machine import WorkerMachine
 
@@ -26,7 +26,7 @@ class Story:
     def __init__(self, **place: Any) -> None:
         self.now = 1000.0
         known: dict[str, Any] = {"virtual_workers": 4, "checkpoint_every_s": 600.0, **place}
-        self.machine = WorkerMachine(e.Place(job="job", worker=ME, pid=1, address="me", **known), self.now)
+        self.machine = WorkerMachine(e.Place(job=JobId("job"), worker=ME, pid=1, address="me", **known), self.now)
         self.instructions: list[e.Instruction] = []
         self.others: list[e.Action] = []
         self.acknowledges = True

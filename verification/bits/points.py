@@ -164,9 +164,9 @@ def wrap(
 def install(fuse: Fuse, journal: Journal) -> None:
     """Put the points into the product's classes, in this process."""
     from elasticd.protocol.messages import Commit
+    from elasticd.worker import events as e
     from elasticd.worker.communicator import Communicator
-    from elasticd.worker.control import ClusterControl, LeftJob, Switching
-    from elasticd.worker.membership import SendFollower
+    from elasticd.worker.control import ClusterControl
     from elasticd.worker.replication import Replication
     from elasticd.worker.state import TrainingState
     from elasticd.worker.trainer import Trainer
@@ -175,7 +175,6 @@ def install(fuse: Fuse, journal: Journal) -> None:
     def at(point: Point) -> Callable[..., None]:
         return lambda *_: fuse.at(point)
 
-    wrap(ClusterControl, "arrive", at(Point.STARTING), at(Point.SWITCHED))
     wrap(Communicator, "build", at(Point.BUILDING), at(Point.BUILT))
     for name in ("all_to_all", "all_gather", "all_reduce"):
         wrap(Communicator, name, at(Point.REDUCTION), at(Point.REDUCING))
@@ -187,41 +186,51 @@ def install(fuse: Fuse, journal: Journal) -> None:
     wrap(Replication, "send_trailer", at(Point.TRAILING))
     wrap(Replication, "receive_trailer", at(Point.TRAILING))
     wrap(Update, "apply", at(Point.UPDATE))
-    wrap(ClusterControl, "failed", at(Point.RECOVERING), at(Point.RECOVERED))
-    wrap(ClusterControl, "finished", at(Point.FINISHING))
 
-    def word_read(control: ClusterControl, generation: int) -> None:
-        if generation:
+    before = {e.Arrived: Point.STARTING, e.CollectiveFailed: Point.RECOVERING, e.LoopEnded: Point.FINISHING}
+    recovers = False  # the last thing that the training thread told is a failure
+    noted = -1
+
+    def telling(control: ClusterControl, fact: object) -> None:
+        nonlocal recovers
+        if isinstance(fact, e.ThreadFact):
+            recovers = isinstance(fact, e.CollectiveFailed)
+        if type(fact) in before:
+            fuse.at(before[type(fact)])
+        if isinstance(fact, e.WordRead) and fact.generation:
             fuse.at(Point.DECIDED)
 
+    tell = ClusterControl.tell
+
+    def told(control: ClusterControl, fact: e.Event) -> None:
+        nonlocal noted
+        telling(control, fact)
+        tell(control, fact)
+        if isinstance(fact, e.StepApplied | e.ValuesExchanged):
+            applied = control.machine.applied
+            if applied is not None and applied != noted:  # a joiner has all of it only with the registered values
+                noted = applied
+                fuse.board.set_applied(fuse.slot, applied)
+                journal.note("applied", control.machine.generation, applied)
+        if isinstance(fact, e.StepApplied):
+            fuse.at(Point.APPLIED)
+
+    def instructed(instruction: object) -> None:
+        if isinstance(instruction, e.EnterGeneration):
+            fuse.at(Point.RECOVERED if recovers else Point.SWITCHED)
+        elif isinstance(instruction, e.ExitScript):
+            fuse.at(Point.LEAVING)
+
     def act(control: ClusterControl, action: object) -> None:
-        if isinstance(action, SendFollower) and isinstance(action.message, Commit):
+        if isinstance(action, e.SendFollower) and isinstance(action.message, Commit):
             fuse.at(Point.COMMITTING)
 
-    def begin_step(trainer: Trainer, step: int, parameters: object) -> None:
+    def begin_step(trainer: Trainer, step: int, *rest: object) -> None:
         fuse.at(Point.STEP)
-        assert trainer._switching is not None
-        journal.note("began", trainer._switching.roster.generation, step)
+        assert trainer._entered is not None
+        journal.note("began", trainer._entered.roster.generation, step)
 
-    def step_applied(control: ClusterControl, step: int, progress: object) -> None:
-        fuse.board.set_applied(fuse.slot, step)
-        journal.note("applied", control._machine.generation, step)
-
-    wrap(ClusterControl, "word_read", word_read)
+    setattr(ClusterControl, "tell", told)  # noqa: B010
+    wrap(ClusterControl, "next", None, instructed)
     wrap(ClusterControl, "_act", act)
     wrap(Trainer, "_begin_step", begin_step)
-    wrap(ClusterControl, "step_applied", step_applied, at(Point.APPLIED))
-
-    boundary = ClusterControl.boundary
-
-    def at_boundary(control: ClusterControl) -> Any:
-        try:
-            outcome = boundary(control)
-        except LeftJob:
-            fuse.at(Point.LEAVING)
-            raise
-        if isinstance(outcome, Switching):
-            fuse.at(Point.SWITCHED)
-        return outcome
-
-    setattr(ClusterControl, "boundary", at_boundary)  # noqa: B010
