@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import stat
@@ -13,6 +14,8 @@ import msgspec
 
 from ..protocol.errors import OperatorError
 from ..runtime import config, transport
+
+log = logging.getLogger(__name__)
 
 ServerName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!ELASTICD_)[A-Za-z_][A-Za-z0-9_]*$")]  # those are the cluster's
@@ -77,11 +80,30 @@ def socket_directory(options: AgentConfig, environment: Mapping[str, str]) -> Pa
     if options.socket_directory:
         return private_directory(Path(options.socket_directory).expanduser().absolute())
     note = options.state / "socket_directory"
-    if note.exists():
-        return private_directory(Path(note.read_text(encoding="utf-8").strip()))
+    if noted := _read_note(note):
+        return private_directory(Path(noted))
     runtime = Path(environment.get("XDG_RUNTIME_DIR") or "/tmp")
     chosen = transport.short_socket_directory(options.state, runtime if runtime.is_dir() else Path("/tmp"), os.getuid())
     private_directory(chosen.parent)
     private_directory(chosen)
-    note.write_text(f"{chosen}\n", encoding="utf-8")
+    _write_note(note, f"{chosen}\n")
     return chosen
+
+
+def _read_note(note: Path) -> str:
+    try:
+        return note.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"{note}: cannot be read: {error}") from None
+
+
+def _write_note(note: Path, text: str) -> None:
+    """All of it or nothing. Without it the next agent chooses the same directory, unless its environment differs."""
+    temporary = note.with_name(f"{note.name}.new")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(note)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", note, error.strerror)

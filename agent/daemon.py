@@ -1,8 +1,10 @@
 """The agent's shell: sockets, processes, files and time around `machine.AgentMachine` (cluster 1, 2).
 
-Two sockets: a DEALER to the controller, named as the server, and a ROUTER on which the workers of this server talk. Nothing is
-queued for a controller that is away (ZMQ_IMMEDIATE): the machine repeats what matters, and a controller that comes back
-is not flooded with what was true an hour ago.
+Two sockets: a DEALER to the controller, named "SERVER#IDENTITY" so that two agents of one name never take each other's connection
+over, and a ROUTER on which the workers of this server talk. Nothing is queued for a controller that is away (ZMQ_IMMEDIATE): the
+machine repeats what matters, and a controller that comes back is not flooded with what was true an hour ago.
+
+The loop waits for messages and ends of processes, and for nothing else: files are the business of `errands`.
 
 SIGTERM ends the agent alone. Its workers go on, and the next agent adopts them.
 """
@@ -24,30 +26,36 @@ import zmq
 from .. import __version__
 from ..protocol.codec import Codec
 from ..protocol.errors import PeerError
-from ..protocol.messages import AgentHello, ToAgentFromController, ToAgentFromWorker
+from ..protocol.messages import AgentHello, ReadLog, ToAgentFromController, ToAgentFromWorker
 from ..protocol.model import Server, ServerId
 from ..runtime import locks, readiness, transport
 from ..runtime.clock import SteadyClock
 from ..runtime.loop import Loop
 from . import config, topology
 from .config import AgentConfig
+from .disk import Disk, load_identity, located
 from .environment import Surroundings, common_environment
+from .errands import Errands
 from .events import (
     Action,
     ControllerMessage,
     Event,
     ForgetWorker,
     HelloNotSent,
+    IdentityWritten,
+    KeepIdentity,
+    LogRead,
     ReadLogPiece,
     SendController,
     SendWorker,
     SignalProcess,
     StartProcess,
     TimePassed,
+    Warn,
     WorkerStatusReceived,
 )
-from .forking import WarmProcesses, located
-from .logfiles import JobFiles, read_piece
+from .forking import WarmProcesses
+from .logfiles import JobFiles, not_read
 from .machine import AgentMachine
 from .processes import Processes
 
@@ -69,6 +77,7 @@ class AgentDaemon:
         """Raises OperatorError where the configuration does not fit the machine."""
         state = config.private_directory(options.state)
         self._lock = locks.hold(state / "agent.lock", f"{state}: another agent runs with this state directory")
+        who = load_identity(state, secrets.token_hex(8))
         socket_path = config.socket_directory(options, environment) / "workers"
         self._clock = SteadyClock()
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
@@ -76,7 +85,7 @@ class AgentDaemon:
         self._context.setsockopt(zmq.IMMEDIATE, 1)  # for the sockets that follow
         self._workers = transport.router(self._context)
         agent_address = transport.bind(self._workers, f"ipc://{socket_path}")
-        self._controller = transport.dealer(self._context, options.controller, options.server.encode())
+        self._controller = transport.dealer(self._context, options.controller, f"{options.server}#{who.agent}".encode())
         self._from_controller: Codec[ToAgentFromController] = Codec(ToAgentFromController)
         self._from_worker: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
         gpus = topology.discover(options.cpu_slots)
@@ -96,14 +105,18 @@ class AgentDaemon:
             memory_bytes=psutil.virtual_memory().total,
             version=__version__,
         )
-        self._files = JobFiles(state / "jobs")
+        files = JobFiles(state / "jobs")
+        self._errands = Errands(self._loop.wake)
+        self._disk = Disk(state, files, around)
         self._warm = None
         if options.warm_start:
             standard = (located(sys.executable), common_environment(around))
-            self._warm = WarmProcesses(state, standard, self._loop, self._clock)
-        self._processes = Processes(self._files, around, self._loop, self._clock, self._warm, self._dispatch)
+            self._warm = WarmProcesses(state, standard, self._loop, self._clock, self._errands)
+        self._processes = Processes(
+            files, around, self._loop, self._clock, self._warm, self._dispatch, self._errands, self._disk
+        )
         self._machine = AgentMachine(
-            server, secrets.token_hex(8), options.heartbeat_interval_s, options.worker_silence_s
+            server, secrets.token_hex(8), options.heartbeat_interval_s, options.worker_silence_s, who
         )
         self._loop.add_socket(self._controller, self._on_controller)
         self._loop.add_socket(self._workers, self._on_worker)
@@ -125,6 +138,7 @@ class AgentDaemon:
         self._processes.close()
         if self._warm is not None:
             self._warm.close()
+        self._errands.close()
         self._controller.close()
         self._workers.close()
         self._context.term()
@@ -153,6 +167,7 @@ class AgentDaemon:
         self._processes.heard(status.worker)
 
     def _on_turn(self) -> None:
+        self._errands.deliver()
         deadline = self._machine.next_deadline()
         if deadline is not None and self._clock.now() >= deadline:
             self._dispatch(TimePassed())
@@ -189,11 +204,28 @@ class AgentDaemon:
                 return self._processes.start(start)
             case SignalProcess(worker, how):
                 return self._processes.signal(worker, how)
-            case ForgetWorker(job, worker):
-                self._processes.forget(job, worker)
+            case ForgetWorker(job, worker, uid):
+                self._processes.forget(job, worker, uid)
             case ReadLogPiece(request, growing):
-                self._send_controller(read_piece(self._files, request, growing))
+                return self._read_log(request, growing)
+            case KeepIdentity(who):
+                self._errands.ask(
+                    "identity",
+                    lambda: self._disk.save(who),
+                    lambda error: self._dispatch(IdentityWritten(error)),
+                )
+            case Warn(text):
+                log.warning("%s", text)
+                readiness.notify(f"STATUS={text}")
         return None
+
+    def _read_log(self, request: ReadLog, growing: bool) -> Event | None:
+        offered = self._errands.offer(
+            f"logs {request.job}.{request.uid}",
+            lambda: self._disk.read_log(request, growing),
+            lambda piece: self._dispatch(LogRead(piece)),
+        )
+        return None if offered else LogRead(not_read(request, "too much waits for this server's file systems"))
 
     def _send_controller(self, message: msgspec.Struct) -> bool:
         return transport.send(self._controller, self._from_controller.encode(message))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..protocol.messages import StartWorker
 from ..protocol.model import Determinism, Gpu, GpuKind
+from .logfiles import directory_name
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -41,6 +42,10 @@ class Surroundings:
     home: str
     gpus: tuple[Gpu, ...]
     variables: Mapping[str, str] = field(default_factory=dict)  # the operator's, for all workers of this server
+
+    def checkpoints_of(self, start: StartWorker) -> Path:
+        """Of a worker's job. Raises PeerError if its name is none."""
+        return self.checkpoints / directory_name(start.job, start.uid)
 
     def gpu(self, index: int) -> Gpu | None:
         return next((gpu for gpu in self.gpus if gpu.index == index), None)
@@ -76,7 +81,7 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings) -> dict[str,
         "ELASTICD_GPU_KIND": gpu.kind.value,
         "ELASTICD_VIRTUAL_WORKERS": str(spec.virtual_workers),
         "ELASTICD_DETERMINISM": spec.determinism.value,
-        "ELASTICD_CHECKPOINT_DIRECTORY": str(around.checkpoints / start.job),
+        "ELASTICD_CHECKPOINT_DIRECTORY": str(around.checkpoints_of(start)),
         "ELASTICD_CHECKPOINT_EVERY_S": repr(spec.checkpoint.every_s),
         "ELASTICD_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
         "CUDA_VISIBLE_DEVICES": visible,

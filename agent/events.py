@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 
 from ..protocol.messages import (
+    LocalWorker,
+    LogPiece,
     ReadLog,
     StartWorker,
     ToAgentFromController,
@@ -14,6 +16,7 @@ from ..protocol.messages import (
     WorkerExit,
 )
 from ..protocol.model import Fault, JobId, WorkerId, WorkerStatus
+from .identity import Identity
 
 # ------------------------------------------------------------------------------------------------------------------- events
 
@@ -22,7 +25,7 @@ from ..protocol.model import Fault, JobId, WorkerId, WorkerStatus
 class Started:
     """The agent has started and found these on its disk: processes of an earlier agent that run, and ends not yet forgotten."""
 
-    running: tuple[tuple[JobId, WorkerId], ...] = ()
+    running: tuple[LocalWorker, ...] = ()
     exited: tuple[WorkerExit, ...] = ()
 
 
@@ -46,6 +49,13 @@ class WorkerStatusReceived:
 
 
 @dataclass(frozen=True)
+class ProcessStarted:
+    """A worker's process has been started."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True)
 class ProcessFailed:
     """A worker's process could not be started."""
 
@@ -65,11 +75,36 @@ class ProcessExited:
 
 
 @dataclass(frozen=True)
+class LogRead:
+    """A piece of a log that was asked for has been read."""
+
+    piece: LogPiece
+
+
+@dataclass(frozen=True)
+class IdentityWritten:
+    """The last `KeepIdentity` has been carried out. `error`: why it could not be; "": it is on the disk."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class TimePassed:
     """The deadline of `next_deadline` may have come."""
 
 
-Event = Started | ControllerMessage | HelloNotSent | WorkerStatusReceived | ProcessFailed | ProcessExited | TimePassed
+Event = (
+    Started
+    | ControllerMessage
+    | HelloNotSent
+    | WorkerStatusReceived
+    | ProcessStarted
+    | ProcessFailed
+    | ProcessExited
+    | LogRead
+    | IdentityWritten
+    | TimePassed
+)
 
 # ------------------------------------------------------------------------------------------------------------------ actions
 
@@ -98,7 +133,7 @@ class SendWorker:
 
 @dataclass(frozen=True)
 class StartProcess:
-    """Write down that this worker is started here, then start it."""
+    """Write down that this worker is started here, then start it. `ProcessStarted` or `ProcessFailed` follows."""
 
     start: StartWorker
 
@@ -117,14 +152,29 @@ class ForgetWorker:
 
     job: JobId
     worker: WorkerId
+    uid: str = ""  # of the job
 
 
 @dataclass(frozen=True)
 class ReadLogPiece:
-    """Read a piece of a log and send it to the controller. `growing`: the worker still runs."""
+    """Read a piece of a log; `LogRead` follows. `growing`: the worker still runs."""
 
     request: ReadLog
     growing: bool
 
 
-Action = SendController | SendWorker | StartProcess | SignalProcess | ForgetWorker | ReadLogPiece
+@dataclass(frozen=True)
+class KeepIdentity:
+    """Write the agent's identity down; `IdentityWritten` follows."""
+
+    identity: Identity
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Tell the operator of this server, in the log."""
+
+    text: str
+
+
+Action = SendController | SendWorker | StartProcess | SignalProcess | ForgetWorker | ReadLogPiece | KeepIdentity | Warn

@@ -1,11 +1,13 @@
 """The agent's side of its warm processes: starts and ends them, and asks them for workers (`warm` is the other side).
 
 Which ones there are is decided in `stock`, who may use which in `launch`. Nothing here waits: an answer that does not come in
-time is as good as a refusal, and a refusal only means that the worker is started in the ordinary way.
+time is as good as a refusal, and a refusal only means that the worker is started in the ordinary way. A warm process itself is
+started, and reaped, by `errands`: its interpreter may lie on a network.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,7 +22,9 @@ import msgspec
 from ..runtime.clock import Clock
 from ..runtime.loop import Loop
 from . import warm
+from .disk import Failed, Forkable, located
 from .environment import DEFAULT_PATH
+from .errands import Errands
 from .launch import Interpreter, WarmKey, key_of
 from .stock import End, Make, Stock
 
@@ -30,6 +34,8 @@ PROGRAM = "elasticd.agent.warm"
 PRELUDE = "elasticd.worker.warm"
 ANSWER_WITHIN_S = 3.0  # as long as a start without a warm process takes
 PADDING_BYTES = 4096  # of the command line: room for those of the workers
+CLOSE_WITHIN_S = 1.0
+LANE = "warm processes"
 
 Deliver = Callable[
     [tuple[int, int] | None], None
@@ -68,12 +74,19 @@ class WarmProcesses:
     """The warm processes of one agent."""
 
     def __init__(
-        self, state: Path, standard: tuple[Interpreter, Mapping[str, str]] | None, loop: Loop, clock: Clock
+        self,
+        state: Path,
+        standard: tuple[Interpreter, Mapping[str, str]] | None,
+        loop: Loop,
+        clock: Clock,
+        errands: Errands,
     ) -> None:
         """`standard`: the interpreter and the environment that most workers will have."""
         self._state = state
         self._loop = loop
         self._clock = clock
+        self._errands = errands
+        self._making: dict[WarmKey, object] = {}  # being started
         self._processes: dict[WarmKey, _Process] = {}
         self._interpreters: dict[WarmKey, str] = {}
         self._channels: list[Channel] = []
@@ -97,17 +110,20 @@ class WarmProcesses:
             self._settle(channel, None)
         self._perform(self._stock.due(now))
 
-    def fork(
-        self, interpreter: Interpreter, key: WarmKey, request: Mapping[str, object], deliver: Deliver
-    ) -> Channel | None:
+    def watched(self) -> dict[WarmKey, Mapping[str, int]]:
+        """What each warm process has loaded: modification times (ns) of files."""
+        return {key: process.watched for key, process in self._processes.items()}
+
+    def fork(self, found: Forkable, request: Mapping[str, object], deliver: Deliver) -> Channel | None:
         """Ask for a worker. None: there is no process for it now. Otherwise `deliver` is called, once, unless cancelled."""
-        self._interpreters[key] = interpreter.path
+        key = found.key
+        self._interpreters[key] = found.interpreter.path
         can, actions = self._stock.want(self._clock.now(), key)
         self._perform(actions)
         process = self._processes.get(key)
         if not can or process is None:
             return None
-        if not _up_to_date(process):
+        if found.outdated:
             log.info("what a warm process has loaded has changed on the disk: it is made anew")
             self._perform(self._stock.outdated(self._clock.now(), key))
             return None
@@ -132,11 +148,15 @@ class WarmProcesses:
         channel.line.close()
 
     def close(self) -> None:
-        """End all warm processes. What has been forked from them goes on."""
+        """End all warm processes, and wait a moment until they have. What has been forked from them goes on."""
         for channel in list(self._channels):
             self.cancel(channel)
+        children = [process.child for process in self._processes.values()]
         for key in list(self._processes):
             self._remove(key)
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(CLOSE_WITHIN_S)
 
     # -- answers
 
@@ -173,34 +193,29 @@ class WarmProcesses:
                     self._remove(key)
 
     def _make(self, key: WarmKey) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        output, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(write, True)
-        arguments = [str(self._state), str(theirs.fileno()), str(os.getpid()), PRELUDE, " " * PADDING_BYTES]
-        try:
-            child = subprocess.Popen(
-                [self._interpreters[key], "-m", PROGRAM, *arguments],
-                env={"PATH": DEFAULT_PATH, **dict(key.variables)},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=write,
-                stderr=write,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except OSError as error:
-            log.warning("no warm process of %s: %s", self._interpreters[key], error.strerror)
-            ours.close()
-            os.close(output)
-            self._stock.ended(self._clock.now(), key)
-            return
-        finally:
-            theirs.close()
-            os.close(write)
-        ours.setblocking(False)
-        self._processes[key] = _Process(child, ours, output)
-        self._loop.add_descriptor(ours.fileno(), lambda: self._on_report(key))
-        self._loop.add_descriptor(output, lambda: self._on_output(key))
+        """Start one; what comes of it is heard later."""
+        this = self._making[key] = object()
+        interpreter = self._interpreters[key]
+        self._errands.ask(
+            LANE,
+            lambda: _start(self._state, interpreter, key),
+            lambda process: self._on_made(key, this, process),
+        )
+
+    def _on_made(self, key: WarmKey, this: object, process: _Process | Failed) -> None:
+        wanted = self._making.get(key) is this
+        if wanted:
+            del self._making[key]
+        if isinstance(process, Failed):
+            log.warning("no warm process of %s: %s", self._interpreters[key], process.reason)
+            if wanted:
+                self._stock.ended(self._clock.now(), key)
+        elif not wanted:
+            self._end(process)
+        else:
+            self._processes[key] = process
+            self._loop.add_descriptor(process.connection.fileno(), lambda: self._on_report(key))
+            self._loop.add_descriptor(process.output, lambda: self._on_output(key))
 
     def _on_report(self, key: WarmKey) -> None:
         process = self._processes[key]
@@ -242,23 +257,49 @@ class WarmProcesses:
             self._stock.ended(self._clock.now(), key)
 
     def _remove(self, key: WarmKey) -> bool:
+        """End one. Whether it was there."""
+        starting = self._making.pop(key, None) is not None
         process = self._processes.pop(key, None)
         if process is None:
-            return False
+            return starting
         for descriptor in (process.connection.fileno(), process.output):
             self._loop.remove_descriptor(descriptor)
-        process.child.kill()
-        process.child.wait()
-        process.connection.close()
-        os.close(process.output)
+        self._end(process)
         return True
 
+    def _end(self, process: _Process) -> None:
+        process.child.kill()
+        process.connection.close()
+        os.close(process.output)
+        self._errands.ask(LANE, process.child.wait, lambda code: None)
 
-def _up_to_date(process: _Process) -> bool:
+
+def _start(state: Path, interpreter: str, key: WarmKey) -> _Process | Failed:
+    """A new warm process, and the agent's ends of its lines."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    output, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(write, True)
+    arguments = [str(state), str(theirs.fileno()), str(os.getpid()), PRELUDE, " " * PADDING_BYTES]
     try:
-        return all(os.stat(path).st_mtime_ns == changed for path, changed in process.watched.items())
-    except OSError:
-        return False
+        child = subprocess.Popen(
+            [interpreter, "-m", PROGRAM, *arguments],
+            env={"PATH": DEFAULT_PATH, **dict(key.variables)},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=write,
+            stderr=write,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+    except OSError as error:
+        ours.close()
+        os.close(output)
+        return Failed(f"{error.strerror}")
+    finally:
+        theirs.close()
+        os.close(write)
+    ours.setblocking(False)
+    return _Process(child, ours, output)
 
 
 def _difference(key: WarmKey, executable: str) -> str:
@@ -266,22 +307,3 @@ def _difference(key: WarmKey, executable: str) -> str:
     found = located(executable)
     same = (found.directory, found.binary) == (key.directory, key.binary)
     return "" if same else f"it starts {executable}"
-
-
-def located(executable: str) -> Interpreter:
-    """The interpreter at an absolute path."""
-    return Interpreter(executable, os.path.realpath(os.path.dirname(executable)), os.path.realpath(executable))
-
-
-def find_interpreter(program: str, environment: Mapping[str, str], workdir: str) -> Interpreter | None:
-    """The program that exec would find for `program` in `workdir`. None: none, or it depends on more than that."""
-    if "/" in program:
-        found = os.path.join(workdir, program)
-        return located(found) if os.access(found, os.X_OK) else None
-    for directory in environment.get("PATH", "").split(":"):
-        if not directory.startswith("/"):
-            return None
-        found = os.path.join(directory, program)
-        if os.path.isfile(found) and os.access(found, os.X_OK):
-            return located(found)
-    return None

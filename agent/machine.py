@@ -12,8 +12,11 @@ tells the controller everything that changes. Both of its lines may lose message
 * a worker gets the newest order of its job when it first speaks, whenever its status names an older one, and now and then
   as long as it has not committed it. Every local worker of the job gets it, also those that are no longer in the roster:
   how else would they know;
-* a worker id is started once, whatever is repeated: known are the running, the ended, and the lately forgotten. One that is to be
-  stopped and does not run counts as ended from then on: its start may be on its way, and may not overtake the stop;
+* a worker is started once, whatever is repeated: known are the running, the ended, and the lately forgotten. Its name is its
+  id with the `uid` of its job: a store that was lost may give a number to another job. One that is to be stopped and does not
+  run counts as ended from then on: its start may be on its way, and may not overtake the stop;
+* a start whose answer has not come counts as a worker that runs: the file system of its checkpoints may hang. It is given
+  up after a while;
 * a worker that has spoken and then says nothing for long (it was stopped, its control thread is wedged) is killed: its fellows
   wait for it in every step. Only time in which this agent could have heard it counts, and one that is still starting is
   given more: loading data may keep the interpreter from everything else.
@@ -21,6 +24,7 @@ tells the controller everything that changes. Both of its lines may lose message
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 import msgspec
@@ -32,6 +36,8 @@ from ..protocol.messages import (
     AgentHeartbeat,
     AgentHello,
     ForgetWorkers,
+    HelloRefused,
+    LocalWorker,
     Order,
     ReadLog,
     StartWorker,
@@ -42,16 +48,20 @@ from ..protocol.messages import (
     WorkerExit,
     WorkerReport,
 )
-from ..protocol.model import Fault, JobId, Server, WorkerId, WorkerPhase, WorkerStatus
-from ..protocol.times import AWAY_S, WATCH_INTERVAL_S
+from ..protocol.model import Fault, JobId, Server, WorkerId, WorkerPhase, WorkerStatus, job_number
+from ..protocol.times import AWAY_S, START_PATIENCE_S, STATE_RETRY_S, WATCH_INTERVAL_S
 from .events import (
     Action,
     ControllerMessage,
     Event,
     ForgetWorker,
     HelloNotSent,
+    IdentityWritten,
+    KeepIdentity,
+    LogRead,
     ProcessExited,
     ProcessFailed,
+    ProcessStarted,
     ReadLogPiece,
     SendController,
     SendWorker,
@@ -60,9 +70,11 @@ from .events import (
     StartProcess,
     StopSignal,
     TimePassed,
+    Warn,
     WorkerStatusReceived,
 )
-from .session import Session
+from .identity import Identity
+from .session import Due, Session
 
 REPORT_INTERVAL_S = (
     0.4  # a status that only tells of progress is passed on this often: a little more than workers' heartbeats
@@ -75,12 +87,26 @@ MAX_EXITS_PER_HEARTBEAT = 64
 OVER = (WorkerPhase.FINISHED, WorkerPhase.LEFT)
 
 
+_Name = tuple[str, WorkerId]  # of a worker, for ever: its job's uid, and its id
+
+
+class Origin(enum.Enum):
+    """Where a worker's process comes from."""
+
+    ASKED = "asked"  # this agent starts it: the answer has not come
+    STARTED = "started"  # this agent has started it
+    ADOPTED = "adopted"  # an agent before this one has
+
+
 @dataclass
 class _Process:
-    """A worker's process that runs."""
+    """A worker's process that runs, or is being started."""
 
     job: JobId
-    adopted: bool = False  # has been started by an agent before this one
+    uid: str  # of the job
+    gpu: int
+    origin: Origin
+    give_up_at: float = float("inf")  # the start, if it has not come about by then
     status: WorkerStatus | None = None
     reported_at: float = 0.0
     ordered_at: float = 0.0
@@ -94,18 +120,26 @@ class AgentMachine:
     """The state machine of one agent."""
 
     def __init__(
-        self, server: Server, incarnation: str, heartbeat_interval_s: float, worker_silence_s: float = float("inf")
+        self,
+        server: Server,
+        incarnation: str,
+        heartbeat_interval_s: float,
+        worker_silence_s: float = float("inf"),
+        identity: Identity | None = None,
     ) -> None:
+        """`incarnation`: new for each start. `identity`: as it is to be from now on; it is written down first of all."""
         self._server = server
         self._incarnation = incarnation
+        self._identity = identity or Identity()
+        self._write_again_at = float("inf")  # the identity
         self._session = Session(heartbeat_interval_s)
         self._worker_silence_s = worker_silence_s
         self._started = False
         self._hellos = 0
         self._turned_at = 0.0
         self._running: dict[WorkerId, _Process] = {}
-        self._exited: dict[WorkerId, WorkerExit] = {}
-        self._forgotten: dict[WorkerId, None] = {}  # newest last, bounded
+        self._exited: dict[_Name, WorkerExit] = {}
+        self._forgotten: dict[_Name, None] = {}  # newest last, bounded
         self._orders: dict[JobId, Order] = {}  # newest of each job; bounded
 
     def next_deadline(self) -> float | None:
@@ -116,7 +150,9 @@ class AgentMachine:
         silences = (process.heard_at + self._silence_allowed_s(process) for process in self._running.values())
         silence = min(silences, default=float("inf"))
         turn = self._turned_at + WATCH_INTERVAL_S if silence < float("inf") else silence  # so that an absence is seen
-        return min(self._session.deadline(), silence, turn, min(kills, default=float("inf")))
+        starts = min((process.give_up_at for process in self._running.values()), default=float("inf"))
+        due = min(self._session.deadline(), self._write_again_at)
+        return min(due, silence, turn, starts, min(kills, default=float("inf")))
 
     def handle(self, now: float, event: Event) -> list[Action]:
         """Take one fact. Raises InvalidTransition, with nothing changed, unless `Started` comes first and once."""
@@ -128,9 +164,11 @@ class AgentMachine:
         match event:
             case Started(running, exited):
                 self._started = True
-                self._running = {worker: _Process(job, adopted=True) for job, worker in running}
-                self._exited = {record.worker: record for record in exited}
-                return self._pass_time(now)
+                self._running = {
+                    found.worker: _Process(found.job, found.uid, found.gpu, Origin.ADOPTED) for found in running
+                }
+                self._exited = {(record.uid, record.worker): record for record in exited}
+                return [KeepIdentity(self._identity), *self._pass_time(now)]
             case ControllerMessage(message):
                 return self._on_controller(now, message)
             case HelloNotSent():
@@ -138,6 +176,12 @@ class AgentMachine:
                 return []
             case WorkerStatusReceived(status):
                 return self._on_status(now, status)
+            case ProcessStarted(worker):
+                return self._on_started(worker)
+            case LogRead(piece):
+                return [SendController(piece)]
+            case IdentityWritten(error):
+                return self._on_identity(now, error)
             case ProcessFailed(worker, reason, fault):
                 return self._end(worker, None, reason, fault)
             case ProcessExited(worker, exit_code, reason, known):
@@ -149,20 +193,39 @@ class AgentMachine:
 
     def _on_controller(self, now: float, message: ToAgentFromController) -> list[Action]:
         if isinstance(message, Acknowledged):
-            self._session.acknowledged(now, message)
-            return self._pass_time(now)
+            return self._on_acknowledged(now, message)
+        if isinstance(message, HelloRefused):
+            news = self._session.refused(now)
+            return [Warn(f"the controller refuses this agent: {message.reason}")] if news else []
         self._session.message_received()
         match message:
             case Order():
                 return self._on_order(now, message)
             case StartWorker():
-                return self._on_start(message)
+                return self._on_start(now, message)
             case StopWorker():
                 return self._on_stop(now, message)
-            case ForgetWorkers(workers=workers):
-                return [action for worker in workers for action in self._on_forget(worker)]
+            case ForgetWorkers(workers=workers, uids=uids):
+                return [action for worker in workers for action in self._on_forget((uids.get(worker, ""), worker))]
             case ReadLog(worker=worker):
                 return [ReadLogPiece(message, growing=worker in self._running)]
+
+    def _on_acknowledged(self, now: float, message: Acknowledged) -> list[Action]:
+        """At the beginning of a session the agent learns which cluster it is a member of."""
+        begins = self._session.acknowledged(now, message)
+        joined = begins and message.cluster not in ("", self._identity.cluster)
+        kept = self._keep(cluster=message.cluster) if joined else []
+        return [*kept, *self._pass_time(now)]
+
+    def _keep(self, **changes: str | int) -> list[Action]:
+        self._identity = msgspec.structs.replace(self._identity, **changes)
+        return [KeepIdentity(self._identity)]
+
+    def _on_identity(self, now: float, error: str) -> list[Action]:
+        """What could not be written is tried again; the agent goes on with what it knows."""
+        failed_before = self._write_again_at < float("inf")
+        self._write_again_at = now + STATE_RETRY_S if error else float("inf")
+        return [Warn(error)] if error and not failed_before else []
 
     def _on_order(self, now: float, order: Order) -> list[Action]:
         kept = self._orders.get(order.job)
@@ -176,27 +239,55 @@ class AgentMachine:
             action
             for worker, process in self._running.items()
             if process.job == order.job and process.status is not None  # the others get it when they first speak
+            if process.uid == order.uid
             for action in self._pass_order(now, worker, process)
         ]
 
-    def _on_start(self, start: StartWorker) -> list[Action]:
-        if start.worker in self._running or start.worker in self._exited:
+    def _on_start(self, now: float, start: StartWorker) -> list[Action]:
+        name = (start.uid, start.worker)
+        running = self._running.get(start.worker)
+        if name in self._exited or (running is not None and running.uid == start.uid):
             return []
-        if start.worker in self._forgotten:
-            return self._tell_that_it_is_gone(start.job, start.worker, Fault.LOST)
-        self._running[start.worker] = _Process(start.job)
-        return [StartProcess(start)]
+        if name in self._forgotten:
+            return self._tell_that_it_is_gone(start.job, name, Fault.LOST)
+        if reason := self._refusal(start):
+            return self._tell_end(
+                name,
+                WorkerExit(
+                    job=start.job, worker=start.worker, exit_code=None, reason=reason, fault=Fault.SERVER, uid=start.uid
+                ),
+            )
+        self._running[start.worker] = _Process(
+            start.job, start.uid, start.gpu, Origin.ASKED, give_up_at=now + START_PATIENCE_S
+        )
+        number = job_number(start.job)
+        kept = self._keep(highest_job=number) if number > self._identity.highest_job else []
+        return [*kept, StartProcess(start)]
+
+    def _refusal(self, start: StartWorker) -> str:
+        """Why this worker cannot be started here; empty: it can."""
+        if all(gpu.index != start.gpu for gpu in self._server.gpus):
+            return f"this server has no GPU {start.gpu}"
+        if start.worker in self._running:
+            return f"a worker of an earlier job with the same name, {start.worker}, still runs on this server"
+        return ""
+
+    def _on_started(self, worker: WorkerId) -> list[Action]:
+        process = self._running.get(worker)
+        if process is not None:
+            process.origin, process.give_up_at = Origin.STARTED, float("inf")
+        return []
 
     def _on_stop(self, now: float, stop: StopWorker) -> list[Action]:
         process = self._running.get(stop.worker)
-        if process is None:
-            return self._tell_that_it_is_gone(stop.job, stop.worker, Fault.STOPPED)
+        if process is None or process.uid != stop.uid:
+            return self._tell_that_it_is_gone(stop.job, (stop.uid, stop.worker), Fault.STOPPED)
         kill_at = now + max(0.0, stop.grace_s)
         asked_before = process.kill_at is not None
         process.kill_at = kill_at if process.kill_at is None else min(process.kill_at, kill_at)
         phase = process.status.phase if process.status is not None else None
         over = phase in OVER  # it is about to end: what its script does after the training is not interrupted
-        may_train = process.adopted if phase is None else phase.may_have_state
+        may_train = process.origin is Origin.ADOPTED if phase is None else phase.may_have_state
         if stop.save and not asked_before and (may_train or over):
             process.suspend = Suspend(job=process.job, saver=stop.saver)
             return [] if over else [SendWorker(stop.worker, process.suspend)]
@@ -205,25 +296,25 @@ class AgentMachine:
         process.suspend = None
         return [SignalProcess(stop.worker, StopSignal.TERMINATE)]
 
-    def _tell_that_it_is_gone(self, job: JobId, worker: WorkerId, fault: Fault) -> list[Action]:
+    def _tell_that_it_is_gone(self, job: JobId, name: _Name, fault: Fault) -> list[Action]:
         """The controller takes a worker for alive that does not run. Its start may still be on the line: it will be refused, for
         the controller gives the GPU to another worker as soon as it hears this."""
-        record = self._exited.get(worker)
+        record = self._exited.get(name)
         if record is None:
-            self._forgotten.pop(worker, None)
+            self._forgotten.pop(name, None)
             reason = f"it does not run on server {self._server.server}"
-            record = WorkerExit(job=job, worker=worker, exit_code=None, reason=reason, fault=fault)
-            self._exited[worker] = record
+            record = WorkerExit(job=job, worker=name[1], exit_code=None, reason=reason, fault=fault, uid=name[0])
+            self._exited[name] = record
         return self._tell(record)
 
-    def _on_forget(self, worker: WorkerId) -> list[Action]:
-        record = self._exited.pop(worker, None)
+    def _on_forget(self, name: _Name) -> list[Action]:
+        record = self._exited.pop(name, None)
         if record is None:
             return []
         if len(self._forgotten) >= MAX_FORGOTTEN:
             del self._forgotten[next(iter(self._forgotten))]
-        self._forgotten[worker] = None
-        return [ForgetWorker(record.job, worker)]
+        self._forgotten[name] = None
+        return [ForgetWorker(record.job, record.worker, record.uid)]
 
     # -- the workers
 
@@ -246,9 +337,9 @@ class AgentMachine:
             process.reported_at = float("-inf")
         if now - process.reported_at >= REPORT_INTERVAL_S:
             process.reported_at = now
-            actions += self._tell(WorkerReport(status=status))
+            actions += self._tell(WorkerReport(status=status, uid=process.uid))
         order = self._orders.get(status.job)
-        if order is not None:
+        if order is not None and order.uid == process.uid:
             missed = before is None or status.order < order.generation
             uncommitted = status.generation < order.generation and now - process.ordered_at >= ORDER_REPEAT_S
             if missed or uncommitted:
@@ -267,7 +358,7 @@ class AgentMachine:
         if exit_code == 0 and phase in OVER:
             fault = Fault.NONE
         elif process.hung:
-            fault, reason = Fault.SILENT, process.hung
+            fault, reason = Fault.SERVER if process.origin is Origin.ASKED else Fault.SILENT, process.hung
         elif process.kill_at is not None:
             fault = Fault.STOPPED
         record = WorkerExit(
@@ -278,8 +369,12 @@ class AgentMachine:
             phase=phase,
             status=process.status,
             fault=fault,
+            uid=process.uid,
         )
-        self._exited[worker] = record
+        return self._tell_end((process.uid, worker), record)
+
+    def _tell_end(self, name: _Name, record: WorkerExit) -> list[Action]:
+        self._exited[name] = record
         return self._tell(record)
 
     # -- time
@@ -291,14 +386,23 @@ class AgentMachine:
             if process.kill_at is not None and now >= process.kill_at:
                 process.kill_at = now + 1.0  # again, should the process be stuck in the kernel
                 actions.append(SignalProcess(worker, StopSignal.KILL))
+        if now >= self._write_again_at:
+            self._write_again_at = now + STATE_RETRY_S
+            actions.append(KeepIdentity(self._identity))
         match self._session.due(now):
-            case "hello":
+            case Due.HELLO:
                 actions.append(SendController(self._hello()))
-            case "heartbeat":
+            case Due.HEARTBEAT:
                 actions.append(SendController(AgentHeartbeat(server=self._server.server)))
-                repeated = list(self._exited.values())[:MAX_EXITS_PER_HEARTBEAT]
-                actions += [SendController(record) for record in repeated]
+                actions += [SendController(record) for record in self._ends_to_repeat()]
         return actions
+
+    def _ends_to_repeat(self) -> list[WorkerExit]:
+        """Some of the ends that are not forgotten, each in its turn: there may be some that never will be."""
+        names = list(self._exited)[:MAX_EXITS_PER_HEARTBEAT]
+        for name in names:
+            self._exited[name] = self._exited.pop(name)
+        return [self._exited[name] for name in names]
 
     def _silence_allowed_s(self, process: _Process) -> float:
         """Those at their end may be busy with the script's last lines, or with ending, and speak no more."""
@@ -308,6 +412,10 @@ class AgentMachine:
         return self._worker_silence_s * (STARTING_PATIENCE if phase is WorkerPhase.STARTING else 1.0)
 
     def _judge_silence(self, now: float, process: _Process) -> None:
+        if now >= process.give_up_at:
+            process.hung = f"could not be started within {START_PATIENCE_S:.0f} s: a file system may not answer"
+            process.give_up_at = float("inf")
+            process.kill_at = now
         silent_s = now - process.heard_at
         if silent_s >= self._silence_allowed_s(process):
             process.hung = f"said nothing for {silent_s:.0f} s"
@@ -332,17 +440,25 @@ class AgentMachine:
             starting=tuple(silent),
             exited=tuple(self._exited.values()),
             number=self._hellos,
+            agent=self._identity.agent,
+            start=self._identity.start,
+            cluster=self._identity.cluster,
+            highest_job=self._identity.highest_job,
+            processes=tuple(
+                LocalWorker(worker=worker, job=process.job, uid=process.uid, gpu=process.gpu)
+                for worker, process in self._running.items()
+            ),
         )
 
     def _tell(self, message: WorkerReport | WorkerExit) -> list[Action]:
         """Tell the controller, unless it does not know this agent yet: then the hello tells it."""
-        return [SendController(message)] if self._session.incarnation else []
+        return [SendController(message)] if self._session.incarnation is not None else []
 
 
 def _newer(order: Order, kept: Order) -> bool:
     """Whether `order` supersedes `kept`, an order of the same job: within a generation the line keeps the order of words."""
     if order.generation != kept.generation:
-        return order.generation > kept.generation
+        return order.generation > kept.generation or order.uid != kept.uid
     return order != kept and (bool(order.leader_address) or not kept.leader_address)
 
 

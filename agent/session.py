@@ -12,14 +12,42 @@ An acknowledgement with ``sent == 0`` therefore is the start of a session, where
 counted before it belongs to an earlier session. That makes repeated, late and doubled hellos harmless: the last such
 acknowledgement on the line starts the count that the last hello's messages add up to. While the agent waits for the one
 that answers its hello, other acknowledgements are of an earlier session and say nothing about this one.
+
+States::
+
+                   hello sent           answered
+    UNHEARD ----------------------> ASKED ----------> STANDS      silence, a gap, another controller: back to UNHEARD
+       ^  <--- no connection stood ---+  \\              ^
+       |                                  refused       | answered
+       +------- no connection stood ------- REFUSED ----+         says hello again every `REFUSED_RETRY_S`
 """
 
 from __future__ import annotations
 
+import enum
+
 from ..protocol.messages import Acknowledged
+from ..protocol.times import REFUSED_RETRY_S
 
 SILENT_INTERVALS = 3  # without an acknowledgement, after which the session is taken for lost
 FIRST_RETRY_S = 0.05
+
+
+class Due(enum.Enum):
+    """What is to be said to the controller now."""
+
+    NOTHING = "nothing"
+    HELLO = "hello"
+    HEARTBEAT = "heartbeat"
+
+
+class Phase(enum.Enum):
+    """How far the agent has come with the controller."""
+
+    UNHEARD = "unheard"  # no hello of this session is on its way
+    ASKED = "asked"  # a hello has been handed to a standing connection
+    REFUSED = "refused"  # the controller has said no
+    STANDS = "stands"
 
 
 class Session:
@@ -27,59 +55,75 @@ class Session:
 
     def __init__(self, heartbeat_interval_s: float) -> None:
         self._interval_s = heartbeat_interval_s
-        self._waiting = True  # for the answer to a hello
-        self._hello_gone = False  # a hello has been handed to a standing connection since `_waiting` began
+        self._phase = Phase.UNHEARD
         self._retry_s = min(FIRST_RETRY_S, heartbeat_interval_s)
         self._received = 0
         self._due_at = 0.0
         self._silent_at = 0.0
-        self._incarnation = ""
+        self._incarnation: str | None = None
 
     @property
-    def incarnation(self) -> str:
-        """Of the controller; "" until it has answered for the first time."""
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def incarnation(self) -> str | None:
+        """Of the controller; None until it has answered for the first time."""
         return self._incarnation
 
     def deadline(self) -> float:
         """When `due` has to be asked again."""
-        return self._due_at if self._waiting else min(self._due_at, self._silent_at)
+        return min(self._due_at, self._silent_at) if self._phase is Phase.STANDS else self._due_at
 
     def message_received(self) -> None:
         """A message other than Acknowledged came."""
         self._received += 1
 
-    def acknowledged(self, now: float, message: Acknowledged) -> None:
-        """An acknowledgement came."""
+    def acknowledged(self, now: float, message: Acknowledged) -> bool:
+        """An acknowledgement came. Whether it is the answer to the hello: a session begins."""
         self._silent_at = now + SILENT_INTERVALS * self._interval_s
         if message.sent == 0:
             self._received = 0
-        if self._waiting:
-            if message.sent == 0 and self._hello_gone:
-                self._waiting = False
+        match self._phase:
+            case Phase.ASKED | Phase.REFUSED if message.sent == 0:
+                self._phase = Phase.STANDS
                 self._incarnation = message.incarnation
                 self._due_at = now + self._interval_s
-        elif message.incarnation != self._incarnation or self._received != message.sent:
-            self._lose(now)
+                return True
+            case Phase.STANDS if message.incarnation != self._incarnation or self._received != message.sent:
+                self._lose(now)
+        return False
+
+    def refused(self, now: float) -> bool:
+        """The controller has refused a hello. Whether it is news."""
+        news = self._phase is not Phase.REFUSED
+        self._phase = Phase.REFUSED
+        self._due_at = now + REFUSED_RETRY_S
+        return news
 
     def hello_not_sent(self) -> None:
         """The hello that was due found no connection."""
-        self._hello_gone = False
+        self._phase = Phase.UNHEARD
 
-    def due(self, now: float) -> str:
-        """What to say now: "hello", "heartbeat" or nothing. Counts it as said."""
-        if not self._waiting and now >= self._silent_at:
+    def due(self, now: float) -> Due:
+        """What to say now. Counts it as said."""
+        if self._phase is Phase.STANDS and now >= self._silent_at:
             self._lose(now)
         if now < self._due_at:
-            return ""
-        if not self._waiting:
-            self._due_at = now + self._interval_s
-            return "heartbeat"
-        self._due_at = now + self._retry_s
-        self._retry_s = min(2 * self._retry_s, self._interval_s)
-        self._hello_gone = True
-        return "hello"
+            return Due.NOTHING
+        match self._phase:
+            case Phase.STANDS:
+                self._due_at = now + self._interval_s
+                return Due.HEARTBEAT
+            case Phase.REFUSED:
+                self._due_at = now + REFUSED_RETRY_S
+            case Phase.UNHEARD | Phase.ASKED:
+                self._phase = Phase.ASKED
+                self._due_at = now + self._retry_s
+                self._retry_s = min(2 * self._retry_s, self._interval_s)
+        return Due.HELLO
 
     def _lose(self, now: float) -> None:
-        self._waiting, self._hello_gone = True, False
+        self._phase = Phase.UNHEARD
         self._retry_s = min(FIRST_RETRY_S, self._interval_s)
         self._due_at = now

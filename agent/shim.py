@@ -15,6 +15,8 @@ shim, the standard library alone and started as ``python -I -S shim.py`` (or for
   group when the worker has ended is killed before the exit is written down, so that its GPU is free by then;
 * if the shim itself is killed, the kernel kills the worker (PR_SET_PDEATHSIG).
 
+Room for the exit record is taken before the worker is started: a disk that fills up must not hide how a job has ended.
+
 Nothing is synced to the disk: survivors wait for the news of a worker's end, and after a crash of the machine the boot id in
 the record tells that nothing of it runs any more.
 """
@@ -46,6 +48,9 @@ COMMANDS_FAULT = (
     errno.E2BIG,
 )  # any other error of a start is the server's
 READ_BYTES = 1 << 16
+EXIT_RECORD_BYTES = (
+    4096  # longer than any: a reason has at most MAX_REASON_CHARACTERS, of six bytes each, and its frame
+)
 PR_SET_PDEATHSIG = 1
 
 
@@ -158,6 +163,7 @@ class Shim:
         False: this is not the shim, but the worker that it has forked (see `_start`).
         """
         record |= {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid()), "boot_id": boot_id()}
+        self._take_room()
         write_whole(f"{self._base}.json", record)
         try:
             child = self._start(argv, workdir)
@@ -172,7 +178,12 @@ class Shim:
             return True
         if child is None:
             return False
-        write_whole(f"{self._base}.json", record | {"pid": child.pid, "start_ticks": start_ticks(child.pid)})
+        try:
+            write_whole(f"{self._base}.json", record | {"pid": child.pid, "start_ticks": start_ticks(child.pid)})
+        except OSError as error:  # nobody would find this worker again
+            signal_group(child.pid, signal.SIGKILL)
+            self._finish(None, f"its record cannot be written: {error.strerror}", "server")
+            return True
         code = self._watch(child)
         if code < 0:
             self._finish(code, f"killed by {signal_name(-code)}")
@@ -253,6 +264,10 @@ class Shim:
     def _wait_s(self) -> float | None:
         return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
 
+    def _take_room(self) -> None:
+        with open(f"{self._base}.exit.new", "wb") as file:
+            file.write(b" " * EXIT_RECORD_BYTES)
+
     def _finish(self, exit_code: int | None, reason: str, fault: str | None = None) -> None:
         """Write down how the worker ended. On a full disk that is tried again for a while: a finished worker has finished."""
         document: dict[str, object] = {"exit_code": exit_code, "reason": reason}
@@ -261,12 +276,21 @@ class Shim:
         give_up_at = time.monotonic() + RECORD_PATIENCE_S
         while True:
             try:
-                write_whole(f"{self._base}.exit", document)
+                self._write_end(document)
                 return
             except OSError:
                 if time.monotonic() >= give_up_at:
                     raise
             time.sleep(RECORD_RETRY_S)
+
+    def _write_end(self, document: dict[str, object]) -> None:
+        room = f"{self._base}.exit.new"
+        if not os.path.exists(room):
+            write_whole(f"{self._base}.exit", document)
+            return
+        with open(room, "r+b") as file:  # spaces follow
+            file.write(json.dumps(document).encode())
+        os.replace(room, f"{self._base}.exit")
 
 
 def die_with(parent: int) -> None:
@@ -293,10 +317,10 @@ def signal_name(number: int) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """``shim.py DIRECTORY JOB WORKER GPU GRACE_S WORKDIR ARGV...``"""
-    directory, job, worker, gpu, grace_s, workdir, *argv = arguments
+    """``shim.py DIRECTORY JOB UID WORKER GPU GRACE_S WORKDIR ARGV...``"""
+    directory, job, uid, worker, gpu, grace_s, workdir, *argv = arguments
     shim = Shim(directory, worker, float(grace_s))
-    shim.run({"job": job, "worker": worker, "gpu": int(gpu), "argv": argv}, argv, workdir)
+    shim.run({"job": job, "uid": uid, "worker": worker, "gpu": int(gpu), "argv": argv}, argv, workdir)
     os._exit(0)  # there is nothing to tidy up, and others wait for this end
 
 

@@ -43,6 +43,7 @@ class Request:
     def __init__(self, document: dict[str, Any]) -> None:
         self.directory: str = document["directory"]
         self.job: str = document["job"]
+        self.uid: str = document["uid"]
         self.worker: str = document["worker"]
         self.gpu: int = document["gpu"]
         self.grace_s: float = document["grace_s"]
@@ -177,9 +178,16 @@ def keep(request: Request, channel: int) -> bool:
     os.dup2(null, 2)
     os.close(null)
     _introduce(channel)
-    where = [request.directory, request.job, request.worker, str(request.gpu), str(request.grace_s), request.workdir]
+    names = [request.directory, request.job, request.uid, request.worker]
+    where = [*names, str(request.gpu), str(request.grace_s), request.workdir]
     show([request.executable, "-I", "-S", shim.__file__, *where, *request.command])
-    record = {"job": request.job, "worker": request.worker, "gpu": request.gpu, "argv": request.command}
+    record = {
+        "job": request.job,
+        "uid": request.uid,
+        "worker": request.worker,
+        "gpu": request.gpu,
+        "argv": request.command,
+    }
     return ForkingShim(request.directory, request.worker, request.grace_s).run(record, request.command, request.workdir)
 
 

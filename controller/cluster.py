@@ -15,7 +15,15 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.messages import Acknowledged, Answer, EventView, Reply, ToAgentFromController
+from ..protocol.messages import (
+    Acknowledged,
+    Answer,
+    EventView,
+    HelloRefused,
+    LocalWorker,
+    Reply,
+    ToAgentFromController,
+)
 from ..protocol.model import GpuAddress, JobId, Server, ServerId, Value, WorkerId
 from ..protocol.times import DEATHS_IN_VAIN
 from .events import Action, Record, ReplyClient, SendAgent, Warn
@@ -48,6 +56,19 @@ class ServerRecord(Value, frozen=True, kw_only=True):
     """What is recorded of a server."""
 
     server: Server
+    agent: str = ""  # its agent's identity
+
+
+class ClusterRecord(Value, frozen=True, kw_only=True):
+    """What is recorded of the cluster itself."""
+
+    id: str  # random: tells it from a cluster that has had the same servers
+
+
+class AdoptionRecord(Value, frozen=True, kw_only=True):
+    """An operator has decided that a server is to be taken over."""
+
+    agent: str  # its agent's identity
 
 
 @dataclass
@@ -58,9 +79,33 @@ class Session:
     alive: bool
     last_heard_s: float
     incarnation: str = ""
-    hello: int = 0  # number of its last hello within the incarnation
-    sent: int = 0  # messages since then
+    agent: str = ""  # the agent's identity
+    start: int = 0  # which of the agent's starts this is
+    hello: int = 0  # number of its last hello
+    sent: int = 0  # messages since its last hello
+    places: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of the workers in its last hello
     strays: dict[WorkerId, GpuAddress | None] = field(default_factory=dict)  # processes there that nobody wants
+    unknown: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of jobs that are not in the store (`guests`)
+
+    def uid(self, worker: WorkerId) -> str:
+        """Of the job of a worker in the last hello; "": not told."""
+        return self.places[worker].uid if worker in self.places else ""
+
+
+@dataclass
+class Guest:
+    """A server that belongs to another cluster, and the connection with its agent (`guests`)."""
+
+    server: Server
+    cluster: str  # the other one's id
+    last_heard_s: float
+    agent: str
+    incarnation: str
+    start: int
+    hello: int
+    sent: int = 0
+    running: dict[WorkerId, LocalWorker] = field(default_factory=dict)
+    ended: dict[WorkerId, str] = field(default_factory=dict)  # uids of their jobs
 
 
 @dataclass
@@ -109,6 +154,8 @@ class Decider:
 
 
 POLICY_KEY = "/policy"
+CLUSTER_KEY = "/cluster"
+ADOPTED = "/adopted/"
 
 
 def job_key(job: JobId) -> str:
@@ -128,12 +175,17 @@ class Cluster:
 
     def __init__(self, settings: Settings, configured: Scheduler, rng: random.Random, now: float) -> None:
         self.settings = settings
+        self.id = ""  # recovered, or made anew: see `recovery`
         self.configured = configured  # by the configuration
         self.decider = Decider(configured, now)
         self.rng = rng
         self.started_s = now
         self.jobs: dict[JobId, Job] = {}
         self.sessions: dict[ServerId, Session] = {}
+        self.guests: dict[ServerId, Guest] = {}
+        self.adopted: dict[ServerId, str] = {}  # to be taken over: the identity of the agent
+        self.refused: OrderedDict[tuple[ServerId, str], None] = OrderedDict()  # agents that the operator was told of
+        self.store_is_old = False  # the operator was told so
         self.health: dict[ServerId, Health] = {}  # of servers where a start has failed
         self.awaited: set[ServerId] = set()  # known from the store, not heard of since the start
         self.events: deque[EventView] = deque(maxlen=KEPT_EVENTS)
@@ -218,13 +270,35 @@ class Cluster:
         session = self.sessions.get(gpu.server)
         if session is None or not session.alive or gpu in session.strays.values() or not self.fit(gpu.server):
             return False
+        if any(local.gpu == gpu.index for local in session.unknown.values()):
+            return False
         return not any(
             entry.gpu == gpu and entry.state is not WorkerState.ORDERED
             for job in self.jobs.values()
             for entry in job.kept.workers
         )
 
+    def held_by_unknown(self) -> set[GpuAddress]:
+        """GPUs with processes of jobs that are not in the store."""
+        return {
+            GpuAddress(server=name, index=local.gpu)
+            for name, session in self.sessions.items()
+            for local in session.unknown.values()
+        }
+
     # -- effects
+
+    def record_id(self) -> None:
+        self._puts[CLUSTER_KEY] = msgspec.msgpack.encode(ClusterRecord(id=self.id))
+
+    def record_adoption(self, server: ServerId, agent: str | None) -> None:
+        """`server` is to be taken over; None: it has been, or there is nothing left to take over."""
+        if agent is not None:
+            self.adopted[server] = agent
+            self._puts[ADOPTED + server] = msgspec.msgpack.encode(AdoptionRecord(agent=agent))
+        elif self.adopted.pop(server, None) is not None:
+            self._puts.pop(ADOPTED + server, None)
+            self._deletes.append(ADOPTED + server)
 
     def record_policy(self, record: PolicyRecord | None) -> None:
         """None: what was set at run time is over."""
@@ -234,7 +308,9 @@ class Cluster:
             self._deletes.append(POLICY_KEY)
 
     def record_server(self, session: Session) -> None:
-        self._puts[server_key(session.server.server)] = msgspec.msgpack.encode(ServerRecord(server=session.server))
+        self._puts[server_key(session.server.server)] = msgspec.msgpack.encode(
+            ServerRecord(server=session.server, agent=session.agent)
+        )
 
     def record_throughput(self, now: float, job: Job) -> None:
         """What `job` has been measured at is what later jobs of its kind start from."""
@@ -258,13 +334,21 @@ class Cluster:
             return
         if not isinstance(message, Acknowledged):
             session.sent += 1
-        self._effects.append(SendAgent(server, message))
+        self._effects.append(SendAgent(server, message, session.agent))
 
-    def ask_for_hello(self, server: ServerId) -> None:
-        """Answer an agent that has no session here, in such a way that it says hello."""
-        session = self.sessions.get(server)
-        sent = 1 if session is None else session.sent + 1
-        self._effects.append(SendAgent(server, Acknowledged(incarnation=self.settings.incarnation, sent=sent)))
+    def send_guest(self, guest: Guest, message: ToAgentFromController) -> None:
+        """Send to the agent of a server that belongs to another cluster."""
+        if not isinstance(message, Acknowledged):
+            guest.sent += 1
+        self._effects.append(SendAgent(guest.server.server, message, guest.agent))
+
+    def refuse_agent(self, server: ServerId, agent: str, reason: str) -> None:
+        self._effects.append(SendAgent(server, HelloRefused(reason=reason), agent))
+
+    def ask_for_hello(self, server: ServerId, agent: str, sent: int = 0) -> None:
+        """Answer an agent that has no session here, in such a way that it says hello. `sent`: messages since its last one."""
+        again = Acknowledged(incarnation=self.settings.incarnation, sent=sent + 1)
+        self._effects.append(SendAgent(server, again, agent))
 
     def answer(self, client: bytes, request: str, answer: Answer) -> None:
         self._effects.append(ReplyClient(client, Reply(id=request, answer=answer)))

@@ -94,11 +94,11 @@ class ControllerDaemon:
         identity, data = frames[0], frames[-1]
         try:
             message = self._from_agent.decode(data)
-            server = ServerId(identity.decode())
+            server, _, agent = identity.decode().partition("#")
         except (PeerError, UnicodeDecodeError) as error:
             log.warning("dropped a message of agent %r: %s", identity[:64], error)
             return
-        self._turn.take(self._clock.now(), AgentMessage(server, message))
+        self._turn.take(self._clock.now(), AgentMessage(ServerId(server), message, agent))
 
     def _on_client(self, frames: list[bytes]) -> None:
         client, data = frames[0], frames[-1]
@@ -121,9 +121,9 @@ class ControllerDaemon:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case SendAgent(server, message):
+            case SendAgent(server, message, agent):
                 data = msgspec.msgpack.encode(message)
-                if not transport.send(self._agents, server.encode(), data):
+                if not transport.send(self._agents, (f"{server}#{agent}" if agent else server).encode(), data):
                     log.debug("agent %s is not there for %s", server, type(message).__name__)
             case ReplyClient(client, reply):
                 transport.send(self._clients, client, _encode_reply(self._from_client, reply))

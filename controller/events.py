@@ -14,10 +14,11 @@ from ..protocol.model import ServerId
 
 @dataclass(frozen=True)
 class AgentMessage:
-    """A message came from the agent of `server` (the name that its connection has)."""
+    """A message came from an agent of `server`: the one with the identity `agent`. Both are in its connection's name."""
 
     server: ServerId
     message: ToControllerFromAgent
+    agent: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,11 @@ class Record:
 
 @dataclass(frozen=True)
 class SendAgent:
-    """Send to the agent of `server`."""
+    """Send to the agent of `server` that has the identity `agent`."""
 
     server: ServerId
     message: ToAgentFromController
+    agent: str = ""
 
 
 @dataclass(frozen=True)

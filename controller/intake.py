@@ -11,6 +11,7 @@ from ..protocol.messages import (
     AgentHeartbeat,
     AgentHello,
     ForgetWorkers,
+    LocalWorker,
     Log,
     LogPiece,
     Refused,
@@ -19,38 +20,48 @@ from ..protocol.messages import (
     WorkerExit,
     WorkerReport,
 )
-from ..protocol.model import Fault, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
+from ..protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
 from ..protocol.times import STOP_GRACE_S
 from .cluster import Cluster, Session
 from .ends import add_broken, unknown_there, worker_ended
 from .generations import broken_by_report
+from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .health import worked
 from .jobs import Job, WorkerRecord, WorkerState
+from .joining import refused, stale
 from .reconcile import leader_address, order_message, send_order, send_start, stop_worker
+from .restored import ahead, bring_forward, note_jobs, overtaken
 from .statuses import exit_within_bounds, server_fault, unusable, without_odd_figures
 
 MAX_STRAYS = 4096  # of one server
 MAX_SERVERS = 10_000
+NOWHERE = -1  # an agent of an earlier version does not tell where a worker runs
 
 
-def on_agent_message(cluster: Cluster, now: float, server: ServerId, message: ToControllerFromAgent) -> None:
-    """Take in a message of the agent of `server`."""
+def on_agent_message(
+    cluster: Cluster, now: float, server: ServerId, message: ToControllerFromAgent, agent: str = ""
+) -> None:
+    """Take in a message of an agent of `server`, which has the identity `agent`."""
     if isinstance(message, AgentHello):
-        _on_hello(cluster, now, server, message)
+        _on_hello(cluster, now, server, message, agent)
+        return
+    guest = present(cluster, now, server)
+    if guest is not None and guest.agent == agent:
+        on_message(cluster, now, guest, message)
         return
     session = cluster.sessions.get(server)
-    if session is None or not session.alive:
-        cluster.ask_for_hello(server)  # it has been given up, or this controller has not met it yet
+    if session is None or not session.alive or session.agent != agent:
+        cluster.ask_for_hello(server, agent)  # it has been given up, or this controller has not met it yet
         return
     session.last_heard_s = now
     match message:
         case AgentHeartbeat():
-            cluster.send(server, Acknowledged(incarnation=cluster.settings.incarnation, sent=session.sent))
-        case WorkerReport(status=status):
-            _on_status(cluster, now, session, status)
+            cluster.send(server, _acknowledged(cluster, session.sent))
+        case WorkerReport(status=status, uid=uid):
+            _on_status(cluster, now, session, status, uid)
         case WorkerExit():
             _on_exit(cluster, now, session, exit_within_bounds(message))
-            cluster.send(server, ForgetWorkers(workers=(message.worker,)))
+            _forget(cluster, server, (message,))
         case LogPiece():
             _on_log_piece(cluster, server, message)
 
@@ -58,45 +69,73 @@ def on_agent_message(cluster: Cluster, now: float, server: ServerId, message: To
 # --------------------------------------------------------------------------------------------------------------- sessions
 
 
-def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> None:
-    if hello.server.server != server:
+def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello, agent: str) -> None:
+    if hello.server.server != server or hello.agent != agent:
         cluster.warn(f"dropped a hello of {hello.server.server!r} over the connection of {server!r}")
         return
     if fault := server_fault(hello.server):
         cluster.warn(f"dropped a hello of {server[:80]!r}: {fault}")
         return
     before = cluster.sessions.get(server)
-    if before is None and len(cluster.sessions) >= MAX_SERVERS:
+    if before is None and server not in cluster.guests and len(cluster.sessions) + len(cluster.guests) >= MAX_SERVERS:
         cluster.warn(f"dropped a hello of {server}: there are {MAX_SERVERS} servers already")
         return
-    if before is not None and before.incarnation == hello.incarnation and 0 < hello.number <= before.hello:
-        return  # late or doubled: what it tells is not so any more
+    if stale(before, hello) or stale(cluster.guests.get(server), hello) or refused(cluster, now, server, hello):
+        return
+    note_jobs(cluster, now, hello)
+    if belongs_elsewhere(cluster, hello):
+        receive(cluster, now, hello)
+        return
+    cluster.guests.pop(server, None)
     session = Session(
-        server=hello.server, alive=True, last_heard_s=now, incarnation=hello.incarnation, hello=hello.number
+        server=hello.server,
+        alive=True,
+        last_heard_s=now,
+        incarnation=hello.incarnation,
+        agent=agent,
+        start=hello.start,
+        hello=hello.number,
+        places={local.worker: local for local in hello.processes},
     )
     cluster.sessions[server] = session
     _greet(cluster, now, before, session)
-    cluster.send(server, Acknowledged(incarnation=cluster.settings.incarnation, sent=0))
+    cluster.send(server, _acknowledged(cluster, 0))
+    _take_in(cluster, now, session, hello)
+    tell_of_unknown(cluster, now, before, session)
+
+
+def _take_in(cluster: Cluster, now: float, session: Session, hello: AgentHello) -> None:
+    """What the agent keeps is compared with what it should."""
+    server = session.server.server
     seen: dict[WorkerId, None] = {}
-    for status in hello.workers:
-        seen[status.worker] = None
-        _on_status(cluster, now, session, status)
     for worker in hello.starting:
-        seen[worker] = None
-        _on_starting(cluster, session, worker)
+        if _on_starting(cluster, now, session, worker):
+            seen[worker] = None
+    for status in hello.workers:
+        if _on_status(cluster, now, session, status, session.uid(status.worker)):
+            seen[status.worker] = None
     for ended in hello.exited:
-        seen[ended.worker] = None
-        _on_exit(cluster, now, session, exit_within_bounds(ended))
+        if _on_exit(cluster, now, session, exit_within_bounds(ended)):
+            seen[ended.worker] = None
     if hello.exited:
-        cluster.send(server, ForgetWorkers(workers=tuple(ended.worker for ended in hello.exited)))
+        _forget(cluster, server, hello.exited)
     _repeat_to(cluster, now, server, seen)
+
+
+def _acknowledged(cluster: Cluster, sent: int) -> Acknowledged:
+    return Acknowledged(incarnation=cluster.settings.incarnation, sent=sent, cluster=cluster.id)
+
+
+def _forget(cluster: Cluster, server: ServerId, ends: tuple[WorkerExit, ...]) -> None:
+    workers, uids = tuple(ended.worker for ended in ends), {ended.worker: ended.uid for ended in ends}
+    cluster.send(server, ForgetWorkers(workers=workers, uids=uids))
 
 
 def _greet(cluster: Cluster, now: float, before: Session | None, session: Session) -> None:
     name = session.server.server
     expected = name in cluster.awaited
     cluster.awaited.discard(name)
-    if before is None or before.server != session.server:
+    if before is None or (before.server, before.agent) != (session.server, session.agent):
         cluster.record_server(session)
     if before is None:
         cluster.tell(now, "server-joined", None, f"server {name} joined with {len(session.server.gpus)} GPUs")
@@ -115,6 +154,8 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
     it, has answered that it does not run.
     """
     for job in cluster.jobs.values():
+        if job.kept.overtaken:
+            continue  # what is recorded of it is not so any more: its workers are about to be stopped
         here = [entry for entry in job.kept.workers if entry.gpu.server == server]
         order = order_message(job)
         if here and order is not None and not job.final:
@@ -139,7 +180,7 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
     """A lease has run out: the server's workers count as lost, its GPUs do not exist."""
     name = session.server.server
     session.alive = False
-    session.strays = {}
+    session.strays, session.unknown = {}, {}
     cluster.awaited.discard(name)
     cluster.schedule_due = True
     silence_s = now - session.last_heard_s
@@ -160,45 +201,82 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
 # --------------------------------------------------------------------------------------------------------------- workers
 
 
-def _find(cluster: Cluster, job: JobId, worker: WorkerId) -> tuple[Job, WorkerRecord] | None:
+def _find(
+    cluster: Cluster, session: Session, job: JobId, worker: WorkerId, uid: str
+) -> tuple[Job, WorkerRecord] | None:
+    """A worker that is recorded to run on this server."""
     found = cluster.jobs.get(job)
-    entry = found.worker(worker) if found is not None else None
-    return (found, entry) if found is not None and entry is not None else None
+    entry = found.worker(worker) if found is not None and found.has_uid(uid) else None
+    here = entry is not None and entry.gpu.server == session.server.server
+    return (found, entry) if found is not None and entry is not None and here else None
 
 
-def _stop_stray(cluster: Cluster, session: Session, job: JobId, worker: WorkerId) -> None:
+def _unwanted(
+    cluster: Cluster, now: float, session: Session, job: JobId, worker: WorkerId, status: WorkerStatus | None
+) -> bool:
+    """A process runs that is not recorded, or further than the record. Whether it is of use."""
+    local = session.places.get(worker, LocalWorker(worker=worker, job=job, uid="", gpu=NOWHERE))
+    known = cluster.jobs.get(job)
+    if known is None or not known.has_uid(local.uid):
+        if len(session.unknown) < MAX_STRAYS:
+            session.unknown[worker] = local
+        return False
+    entry, here = known.worker(worker), GpuAddress(server=session.server.server, index=local.gpu)
+    gpu = entry.gpu if entry is not None else here
+    if gpu.server == here.server and gpu.index != NOWHERE and overtaken(known, worker, status):
+        bring_forward(cluster, now, known, worker, gpu, status)
+        return True
+    _stop_stray(cluster, session, known, local)
+    return False
+
+
+def _stop_stray(cluster: Cluster, session: Session, job: Job, local: LocalWorker) -> None:
     """A process runs that nobody wants (any more): its GPU is not free until it has ended."""
+    worker = local.worker
     if worker in session.strays:
         return
-    known = cluster.jobs[job].known_worker(worker) if job in cluster.jobs else None
     if len(session.strays) >= MAX_STRAYS:
         cluster.warn(
             f"{session.server.server} reports more than {MAX_STRAYS} processes that nobody knows: {worker} is ignored"
         )
         return
-    session.strays[worker] = known.gpu if known is not None else None
-    cluster.send(session.server.server, StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S))
+    known, server = job.known_worker(worker), session.server.server
+    told = GpuAddress(server=server, index=local.gpu) if local.gpu != NOWHERE else None
+    session.strays[worker] = told or (known.gpu if known is not None else None)
+    cluster.send(server, StopWorker(job=job.id, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid))
 
 
-def _on_starting(cluster: Cluster, session: Session, worker: WorkerId) -> None:
+def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerId) -> bool:
+    """A worker runs that has not spoken yet. Whether it is one that should be there."""
     job = JobId(worker.rpartition(".")[0])
-    found = _find(cluster, job, worker)
+    found = _find(cluster, session, job, worker, session.uid(worker))
     if found is None:
-        _stop_stray(cluster, session, job, worker)
-    elif found[1].state is not WorkerState.RUNNING:
+        return _unwanted(cluster, now, session, job, worker, None)
+    if found[1].state is not WorkerState.RUNNING:
         found[0].update_worker(worker, state=WorkerState.RUNNING)
         cluster.stir(found[0])
+    return True
 
 
-def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatus) -> None:
+def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatus, uid: str) -> bool:
+    """A worker has told its status. Whether it is one that should be there."""
     if fault := unusable(said):
         cluster.warn(f"dropped a status of {said.worker[:80]!r} on {session.server.server}: {fault}")
-        return
+        return True
     status, odd = without_odd_figures(said)
-    found = _find(cluster, status.job, status.worker)
-    if found is None:
-        _stop_stray(cluster, session, status.job, status.worker)
-        return
+    found = _find(cluster, session, status.job, status.worker, uid)
+    if found is None or overtaken(found[0], status.worker, status):
+        if not _unwanted(cluster, now, session, status.job, status.worker, status):
+            return False
+        found = _find(cluster, session, status.job, status.worker, uid)
+    if found is not None:
+        _note_status(cluster, now, found, status, odd)
+    return True
+
+
+def _note_status(
+    cluster: Cluster, now: float, found: tuple[Job, WorkerRecord], status: WorkerStatus, odd: tuple[str, ...]
+) -> None:
     job, entry = found
     before = job.statuses.get(status.worker)
     if before is not None and status.sequence <= before.sequence:
@@ -219,7 +297,7 @@ def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatu
             cluster.tell(now, "resized", job.id, resize_text(resize))
         _note_commit(cluster, now, job, status)
         _note_broken(job, status)
-        newest = job.newest
+        newest = job.newest if not job.kept.overtaken else None
         if newest is not None and newest.roster.leader == status.worker and leader_address(job) != job.sent_address:
             send_order(cluster, job)
     if before is None or _matters(before) != _matters(status):
@@ -279,15 +357,24 @@ def resize_text(resize: Resize) -> str:
     return f"went on after a loss: {change}" if resize.recovery else change
 
 
-def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit) -> None:
+def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit) -> bool:
+    """A worker has ended. Whether it is one that is recorded."""
+    if unknown_ended(cluster, session, message):
+        return False
     if session.strays.pop(message.worker, None) is not None:
         cluster.stir_waiting()
-    found = _find(cluster, message.job, message.worker)
-    if found is not None:
-        if message.status is not None and message.status.worker == message.worker:
-            _on_status(cluster, now, session, message.status)
-        job, entry = found[0], found[0].worker(message.worker) or found[1]
-        worker_ended(cluster, now, job, entry, message.exit_code, message.reason, message.phase, message.fault)
+    found = _find(cluster, session, message.job, message.worker, message.uid)
+    status = message.status if message.status is not None and message.status.worker == message.worker else None
+    if found is None:
+        known = cluster.jobs.get(message.job)
+        if known is not None and known.has_uid(message.uid) and ahead(known, message.worker, status):
+            bring_forward(cluster, now, known, message.worker, None, status)
+        return False
+    if status is not None:
+        _on_status(cluster, now, session, status, message.uid)
+    job, entry = found[0], found[0].worker(message.worker) or found[1]
+    worker_ended(cluster, now, job, entry, message.exit_code, message.reason, message.phase, message.fault)
+    return True
 
 
 # ------------------------------------------------------------------------------------------------------------------ logs

@@ -157,6 +157,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
 
     job: JobId
     request: str  # id of the request that submitted it: a repetition must not submit it again
+    uid: str = ""  # random: tells it from a job that had the same id in a store that is lost
     spec: JobSpec
     submitted_s: float
     phase: JobPhase = JobPhase.PENDING
@@ -172,6 +173,11 @@ class JobRecord(Value, frozen=True, kw_only=True):
     target: tuple[GpuAddress, ...] = ()
     manual_share: int | None = None
     worker_count: int = 0  # names given out
+    overtaken: bool = False  # the store is older than the job: what runs is to make room for a new start (`restored`)
+    lost_names: tuple[int, int] = (
+        0,
+        0,
+    )  # numbers of workers, from and below, given out by a controller whose store is lost
     workers: tuple[WorkerRecord, ...] = ()  # whose processes may live
     past: tuple[WorkerRecord, ...] = ()
     shares: tuple[ShareChange, ...] = ()
@@ -242,6 +248,10 @@ class Job:
     @property
     def id(self) -> JobId:
         return self.kept.job
+
+    def has_uid(self, uid: str) -> bool:
+        """May a worker of a job with this id and `uid` be one of this job? Earlier versions told none."""
+        return not uid or not self.kept.uid or uid == self.kept.uid
 
     @property
     def final(self) -> bool:

@@ -58,8 +58,8 @@ class ControllerMachine:
         self._absences.leave_out(self._cluster, self._now, now)
         self._now = now
         match event:
-            case AgentMessage(server, message):
-                on_agent_message(self._cluster, now, server, message)
+            case AgentMessage(server, message, agent):
+                on_agent_message(self._cluster, now, server, message, agent)
             case ClientRequest(client, envelope):
                 on_request(self._cluster, now, client, envelope)
             case TimePassed():

@@ -41,7 +41,7 @@ def outlook(cluster: Cluster, now: float, without: Collection[JobId] = ()) -> Ou
     """What the scheduler may see. Jobs that are about to end keep their GPUs, which are in nobody's view; so do GPUs that are
     free on a server that cannot start workers. `without`: jobs that have no GPU and are to get none now."""
     jobs = [job for job in cluster.jobs.values() if not job.final]
-    busy = {gpu for job in jobs if ending(job) for gpu in job.kept.target}
+    busy = {gpu for job in jobs if ending(job) for gpu in job.kept.target} | cluster.held_by_unknown()
     run = {gpu for job in jobs for gpu in set(job.own_gpus).intersection(job.running_gpus)}
     servers = []
     for name, session in sorted(cluster.sessions.items()):

@@ -35,6 +35,7 @@ from .generations import (
 )
 from .jobs import Job, OrderRecord, WorkerRecord, WorkerState
 from .outlook import Outlook, outlook
+from .restored import furthest
 from .scheduling.placement import in_order
 from .scheduling.plan import standstill
 from .scheduling.sets import union
@@ -144,10 +145,14 @@ def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, 
         suspend(cluster, now, job)
 
 
-def suspend(cluster: Cluster, now: float, job: Job) -> None:
-    """Stop all workers of a job that has no GPU any more, and have one save its state; it waits for the scheduler."""
+def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = None) -> None:
+    """Stop all workers of a job that has no GPU any more, and have one save its state; it waits for the scheduler.
+
+    `saver`: who does; None: whoever leads those that have the state.
+    """
     able = tuple(entry.worker for entry in holders(job))
-    saver = choose_leader(job, able) if able else None
+    if saver is None:
+        saver = choose_leader(job, able) if able else None
     for entry in job.kept.workers:
         if not entry.stopping:
             stop_worker(cluster, now, job, entry.worker, saver)
@@ -182,7 +187,7 @@ def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId, saver:
     grace_s = save_grace_s(job) if save else STOP_GRACE_S
     by_s = now + grace_s if entry.stop_by_s is None else min(entry.stop_by_s, now + grace_s)
     job.update_worker(worker, stopping=True, stop_by_s=by_s)
-    stop = StopWorker(job=job.id, worker=worker, grace_s=grace_s, save=save, saver=saver)
+    stop = StopWorker(job=job.id, worker=worker, grace_s=grace_s, save=save, saver=saver, uid=job.kept.uid)
     cluster.send(entry.gpu.server, stop)
 
 
@@ -192,6 +197,11 @@ def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId, saver:
 def _steer(cluster: Cluster, now: float, job: Job) -> None:
     if job.final:
         return
+    if job.kept.overtaken:
+        job.update(overtaken=False, target=())
+        job.descent = None
+        cluster.schedule_due = True
+        suspend(cluster, now, job, furthest(job))
     step = next_step(job, cluster.gpu_free)
     if isinstance(step, StartAgain):
         _start_again(cluster, now, job)
@@ -265,7 +275,9 @@ def order_message(job: Job) -> Order | None:
     newest = job.newest
     if newest is None:
         return None
-    return Order(job=job.id, roster=newest.roster, leader_address=leader_address(job), broken=newest.broken)
+    return Order(
+        job=job.id, roster=newest.roster, leader_address=leader_address(job), broken=newest.broken, uid=job.kept.uid
+    )
 
 
 def send_order(cluster: Cluster, job: Job) -> None:
@@ -396,6 +408,7 @@ def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
         spec=job.kept.spec,
         generation=entry.generation,
         checkpoint_step=job.kept.saved_step,
+        uid=job.kept.uid,
     )
     cluster.send(entry.gpu.server, message)
 

@@ -10,10 +10,15 @@ from msgspec.structs import replace
 
 from ..protocol.errors import OperatorError
 from ..protocol.messages import EventView, Submitted
+from ..protocol.model import ServerId
 from .cluster import (
+    ADOPTED,
+    CLUSTER_KEY,
     KEPT_EVENTS,
     POLICY_KEY,
+    AdoptionRecord,
     Cluster,
+    ClusterRecord,
     PolicyRecord,
     ServerRecord,
     Session,
@@ -47,13 +52,22 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             elif key.startswith(PREFIX):
                 kinds.append(_mended_kind(msgspec.msgpack.decode(value, type=KindRecord), now))
             elif key.startswith("/servers/"):
-                server = msgspec.msgpack.decode(value, type=ServerRecord).server
-                cluster.sessions[server.server] = Session(server=server, alive=False, last_heard_s=now)
-                cluster.awaited.add(server.server)
+                known = msgspec.msgpack.decode(value, type=ServerRecord)
+                name = known.server.server
+                cluster.sessions[name] = Session(known.server, alive=False, last_heard_s=now, agent=known.agent)
+                cluster.awaited.add(name)
+            elif key == CLUSTER_KEY:
+                cluster.id = msgspec.msgpack.decode(value, type=ClusterRecord).id
+            elif key.startswith(ADOPTED):
+                adopted = msgspec.msgpack.decode(value, type=AdoptionRecord)
+                cluster.adopted[ServerId(key.removeprefix(ADOPTED))] = adopted.agent
             elif key == POLICY_KEY:
                 policy = msgspec.msgpack.decode(value, type=PolicyRecord)
         except msgspec.MsgspecError as error:
             raise OperatorError(f"the store's record {key} cannot be read: {error}") from None
+    if not cluster.id:
+        cluster.id = f"{cluster.rng.getrandbits(128):032x}"
+        cluster.record_id()
     cluster.history.recover(kinds)
     for record in sorted(jobs, key=_number):
         _recover_job(cluster, now, record)
@@ -130,7 +144,9 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
     found = {event_key(event.number): msgspec.msgpack.encode(event) for event in cluster.events}
     found |= {job_key(name): msgspec.msgpack.encode(job.kept) for name, job in cluster.jobs.items()}
     for name, session in cluster.sessions.items():
-        found[server_key(name)] = msgspec.msgpack.encode(ServerRecord(server=session.server))
+        found[server_key(name)] = msgspec.msgpack.encode(ServerRecord(server=session.server, agent=session.agent))
+    found[CLUSTER_KEY] = msgspec.msgpack.encode(ClusterRecord(id=cluster.id))
+    found |= {ADOPTED + name: msgspec.msgpack.encode(AdoptionRecord(agent=a)) for name, a in cluster.adopted.items()}
     found |= {PREFIX + record.fingerprint: msgspec.msgpack.encode(record) for record in cluster.history.records()}
     if cluster.decider.record is not None:
         found[POLICY_KEY] = msgspec.msgpack.encode(cluster.decider.record)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..protocol.errors import ElasticError, RequestRefused, UserError
 from ..protocol.messages import (
     PROTOCOL_VERSION,
+    AdoptServer,
     Answer,
     Cancel,
     Cancelled,
@@ -40,6 +41,7 @@ from ..protocol.model import JobId, JobPhase, JobSpec
 from ..protocol.times import LOG_TIMEOUT_S
 from .cluster import Cluster, PendingLog
 from .descents import go_down_now
+from .guests import adopt
 from .jobs import Job, JobRecord
 from .policy import in_use, set_policy
 from .reconcile import end_job, settle
@@ -75,7 +77,7 @@ def on_request(cluster: Cluster, now: float, client: bytes, envelope: Envelope) 
             return  # the client repeats its request until it is answered
     except ElasticError as error:
         answer = Refused(reason=str(error), bad_input=isinstance(error, UserError))
-    if isinstance(request, Submit | Scale | Profile | Cancel | SetPolicy) and not _only_asks(request):
+    if isinstance(request, Submit | Scale | Profile | Cancel | SetPolicy | AdoptServer) and not _only_asks(request):
         cluster.remember_answer(envelope.id, answer)
     cluster.answer(client, envelope.id, answer)
 
@@ -103,6 +105,8 @@ def _answer(cluster: Cluster, now: float, request_id: str, request: Request) -> 
             return JobFound(job=full_view(cluster, now, find_job(cluster, name)), time_s=now)
         case GetServers():
             return Servers(servers=server_views(cluster, now), time_s=now)
+        case AdoptServer(server=name):
+            return adopt(cluster, now, name)
         case GetEvents():
             return _events(cluster, request)
         case GetPolicy():
@@ -137,7 +141,8 @@ def _submit(cluster: Cluster, now: float, request_id: str, request: Submit) -> A
         raise RequestRefused(f"there are {MAX_UNFINISHED_JOBS} unfinished jobs already")
     if reason := _admission_refusal(cluster, spec):
         raise RequestRefused(f"{spec.name} is not admitted: {reason}")
-    job = Job(JobRecord(job=JobId(f"{spec.name}-{cluster.next_job}"), request=request_id, spec=spec, submitted_s=now))
+    name, uid = JobId(f"{spec.name}-{cluster.next_job}"), f"{cluster.rng.getrandbits(64):016x}"
+    job = Job(JobRecord(job=name, uid=uid, request=request_id, spec=spec, submitted_s=now))
     cluster.next_job += 1
     cluster.add_job(job)
     cluster.schedule_due = True
@@ -244,5 +249,12 @@ def _get_log(cluster: Cluster, now: float, client: bytes, request_id: str, reque
     if len(cluster.pending_logs) >= MAX_PENDING_LOGS and request_id not in cluster.pending_logs:
         raise RequestRefused(f"{MAX_PENDING_LOGS} pieces of logs are being read already; try again in a moment")
     cluster.pending_logs[request_id] = PendingLog(client=client, server=server, deadline_s=now + LOG_TIMEOUT_S)
-    message = ReadLog(request=request_id, job=job.id, worker=entry.worker, offset=request.offset, limit=request.limit)
+    message = ReadLog(
+        request=request_id,
+        job=job.id,
+        worker=entry.worker,
+        offset=request.offset,
+        limit=request.limit,
+        uid=job.kept.uid,
+    )
     cluster.send(server, message)

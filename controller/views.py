@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
-from ..protocol.messages import CurvePoint, JobView, ServerView, WorkerView
+from ..protocol.messages import CurvePoint, JobView, ServerState, ServerView, WorkerView
 from ..protocol.model import GpuAddress, JobId, JobPhase
-from .cluster import Cluster
+from .cluster import Cluster, Guest, Session
+from .guests import present, sentence, unknown_sentence
 from .health import troubles
 from .jobs import Job, OrderKind, Progress, WorkerRecord, WorkerState
 from .outlook import fewest
@@ -176,13 +179,46 @@ def server_views(cluster: Cluster, now: float) -> tuple[ServerView, ...]:
         for entry in job.kept.workers:
             if entry.state is not WorkerState.ORDERED:
                 used[entry.gpu] = job.id
-    return tuple(
-        ServerView(
+    for name, session in cluster.sessions.items():
+        used.update({GpuAddress(server=name, index=local.gpu): local.job for local in session.unknown.values()})
+    guests = {name: guest for name in sorted(cluster.guests) if (guest := present(cluster, now, name)) is not None}
+    views = {
+        name: ServerView(
             server=session.server,
             alive=session.alive,
             last_heard_s=session.last_heard_s,
             used={gpu.index: job for gpu, job in sorted(used.items()) if gpu.server == name},
-            trouble="" if cluster.fit(name) else cluster.health[name].sentence(now),
+            state=_state(cluster, session),
+            trouble="; ".join(_troubles(cluster, now, session)),
         )
-        for name, session in sorted(cluster.sessions.items())
+        for name, session in cluster.sessions.items()
+        if session.alive or name not in guests
+    }
+    views |= {name: _guest_view(guest) for name, guest in guests.items() if name not in views}
+    return tuple(view for _, view in sorted(views.items()))
+
+
+def _state(cluster: Cluster, session: Session) -> ServerState:
+    if not session.alive:
+        return ServerState.LOST
+    return ServerState.ALIVE if cluster.fit(session.server.server) else ServerState.UNFIT
+
+
+def _troubles(cluster: Cluster, now: float, session: Session) -> Iterator[str]:
+    name = session.server.server
+    if not cluster.fit(name):
+        yield cluster.health[name].sentence(now)
+    if session.unknown:
+        yield unknown_sentence(session)
+
+
+def _guest_view(guest: Guest) -> ServerView:
+    used = {local.gpu: local.job for local in guest.running.values()}
+    return ServerView(
+        server=guest.server,
+        alive=True,
+        last_heard_s=guest.last_heard_s,
+        used=used,
+        state=ServerState.FOREIGN,
+        trouble=sentence(guest),
     )

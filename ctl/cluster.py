@@ -1,4 +1,4 @@
-"""Commands about the cluster: up, down, servers, version."""
+"""Commands about the cluster: up, down, servers, servers adopt, version."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import typer
 
 from .. import __version__
 from ..protocol.errors import ClusterUnreachable
-from ..protocol.messages import PROTOCOL_VERSION, GetServers, Ping, Pong, Servers
+from ..protocol.messages import PROTOCOL_VERSION, AdoptServer, GetServers, Ping, Pong, ServerAdopted, Servers
+from ..protocol.model import ServerId
 from . import render
 from .context import JSON, console, of, print_json, say
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (up, down, servers, version):
+    for command in (up, down, version):
         app.command()(command)
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(servers)
+    group.command()(adopt)
+    app.add_typer(group, name="servers")
 
 
 def up(
@@ -63,11 +68,28 @@ def down(
 
 def servers(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> None:
     """Show the servers and what runs on them."""
+    if context.invoked_subcommand is not None:
+        return
     answer = of(context).ask(GetServers(), Servers)
     if as_json:
         print_json({"servers": render.plain(answer.servers), "time_s": answer.time_s})
     else:
         console().print(render.server_table(answer.servers, answer.time_s))
+
+
+def adopt(
+    context: typer.Context,
+    server: Annotated[str, typer.Argument(help="Name of the server.")],
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Take over a server on which workers run that belong to no job of this cluster: they save their state and end."""
+    answer = of(context).ask(AdoptServer(server=ServerId(server)), ServerAdopted)
+    if as_json:
+        print_json(render.plain(answer))
+    elif answer.workers:
+        print(f"{server} is taken over: {answer.workers} workers there save their state and end")
+    else:
+        print(f"{server} is taken over")
 
 
 def version(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> None:

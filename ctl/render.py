@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..protocol.messages import CurvePoint, EventView, JobView, ServerView, WorkerView
+from ..protocol.messages import CurvePoint, EventView, JobView, ServerState, ServerView, WorkerView
 from ..protocol.model import JobPhase, Resize
 
 if TYPE_CHECKING:
@@ -134,10 +134,15 @@ def server_table(servers: Sequence[ServerView], now_s: float) -> Table:
         server = view.server
         kinds = sorted({gpu.name for gpu in server.gpus})
         jobs = ", ".join(f"{index}:{job}" for index, job in sorted(view.used.items()))
-        state = "[green]alive[/]" if view.alive else f"[red]lost {span(now_s - view.last_heard_s)} ago[/]"
-        if view.alive and view.trouble:
-            state = "[yellow]unfit[/]"
-        free = str(len(server.gpus) - len(view.used)) if view.alive else "-"
+        match view.state:
+            case ServerState.ALIVE:
+                state = "[green]alive[/]"
+            case ServerState.LOST:
+                state = f"[red]lost {span(now_s - view.last_heard_s)} ago[/]"
+            case ServerState.UNFIT | ServerState.FOREIGN:
+                state = f"[yellow]{view.state.value}[/]"
+        usable = view.state in (ServerState.ALIVE, ServerState.UNFIT)
+        free = str(len(server.gpus) - len(view.used)) if usable else "-"
         note = _escape(printable(view.trouble))
         table.add_row(server.server, state, str(len(server.gpus)), free, ", ".join(kinds), server.address, jobs, note)
     return table

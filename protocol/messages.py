@@ -13,6 +13,7 @@ other one seems not to have.
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import msgspec
@@ -48,6 +49,7 @@ class Order(Message, frozen=True, kw_only=True):
     roster: Roster
     leader_address: str  # control socket of the leader; "" until it is known: the order is then repeated
     broken: tuple[int, ...] = ()  # generations that have lost a member: whoever is in one abandons its communicator
+    uid: str = ""  # of the job
 
     @property
     def generation(self) -> int:
@@ -55,13 +57,14 @@ class Order(Message, frozen=True, kw_only=True):
 
 
 class StartWorker(Message, frozen=True, kw_only=True):
-    """Start a worker process, unless this worker id has been started before."""
+    """Start a worker process, unless this worker of the job has been started before."""
 
     job: JobId
     worker: WorkerId
     gpu: int  # index on the agent's server
     spec: JobSpec
     generation: int  # of the order that first named it
+    uid: str = ""  # of the job: tells it from another job that has had the same number
     checkpoint_step: int | None = None  # the job has a checkpoint of this step or a later one; None: it may have none
 
 
@@ -77,12 +80,14 @@ class StopWorker(Message, frozen=True, kw_only=True):
     grace_s: float
     save: bool = False
     saver: WorkerId | None = None
+    uid: str = ""  # of the job; a worker of another job with this number goes on
 
 
 class ForgetWorkers(Message, frozen=True, kw_only=True):
     """The controller has recorded these workers' ends: the agent may drop its own records of them."""
 
     workers: tuple[WorkerId, ...]
+    uids: dict[WorkerId, str] = {}  # of their jobs, as their ends told them
 
 
 class ReadLog(Message, frozen=True, kw_only=True):
@@ -93,6 +98,13 @@ class ReadLog(Message, frozen=True, kw_only=True):
     worker: WorkerId
     offset: int
     limit: int
+    uid: str = ""  # of the job
+
+
+class HelloRefused(Message, frozen=True, kw_only=True):
+    """Answer to a hello: this agent cannot be part of the cluster now. It says hello again, slowly."""
+
+    reason: str
 
 
 class Acknowledged(Message, frozen=True, kw_only=True):
@@ -101,6 +113,7 @@ class Acknowledged(Message, frozen=True, kw_only=True):
 
     incarnation: str  # of the controller
     sent: int
+    cluster: str = ""  # id of the cluster that the agent is a member of now; "": it is no member
 
 
 # ---------------------------------------------------------------------------------------------- agent -> controller
@@ -116,6 +129,16 @@ class WorkerExit(Message, frozen=True, kw_only=True):
     phase: WorkerPhase | None = None  # the last it reported
     status: WorkerStatus | None = None  # likewise: a controller that was away has not heard it
     fault: Fault = Fault.KILLED  # whose it is, as far as the agent can know
+    uid: str = ""  # of the job
+
+
+class LocalWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's process that an agent keeps, and the GPU that it holds."""
+
+    worker: WorkerId
+    job: JobId
+    uid: str  # of the job
+    gpu: int  # index on the agent's server
 
 
 class AgentHello(Message, frozen=True, kw_only=True):
@@ -127,6 +150,11 @@ class AgentHello(Message, frozen=True, kw_only=True):
     starting: tuple[WorkerId, ...]  # processes that run but have not reported yet
     exited: tuple[WorkerExit, ...]  # not yet forgotten
     number: int = 0  # of this hello within the incarnation, from 1; a lower one than the last is stale. 0: not numbered
+    agent: str = ""  # identity of the agent: made once, kept in its state directory
+    start: int = 0  # of the agent: which of its incarnations this is, counted from 1 (see `number`)
+    cluster: str = ""  # id of the cluster that the agent has been a member of last; "": none yet
+    highest_job: int = 0  # greatest number of a job that it has ever been told to start
+    processes: tuple[LocalWorker, ...] = ()  # where each of `workers` and `starting` runs
 
 
 class AgentHeartbeat(Message, frozen=True, kw_only=True):
@@ -139,6 +167,7 @@ class WorkerReport(Message, frozen=True, kw_only=True):
     """A worker's status has changed, or its heartbeat came."""
 
     status: WorkerStatus
+    uid: str = ""  # of the job
 
 
 class LogPiece(Message, frozen=True, kw_only=True):
@@ -285,6 +314,12 @@ class GetServers(Message, frozen=True, kw_only=True):
     pass
 
 
+class AdoptServer(Message, frozen=True, kw_only=True):
+    """Take over what runs on a server and does not belong to a job of this cluster: its workers save their state and end."""
+
+    server: ServerId
+
+
 class GetEvents(Message, frozen=True, kw_only=True):
     """Events after `after` (a number, 0 from the start), of one job or of all, at most `limit`, oldest first."""
 
@@ -330,6 +365,7 @@ Request = (
     | Profile
     | Cancel
     | GetServers
+    | AdoptServer
     | GetEvents
     | GetLog
     | GetPolicy
@@ -411,12 +447,22 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     curve: tuple[CurvePoint, ...] = ()  # by share; only in the answer to GetJob
 
 
+class ServerState(enum.Enum):
+    """How a server stands, for people."""
+
+    ALIVE = "alive"
+    LOST = "lost"
+    UNFIT = "unfit"  # it cannot start workers for now
+    FOREIGN = "foreign"  # it belongs to another cluster
+
+
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     server: Server
     alive: bool
     last_heard_s: float
     used: dict[int, JobId]  # GPU index -> job
-    trouble: str = ""  # why no worker is started there for now, in words
+    state: ServerState = ServerState.ALIVE
+    trouble: str = ""  # why no worker is started there for now, or what an operator has to decide; in words
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
@@ -466,6 +512,13 @@ class Cancelled(Message, frozen=True, kw_only=True):
 class Servers(Message, frozen=True, kw_only=True):
     servers: tuple[ServerView, ...]
     time_s: float
+
+
+class ServerAdopted(Message, frozen=True, kw_only=True):
+    """`workers` have been asked to save and end; the server is used as soon as they have."""
+
+    server: ServerId
+    workers: int
 
 
 class Events(Message, frozen=True, kw_only=True):
@@ -546,6 +599,7 @@ Answer = (
     | Profiling
     | Cancelled
     | Servers
+    | ServerAdopted
     | Events
     | Log
     | PolicyInUse
@@ -562,7 +616,7 @@ class Reply(Message, frozen=True, kw_only=True):
 
 # ---------------------------------------------------------------------------------------------- the links, by direction
 
-ToAgentFromController = Order | StartWorker | StopWorker | ForgetWorkers | ReadLog | Acknowledged
+ToAgentFromController = Order | StartWorker | StopWorker | ForgetWorkers | ReadLog | HelloRefused | Acknowledged
 ToControllerFromAgent = AgentHello | AgentHeartbeat | WorkerReport | WorkerExit | LogPiece
 ToWorkerFromAgent = Order | StatusReceived | Suspend
 ToAgentFromWorker = Status

@@ -7,6 +7,7 @@ optimizer update that a worker has applied (``-1``: it holds the initial state; 
 from __future__ import annotations
 
 import enum
+import re
 from typing import NewType
 
 import msgspec
@@ -16,6 +17,22 @@ from .times import LOAD_TIMEOUT_S, START_TIMEOUT_S
 JobId = NewType("JobId", str)  # "digits-3": the job's name and a number that the cluster never uses again
 ServerId = NewType("ServerId", str)  # a server's name, unique in the cluster
 WorkerId = NewType("WorkerId", str)  # "digits-3.5": job and a number that the job never uses again
+
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+
+def job_number(job: JobId) -> int:
+    """The number at the end of a job's id; 0: there is none."""
+    return _number(job.rpartition("-")[2])
+
+
+def worker_number(worker: WorkerId) -> int:
+    """The number at the end of a worker's id; 0: it is the first, or there is none."""
+    return _number(worker.rpartition(".")[2])
+
+
+def _number(text: str) -> int:
+    return int(text) if _NUMBER.fullmatch(text) else 0
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):

@@ -41,6 +41,12 @@ LONGEST_SERVER_BACK_OFF_S = 300.0
 
 DEATHS_IN_VAIN = 10  # restarts in a row that are allowed after deaths by a signal, with no new step and no server lost
 
+# ----------------------------------------------------------------------------------------------------- agent and controller
+
+REFUSED_RETRY_S = 5.0  # between two hellos of an agent that the controller has refused
+START_PATIENCE_S = 60.0  # for a worker's process to be started: its directories are made, its record is written
+STATE_RETRY_S = 10.0  # until an agent tries again to write its own state, after its disk was full
+
 # ------------------------------------------------------------------------------------------------- a worker's communicator
 
 WORKER_RETRY_S = 1.0  # what one worker says to another is repeated this often until it is answered

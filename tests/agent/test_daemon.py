@@ -77,20 +77,22 @@ class Controller:
         self.codec: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
         self.incarnation, self.sent = "c1", 0
         self.answers = True
+        self.agent = b""  # as its connection is called
 
     def send(self, message: Message) -> None:
         self.sent += 1
-        assert transport.send(self.socket, b"s1", self.codec.encode(message))
+        assert transport.send(self.socket, self.agent, self.codec.encode(message))
 
     def receive(self) -> Message | None:
         """The next message, answered as a controller does."""
         if not self.socket.poll(100):
             return None
-        message = self.codec.decode(self.socket.recv_multipart()[1])
+        self.agent, data = self.socket.recv_multipart()
+        message = self.codec.decode(data)
         if isinstance(message, AgentHello | AgentHeartbeat) and self.answers:
             self.sent = 0 if isinstance(message, AgentHello) else self.sent
             answer = Acknowledged(incarnation=self.incarnation, sent=self.sent)
-            transport.send(self.socket, b"s1", self.codec.encode(answer))
+            transport.send(self.socket, self.agent, self.codec.encode(answer))
         return message
 
     def expect(self, kind: type[M], such_that: Callable[[M], bool] = lambda message: True) -> M:
@@ -270,12 +272,46 @@ def test_a_process_that_only_has_the_number_of_a_worker_is_not_taken_for_it(clus
     assert [gone.worker for gone in hello.exited] == [WORKER]
 
 
+def test_a_file_that_does_not_answer_stops_neither_heartbeats_nor_other_jobs(cluster: Cluster) -> None:
+    cluster.start_agent()
+    directory = cluster.directory / "state" / "jobs" / "stuck-7"
+    directory.mkdir(parents=True)
+    os.mkfifo(directory / "stuck-7.0.log")  # who opens it waits until somebody writes
+    cluster.controller.send(
+        ReadLog(request="r", job=JobId("stuck-7"), worker=WorkerId("stuck-7.0"), offset=0, limit=1000)
+    )
+    for _ in range(5):
+        cluster.controller.expect(AgentHeartbeat)
+    cluster.controller.send(start_worker("true"))
+    assert cluster.controller.expect(WorkerExit).exit_code == 0
+    assert cluster.kill_agent(signal.SIGTERM) == 0  # it does not wait for the file either
+
+
+def test_an_agent_keeps_its_identity_and_tells_which_cluster_it_is_a_member_of(cluster: Cluster) -> None:
+    first = cluster.start_agent()
+    assert cluster.controller.agent == f"s1#{first.agent}".encode()
+    cluster.controller.send(start_worker("true"))
+    cluster.controller.expect(WorkerExit)
+    cluster.kill_agent()
+    again = cluster.start_agent()
+    assert (again.agent, again.start, again.highest_job) == (first.agent, first.start + 1, 1)
+
+
+def test_an_agent_whose_state_cannot_be_written_works_on(cluster: Cluster) -> None:
+    (cluster.directory / "state").mkdir(mode=0o700)
+    (cluster.directory / "state" / "identity.json.new").mkdir()  # in the way of what is to be written
+    cluster.start_agent()
+    cluster.controller.send(start_worker("true"))
+    assert cluster.controller.expect(WorkerExit).exit_code == 0
+    eventually(lambda: "identity.json cannot be written" in (cluster.directory / "agent.log").read_text())
+
+
 def test_bytes_that_are_no_message_do_no_harm(cluster: Cluster) -> None:
     cluster.start_agent()
     stranger = transport.dealer(cluster.context, f"ipc://{cluster.directory}/run/workers", b"stranger")
     for data in (b"", b"\xc1", b"\x80", b"x" * 1000):
         stranger.send(data)
-        transport.send(cluster.controller.socket, b"s1", data)
+        transport.send(cluster.controller.socket, cluster.controller.agent, data)
     cluster.controller.send(start_worker("true"))
     assert cluster.controller.expect(WorkerExit).exit_code == 0
     stranger.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.agent.forking import find_interpreter, located
+from elasticd.agent.disk import find_interpreter, located
 from elasticd.agent.launch import Interpreter, Launch, key_of, parse
 
 BUFFERED = {"PATH": "/bin"}

@@ -8,9 +8,14 @@ import pytest
 from elasticd.agent.events import (
     Action,
     ControllerMessage,
+    Event,
     ForgetWorker,
+    IdentityWritten,
+    KeepIdentity,
+    LogRead,
     ProcessExited,
     ProcessFailed,
+    ProcessStarted,
     ReadLogPiece,
     SendController,
     SendWorker,
@@ -19,8 +24,10 @@ from elasticd.agent.events import (
     StartProcess,
     StopSignal,
     TimePassed,
+    Warn,
     WorkerStatusReceived,
 )
+from elasticd.agent.identity import Identity
 from elasticd.agent.machine import AgentMachine
 from elasticd.protocol.errors import InvalidTransition
 from elasticd.protocol.messages import (
@@ -28,6 +35,9 @@ from elasticd.protocol.messages import (
     AgentHeartbeat,
     AgentHello,
     ForgetWorkers,
+    HelloRefused,
+    LocalWorker,
+    LogPiece,
     Order,
     ReadLog,
     StartWorker,
@@ -39,7 +49,9 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import (
     Fault,
+    Gpu,
     GpuAddress,
+    GpuKind,
     GpuRange,
     JobId,
     JobSpec,
@@ -54,7 +66,8 @@ from elasticd.protocol.model import (
 
 JOB = JobId("digits-1")
 FIRST, SECOND = WorkerId("digits-1.0"), WorkerId("digits-1.1")
-SERVER = Server(server=ServerId("s1"), address="127.0.0.1", gpus=())
+GPUS = tuple(Gpu(index=index, kind=GpuKind.CPU, name="CPU slot") for index in range(2))
+SERVER = Server(server=ServerId("s1"), address="127.0.0.1", gpus=GPUS)
 SPEC = JobSpec(name="digits", command=("true",), gpus=GpuRange(min=1, max=4), virtual_workers=4, workdir="/tmp")
 
 
@@ -80,17 +93,23 @@ def status(worker: WorkerId = FIRST, sequence: int = 1, **changes: object) -> Wo
     return msgspec.structs.replace(base, **changes)
 
 
-def start(worker: WorkerId = FIRST) -> StartWorker:
-    return StartWorker(job=JOB, worker=worker, gpu=0, spec=SPEC, generation=1)
+def start(worker: WorkerId = FIRST, gpu: int = 0, uid: str = "") -> StartWorker:
+    return StartWorker(job=JOB, worker=worker, gpu=gpu, spec=SPEC, generation=1, uid=uid)
+
+
+def local(worker: WorkerId = FIRST, uid: str = "") -> LocalWorker:
+    return LocalWorker(worker=worker, job=JOB, uid=uid, gpu=0)
 
 
 class Driven:
     """A machine with its clock, and shorthands for what it is told."""
 
-    def __init__(self, *workers: WorkerId, adopted: tuple[WorkerId, ...] = ()) -> None:
+    def __init__(
+        self, *workers: WorkerId, adopted: tuple[WorkerId, ...] = (), identity: Identity | None = None
+    ) -> None:
         self.now = 1000.0
-        self.machine = AgentMachine(SERVER, "agent-1", heartbeat_interval_s=1.0)
-        self.first = self.machine.handle(self.now, Started(tuple((JOB, worker) for worker in adopted)))
+        self.machine = AgentMachine(SERVER, "agent-1", heartbeat_interval_s=1.0, identity=identity)
+        self.first = self.machine.handle(self.now, Started(tuple(map(local, adopted))))
         self.told(Acknowledged(incarnation="c1", sent=0))
         for worker in workers:
             self.told(start(worker))
@@ -100,6 +119,9 @@ class Driven:
 
     def status(self, said: WorkerStatus) -> list[Action]:
         return self.machine.handle(self.now, WorkerStatusReceived(said))
+
+    def hear(self, event: Event) -> list[Action]:
+        return self.machine.handle(self.now, event)
 
     def pass_time(self, seconds: float) -> list[Action]:
         self.now += seconds
@@ -124,10 +146,17 @@ def test_it_says_hello_at_its_start_with_the_workers_it_has_adopted() -> None:
     machine = AgentMachine(SERVER, "agent-1", 1.0)
     gone = WorkerExit(job=JOB, worker=SECOND, exit_code=0, reason="exit code 0")
 
-    (hello,) = sent(machine.handle(5.0, Started(((JOB, FIRST),), (gone,))), AgentHello)
+    (hello,) = sent(machine.handle(5.0, Started((local(),), (gone,))), AgentHello)
 
     assert hello == AgentHello(
-        server=SERVER, incarnation="agent-1", workers=(), starting=(FIRST,), exited=(gone,), number=1
+        server=SERVER,
+        incarnation="agent-1",
+        workers=(),
+        starting=(FIRST,),
+        exited=(gone,),
+        number=1,
+        start=1,
+        processes=(local(),),
     )
 
 
@@ -149,7 +178,7 @@ def test_heartbeats_go_out_once_per_interval_while_the_controller_answers() -> N
 
 def test_a_worker_id_is_started_once_whatever_is_repeated() -> None:
     driven = Driven()
-    assert driven.told(start()) == [StartProcess(start())]
+    assert driven.told(start())[-1:] == [StartProcess(start())]
     assert driven.told(start()) == []
     driven.machine.handle(driven.now, ProcessExited(FIRST, 0, "exit code 0"))
     assert driven.told(start()) == []
@@ -300,8 +329,10 @@ def test_an_end_is_told_with_the_last_phase_and_again_until_it_is_forgotten() ->
 
 def test_a_process_that_cannot_be_started_is_an_end_of_its_worker() -> None:
     driven = Driven(FIRST)
-    (told,) = sent(driven.machine.handle(driven.now, ProcessFailed(FIRST, "this server has no GPU 9")), WorkerExit)
-    assert (told.exit_code, told.reason) == (None, "this server has no GPU 9")
+    (told,) = sent(
+        driven.machine.handle(driven.now, ProcessFailed(FIRST, "cannot be started: no space left")), WorkerExit
+    )
+    assert (told.exit_code, told.reason) == (None, "cannot be started: no space left")
 
 
 def test_forgetting_a_worker_that_runs_changes_nothing() -> None:
@@ -320,7 +351,7 @@ def test_a_log_grows_as_long_as_its_worker_runs() -> None:
 
 def test_nothing_is_reported_before_the_controller_has_answered_for_the_first_time() -> None:
     machine = AgentMachine(SERVER, "agent-1", 1.0)
-    machine.handle(0.0, Started(((JOB, FIRST),)))
+    machine.handle(0.0, Started((local(),)))
     assert sent(machine.handle(0.0, WorkerStatusReceived(status())), WorkerReport) == []
     assert sent(machine.handle(0.0, ProcessExited(FIRST, 0, "")), WorkerExit) == []
 
@@ -331,7 +362,7 @@ class Silence:
     def __init__(self, phase: WorkerPhase = WorkerPhase.TRAINING) -> None:
         self.now = 1000.0
         self.machine = AgentMachine(SERVER, "agent-1", 1.0, worker_silence_s=10.0)
-        self.machine.handle(self.now, Started(((JOB, FIRST),)))
+        self.machine.handle(self.now, Started((local(),)))
         self.machine.handle(self.now, WorkerStatusReceived(status(phase=phase)))
 
     def turn_for(self, seconds: float) -> list[Action]:
@@ -437,6 +468,116 @@ def test_a_worker_that_still_starts_is_given_more_time_and_one_at_its_end_all_it
 
 def test_a_worker_that_has_never_spoken_is_left_alone() -> None:
     machine = AgentMachine(SERVER, "agent-1", 1.0, worker_silence_s=10.0)
-    machine.handle(0.0, Started(((JOB, FIRST),)))
+    machine.handle(0.0, Started((local(),)))
     for now in range(1, 1000):
         assert not [a for a in machine.handle(float(now), TimePassed()) if isinstance(a, SignalProcess)]
+
+
+# --------------------------------------------------------------------------------------------------------------- who it is
+
+
+def test_each_hello_says_who_the_agent_is_and_which_hello_of_which_start_it_is() -> None:
+    driven = Driven(identity=Identity(agent="a1", start=3, cluster="c", highest_job=7))
+    assert driven.first[0] == KeepIdentity(Identity(agent="a1", start=3, cluster="c", highest_job=7))
+    first = driven.hello()
+    assert (first.agent, first.start, first.number, first.cluster, first.highest_job) == ("a1", 3, 2, "c", 7)
+
+
+def test_the_cluster_that_has_taken_it_in_is_written_down_and_told() -> None:
+    driven = Driven(identity=Identity(agent="a1"))
+    driven.hello()
+    actions = driven.told(Acknowledged(incarnation="c2", sent=0, cluster="mine"))
+    assert KeepIdentity(Identity(agent="a1", cluster="mine")) in actions
+    assert driven.hello().cluster == "mine"
+    assert not [a for a in driven.told(Acknowledged(incarnation="c3", sent=0)) if isinstance(a, KeepIdentity)]
+    assert driven.hello().cluster == "mine"
+
+
+def test_the_greatest_number_of_a_job_is_written_down_before_its_worker_is_started() -> None:
+    driven = Driven(identity=Identity(agent="a1"))
+    assert driven.told(start()) == [KeepIdentity(Identity(agent="a1", highest_job=1)), StartProcess(start())]
+    assert driven.told(start(SECOND)) == [StartProcess(start(SECOND))]
+    assert driven.hello().highest_job == 1
+
+
+def test_an_identity_that_could_not_be_written_is_written_later_and_the_operator_is_told_once() -> None:
+    driven = Driven()
+    assert driven.hear(IdentityWritten("the disk is full")) == [Warn("the disk is full")]
+    assert not [a for a in driven.pass_time(9.0) if isinstance(a, KeepIdentity)]
+    assert [a for a in driven.pass_time(1.0) if isinstance(a, KeepIdentity)]
+    assert driven.hear(IdentityWritten("the disk is full")) == []
+    assert [a for a in driven.pass_time(10.0) if isinstance(a, KeepIdentity)]
+    driven.hear(IdentityWritten())
+    assert not [a for a in driven.pass_time(60.0) if isinstance(a, KeepIdentity)]
+
+
+def test_a_refusal_is_logged_once_and_the_hello_repeated_slowly() -> None:
+    driven = Driven()
+    driven.hello()
+    refused = HelloRefused(reason="another agent is server s1")
+    assert driven.told(refused) == [Warn("the controller refuses this agent: another agent is server s1")]
+    assert driven.machine.next_deadline() == driven.now + 5.0
+    assert sent(driven.pass_time(5.0), AgentHello)
+    assert driven.told(refused) == []
+
+
+def test_a_worker_of_an_earlier_job_with_the_same_number_does_not_keep_a_new_one_from_starting() -> None:
+    driven = Driven()
+    driven.told(start(uid="old"))
+    driven.hear(ProcessExited(FIRST, 0, "exit code 0"))
+    new = start(uid="new")
+    assert driven.told(new) == [StartProcess(new)]
+    assert driven.told(ForgetWorkers(workers=(FIRST,), uids={FIRST: "old"})) == [ForgetWorker(JOB, FIRST, "old")]
+    assert [process.uid for process in driven.hello().processes] == ["new"]
+
+
+def test_a_worker_of_an_earlier_job_that_runs_is_neither_replaced_nor_ordered_nor_stopped_in_the_name_of_the_new_one() -> (
+    None
+):
+    driven = Driven()
+    driven.told(start(uid="old"))
+    driven.status(status())
+    (end,) = sent(driven.told(start(uid="new")), WorkerExit)
+    assert (end.uid, "still runs" in end.reason) == ("new", True)
+    assert driven.told(msgspec.structs.replace(order(2), uid="new")) == []
+    (gone,) = sent(driven.told(StopWorker(job=JOB, worker=FIRST, grace_s=1.0, uid="new")), WorkerExit)
+    assert gone.uid == "new"
+    assert driven.told(StopWorker(job=JOB, worker=FIRST, grace_s=1.0, uid="old")) != []
+
+
+def test_a_gpu_that_is_not_there_is_a_refusal_before_anything_is_started() -> None:
+    driven = Driven()
+    (end,) = sent(driven.told(start(gpu=9)), WorkerExit)
+    assert end.reason == "this server has no GPU 9"
+    assert driven.hello().processes == ()
+
+
+def test_a_start_whose_answer_does_not_come_counts_as_running_and_is_given_up_with_a_reason() -> None:
+    driven = Driven(FIRST)
+    assert driven.hello().starting == (FIRST,)
+    assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(59.0)
+    assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(1.0)
+    driven.told(Acknowledged(incarnation="another", sent=0))
+    (end,) = sent(driven.hear(ProcessFailed(FIRST, "it was stopped before it began")), WorkerExit)
+    assert end.reason == "could not be started within 60 s: a file system may not answer"
+
+
+def test_a_worker_that_has_been_started_has_all_the_time_it_wants_until_it_speaks() -> None:
+    driven = Driven(FIRST)
+    driven.hear(ProcessStarted(FIRST))
+    for _ in range(100):
+        assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(1.0)
+
+
+def test_a_piece_of_a_log_is_passed_on_when_it_has_been_read() -> None:
+    piece = LogPiece(request="r", data=b"x", next_offset=1, end=True)
+    assert Driven().hear(LogRead(piece)) == [SendController(piece)]
+
+
+def test_ends_that_are_never_forgotten_do_not_keep_others_from_being_repeated() -> None:
+    workers = [WorkerId(f"digits-1.{number}") for number in range(100)]
+    driven = Driven(*workers)
+    for worker in workers:
+        driven.hear(ProcessExited(worker, 0, ""))
+    told = {end.worker for _ in range(2) for end in sent(driven.pass_time(1.0), WorkerExit)}
+    assert told == set(workers)

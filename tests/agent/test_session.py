@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticd.agent.session import Session
+from elasticd.agent.session import Due, Phase, Session
 from elasticd.protocol.messages import Acknowledged
 
 INTERVAL_S = 1.0
@@ -16,7 +17,7 @@ INTERVAL_S = 1.0
 
 def ready(now: float = 0.0) -> Session:
     session = Session(INTERVAL_S)
-    assert session.due(now) == "hello"
+    assert session.due(now) is Due.HELLO
     session.acknowledged(now, Acknowledged(incarnation="c1", sent=0))
     return session
 
@@ -25,7 +26,7 @@ def test_hellos_are_repeated_with_growing_pauses_until_one_is_answered() -> None
     session, now, times = Session(INTERVAL_S), 0.0, []
     for _ in range(8):
         now = session.deadline()
-        assert session.due(now) == "hello"
+        assert session.due(now) is Due.HELLO
         times.append(now)
     pauses = [after - before for before, after in itertools.pairwise(times)]
     assert pauses == sorted(pauses)
@@ -37,54 +38,54 @@ def test_a_lost_message_leads_to_a_hello() -> None:
     session = ready()
     session.message_received()
     session.acknowledged(0.5, Acknowledged(incarnation="c1", sent=1))
-    assert session.due(0.5) == ""
+    assert session.due(0.5) is Due.NOTHING
     session.acknowledged(0.6, Acknowledged(incarnation="c1", sent=2))
-    assert session.due(0.6) == "hello"
+    assert session.due(0.6) is Due.HELLO
 
 
 def test_another_incarnation_of_the_controller_leads_to_a_hello() -> None:
     session = ready()
     session.acknowledged(0.5, Acknowledged(incarnation="c2", sent=0))
-    assert session.due(0.5) == "hello"
+    assert session.due(0.5) is Due.HELLO
     session.acknowledged(0.6, Acknowledged(incarnation="c2", sent=0))
     assert session.incarnation == "c2"
-    assert session.due(0.7) == ""
+    assert session.due(0.7) is Due.NOTHING
 
 
 def test_silence_of_three_intervals_leads_to_a_hello() -> None:
     session = ready()
     said = [session.due(now / 10) for now in range(1, 31)]
-    assert said.count("heartbeat") == 2
-    assert said[-1] == "hello"
+    assert said.count(Due.HEARTBEAT) == 2
+    assert said[-1] is Due.HELLO
 
 
 def test_an_answer_of_the_earlier_session_does_not_start_the_new_one() -> None:
     session = ready()
     session.acknowledged(0.5, Acknowledged(incarnation="c1", sent=3))
-    assert session.due(0.5) == "hello"
+    assert session.due(0.5) is Due.HELLO
     session.acknowledged(0.51, Acknowledged(incarnation="c1", sent=4))
-    assert session.due(0.6) == "hello"
+    assert session.due(0.6) is Due.HELLO
 
 
 def test_what_was_in_flight_before_the_hello_is_not_counted() -> None:
     session = ready()
     session.acknowledged(0.5, Acknowledged(incarnation="c1", sent=3))
-    assert session.due(0.5) == "hello"
+    assert session.due(0.5) is Due.HELLO
     for _ in range(5):
         session.message_received()
     session.acknowledged(0.51, Acknowledged(incarnation="c1", sent=0))
     session.message_received()
     session.acknowledged(0.52, Acknowledged(incarnation="c1", sent=2))
-    assert session.due(0.52) == "hello"
+    assert session.due(0.52) is Due.HELLO
 
 
 def test_an_acknowledgement_does_not_answer_a_hello_that_was_never_sent() -> None:
     session = Session(INTERVAL_S)
-    assert session.due(0.0) == "hello"
+    assert session.due(0.0) is Due.HELLO
     session.hello_not_sent()
     session.acknowledged(0.01, Acknowledged(incarnation="c1", sent=0))
-    assert session.incarnation == ""
-    assert session.due(session.deadline()) == "hello"
+    assert session.incarnation is None
+    assert session.due(session.deadline()) is Due.HELLO
 
 
 def test_a_count_that_is_too_high_leads_to_a_hello_since_it_would_hide_a_loss() -> None:
@@ -92,7 +93,19 @@ def test_a_count_that_is_too_high_leads_to_a_hello_since_it_would_hide_a_loss() 
     for _ in range(2):  # everything came twice, after two hellos; the acknowledgement in between was lost
         session.message_received()
     session.acknowledged(0.5, Acknowledged(incarnation="c1", sent=1))
-    assert session.due(0.5) == "hello"
+    assert session.due(0.5) is Due.HELLO
+
+
+def test_a_refused_agent_asks_again_every_few_seconds_and_joins_when_it_may() -> None:
+    session = Session(INTERVAL_S)
+    assert session.due(0.0) is Due.HELLO
+    assert session.refused(0.1)
+    assert session.phase is Phase.REFUSED
+    said = [now / 10 for now in range(1, 200) if session.due(now / 10) is Due.HELLO and not session.refused(now / 10)]
+    assert said == pytest.approx([5.1, 10.1, 15.1])
+    assert session.acknowledged(20.0, Acknowledged(incarnation="c1", sent=0))
+    assert session.phase is Phase.STANDS
+    assert session.due(21.0) is Due.HEARTBEAT
 
 
 class Line:
@@ -109,7 +122,7 @@ class Line:
         self.sent = 0
         self.known: set[int] = set()
         self.to_agent: deque[Acknowledged | int] = deque()
-        self.to_controller: deque[str] = deque()
+        self.to_controller: deque[Due] = deque()
 
     def add_fact(self) -> None:
         self.facts += 1
@@ -123,7 +136,7 @@ class Line:
     def controller_hears(self) -> None:
         if not self.to_controller:
             return
-        hello = self.to_controller.popleft() == "hello"
+        hello = self.to_controller.popleft() is Due.HELLO
         self.sent = 0 if hello else self.sent
         self.to_agent.append(Acknowledged(incarnation=str(self.incarnation), sent=self.sent))
         if hello:
@@ -140,10 +153,10 @@ class Line:
             self.session.message_received()
             self.known.add(message)
 
-    def pass_time(self, seconds: float) -> str:
+    def pass_time(self, seconds: float) -> Due:
         self.now += seconds
         said = self.session.due(self.now)
-        if said:
+        if said is not Due.NOTHING:
             self.to_controller.append(said)
         return said
 
@@ -200,4 +213,4 @@ def test_whatever_was_lost_the_agent_knows_everything_soon_after_the_line_has_he
             line.controller_hears()
             line.agent_hears()
     assert line.known == set(range(1, line.facts + 1)), f"after {steps}"
-    assert "hello" not in said[50:], f"hellos did not settle after {steps}"
+    assert Due.HELLO not in said[50:], f"hellos did not settle after {steps}"

@@ -26,7 +26,7 @@ class Shimmed:
 
     def __init__(self, directory: Path, argv: list[str], workdir: str = "/", grace_s: float = 20.0) -> None:
         self.directory = directory
-        command = [sys.executable, "-I", "-S", shim.__file__, str(directory), "digits-1", WORKER, "0", str(grace_s)]
+        command = [sys.executable, "-I", "-S", shim.__file__, str(directory), "digits-1", "", WORKER, "0", str(grace_s)]
         environment = {"PATH": os.environ["PATH"], "GREETING": "hello"}
         self.process = subprocess.Popen([*command, workdir, *argv], env=environment, start_new_session=True)
 

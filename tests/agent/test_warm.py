@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from elasticd.agent import shim
+from elasticd.agent.disk import Disk, located
 from elasticd.agent.environment import Surroundings, common_environment
-from elasticd.agent.events import ProcessExited, ProcessFailed, StopSignal
-from elasticd.agent.forking import WarmProcesses, located
+from elasticd.agent.errands import Errands
+from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted, StopSignal
+from elasticd.agent.forking import WarmProcesses
 from elasticd.agent.logfiles import JobFiles
 from elasticd.agent.processes import Processes
 from elasticd.ctl import leftovers
@@ -45,18 +47,23 @@ class Agent:
             variables=variables or {},
         )
         standard = (located(sys.executable), common_environment(around))
-        self.warm = WarmProcesses(state, standard, self.loop, SteadyClock()) if warm else None
-        self.processes = Processes(JobFiles(state / "jobs"), around, self.loop, SteadyClock(), self.warm, self._on_end)
+        self.errands = Errands(self.loop.wake)
+        files, clock = JobFiles(state / "jobs"), SteadyClock()
+        self.warm = WarmProcesses(state, standard, self.loop, clock, self.errands) if warm else None
+        disk = Disk(state, files, around)
+        self.processes = Processes(files, around, self.loop, clock, self.warm, self._on_end, self.errands, disk)
         self.ends: dict[WorkerId, ProcessExited | ProcessFailed] = {}
         self.count = 0
 
     def _on_turn(self) -> None:
+        self.errands.deliver()
         self.processes.pass_time()
         if self.warm is not None:
             self.warm.pass_time()
 
-    def _on_end(self, end: ProcessExited | ProcessFailed) -> None:
-        self.ends[end.worker] = end
+    def _on_end(self, told: ProcessStarted | ProcessExited | ProcessFailed) -> None:
+        if not isinstance(told, ProcessStarted):
+            self.ends[told.worker] = told
 
     def until(self, holds: Callable[[], object]) -> None:
         give_up_at = time.monotonic() + PATIENCE_S
@@ -97,7 +104,7 @@ class Agent:
 
     def record(self, worker: WorkerId) -> dict:
         path = self.state / "jobs" / JOB / f"{worker}.json"
-        self.until(lambda: json.loads(path.read_text()).get("pid"))
+        self.until(lambda: path.exists() and json.loads(path.read_text()).get("pid"))
         return json.loads(path.read_text())
 
     def log(self, worker: WorkerId) -> list[str]:
@@ -107,6 +114,7 @@ class Agent:
         return [line for line in lines if line[0] == "o"] + [line for line in lines if line[0] == "e"]
 
     def was_forked(self, worker: WorkerId) -> bool:
+        self.until(lambda: worker in self.processes._watched)
         return self.processes._watched[worker].child is None
 
     def close(self) -> None:
@@ -114,6 +122,7 @@ class Agent:
         self.processes.close()
         if self.warm is not None:
             self.warm.close()
+        self.errands.close()
         for pid in running:
             if not is_gone(pid):
                 os.kill(pid, signal.SIGKILL)
@@ -288,11 +297,13 @@ def test_workers_outlive_the_warm_process_and_the_agent_and_another_agent_adopts
     agent.processes.close()
     assert agent.warm is not None
     agent.warm.close()
+    agent.errands.close()
     agent.loop.close()
     assert is_gone(zygote)
     assert is_gone(second)
     heir = Agent(tmp_path / "state", warm=False)
-    assert heir.processes.adopt().running == ((JOB, worker),)
+    (adopted,) = heir.processes.adopt().running
+    assert (adopted.job, adopted.worker, adopted.gpu) == (JOB, worker, 0)
     os.kill(record["pid"], signal.SIGKILL)
     heir.until(lambda: worker in heir.ends)
     assert heir.ends[worker].reason == "killed by SIGKILL"

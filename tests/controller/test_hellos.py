@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import deque
 
+import msgspec
+
 from elasticd.agent import events as agent_events
 from elasticd.agent.machine import AgentMachine
 from elasticd.controller import events
@@ -117,5 +119,6 @@ def test_a_start_that_the_agent_has_forgotten_is_answered() -> None:
     line.processes.clear()
     line.settle()
     start = StartWorker(job=JobId("a-1"), worker=WorkerId("a-1.0"), gpu=0, spec=spec("a"), generation=1)
+    start = msgspec.structs.replace(start, uid=line.controller.cluster.jobs[JobId("a-1")].kept.uid)
     line.tell_agent(agent_events.ControllerMessage(start))
     assert any(isinstance(message, WorkerExit) and message.worker == "a-1.0" for message in line.up)

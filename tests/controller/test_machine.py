@@ -443,7 +443,7 @@ def test_a_preempted_job_saves_its_state_and_is_not_started_again_before_that_is
     job.update(target=())
     suspend(world.machine.cluster, world.now, job)
     world.turn()
-    asked = [StopWorker(job=job.id, worker=first, grace_s=30.0, save=True, saver=first)]
+    asked = [StopWorker(job=job.id, worker=first, grace_s=30.0, save=True, saver=first, uid=job.kept.uid)]
     assert world.messages(StopWorker) == asked
     job.update(target=target)
     world.machine.cluster.stir(job)
@@ -492,7 +492,7 @@ def test_ends_are_recorded_before_they_are_forgotten():
     job = one_running(world, 2)
     worker = world.roster(job.id)[1]
     world.exit(worker, -9)
-    assert ForgetWorkers(workers=(WorkerId(worker),)) in world.messages(ForgetWorkers)
+    assert ForgetWorkers(workers=(worker,), uids={worker: job.kept.uid}) in world.messages(ForgetWorkers)
     world.restart()
     assert worker in [entry.worker for entry in world.job(job.id).kept.past]
 
@@ -559,14 +559,15 @@ def test_a_heartbeat_is_answered_with_the_number_of_messages_sent():
     assert acknowledged.sent == world.agents[ServerId("s1")].received
 
 
-def test_an_unknown_worker_is_stopped():
-    world = World()
-    job = one_running(world)
-    process = world.find(world.roster(job.id)[0])[1]
-    stranger = WorkerId("ghost-9.0")
-    world.agents[ServerId("s1")].running[stranger] = _module.Process("ghost-9", process.gpu)
-    world.report(stranger, WorkerPhase.READY)
-    assert [(stop.job, stop.worker) for stop in world.messages(StopWorker)] == [("ghost-9", stranger)]
+def test_a_worker_that_the_record_of_its_job_does_not_name_is_stopped():
+    world = World({"s1": 2})
+    job = one_running(world, 2)
+    worker = WorkerId(world.roster(job.id)[1])
+    process = world.find(worker)[1]
+    world.exit(worker, -9)
+    world.agents[ServerId("s1")].running[worker] = process
+    world.report(worker, WorkerPhase.READY)
+    assert worker in [stop.worker for stop in world.messages(StopWorker)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- clients

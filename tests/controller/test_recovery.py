@@ -71,8 +71,8 @@ class LivingWorld(World):
             return None  # not before its servers are back; the client gives up
         raise AssertionError(f"{request} was never answered")
 
-    def deliver(self, server: ServerId, message: Any) -> None:
-        super().deliver(server, message)
+    def deliver(self, server: ServerId, message: Any, identity: str = "") -> None:
+        super().deliver(server, message, identity)
         agent = self.agents[server]
         if isinstance(message, Order):
             self.rosters[message.job, message.generation] = message.roster.workers
@@ -316,14 +316,14 @@ class HostileWorld(LivingWorld):
 
     lose_next = False
 
-    def deliver(self, server: ServerId, message: Any) -> None:
+    def deliver(self, server: ServerId, message: Any, identity: str = "") -> None:
         if self.lose_next and not isinstance(message, Acknowledged):
             self.lose_next = False
             if isinstance(message, Order):
                 self.rosters[message.job, message.generation] = message.roster.workers
             self.sent.append((server, message))
             return
-        super().deliver(server, message)
+        super().deliver(server, message, identity)
 
 
 class MeasuredWorld(HostileWorld):

@@ -34,6 +34,8 @@ from elasticd.protocol.messages import (
     Answer,
     Envelope,
     ForgetWorkers,
+    HelloRefused,
+    LocalWorker,
     Order,
     Request,
     StartWorker,
@@ -58,6 +60,7 @@ from elasticd.protocol.model import (
     WorkerId,
     WorkerPhase,
     WorkerStatus,
+    job_number,
 )
 
 
@@ -78,6 +81,7 @@ class Process:
 
     job: JobId
     gpu: GpuAddress
+    uid: str = ""
     status: WorkerStatus | None = None
     order: Order | None = None
     stopping: bool = False
@@ -93,6 +97,11 @@ class Agent:
     seen: set[WorkerId] = field(default_factory=set)
     orders: dict[JobId, Order] = field(default_factory=dict)
     untold: list[WorkerExit] = field(default_factory=list)  # answers that are on their way
+    identity: str = ""
+    start: int = 1
+    cluster: str = ""
+    highest_job: int = 0
+    refused: str = ""
     received: int = 0
     hellos: int = 0
     connected: bool = True
@@ -153,8 +162,8 @@ class World:
                     for key in deletes:
                         self.store.pop(key, None)
                     self.after_record()
-                case SendAgent(server, message):
-                    self.deliver(server, message)
+                case SendAgent(server, message, agent):
+                    self.deliver(server, message, agent)
                 case ReplyClient(_, reply):
                     self.answers[reply.id] = reply.answer
                     if isinstance(reply.answer, Submitted):
@@ -172,7 +181,7 @@ class World:
         for _ in range(100):
             for name, agent in self.agents.items():
                 while agent.untold and agent.connected:
-                    self.feed(AgentMessage(name, agent.untold.pop(0)))
+                    self.feed(AgentMessage(name, agent.untold.pop(0), agent.identity))
             deadline = self.machine.next_deadline()
             if deadline is None or deadline > self.now:
                 return
@@ -186,7 +195,7 @@ class World:
             self.now = min(end, self.now + 1.0)
             for name, agent in self.agents.items():
                 if agent.connected:
-                    self.feed(AgentMessage(name, AgentHeartbeat(server=name)))
+                    self.feed(AgentMessage(name, AgentHeartbeat(server=name), agent.identity))
             self.turn()
 
     def restart(self, hello: bool = True) -> None:
@@ -200,14 +209,19 @@ class World:
 
     # -- agents
 
-    def deliver(self, server: ServerId, message: Any) -> None:
+    def deliver(self, server: ServerId, message: Any, identity: str = "") -> None:
         self.sent.append((server, message))
         agent = self.agents[server]
-        if not agent.connected:
+        if not agent.connected or identity != agent.identity:
             return
         if isinstance(message, Acknowledged):
             if message.sent == 0:
                 agent.received = 0
+                agent.refused = ""
+                agent.cluster = message.cluster or agent.cluster
+            return
+        if isinstance(message, HelloRefused):
+            agent.refused = message.reason
             return
         agent.received += 1
         match message:
@@ -217,14 +231,17 @@ class World:
                 for process in agent.running.values():
                     if process.job == message.job:
                         process.order = message
-            case StartWorker(job=job, worker=worker, gpu=gpu):
-                self.start(agent, job, worker, GpuAddress(server=server, index=gpu))
-            case StopWorker(worker=worker):
+            case StartWorker(job=job, worker=worker, gpu=gpu, uid=uid):
+                agent.highest_job = max(agent.highest_job, job_number(job))
+                self.start(agent, job, worker, GpuAddress(server=server, index=gpu), uid)
+            case StopWorker(worker=worker, uid=uid):
                 if worker in agent.running:
                     agent.running[worker].stopping = True
                 else:
                     agent.seen.add(worker)  # its start, should it still come, is refused
-                    gone = WorkerExit(job=message.job, worker=worker, exit_code=None, reason="", fault=Fault.STOPPED)
+                    gone = WorkerExit(
+                        job=message.job, worker=worker, exit_code=None, reason="", fault=Fault.STOPPED, uid=uid
+                    )
                     agent.untold.append(agent.exited.setdefault(worker, gone))
             case ForgetWorkers(workers=workers):
                 for worker in workers:
@@ -239,32 +256,38 @@ class World:
         assert order.generation >= self.orders.get(order.job, 0), "generations only grow"
         self.orders[order.job] = order.generation
 
-    def start(self, agent: Agent, job: JobId, worker: WorkerId, gpu: GpuAddress) -> None:
+    def start(self, agent: Agent, job: JobId, worker: WorkerId, gpu: GpuAddress, uid: str = "") -> None:
         if worker in agent.seen:
             return
         agent.seen.add(worker)
         holders = [name for name, process in agent.running.items() if process.gpu == gpu]
         assert not holders, f"{worker} is started on {gpu}, where {holders} still run"
-        agent.running[worker] = Process(job, gpu, order=agent.orders.get(job))
+        agent.running[worker] = Process(job, gpu, uid, order=agent.orders.get(job))
 
     def hello(self, server: str) -> None:
-        name = ServerId(server)
-        agent = self.agents[name]
-        agent.connected = True
+        self.agents[ServerId(server)].connected = True
+        self.say_hello(self.agents[ServerId(server)])
+
+    def say_hello(self, agent: Agent) -> AgentHello:
+        """`agent` says hello; it may be another one than that of its server in `agents`."""
         agent.hellos += 1
-        self.feed(
-            AgentMessage(
-                name,
-                AgentHello(
-                    server=agent.server,
-                    incarnation=f"agent-{name}",
-                    workers=tuple(p.status for p in agent.running.values() if p.status is not None),
-                    starting=tuple(worker for worker, p in agent.running.items() if p.status is None),
-                    exited=tuple(agent.exited.values()),
-                    number=agent.hellos,
-                ),
-            )
+        hello = AgentHello(
+            server=agent.server,
+            incarnation=f"agent-{agent.server.server}-{agent.identity}-{agent.start}",
+            workers=tuple(p.status for p in agent.running.values() if p.status is not None),
+            starting=tuple(worker for worker, p in agent.running.items() if p.status is None),
+            exited=tuple(agent.exited.values()),
+            number=agent.hellos,
+            agent=agent.identity,
+            start=agent.start,
+            cluster=agent.cluster,
+            highest_job=agent.highest_job,
+            processes=tuple(
+                LocalWorker(worker=worker, job=p.job, uid=p.uid, gpu=p.gpu.index) for worker, p in agent.running.items()
+            ),
         )
+        self.feed(AgentMessage(agent.server.server, hello, agent.identity))
+        return hello
 
     def find(self, worker: str) -> tuple[Agent, Process]:
         for agent in self.agents.values():
@@ -303,7 +326,9 @@ class World:
         )
         self.now += 0.001
         if agent.connected:
-            self.feed(AgentMessage(agent.server.server, WorkerReport(status=process.status)))
+            self.feed(
+                AgentMessage(agent.server.server, WorkerReport(status=process.status, uid=process.uid), agent.identity)
+            )
             self.turn()
 
     def exit(
@@ -324,11 +349,12 @@ class World:
             phase=phase,
             status=process.status,
             fault=fault,
+            uid=process.uid,
         )
         agent.exited[WorkerId(worker)] = ended
         self.now += 0.001
         if agent.connected:
-            self.feed(AgentMessage(agent.server.server, ended))
+            self.feed(AgentMessage(agent.server.server, ended, agent.identity))
             if turn:
                 self.turn()
 

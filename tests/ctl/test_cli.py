@@ -110,6 +110,8 @@ def test_servers_and_version_are_shown(cli: Cli) -> None:
     (server,) = cli.json("servers")["servers"]
     assert (server["server"]["server"], server["alive"], len(server["server"]["gpus"])) == ("local-1", True, 2)
     assert "local-1" in cli("servers").stdout
+    assert "is a member of this cluster" in cli("servers", "adopt", "local-1", code=1).stderr
+    assert "there is no server 'local-9'" in cli("servers", "adopt", "local-9", code=2).stderr
     assert cli.json("version")["cluster"]["servers"] == 1
     assert cli("version").stdout.startswith("elasticctl 0.")
 

@@ -6,14 +6,21 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from elasticd.agent.adoption import ExitRecord, Found, Record, adopt
 from elasticd.agent.events import (
     Action,
     ControllerMessage,
     Event,
     ForgetWorker,
     HelloNotSent,
+    IdentityWritten,
+    KeepIdentity,
+    LogRead,
     ProcessExited,
     ProcessFailed,
+    ProcessStarted,
     ReadLogPiece,
     SendController,
     SendWorker,
@@ -21,10 +28,12 @@ from elasticd.agent.events import (
     Started,
     StartProcess,
     TimePassed,
+    Warn,
     WorkerStatusReceived,
 )
+from elasticd.agent.identity import Identity
 from elasticd.agent.machine import AgentMachine
-from elasticd.protocol.messages import AgentHello, StartWorker, ToAgentFromController, WorkerExit
+from elasticd.protocol.messages import AgentHello, LogPiece, StartWorker, ToAgentFromController
 from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, Server, ServerId, WorkerId, WorkerStatus
 
 from .plan import Moment
@@ -46,6 +55,13 @@ class _Record:
     start: StartWorker
     end: tuple[int | None, str] | None = None
 
+    def found(self, runs: bool) -> Found:
+        """What an agent that starts makes of it. The world's shims never end before their workers."""
+        start = self.start
+        record = Record(start.job, start.worker, start.gpu, start.spec.command, start.uid, 1, 1, 2, 1, "boot")
+        end = ExitRecord(*self.end) if self.end is not None else None
+        return Found(record, same_boot=True, shim_runs=runs, worker_runs=runs, end=end)
+
 
 class Agent(Process):
     """One server with its agent."""
@@ -56,12 +72,12 @@ class Agent(Process):
         self._world = world
         slots = tuple(Gpu(index=i, kind=GpuKind.CPU, name="CPU slot") for i in range(gpus))
         self.server = Server(server=ServerId(server), address="127.0.0.1", gpus=slots)
-        self.identity = identity
+        self.kept = Identity(agent=identity, start=0)  # on its disk
         self.workers: dict[WorkerId, Worker] = {}
         self.powered = True
         self.disk_full = False
         self.black_hole = False
-        self._disk: dict[WorkerId, _Record] = {}
+        self._disk: dict[tuple[str, WorkerId], _Record] = {}  # by uid and worker
         self._words: list[WorkerStatus] = []  # what workers have said while the agent was away
         self._machine: AgentMachine
 
@@ -70,21 +86,23 @@ class Agent(Process):
         if self.alive or not self.powered:
             return
         self.born()
-        self._machine = AgentMachine(self.server, f"{self.name}.{self.life}", 1.0, 10.0)
-        running = tuple((r.start.job, w) for w, r in sorted(self._disk.items()) if w in self.workers)
-        exited = tuple(self._exit(w, r) for w, r in sorted(self._disk.items()) if w not in self.workers)
-        self._world.story.say(f"agent {self.name} starts, finds {len(running)} workers")
-        self._dispatch(Started(running, exited))
+        who = msgspec.structs.replace(self.kept, start=self.kept.start + 1)
+        self._machine = AgentMachine(self.server, f"{self.name}.{self.life}", 1.0, 10.0, who)
+        found = adopt(record.found(self._runs(*name)) for name, record in sorted(self._disk.items()))
+        self._world.story.say(f"agent {self.name} starts, finds {len(found.running)} workers")
+        self._dispatch(Started(found.running, found.exited))
         words, self._words = self._words, []
         for status in words:
             self.later(0.01, self.from_worker, status)
         self.turn()
         self.arm()
 
-    @staticmethod
-    def _exit(worker: WorkerId, record: _Record) -> WorkerExit:
-        code, reason = record.end or (None, "the process that kept it was killed")
-        return WorkerExit(job=record.start.job, worker=worker, exit_code=code, reason=reason)
+    @property
+    def identity(self) -> str:
+        return self.kept.agent
+
+    def _runs(self, uid: str, worker: WorkerId) -> bool:
+        return worker in self.workers and self.workers[worker].uid == uid
 
     def deadline(self) -> float | None:
         return self._machine.next_deadline()
@@ -135,18 +153,28 @@ class Agent(Process):
             case SignalProcess(worker, how):
                 if worker in self.workers:
                     self.workers[worker].signalled(how)
-            case ForgetWorker(_, worker):
-                self._disk.pop(worker, None)
-            case ReadLogPiece():
-                pass  # nobody reads logs here
+            case ForgetWorker(_, worker, uid):
+                self._disk.pop((uid, worker), None)
+            case ReadLogPiece(request):
+                return LogRead(LogPiece(request=request.request, data=b"", next_offset=request.offset, end=True))
+            case KeepIdentity(who):
+                return self._keep(who)
+            case Warn(text):
+                self._world.story.say(f"agent {self.name} warns: {text}")
         return None
+
+    def _keep(self, who: Identity) -> IdentityWritten:
+        if self.disk_full:
+            return IdentityWritten("identity.json cannot be written: No space left on device")
+        self.kept = who
+        return IdentityWritten()
 
     # -- processes
 
-    def _start(self, start: StartWorker) -> ProcessFailed | None:
+    def _start(self, start: StartWorker) -> ProcessFailed | ProcessStarted:
         if self.disk_full:
             return ProcessFailed(start.worker, "cannot be started: [Errno 28] No space left on device")
-        self._disk[start.worker] = _Record(start)
+        self._disk[start.uid, start.worker] = _Record(start)
         worker = Worker(self._world, self, start)
         self.workers[start.worker] = worker
         self._world.oracle.process_started(worker.gpu, start.worker)
@@ -156,15 +184,16 @@ class Agent(Process):
             worker.later(0.3, worker.exits, 1, "exit code 1: RuntimeError: no driver")
         else:
             worker.begin()
-        return None
+        return ProcessStarted(start.worker)
 
     def process_ended(self, worker: Worker, code: int | None, reason: str) -> None:
         """A worker's process has ended; the agent notices, now or when it is back."""
         name = WorkerId(worker.name)
         del self.workers[name]
         self._world.oracle.process_ended(worker.gpu, name)
-        if name in self._disk:
-            self._disk[name].end = (code, reason)
+        record = self._disk.get((worker.uid, name))
+        if record is not None:
+            record.end = (code, reason)
         if self.alive:
             self.later(NOTICE_S, self._dispatch, ProcessExited(name, code, reason))
 

@@ -26,6 +26,7 @@ from .worker import Checkpoint, Worker
 
 QUIET_S = 2400.0  # virtual time within which everything ends once the weather has cleared
 LOOK_EVERY_S = 10.0
+OPERATOR_EVERY_S, OPERATOR_LOOKS = 60.0, 5  # how often an operator looks after the store was lost
 ARMED_S = 60.0  # a fault that waits for a moment strikes after so long all the same
 
 
@@ -119,6 +120,7 @@ class World:
         self.controller.boot()
         self.controller.go_on(self.controller.life)
         self.oracle.all_disturbed()
+        self.operator_is_called()
 
     def mend_store(self) -> None:
         self.disk.trouble = Trouble.NONE
@@ -132,7 +134,9 @@ class World:
         self.after(for_s, twin.power_off)
 
     def operator_is_called(self) -> None:
-        """The store has been lost or restored: an operator looks what is foreign."""
+        """The store has been lost or restored: an operator looks what is foreign, once in a while."""
+        for round_ in range(1, OPERATOR_LOOKS + 1):
+            self.after(round_ * OPERATOR_EVERY_S, self.users.adopt)
 
     # -- who is there
 
@@ -146,9 +150,9 @@ class World:
 
     # -- lines between the processes
 
-    def to_agent(self, peer: ServerId, message: ToAgentFromController) -> None:
+    def to_agent(self, peer: ServerId, message: ToAgentFromController, identity: str) -> None:
         for agent in (*self.agents, *self.twins):
-            if agent.server.server == peer:
+            if (agent.server.server, agent.identity) == (peer, identity):
                 self.network.send(self.controller, agent, agent.from_controller, message)
 
     def to_controller(self, agent: Agent, message: ToControllerFromAgent) -> bool:
@@ -156,7 +160,7 @@ class World:
         controller = self.controller
         if not controller.answers or not self.network.connected(agent.host, controller.host):
             return False
-        self.network.send(agent, controller, controller.from_agent, agent.server.server, message)
+        self.network.send(agent, controller, controller.from_agent, agent.server.server, message, agent.identity)
         return True
 
     def stored(self, reply: Reply) -> bool:

@@ -85,8 +85,8 @@ class Controller(Process):
             return
         for action in outbox:
             match action:
-                case SendAgent(peer, message):
-                    self._send(peer, message)
+                case SendAgent(peer, message, identity):
+                    self._send(peer, message, identity)
                 case ReplyClient(client, reply):
                     self._world.users.answered(client, reply)
                 case Warn(text):
@@ -98,8 +98,8 @@ class Controller(Process):
         self.die()
         self._world.after(RESTART_S, self.boot)
 
-    def _send(self, peer: ServerId, message: ToAgentFromController) -> None:
-        self._world.to_agent(peer, message)
+    def _send(self, peer: ServerId, message: ToAgentFromController, identity: str) -> None:
+        self._world.to_agent(peer, message, identity)
         moment = _MOMENTS.get(type(message))
         if moment is not None:
             self._world.moment(moment)
@@ -117,8 +117,8 @@ class Controller(Process):
 
     # -- input
 
-    def from_agent(self, peer: ServerId, message: ToControllerFromAgent) -> None:
-        self._feed(AgentMessage(peer, message))
+    def from_agent(self, peer: ServerId, message: ToControllerFromAgent, identity: str) -> None:
+        self._feed(AgentMessage(peer, message, identity))
 
     def from_client(self, client: bytes, envelope: Envelope) -> None:
         self._feed(ClientRequest(client, envelope))

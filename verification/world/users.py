@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticd.protocol.messages import Answer, Cancel, Envelope, Refused, Reply, Request, Scale, SetPolicy, Submit
+from elasticd.protocol.messages import (
+    AdoptServer,
+    Answer,
+    Cancel,
+    Envelope,
+    Refused,
+    Reply,
+    Request,
+    Scale,
+    SetPolicy,
+    Submit,
+)
 from elasticd.protocol.model import JobId
 
 from .plan import POLICIES, JobPlan
@@ -25,6 +36,7 @@ class Users(Process):
         self._world = world
         self.answers_by_id: dict[str, Answer] = {}
         self.waiting: dict[str, Envelope] = {}
+        self._adoptions = 0
         self.born()
 
     def deadline(self) -> float | None:
@@ -54,6 +66,16 @@ class Users(Process):
     def set_policy(self, number: int, who: int) -> None:
         policy = POLICIES[who % len(POLICIES)]
         self.ask(f"policy-{number}", SetPolicy(document={"policy": policy}, source="a user", user="user"))
+
+    def adopt(self) -> None:
+        """An operator takes over whatever has workers that belong to no job of this cluster."""
+        if not self._world.controller.alive:
+            return
+        cluster = self._world.controller.machine.cluster
+        unknown = [name for name, session in cluster.sessions.items() if session.unknown]
+        for server in sorted({*cluster.guests, *unknown}):
+            self._adoptions += 1
+            self.ask(f"adopt-{server}-{self._adoptions}", AdoptServer(server=server))
 
     def _some_job(self, who: int) -> JobId | None:
         jobs = sorted(self._world.oracle.submitted().values())

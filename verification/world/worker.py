@@ -58,6 +58,7 @@ class Worker(Process):
         super().__init__(world, start.worker, agent.host)
         self._world, self._agent, self._start = world, agent, start
         self.job = start.job
+        self.uid = start.uid
         self.gpu: GpuAddress = agent.gpu(start.gpu)
         self.lineage = 0
         self._script = world.scripts[start.job.rpartition("-")[0]]
@@ -291,7 +292,7 @@ class Worker(Process):
     # -- checkpoints
 
     def _load(self, generation: int) -> None:
-        kept = self._world.checkpoints.get(self.job, ())
+        kept = self._world.checkpoints.get(f"{self.job}.{self.uid}", ())
         newest = max(kept, key=lambda checkpoint: (checkpoint.generation, checkpoint.step), default=None)
         begins = newest if newest is not None else Checkpoint(-1, 0, 0, 0)
         before = self._applied, self._state
@@ -313,7 +314,7 @@ class Worker(Process):
         if self._agent.disk_full:
             self._tell(w.CheckpointFailed(number, "no space left on device"))
             return
-        self._world.checkpoints.setdefault(self.job, []).append(checkpoint)
+        self._world.checkpoints.setdefault(f"{self.job}.{self.uid}", []).append(checkpoint)
         self._tell(w.CheckpointSaved(number))
 
     # -- a step

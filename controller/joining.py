@@ -1,0 +1,53 @@
+"""Which agent speaks for a server: one at a time, and its newest hello (cluster 2).
+
+An agent has an identity, made once in its state directory. While the agent of one identity has a lease on a server's name,
+another one is refused: two servers were given one name, or a server was installed anew. When the lease has run out, the second
+one joins.
+
+A hello that comes late, or twice, must not undo what has happened since. So an agent counts its hellos, and its own starts.
+"""
+
+from __future__ import annotations
+
+from ..protocol.messages import AgentHello
+from ..protocol.model import ServerId
+from .cluster import Cluster, Guest, Session
+from .guests import present
+
+KEPT_REFUSED = 1000
+
+
+def stale(known: Session | Guest | None, hello: AgentHello) -> bool:
+    """Is `hello` not newer than the last one of its agent?"""
+    if known is None or known.agent != hello.agent:
+        return False
+    if known.incarnation == hello.incarnation:
+        return 0 < hello.number <= known.hello
+    return bool(hello.agent) and hello.start < known.start
+
+
+def refused(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> bool:
+    """Refuse `hello` if another agent speaks for `server`. Whether that is so."""
+    holder = _holder(cluster, now, server)
+    if holder is None or holder.agent in ("", hello.agent):
+        return False
+    silence_s = max(0.0, now - holder.last_heard_s)
+    reason = (
+        f"another agent is server {server}: identity {holder.agent}, at {holder.server.address}, "
+        f"heard of {silence_s:.0f} s ago; this one, {hello.agent or 'without identity'} at {hello.server.address}, "
+        "may join under another name, or when the other one's lease has run out"
+    )
+    cluster.refuse_agent(server, hello.agent, reason)
+    if (server, hello.agent) not in cluster.refused:
+        cluster.refused[server, hello.agent] = None
+        if len(cluster.refused) > KEPT_REFUSED:
+            cluster.refused.popitem(last=False)
+        cluster.tell(now, "server-refused", None, f"refused an agent: {reason}")
+    return True
+
+
+def _holder(cluster: Cluster, now: float, server: ServerId) -> Session | Guest | None:
+    session = cluster.sessions.get(server)
+    if session is not None and (session.alive or server in cluster.awaited):
+        return session
+    return present(cluster, now, server)
