@@ -52,11 +52,15 @@ def worker_ended(
         fault = Fault.NONE if over else entry.fault or Fault.STOPPED
     elif not started and last is not WorkerPhase.FINISHED:
         fault, reason = _at_the_start(cluster, now, job, entry, exit_code, reason, fault)
+    if exit_code == 0 and last is WorkerPhase.FINISHED:
+        job.update_worker(worker, finished=True)
     job.end_worker(worker, now, exit_code, entry.reason or reason, fault)
     cluster.stir(job)
     cluster.stir_waiting()
     if entry.stopping and not job.kept.target:
         cluster.schedule_due = True  # a preempted job that seemed to be at its end waits again
+    if over and last is WorkerPhase.FINISHED and worker == job.kept.last_leader and not job.final:
+        end_job(cluster, now, job, JobPhase.FINISHED, "", 0)  # it was preempted at that moment
     if job.final or entry.stopping or last is WorkerPhase.LEFT:
         return
     if over:

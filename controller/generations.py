@@ -84,11 +84,18 @@ def arrived(job: Job, worker: WorkerId) -> bool:
 
 
 def ending(job: Job) -> bool:
-    """Has a worker reached the end of the training loop? Then no order is followed any more."""
-    return any(
-        (status := job.statuses.get(entry.worker)) is not None and status.phase is WorkerPhase.FINISHED
-        for entry in job.kept.workers
-    )
+    """Has a worker reached the end of the training loop? Then no order is followed any more.
+
+    One that has ended by then counts as long as another one with the state is on its way there. Should that be in need of its
+    fellows for a last step, it says that its communicator is broken, and gets an order.
+    """
+    statuses = [status for entry in job.kept.workers if (status := job.statuses.get(entry.worker)) is not None]
+    if any(status.phase is WorkerPhase.FINISHED for status in statuses):
+        return True
+    if not any(entry.finished and entry.generation >= job.kept.cycle for entry in job.kept.past):
+        return False
+    broken = any(status.phase is WorkerPhase.BROKEN for status in statuses)
+    return not broken and any(holds_state(job, entry.worker) for entry in job.kept.workers)
 
 
 def holders(job: Job) -> tuple[WorkerRecord, ...]:

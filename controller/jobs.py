@@ -57,7 +57,7 @@ STEPS_OF_A_RATE = 32  # workers report the median of so many at most
 OFTEN_ENOUGH_S = 10.0  # between two measurements with the same share, once there are some
 
 TRANSITIONS: dict[JobPhase, tuple[JobPhase, ...]] = {
-    JobPhase.PENDING: (JobPhase.STARTING, JobPhase.FAILED, JobPhase.CANCELLED),
+    JobPhase.PENDING: (JobPhase.STARTING, JobPhase.FINISHED, JobPhase.FAILED, JobPhase.CANCELLED),
     JobPhase.STARTING: (
         JobPhase.PENDING,
         JobPhase.RUNNING,
@@ -99,6 +99,7 @@ class WorkerRecord(Value, frozen=True, kw_only=True):
     started_s: float | None = None  # when its agent was first told to start it (Unix time), less what does not count
     joined_s: float | None = None  # when it first spoke, likewise
     stop_by_s: float | None = None  # its agent kills it then
+    finished: bool = False  # it ended with exit code 0 after the training loop
     fault: Fault | None = None  # whose its end is; of one that lives, only if it is stopped because of that
     pid: int | None = None
     exit_code: int | None = None
@@ -195,6 +196,9 @@ class JobRecord(Value, frozen=True, kw_only=True):
     held: bool = False
     progress: Progress | None = None
     measured: tuple[Measured, ...] = ()  # throughput by share and servers
+    last_leader: WorkerId | None = (
+        None  # of the generation in use when the job was preempted; it may have come to its end
+    )
     saved_step: int | None = None  # of the newest checkpoint that a worker has written or loaded
 
 

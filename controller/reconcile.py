@@ -156,7 +156,9 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
     for entry in job.kept.workers:
         if not entry.stopping:
             stop_worker(cluster, now, job, entry.worker, saver)
-    job.update(orders=(), broken=(), cycle=job.kept.generation + 1)
+    committed = job.committed_order
+    leads = committed is not None and committed.roster.leader == saver
+    job.update(orders=(), broken=(), cycle=job.kept.generation + 1, last_leader=saver if leads else None)
     job.restart_at = None
     job.enter(JobPhase.PENDING, now)
     cluster.stir(job)
@@ -236,7 +238,7 @@ def _order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
         broken=broken_to_list(job),
     )
     before = job.newest
-    job.update(generation=generation, orders=_bounded(job, (*job.kept.orders, order)))
+    job.update(generation=generation, orders=_bounded(job, (*job.kept.orders, order)), last_leader=None)
     if job.kept.phase is JobPhase.PENDING:
         job.enter(JobPhase.STARTING, now)
     text = f"generation {generation}: {_gpus(len(members))}, {', '.join(str(member.gpu) for member in members)}"

@@ -419,6 +419,60 @@ def test_no_order_is_given_to_a_job_that_is_at_its_end():
     assert job.kept.phase is JobPhase.FINISHED
 
 
+def test_no_order_is_given_when_others_have_ended_before_their_leader_has_said_that_it_is_at_the_end():
+    world = World()
+    job = one_running(world, 3)
+    first, second, third = world.roster(job.id)
+    generation = job.kept.generation
+    for worker in (second, third):
+        world.report(worker, WorkerPhase.FINISHED, job.kept.committed, 99)
+        world.exit(worker, 0)
+    assert job.kept.generation == generation
+    world.report(first, WorkerPhase.FINISHED, job.kept.committed, 99)
+    world.exit(first, 0)
+    assert job.kept.phase is JobPhase.FINISHED
+    assert job.kept.generation == generation
+
+
+def test_a_leader_that_needs_its_fellows_for_the_last_step_goes_on_without_those_that_have_ended():
+    world = World()
+    job = one_running(world, 2)
+    first, second = world.roster(job.id)
+    world.report(second, WorkerPhase.FINISHED, job.kept.committed, 99)
+    world.exit(second, 0)
+    world.report(first, B, job.kept.committed, 98)
+    assert world.roster(job.id) == [first]
+
+
+def test_a_leader_that_is_lost_when_all_others_have_ended_leaves_its_last_work_to_a_restart():
+    world = World()
+    job = one_running(world, 2)
+    first, second = world.roster(job.id)
+    world.report(second, WorkerPhase.FINISHED, job.kept.committed, 99)
+    world.exit(second, 0)
+    world.exit(first, -9)
+    world.pass_time(2)
+    assert job.kept.restarts == 1
+    assert world.roster(job.id)
+
+
+def test_a_job_that_is_preempted_in_the_moment_of_its_end_has_finished():
+    world = World({"s1": 2})
+    job = one_running(world, 2)
+    first, second = world.roster(job.id)
+    committed = job.kept.committed
+    job.update(target=())
+    suspend(world.machine.cluster, world.now, job)
+    world.report(second, WorkerPhase.FINISHED, committed, 99)
+    world.exit(second, 0)
+    assert job.kept.phase is JobPhase.PENDING
+    world.report(first, WorkerPhase.FINISHED, committed, 99)
+    world.restart()
+    world.exit(first, 0)
+    assert world.job(job.id).kept.phase is JobPhase.FINISHED
+    assert world.running(job.id) == []
+
+
 def test_cancelling_stops_all_workers_and_frees_their_gpus_as_they_end():
     world = World({"s1": 2})
     job = one_running(world, 2)
