@@ -141,7 +141,8 @@ def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, 
     job.descent = None
     cluster.stir(job)
     if not target:
-        cluster.tell(now, "preempted", job.id, "gives all its GPUs back; its state is saved first")
+        how = "; its state is saved first" if holders(job) else " before it has begun"
+        cluster.tell(now, "preempted", job.id, f"gives all its GPUs back{how}")
         suspend(cluster, now, job)
 
 
