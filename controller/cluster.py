@@ -214,10 +214,12 @@ class Cluster:
         """The policy that decides now."""
         return self.decider.scheduler.policy
 
-    def add_job(self, job: Job, recorded: bool = False) -> None:
+    def add_job(self, job: Job, written: JobRecord | None = None) -> None:
+        """`written`: what the store holds of it already."""
         self.jobs[job.id] = job
-        if recorded:
-            self._written[job.id] = job.kept
+        if written is not None:
+            self._written[job.id] = written
+            self.touch(job)
         else:
             self.stir(job)
 

@@ -97,12 +97,13 @@ def _columns(cluster: Cluster, jobs: tuple[Job, ...], total: int, now: float) ->
     told = [cluster.estimate(now, job, servers) for job in jobs]
     first = first_share(total, len(jobs)) if cluster.settings.measuring.way_down else most
     speedup = np.array([each.curve / each.curve[1] for each in told]) if jobs else np.zeros((0, most + 1))
+    there = sum(len(session.server.gpus) for session in cluster.sessions.values() if session.alive)
     columns = Columns(
         names=[job.id for job in jobs],
         submitted_s=np.array([min(job.kept.submitted_s, now) for job in jobs], dtype=float),  # clocks are set back
         min_gpus=np.array([min(job.kept.spec.gpus.min, _most(job)) for job in jobs], dtype=np.int64),
         max_gpus=np.array([_limit(job, each, first) for job, each in zip(jobs, told, strict=True)], dtype=np.int64),
-        requested_gpus=np.array([job.kept.spec.gpus.max for job in jobs], dtype=np.int64),
+        requested_gpus=np.array([_requested(job, there) for job in jobs], dtype=np.int64),
         priority=np.array([job.kept.spec.priority for job in jobs], dtype=np.int64),
         share=np.array([len(job.own_gpus) if job.kept.target else 0 for job in jobs], dtype=np.int64),
         left_s=np.array([left_s(job, each, 1) for job, each in zip(jobs, told, strict=True)], dtype=float),
@@ -112,6 +113,12 @@ def _columns(cluster: Cluster, jobs: tuple[Job, ...], total: int, now: float) ->
         curve=np.arange(len(jobs)),
     )
     return columns, np.arange(len(jobs)), Curves(speedup)
+
+
+def _requested(job: Job, there: int) -> int:
+    """What a rigid policy gives: all that the job can use, of the GPUs that there are. It must not wait for more."""
+    gpus = job.kept.spec.gpus
+    return max(gpus.min, min(gpus.max, there))
 
 
 def _limit(job: Job, told: Estimated, first: int) -> int:

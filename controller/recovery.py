@@ -121,8 +121,7 @@ def _recover_job(cluster: Cluster, now: float, written: JobRecord) -> None:
     step = progress.step if progress is not None and progress.step is not None else -1
     job = Job(record, best_applied=max(record.best_at_restart, step))
     job.begin_timers(now)
-    cluster.add_job(job, recorded=True)
-    cluster.touch(job)
+    cluster.add_job(job, written)
     cluster.remember_answer(record.request, Submitted(job=record.job))
 
 

@@ -113,3 +113,11 @@ def test_a_job_that_has_lost_more_than_its_minimum_waits_until_the_servers_are_b
     world.agents["s1"].connected = False
     world.pass_time(15.0)
     assert world.ask(GetJob(job=job)).job.reason == "asks for at least 4 GPUs, the cluster has 0"
+
+
+@pytest.mark.parametrize("policy", [kind.name for kind in POLICIES])
+def test_a_job_that_can_use_more_than_there_is_runs_with_what_there_is(policy: str) -> None:
+    world = World({"s1": 2, "s2": 2}, policy=policy)
+    job = world.submit(job_spec(low=2, high=4096, virtual_workers=4096)).id
+    world.pass_time(5.0)
+    assert len(world.running(job)) == 4, "now, not only when there are 4096 GPUs"

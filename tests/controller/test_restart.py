@@ -131,6 +131,16 @@ def test_at_any_moment_a_recovered_machine_equals_the_one_before_it(seed: int) -
             assert_equal(world)
 
 
+def test_what_a_recovery_has_mended_is_recorded() -> None:
+    world = World({"s1": 1})
+    job = world.submit(job_spec(low=1, high=1)).id
+    world.settle(job)
+    world.now -= 3600.0
+    world.restart()
+    assert world.job(job).kept.counted_s <= world.now
+    assert durable(world.machine.cluster) == world.store
+
+
 def test_a_job_that_ended_while_the_controller_was_down_is_shown_with_its_last_step() -> None:
     world = World({"s1": 1})
     job = world.submit(job_spec(low=1, high=1, max_steps=189)).id

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from elasticd.controller.cluster import Settings
 from elasticd.controller.events import AgentMessage, ClientRequest, Event, ReplyClient, SendAgent, Warn
 from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.recovery import differences
 from elasticd.controller.scheduling.scheduler import Scheduler
 from elasticd.controller.store import StoreUnavailable
 from elasticd.controller.turn import Turn
@@ -25,10 +26,12 @@ from elasticd.protocol.model import ServerId
 from .disk import Crashed, Disk
 from .plan import Moment
 from .process import Process
+from .violation import Violation
 
 if TYPE_CHECKING:
     from .cluster import World
 
+YEAR_S = 3.2e7
 RESTART_S = 3.0  # after a crash, as systemd has it
 
 _MOMENTS: dict[type, Moment] = {StartWorker: Moment.START, Order: Moment.ORDER, StopWorker: Moment.STOP}
@@ -44,6 +47,8 @@ class Controller(Process):
         self._scheduler = scheduler
         self._turn: Turn
         self._made = 0  # machines, by this process
+        self._between_turns = False  # no turn was interrupted
+        self._found = 0  # which disk its life began with
         self._told = 0  # events of the cluster's history that the story has
 
     @property
@@ -64,9 +69,23 @@ class Controller(Process):
             self.die()
             self._world.after(RESTART_S, self.boot)
             return
+        self._found = self._disk.replaced
         self._told = self.machine.cluster.next_event
         self.turn()
         self.arm()
+
+    def die(self) -> None:
+        self._compare()
+        super().die()
+
+    def _compare(self) -> None:
+        """Between two turns, whoever would recover now must know as much as this one, and let as much happen by itself."""
+        if not self._between_turns or self._turn.trouble or self._disk.replaced != self._found:
+            return
+        later = self.now + YEAR_S  # by no clock of this world is anything in its future
+        other = self._make(later, self._disk.contents())
+        if odd := differences(self.machine.cluster, other.cluster):
+            raise Violation("the store, replayed, equals the live state", "; ".join(odd[:3]))
 
     def _make(self, now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
         self._made += 1
@@ -78,8 +97,10 @@ class Controller(Process):
         return self._turn.next_deadline()
 
     def turn(self) -> None:
+        self._between_turns = False
         try:
             outbox = self._turn.finish(self.now)
+            self._between_turns = True
         except Crashed:
             self._crash()
             return

@@ -33,6 +33,7 @@ class Disk:
         self._revision = 0
         self._backup: tuple[float, dict[str, Record]] = (0.0, {})
         self.trouble = Trouble.NONE
+        self.replaced = 0  # how often it has become another one: lost, or restored from a backup
         self.crash_next: bool | None = None  # the controller dies at its next commit: True: after it, False: before
         self.on_commit: Callable[[Sequence[Put | Delete]], None] = lambda writes: None
 
@@ -77,14 +78,20 @@ class Disk:
     def close(self) -> None:
         pass
 
+    def contents(self) -> list[tuple[str, bytes]]:
+        """What would be found on it, whatever its trouble."""
+        return [(key, self._records[key].value) for key in sorted(self._records)]
+
     # -- what happens to it
 
     def lose(self) -> None:
         """A new disk, with nothing on it."""
+        self.replaced += 1
         self._records, self._backup = {}, (self._timeline.now, {})
 
     def restore(self) -> None:
         """The last backup."""
+        self.replaced += 1
         self._records = dict(self._backup[1])
 
     def _refuse_if_locked(self) -> None:
