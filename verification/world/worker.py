@@ -278,8 +278,8 @@ class Worker(Process):
             case w.Continue():
                 code, reason = self._ended or (0, "finished")
                 self._soon(SCRIPT_S if self._ended else 0.2, self.exits, code, reason)
-            case w.ExitScript(code, reason):
-                self._soon(SCRIPT_S, self.exits, code, reason or f"exit code {code}")
+            case w.ExitScript(code):
+                self._soon(SCRIPT_S, self.exits, code, f"exit code {code}")
 
     def _in_group(self, work: Callable[[Group], None]) -> None:
         """Do something with the other members; a communicator that was abandoned fails at once."""
