@@ -51,6 +51,8 @@ def _shift(cluster: Cluster, before: float, now: float) -> bool:
         if session.alive or name in cluster.awaited:
             session.last_heard_s = now
             waits = True
+    for guest in cluster.guests.values():
+        guest.last_heard_s += now - before
     for pending in cluster.pending_logs.values():
         pending.deadline_s += now - before
         waits = True

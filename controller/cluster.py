@@ -36,6 +36,7 @@ from .throughput import Estimated, History, Profiles, estimated
 
 KEPT_EVENTS = 10_000
 KEPT_ANSWERS = 10_000
+KEPT_JOBS = 10_000  # that are over
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,9 @@ class Cluster:
         self.policy_failures: set[str] = set()  # that have been told; one for each line that raises
         self.review_s = math.inf  # the policy wants to be asked again then (Unix time)
         self.stirred: dict[JobId, None] = {}  # jobs to look at, in the order in which they were stirred
+        self._over: OrderedDict[JobId, None] = (
+            OrderedDict()
+        )  # jobs that are over, without workers; first who was so first
         self.timers: dict[JobId, float] = {}  # of the jobs that something happens to by itself: when first
         self._touched: dict[JobId, None] = {}  # jobs whose record may have changed
         self._written: dict[JobId, JobRecord] = {}
@@ -363,6 +367,20 @@ class Cluster:
     def warn(self, text: str) -> None:
         self._effects.append(Warn(text))
 
+    def _forget_jobs(self) -> None:
+        """Jobs that were over first, where there are too many. The one with the highest number stays: none is used twice."""
+        while len(self._over) > KEPT_JOBS:
+            name = next(iter(self._over))
+            if name == next(reversed(self.jobs)):
+                self._over.move_to_end(name)
+                continue
+            del self._over[name], self.jobs[name]
+            self._written.pop(name, None)
+            self.timers.pop(name, None)
+            self.stirred.pop(name, None)
+            self._puts.pop(job_key(name), None)
+            self._deletes.append(job_key(name))
+
     def take_effects(self) -> list[Action]:
         """The effects since the last call: what is to be recorded, then the rest."""
         for name in self._touched:
@@ -374,7 +392,10 @@ class Cluster:
             if self._written.get(name) != job.kept:
                 self._puts[job_key(name)] = msgspec.msgpack.encode(job.kept)
                 self._written[name] = job.kept
+            if job.final and not job.kept.workers:
+                self._over[name] = None
         self._touched.clear()
+        self._forget_jobs()
         effects, self._effects = self._effects, []
         if self._puts or self._deletes:
             effects.insert(0, Record(tuple(self._puts.items()), tuple(self._deletes)))

@@ -19,6 +19,7 @@ from .cluster import Cluster
 from .jobs import Job, WorkerRecord, WorkerState
 
 MAX_NUMBER = 10**15  # of a job; more is nobody's
+MAX_GENERATION = 2**40  # likewise; far below what a status may hold, as a margin is added each time
 MARGIN = 1000  # generations, and workers of a job: more than were ordered unseen
 
 
@@ -35,8 +36,7 @@ def ahead(job: Job, worker: WorkerId, status: WorkerStatus | None) -> bool:
     """Does `worker` show that `job` was further than the store says?"""
     if job.final:
         return False
-    seen = max(status.generation, status.order) if status is not None else 0
-    return seen > job.kept.generation or worker_number(worker) >= job.kept.worker_count
+    return _seen(status) > job.kept.generation or worker_number(worker) >= job.kept.worker_count
 
 
 def overtaken(job: Job, worker: WorkerId, status: WorkerStatus | None) -> bool:
@@ -55,7 +55,7 @@ def bring_forward(
     `gpu`: where `worker` runs; None: it has ended.
     """
     kept = job.kept
-    seen = max(status.generation, status.order) if status is not None else 0
+    seen = _seen(status)
     if seen > kept.generation or worker_number(worker) >= kept.worker_count:
         _tell(cluster, now, f"{worker} of generation {seen} {'has ended' if gpu is None else f'runs on {gpu}'}")
         before = kept.worker_count if kept.lost_names == (0, 0) else kept.lost_names[0]
@@ -70,6 +70,12 @@ def bring_forward(
         job.update(workers=(*job.kept.workers, entry))
     job.update(overtaken=True)
     cluster.stir(job)
+
+
+def _seen(status: WorkerStatus | None) -> int:
+    """The newest generation that a worker knows of."""
+    seen = max(status.generation, status.order) if status is not None else 0
+    return seen if seen <= MAX_GENERATION else 0
 
 
 def furthest(job: Job) -> WorkerId | None:

@@ -244,3 +244,12 @@ def test_a_policy_file_with_a_number_that_is_none_is_refused(value: float) -> No
     ):
         with pytest.raises(WrongOption):
             load_scheduler(document, "test")
+
+
+def test_a_generation_that_nobody_can_have_ordered_does_not_become_the_jobs() -> None:
+    world, job, status = training()
+    for generation in (2**45, 2**53):
+        report(world, replace(status, sequence=status.sequence + generation % 7, order=generation))
+    assert world.job(job).kept.generation < 2**40
+    world.restart()
+    assert world.job(job).kept.generation < 2**40
