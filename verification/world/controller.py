@@ -128,7 +128,7 @@ class Controller(Process):
     def _look(self) -> None:
         """Tell the story what the controller has told."""
         cluster = self.machine.cluster
-        if not self._world.story.on:
+        if not self._world.story.on or self._turn.trouble:  # what is not recorded has not happened
             return
         self._told = min(self._told, cluster.next_event)
         fresh = cluster.next_event - self._told
