@@ -19,6 +19,7 @@ from .timeline import Timeline
 from .violation import Violation
 
 DISTURBED_S = 150.0  # after a fault that hit a job, in which it may have to go back to a checkpoint
+ODD_S = 60.0
 FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.EXITS_UNJOINED, Ending.OUT_OF_MEMORY)
 
 
@@ -34,6 +35,7 @@ class _Known:
     disturbed_at: float = float("-inf")
     cancelled: bool = False  # a user has asked for it
     uncertain: bool = False  # the store was lost or restored after it had been submitted
+    odd_since: float | None = None  # its share is none that it has asked for
     repeated: int = 0  # steps done again, in all
 
 
@@ -175,22 +177,18 @@ class Oracle:
                 )
         if before is None or record.phase is not before.phase:
             self._check_phase(known, record)
-        share = len(record.target)
-        gpus = record.spec.gpus
-        if (
-            share
-            and share != record.manual_share
-            and not gpus.min <= share <= gpus.max
-            and (before is None or before.target != record.target)
-        ):
-            self._odd_share(known, record)
+        self._check_share(known, record)
 
-    def _odd_share(self, known: _Known, record: JobRecord) -> None:
-        if record.manual_share is None:
-            raise Violation(
-                "a roster fits the plan",
-                f"{record.job} is to have {len(record.target)} GPUs, it asks for {record.spec.gpus}",
-            )
+    def _check_share(self, known: _Known, record: JobRecord) -> None:
+        """A share that a job did not ask for may last only until the scheduler has looked at it again."""
+        share, gpus = len(record.target), record.spec.gpus
+        if not share or share == record.manual_share or gpus.min <= share <= gpus.max:
+            known.odd_since = None
+        elif known.odd_since is None:
+            known.odd_since = self._timeline.now
+        elif self._timeline.now - known.odd_since > ODD_S:
+            text = f"{record.job} is to have {share} GPUs for {ODD_S:.0f} s, and asks for {gpus.min} to {gpus.max}"
+            raise Violation("a roster fits the plan", text)
 
     def _check_phase(self, known: _Known, record: JobRecord) -> None:
         ending = known.plan.script.ending

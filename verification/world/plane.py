@@ -141,12 +141,17 @@ class Group:
         """This member has gone on to another communicator, or given this one up."""
         self._gone.add(member.name)
 
-    def lost(self, dead: Member) -> None:
-        """A member's process has died on a server that lives: its connections are reset."""
+    def lost(self, dead: Member, in_order: bool) -> None:
+        """A member's process has ended on a server that lives: its connections are reset.
+
+        `in_order`: it has ended by itself, and all that it had sent arrives before the others notice.
+        """
         self._reset = True
         self._gone.add(dead.name)
         for member in self._others(dead.name):
-            if self._chance() < 0.8:
+            if in_order and any(member.name in self._parts[index] for index in self._sums if index in self._parts):
+                member.process.later(0.1, member.failed, self, "connection closed by peer")
+            elif self._chance() < 0.8:
                 member.process.later(0.001 + 0.03 * self._chance(), member.failed, self, "connection reset by peer")
 
     def _others(self, name: str) -> list[Member]:
@@ -327,11 +332,11 @@ class Plane:
         for member in meeting.members.values() if meeting is not None else ():
             member.process.later(0.002, member.built, generation, attempt, None, "cancelled")
 
-    def died(self, member: Member) -> None:
-        """A member's process has died, and its server lives."""
+    def died(self, member: Member, in_order: bool) -> None:
+        """A member's process has ended, and its server lives."""
         self.vanished(member)
         for group in self._groups.pop(member.name, ()):
-            group.lost(member)
+            group.lost(member, in_order)
 
     def vanished(self, member: Member) -> None:
         """A member's server is gone: nobody is told."""

@@ -470,7 +470,7 @@ class Worker(Process):
         if self._world.story.on:
             self._world.story.say(f"{self.name} on {self.host} ends: {reason}")
         self.die()
-        self._world.plane.died(self)
+        self._world.plane.died(self, in_order=code == 0)
         self._agent.process_ended(self, code, reason)
 
     def vanishes(self) -> None:
