@@ -94,8 +94,7 @@ class Agent(Process):
         words, self._words = self._words, []
         for status in words:
             self.later(0.01, self.from_worker, status)
-        self.turn()
-        self.arm()
+        self.settle()
 
     @property
     def identity(self) -> str:
@@ -108,9 +107,7 @@ class Agent(Process):
         return self._machine.next_deadline()
 
     def turn(self) -> None:
-        deadline = self._machine.next_deadline()
-        if deadline is not None and self.now >= deadline:
-            self._dispatch(TimePassed())
+        self._dispatch(TimePassed())
 
     # -- facts in
 

@@ -178,7 +178,12 @@ class World:
         if self.controller.state is not State.RUNNING:
             return ["the controller does not run"]
         gpus = sum(len(agent.server.gpus) for agent in self.agents)
-        left = [wrong for job in self.oracle.submitted().values() if (wrong := self.oracle.wrong_end(job, gpus))]
+        left = []
+        known = self.controller.machine.cluster.jobs
+        for job in self.oracle.submitted().values():
+            reason = known[job].waiting_reason if job in known else ""
+            if wrong := self.oracle.wrong_end(job, gpus, reason):
+                left.append(wrong)
         left += [f"{worker.name} runs on {worker.host}" for worker in self.workers()]
         sessions = self.controller.machine.cluster.sessions
         for agent in self.agents:

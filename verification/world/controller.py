@@ -25,7 +25,7 @@ from elasticd.protocol.model import ServerId
 
 from .disk import Crashed, Disk
 from .plan import Moment
-from .process import Process
+from .process import Process, State
 from .violation import Violation
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ class Controller(Process):
             return
         self._found = self._disk.replaced
         self._told = self.machine.cluster.next_event
-        self.turn()
-        self.arm()
+        self.settle()
 
     def die(self) -> None:
         self._compare()
@@ -95,6 +94,11 @@ class Controller(Process):
 
     def deadline(self) -> float | None:
         return self._turn.next_deadline()
+
+    def settle(self) -> None:
+        self.turn()  # whatever has come: it commits, and sends
+        if self.state is State.RUNNING and (deadline := self.deadline()) is not None:
+            self._arm(deadline)
 
     def turn(self) -> None:
         self._between_turns = False

@@ -237,18 +237,14 @@ class Oracle:
         """Requests that were acknowledged, and their jobs."""
         return dict(self._requests)
 
-    def wrong_end(self, job: JobId, cluster_gpus: int) -> str:
-        """Why this job has not ended as it should; empty if it has."""
+    def wrong_end(self, job: JobId, cluster_gpus: int, why_it_waits: str) -> str:
+        """Why this job has not ended as it should; empty if it has. A job that can never run waits with a reason."""
         known = self.job(job)
         record = known.record
         if record is None:
             return "" if known.uncertain else f"{job} is acknowledged and forgotten"
-        if record.spec.gpus.min > cluster_gpus and record.manual_share is None:
-            return (
-                ""
-                if record.phase in (JobPhase.PENDING, JobPhase.CANCELLED)
-                else f"{job} cannot run and is {record.phase.value}"
-            )
+        if record.spec.gpus.max > cluster_gpus and record.phase is JobPhase.PENDING and why_it_waits:
+            return ""  # some policies give a job the most that it asks for, or nothing
         if not record.phase.final:
             return f"{job} is {record.phase.value}"
         if known.cancelled and record.phase is JobPhase.CANCELLED:

@@ -69,7 +69,7 @@ class Process:
         raise NotImplementedError
 
     def turn(self) -> None:
-        """It has been given something, or its deadline has come."""
+        """Its deadline has come."""
         raise NotImplementedError
 
     def later(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
@@ -99,14 +99,21 @@ class Process:
             return
         call(*arguments)
         if self.state is State.RUNNING:
-            self.turn()
-            self.arm()
+            self.settle()
 
-    def arm(self) -> None:
-        """Make sure that it is woken at its deadline."""
-        deadline = self.deadline() if self.state is State.RUNNING else None
-        if deadline is None:
-            return
+    def settle(self) -> None:
+        """It has been given something: a turn if one is due, and its next one at its deadline."""
+        deadline = self.deadline()
+        if deadline is not None and deadline <= self.timeline.now + self.clock_ahead_s:
+            self.turn()
+            if self.state is not State.RUNNING:
+                return
+            deadline = self.deadline()
+        if deadline is not None:
+            self._arm(deadline)
+
+    def _arm(self, deadline: float) -> None:
+        """Make sure that it is woken then (by its own clock)."""
         deadline -= self.clock_ahead_s
         if deadline < self._armed:
             self._armed = deadline
@@ -117,13 +124,13 @@ class Process:
             return
         self._armed = float("inf")
         if self.state is State.RUNNING:
-            self.turn()
-            self.arm()
+            self.settle()
 
     def rearm(self) -> None:
         """Its clock has jumped: the deadlines that it has said are at other times now."""
         self._armed = float("inf")
-        self.arm()
+        if self.state is State.RUNNING:
+            self.settle()
 
     # -- its life
 
@@ -153,8 +160,7 @@ class Process:
                 return
             call(*arguments)
         if life == self.life and self.state is State.RUNNING:
-            self.turn()
-            self.arm()
+            self.settle()
 
     def die(self) -> None:
         """It is gone, with all that it had in memory."""

@@ -132,8 +132,7 @@ class Worker(Process):
         return self._machine.next_deadline() if self._machine is not None else None
 
     def turn(self) -> None:
-        if self._machine is not None and self.now >= self._machine.next_deadline():
-            self._tell(w.TimePassed())
+        self._tell(w.TimePassed())
 
     def from_agent(self, message: ToWorkerFromAgent) -> None:
         match message:

@@ -1,0 +1,82 @@
+"""The simulated cluster itself: it repeats itself, it finds what is planted, and what it finds can be made short."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from verification.world import planted
+from verification.world.campaign import Journal, Settings
+from verification.world.cluster import World
+from verification.world.history import Outcome, play, shrink
+from verification.world.plan import WEATHERS, Shape, draw
+
+ROOT = Path(__file__).parents[2]
+
+
+def story_elsewhere(seed: int, hash_seed: str) -> str:
+    code = f"from verification.world.campaign import Settings; from verification.world.history import play; print(play(Settings().plan({seed}), tell=True).digest)"
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_the_same_seed_has_the_same_story_whatever_the_order_of_hashes(seed: int) -> None:
+    assert story_elsewhere(seed, "1") == story_elsewhere(seed, "2")
+
+
+@pytest.mark.parametrize("seed", range(1000, 1006))
+def test_no_invariant_breaks(seed: int) -> None:
+    outcome = play(Settings().plan(seed), tell=True)
+    assert not outcome.failed, "\n".join(outcome.story[-60:])
+
+
+def test_leaving_an_entry_out_changes_nothing_before_it() -> None:
+    plan = Settings("tcp").plan(2)
+    last = len(plan.entries) - 1
+    whole, fewer = play(plan, tell=True), play(plan.keep(frozenset(range(last))), tell=True)
+    before = [line for line in whole.story if float(line[:9]) < plan.entries[last].at]
+    assert before == list(fewer.story[: len(before)])
+    assert len(before) > 50
+
+
+def test_a_failing_history_is_made_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = draw(2, WEATHERS["tcp"], Shape(jobs=2, storm_s=200.0))
+    first = plan.jobs[0].spec.name
+
+    def fails_for_one_job(world: World) -> None:
+        assert not any(job.startswith(first) for job in world.oracle.submitted().values())
+
+    monkeypatch.setattr(World, "run_until_quiet", fails_for_one_job)
+    short, kept = shrink(plan, "no machine raises")
+    assert [job.spec.name for job in short.jobs] == [first]
+    assert short.faults == ()
+    assert kept == {0}
+
+
+def test_a_campaign_goes_on_from_where_it_was_interrupted(tmp_path: Path) -> None:
+    path = tmp_path / "campaign"
+    journal = Journal(path)
+    journal.note(Outcome(7, "an invariant", "why", 3, 1.0, 2.0))
+    with path.open("a") as file:
+        file.write('{"seed": 8, "inv')
+    known = Journal(path).known
+    assert known == {7: Outcome(7, "an invariant", "why", 3, 1.0, 2.0)}
+
+
+def test_every_planted_bug_fits_the_code() -> None:
+    found = planted.bugs(planted.BUGS.read_text())
+    assert len({bug.name for bug in found}) == len(found) >= 30
+    for bug in found:
+        assert (ROOT / bug.file).read_text().count(bug.before) == 1, bug.name
+        assert bug.after != bug.before, bug.name
+
+
+def test_a_planted_bug_is_found(tmp_path: Path) -> None:
+    text = "\n== the training thread skips the others' virtual workers\nfile worker/hosting.py\n-             ranges.append(range(0))\n+             ranges.append(range(1))\n"
+    (bug,) = planted.bugs(text)
+    found = planted.search(bug, seeds=40, processes=1)
+    assert found.seeds is not None
+    assert found.invariant
