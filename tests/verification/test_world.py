@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 def story_elsewhere(seed: int, hash_seed: str) -> str:
     code = f"from verification.world.campaign import Settings; from verification.world.history import play; print(play(Settings().plan({seed}), tell=True).digest)"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .cluster import World
 
 YEAR_S = 3.2e7
+COMPARE_EVERY = 50  # commits
 RESTART_S = 3.0  # after a crash, as systemd has it
 
 _MOMENTS: dict[type, Moment] = {StartWorker: Moment.START, Order: Moment.ORDER, StopWorker: Moment.STOP}
@@ -49,6 +50,7 @@ class Controller(Process):
         self._made = 0  # machines, by this process
         self._between_turns = False  # no turn was interrupted
         self._found = 0  # which disk its life began with
+        self._compare_at = COMPARE_EVERY  # commits
         self._told = 0  # events of the cluster's history that the story has
 
     @property
@@ -63,7 +65,7 @@ class Controller(Process):
         self._world.story.say(f"controller starts, for the {self.life}. time")
         try:
             self._made = 0
-            self._turn = Turn(self._disk, self._make, self.now)
+            self._turn = Turn(self._disk, self._next_machine, self.now)
         except StoreUnavailable as error:
             self._world.story.say(f"controller cannot start: {error}")
             self.die()
@@ -86,8 +88,11 @@ class Controller(Process):
         if odd := differences(self.machine.cluster, other.cluster):
             raise Violation("the store, replayed, equals the live state", "; ".join(odd[:3]))
 
-    def _make(self, now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
+    def _next_machine(self, now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
         self._made += 1
+        return self._make(now, records)
+
+    def _make(self, now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
         settings = Settings(cluster="world", incarnation=f"c{self.life}.{self._made}", version="0", pid=self.life)
         chance = random.Random(f"{self._world.seed}/{settings.incarnation}")
         return ControllerMachine(settings, self._scheduler, chance, now, records)
@@ -117,6 +122,9 @@ class Controller(Process):
                 case Warn(text):
                     self._world.story.say(f"controller warns: {text}")
         self._look()
+        if self._world.oracle.commits >= self._compare_at:
+            self._compare_at = self._world.oracle.commits + COMPARE_EVERY
+            self._compare()
 
     def _crash(self) -> None:
         self._world.story.say("controller dies at a commit")

@@ -24,7 +24,19 @@ from pathlib import Path
 from .campaign import cores
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("protocol", "runtime", "controller", "agent", "worker", "verification", "src", "configs", "systemd", "ctl", "simulator")
+FOLDERS = (
+    "protocol",
+    "runtime",
+    "controller",
+    "agent",
+    "worker",
+    "verification",
+    "src",
+    "configs",
+    "systemd",
+    "ctl",
+    "simulator",
+)
 BUGS = Path(__file__).parent / "bugs.txt"
 WITHIN = 200  # seeds
 
