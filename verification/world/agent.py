@@ -77,6 +77,7 @@ class Agent(Process):
         self.powered = True
         self.disk_full = False
         self.black_hole = False
+        self._troubled_until = 0.0
         self._disk: dict[tuple[str, WorkerId], _Record] = {}  # by uid and worker
         self._words: list[WorkerStatus] = []  # what workers have said while the agent was away
         self._machine: AgentMachine
@@ -175,6 +176,8 @@ class Agent(Process):
         worker = Worker(self._world, self, start)
         self.workers[start.worker] = worker
         self._world.oracle.process_started(worker.gpu, start.worker)
+        if self.timeline.now <= self._troubled_until:
+            self._world.oracle.disturbed(start.job)
         worker.born()
         worker.slow = self.slow
         if self.black_hole:
@@ -195,6 +198,12 @@ class Agent(Process):
             self.later(NOTICE_S, self._dispatch, ProcessExited(name, code, reason))
 
     # -- what happens to the server
+
+    def trouble(self, for_s: float) -> None:
+        """A fault hits this server: jobs that have workers there now, or get some meanwhile, may have to go back."""
+        self._troubled_until = max(self._troubled_until, self.timeline.now + for_s)
+        for worker in self.workers.values():
+            self._world.oracle.disturbed(worker.job)
 
     def power_off(self) -> None:
         """The server vanishes, with all its processes."""

@@ -95,8 +95,8 @@ def _strike_worker(world: World, worker: Worker, fault: Fault) -> None:
 def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
     for_s = fault.for_s
     if fault.kind is not Kind.KILL_AGENT:
-        for worker in agent.workers.values():
-            world.oracle.disturbed(worker.job)
+        agent.trouble(for_s)
+        world.after(for_s, agent.trouble, 0.0)
     match fault.kind:
         case Kind.KILL_AGENT:
             agent.die()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticd.agent.events import StopSignal
@@ -290,8 +290,13 @@ class Worker(Process):
 
     # -- checkpoints
 
+    @property
+    def _checkpoints(self) -> list[Checkpoint]:
+        """In the job's directory (what they do: `worker.checkpoint`)."""
+        return self._world.checkpoints.setdefault(f"{self.job}.{self.uid}", [])
+
     def _load(self, generation: int) -> None:
-        kept = self._world.checkpoints.get(f"{self.job}.{self.uid}", ())
+        kept = self._checkpoints
         newest = max(kept, key=lambda checkpoint: (checkpoint.generation, checkpoint.step), default=None)
         begins = newest if newest is not None else Checkpoint(-1, 0, 0, 0)
         before = self._applied, self._state
@@ -302,6 +307,8 @@ class Worker(Process):
         actions = self._machine.handle(self.now, fact)
         if self._machine.applied == begins.step:
             self._has_state = True
+            if newest is not None and newest.generation < generation:  # it goes on under the new number
+                kept[kept.index(newest)] = replace(newest, generation=generation)
             self.lineage = self._world.oracle.begins(self.job, WorkerId(self.name), begins.step, begins.state)
         else:
             self._applied, self._state = before
@@ -313,7 +320,10 @@ class Worker(Process):
         if self._agent.disk_full:
             self._tell(w.CheckpointFailed(number, "no space left on device"))
             return
-        self._world.checkpoints.setdefault(f"{self.job}.{self.uid}", []).append(checkpoint)
+        if any(other.generation > checkpoint.generation for other in self._checkpoints):
+            self._tell(w.CheckpointFailed(number, "a newer generation goes on from a checkpoint here"))
+            return
+        self._checkpoints.append(checkpoint)
         self._tell(w.CheckpointSaved(number))
 
     # -- a step
