@@ -49,7 +49,7 @@ from ..protocol.messages import (
     WorkerReport,
 )
 from ..protocol.model import Fault, JobId, Server, WorkerId, WorkerPhase, WorkerStatus, job_number
-from ..protocol.times import AWAY_S, START_PATIENCE_S, STATE_RETRY_S, WATCH_INTERVAL_S
+from ..protocol.times import AWAY_S, EVENT_KEPT_S, START_PATIENCE_S, STATE_RETRY_S, WATCH_INTERVAL_S
 from .events import (
     Action,
     ControllerMessage,
@@ -132,6 +132,7 @@ class AgentMachine:
         self._incarnation = incarnation
         self._identity = identity or Identity()
         self._write_again_at = float("inf")  # the identity
+        self._write_failed = False
         self._session = Session(heartbeat_interval_s)
         self._worker_silence_s = worker_silence_s
         self._started = False
@@ -213,18 +214,29 @@ class AgentMachine:
     def _on_acknowledged(self, now: float, message: Acknowledged) -> list[Action]:
         """At the beginning of a session the agent learns which cluster it is a member of."""
         begins = self._session.acknowledged(now, message)
-        joined = begins and message.cluster not in ("", self._identity.cluster)
-        kept = self._keep(cluster=message.cluster) if joined else []
+        if begins and message.cluster not in ("", self._identity.cluster):
+            kept = self._keep(cluster=message.cluster, newest_event=message.newest_event)
+        else:
+            kept = []
+            self._note_event(now, message)
         return [*kept, *self._pass_time(now)]
+
+    def _note_event(self, now: float, message: Acknowledged) -> None:
+        """How far the cluster's history is; it is written down once in a while."""
+        if message.cluster == self._identity.cluster and message.newest_event > self._identity.newest_event:
+            self._identity = msgspec.structs.replace(self._identity, newest_event=message.newest_event)
+            self._write_again_at = min(self._write_again_at, now + EVENT_KEPT_S)
 
     def _keep(self, **changes: str | int) -> list[Action]:
         self._identity = msgspec.structs.replace(self._identity, **changes)
+        self._write_again_at = float("inf")
         return [KeepIdentity(self._identity)]
 
     def _on_identity(self, now: float, error: str) -> list[Action]:
         """What could not be written is tried again; the agent goes on with what it knows."""
-        failed_before = self._write_again_at < float("inf")
-        self._write_again_at = now + STATE_RETRY_S if error else float("inf")
+        failed_before, self._write_failed = self._write_failed, bool(error)
+        if error:
+            self._write_again_at = now + STATE_RETRY_S
         return [Warn(error)] if error and not failed_before else []
 
     def _on_order(self, now: float, order: Order) -> list[Action]:
@@ -387,8 +399,7 @@ class AgentMachine:
                 process.kill_at = now + 1.0  # again, should the process be stuck in the kernel
                 actions.append(SignalProcess(worker, StopSignal.KILL))
         if now >= self._write_again_at:
-            self._write_again_at = now + STATE_RETRY_S
-            actions.append(KeepIdentity(self._identity))
+            actions += self._keep()
         match self._session.due(now):
             case Due.HELLO:
                 actions.append(SendController(self._hello()))
@@ -444,6 +455,7 @@ class AgentMachine:
             start=self._identity.start,
             cluster=self._identity.cluster,
             highest_job=self._identity.highest_job,
+            newest_event=self._identity.newest_event,
             processes=tuple(
                 LocalWorker(worker=worker, job=process.job, uid=process.uid, gpu=process.gpu)
                 for worker, process in self._running.items()

@@ -64,6 +64,7 @@ class ClusterRecord(Value, frozen=True, kw_only=True):
     """What is recorded of the cluster itself."""
 
     id: str  # random: tells it from a cluster that has had the same servers
+    first_job: int = 1  # lower numbers may have been used by jobs that the store has lost
 
 
 class AdoptionRecord(Value, frozen=True, kw_only=True):
@@ -193,6 +194,7 @@ class Cluster:
         self.answers: OrderedDict[str, Answer] = OrderedDict()  # to requests that changed something
         self.pending_logs: dict[str, PendingLog] = {}
         self.history = History()
+        self.first_job = 1  # see ClusterRecord
         self.next_job = 1
         self.next_event = 1
         self.schedule_due = False
@@ -294,8 +296,17 @@ class Cluster:
 
     # -- effects
 
-    def record_id(self) -> None:
-        self._puts[CLUSTER_KEY] = msgspec.msgpack.encode(ClusterRecord(id=self.id))
+    @property
+    def record(self) -> ClusterRecord:
+        return ClusterRecord(id=self.id, first_job=self.first_job)
+
+    def record_itself(self) -> None:
+        self._puts[CLUSTER_KEY] = msgspec.msgpack.encode(self.record)
+
+    def skip_jobs(self, first: int) -> None:
+        """Never use a number below `first` for a new job."""
+        self.first_job = self.next_job = max(first, self.next_job)
+        self.record_itself()
 
     def record_adoption(self, server: ServerId, agent: str | None) -> None:
         """`server` is to be taken over; None: it has been, or there is nothing left to take over."""

@@ -30,7 +30,7 @@ from .health import worked
 from .jobs import Job, WorkerRecord, WorkerState
 from .joining import refused, stale
 from .reconcile import leader_address, order_message, send_order, send_start, stop_worker
-from .restored import ahead, bring_forward, note_jobs, overtaken
+from .restored import ahead, bring_forward, note_age
 from .statuses import exit_within_bounds, server_fault, unusable, without_odd_figures
 
 MAX_STRAYS = 4096  # of one server
@@ -82,7 +82,7 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
         return
     if stale(before, hello) or stale(cluster.guests.get(server), hello) or refused(cluster, now, server, hello):
         return
-    note_jobs(cluster, now, hello)
+    note_age(cluster, now, hello)
     if belongs_elsewhere(cluster, hello):
         receive(cluster, now, hello)
         return
@@ -123,7 +123,9 @@ def _take_in(cluster: Cluster, now: float, session: Session, hello: AgentHello) 
 
 
 def _acknowledged(cluster: Cluster, sent: int) -> Acknowledged:
-    return Acknowledged(incarnation=cluster.settings.incarnation, sent=sent, cluster=cluster.id)
+    return Acknowledged(
+        incarnation=cluster.settings.incarnation, sent=sent, cluster=cluster.id, newest_event=cluster.next_event - 1
+    )
 
 
 def _forget(cluster: Cluster, server: ServerId, ends: tuple[WorkerExit, ...]) -> None:
@@ -223,7 +225,7 @@ def _unwanted(
         return False
     entry, here = known.worker(worker), GpuAddress(server=session.server.server, index=local.gpu)
     gpu = entry.gpu if entry is not None else here
-    if gpu.server == here.server and gpu.index != NOWHERE and overtaken(known, worker, status):
+    if gpu.server == here.server and gpu.index != NOWHERE and ahead(known, worker, status):
         bring_forward(cluster, now, known, worker, gpu, status)
         return True
     _stop_stray(cluster, session, known, local)
@@ -265,7 +267,7 @@ def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatu
         return True
     status, odd = without_odd_figures(said)
     found = _find(cluster, session, status.job, status.worker, uid)
-    if found is None or overtaken(found[0], status.worker, status):
+    if found is None or ahead(found[0], status.worker, status):
         if not _unwanted(cluster, now, session, status.job, status.worker, status):
             return False
         found = _find(cluster, session, status.job, status.worker, uid)

@@ -175,10 +175,10 @@ class JobRecord(Value, frozen=True, kw_only=True):
     manual_share: int | None = None
     worker_count: int = 0  # names given out
     overtaken: bool = False  # the store is older than the job: what runs is to make room for a new start (`restored`)
-    lost_names: tuple[int, int] = (
-        0,
-        0,
-    )  # numbers of workers, from and below, given out by a controller whose store is lost
+    # Numbers that a lost part of the history may have used (`restored`): of generations, above the first and up to the
+    # second, and of workers, from the first on and below the second.
+    lost_generations: tuple[int, int] = (0, 0)
+    lost_names: tuple[int, int] = (0, 0)
     workers: tuple[WorkerRecord, ...] = ()  # whose processes may live
     past: tuple[WorkerRecord, ...] = ()
     shares: tuple[ShareChange, ...] = ()

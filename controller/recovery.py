@@ -57,7 +57,8 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
                 cluster.sessions[name] = Session(known.server, alive=False, last_heard_s=now, agent=known.agent)
                 cluster.awaited.add(name)
             elif key == CLUSTER_KEY:
-                cluster.id = msgspec.msgpack.decode(value, type=ClusterRecord).id
+                itself = msgspec.msgpack.decode(value, type=ClusterRecord)
+                cluster.id, cluster.first_job = itself.id, itself.first_job
             elif key.startswith(ADOPTED):
                 adopted = msgspec.msgpack.decode(value, type=AdoptionRecord)
                 cluster.adopted[ServerId(key.removeprefix(ADOPTED))] = adopted.agent
@@ -67,12 +68,12 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             raise OperatorError(f"the store's record {key} cannot be read: {error}") from None
     if not cluster.id:
         cluster.id = f"{cluster.rng.getrandbits(128):032x}"
-        cluster.record_id()
+        cluster.record_itself()
     cluster.history.recover(kinds)
     for record in sorted(jobs, key=_number):
         _recover_job(cluster, now, record)
     cluster.events.extend(sorted(events, key=lambda event: event.number)[-KEPT_EVENTS:])
-    cluster.next_job = max((_number(record) for record in jobs), default=0) + 1
+    cluster.next_job = max(cluster.first_job, max((_number(record) for record in jobs), default=0) + 1)
     cluster.next_event = max((event.number for event in events), default=0) + 1
     if policy is not None and (trouble := recover_policy(cluster, policy)):
         cluster.tell(now, "policy", None, trouble)
@@ -144,7 +145,7 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
     found |= {job_key(name): msgspec.msgpack.encode(job.kept) for name, job in cluster.jobs.items()}
     for name, session in cluster.sessions.items():
         found[server_key(name)] = msgspec.msgpack.encode(ServerRecord(server=session.server, agent=session.agent))
-    found[CLUSTER_KEY] = msgspec.msgpack.encode(ClusterRecord(id=cluster.id))
+    found[CLUSTER_KEY] = msgspec.msgpack.encode(cluster.record)
     found |= {ADOPTED + name: msgspec.msgpack.encode(AdoptionRecord(agent=a)) for name, a in cluster.adopted.items()}
     found |= {PREFIX + record.fingerprint: msgspec.msgpack.encode(record) for record in cluster.history.records()}
     if cluster.decider.record is not None:

@@ -1,11 +1,13 @@
 """A store that is older than the cluster: it was restored from a backup, and time has gone on without it (cluster 3).
 
-Nothing tells a controller that its store is old but what the agents say. Then:
+Agents remember how far the cluster's history was when they last heard of it, and the greatest number of a job that they were told
+to start. An agent that has heard of more than the store knows shows that the store is old. Then:
 
-* a job's number that an agent has been told to start once is not used again, whatever the store says;
-* a job that the store knows, but not as far as its workers are, is *overtaken*. Its generation and the number of its workers are
-  set beyond anything that anybody may have seen, since servers that are silent now may have seen more than those that have
-  spoken. Its workers are asked to save their state and end, and it starts again from there: no step is lost;
+* numbers are not used again: those of jobs, of events, and of each job's generations and workers are set beyond anything that
+  anybody may have seen. Servers that are silent now may have seen more than those that have spoken, hence the margin. Generations
+  matter most: a checkpoint is overwritten only by a later one;
+* a job whose workers are further than the store is *overtaken*: they are asked to save their state and end, and it starts again
+  from there, so that no step is lost;
 * a job that the store does not know at all is left alone (`guests`).
 
 What users have asked for since the backup is lost, and only they know it: the operator is told.
@@ -18,50 +20,48 @@ from ..protocol.model import GpuAddress, WorkerId, WorkerStatus, worker_number
 from .cluster import Cluster
 from .jobs import Job, WorkerRecord, WorkerState
 
-MAX_NUMBER = 10**15  # of a job; more is nobody's
+MAX_NUMBER = 10**15  # of a job or an event; more is nobody's
 MAX_GENERATION = 2**40  # likewise; far below what a status may hold, as a margin is added each time
-MARGIN = 1000  # generations, and workers of a job: more than were ordered unseen
+MARGIN = 1000  # of jobs, of generations, of workers of a job: more than were numbered unseen
 
 
-def note_jobs(cluster: Cluster, now: float, hello: AgentHello) -> None:
-    """Never use a number again that this agent has seen."""
-    if not cluster.next_job <= hello.highest_job <= MAX_NUMBER:
-        return
-    cluster.next_job = hello.highest_job + 1
-    if hello.cluster == cluster.id:
-        _tell(cluster, now, f"server {hello.server.server} has run a job with the number {hello.highest_job}")
+def note_age(cluster: Cluster, now: float, hello: AgentHello) -> None:
+    """Has this agent heard of more than the store knows?"""
+    ours = hello.cluster == cluster.id
+    if ours and cluster.next_event <= hello.newest_event <= MAX_NUMBER:
+        what = f"has heard of event {hello.newest_event}, and the last one in the store is {cluster.next_event - 1}"
+        cluster.next_event = hello.newest_event + MARGIN
+        _is_old(cluster, now, f"server {hello.server.server} {what}")
+    if cluster.next_job <= hello.highest_job <= MAX_NUMBER:
+        what = f"has run a job with the number {hello.highest_job}, which the store does not know"
+        cluster.skip_jobs(hello.highest_job + 1)
+        if ours:
+            _is_old(cluster, now, f"server {hello.server.server} {what}")
 
 
 def ahead(job: Job, worker: WorkerId, status: WorkerStatus | None) -> bool:
     """Does `worker` show that `job` was further than the store says?"""
+    kept, number, seen = job.kept, worker_number(worker), _seen(status)
     if job.final:
         return False
-    return _seen(status) > job.kept.generation or worker_number(worker) >= job.kept.worker_count
-
-
-def overtaken(job: Job, worker: WorkerId, status: WorkerStatus | None) -> bool:
-    """Is `worker`, which runs, one of those that are to make room for a new start of `job`?"""
-    first, beyond = job.kept.lost_names
-    waits = not job.final and (job.kept.overtaken or job.newest is None)  # for them to have saved and ended
-    lost = waits and first <= worker_number(worker) < beyond
-    return ahead(job, worker, status) or (lost and job.worker(worker) is None)
+    if seen > kept.generation or number >= kept.worker_count:
+        return True
+    (generation, _), (first, beyond) = kept.lost_generations, kept.lost_names
+    lost = first <= number < beyond or generation < seen <= kept.lost_generations[1]
+    return lost and not _renewed(job)
 
 
 def bring_forward(
     cluster: Cluster, now: float, job: Job, worker: WorkerId, gpu: GpuAddress | None, status: WorkerStatus | None
 ) -> None:
-    """Make the record of `job` newer than anything of it that runs. `reconcile` then has its workers save and end.
+    """`worker` is ahead of the record of `job`: `reconcile` has all its workers save and end, and starts it again.
 
     `gpu`: where `worker` runs; None: it has ended.
     """
-    kept = job.kept
     seen = _seen(status)
-    if seen > kept.generation or worker_number(worker) >= kept.worker_count:
-        _tell(cluster, now, f"{worker} of generation {seen} {'has ended' if gpu is None else f'runs on {gpu}'}")
-        before = kept.worker_count if kept.lost_names == (0, 0) else kept.lost_names[0]
-        count = max(kept.worker_count, worker_number(worker) + 1) + MARGIN
-        generation = max(kept.generation, seen) + MARGIN
-        job.update(generation=generation, worker_count=count, lost_names=(before, count))
+    _is_old(cluster, now, f"{worker} of generation {seen} {'has ended' if gpu is None else f'runs on {gpu}'}")
+    _lift(job, seen, worker_number(worker))
+    if not job.kept.overtaken and job.newest is not None:
         text = "is further than the store says: its workers save its state and end, and it starts again from there"
         cluster.tell(now, "overtaken", job.id, text)
     if gpu is not None and job.worker(worker) is None:
@@ -90,10 +90,36 @@ def furthest(job: Job) -> WorkerId | None:
     return max(able, key=lambda worker: able[worker], default=None)
 
 
-def _tell(cluster: Cluster, now: float, evidence: str) -> None:
+def _renewed(job: Job) -> bool:
+    """Has it been given an order since its numbers were lifted? Then that is how it goes on."""
+    return job.newest is not None and job.newest.generation > job.kept.lost_generations[1]
+
+
+def _lift(job: Job, generation: int, worker: int) -> None:
+    """Set the numbers of `job` beyond those that the lost part of its history may have used, at least beyond these."""
+    kept = job.kept
+    inside = generation <= kept.lost_generations[1] and worker < kept.lost_names[1]
+    lifted = kept.lost_generations != (0, 0)
+    if lifted and (inside or _renewed(job)):
+        return
+    generations, count = max(kept.generation, generation) + MARGIN, max(kept.worker_count, worker + 1) + MARGIN
+    job.update(
+        generation=generations,
+        worker_count=count,
+        lost_generations=(kept.lost_generations[0] if lifted else kept.generation, generations),
+        lost_names=(kept.lost_names[0] if lifted else kept.worker_count, count),
+    )
+
+
+def _is_old(cluster: Cluster, now: float, evidence: str) -> None:
     if cluster.store_is_old:
         return
     cluster.store_is_old = True
-    text = f"the store is older than the cluster: {evidence}, which the store does not know. Requests since then may be lost"
+    text = f"the store is older than the cluster: {evidence}. Requests since then may be lost"
     cluster.tell(now, "store-old", None, text)
     cluster.warn(text)
+    cluster.skip_jobs(cluster.next_job + MARGIN)
+    for job in cluster.jobs.values():
+        if not job.final:
+            _lift(job, 0, 0)
+            cluster.touch(job)

@@ -114,6 +114,7 @@ class Acknowledged(Message, frozen=True, kw_only=True):
     incarnation: str  # of the controller
     sent: int
     cluster: str = ""  # id of the cluster that the agent is a member of now; "": it is no member
+    newest_event: int = 0  # how far the cluster's history is recorded
 
 
 # ---------------------------------------------------------------------------------------------- agent -> controller
@@ -154,6 +155,7 @@ class AgentHello(Message, frozen=True, kw_only=True):
     start: int = 0  # of the agent: which of its incarnations this is, counted from 1 (see `number`)
     cluster: str = ""  # id of the cluster that the agent has been a member of last; "": none yet
     highest_job: int = 0  # greatest number of a job that it has ever been told to start
+    newest_event: int = 0  # greatest number of an event of its cluster that it has heard of
     processes: tuple[LocalWorker, ...] = ()  # where each of `workers` and `starting` runs
 
 

@@ -45,6 +45,7 @@ DEATHS_IN_VAIN = 10  # restarts in a row that are allowed after deaths by a sign
 
 REFUSED_RETRY_S = 5.0  # between two hellos of an agent that the controller has refused
 START_PATIENCE_S = 60.0  # for a worker's process to be started: its directories are made, its record is written
+EVENT_KEPT_S = 60.0  # at most, until an agent has written down how far the cluster's history is
 STATE_RETRY_S = 10.0  # until an agent tries again to write its own state, after its disk was full
 
 # ------------------------------------------------------------------------------------------------- a worker's communicator

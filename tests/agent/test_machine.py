@@ -500,6 +500,22 @@ def test_the_greatest_number_of_a_job_is_written_down_before_its_worker_is_start
     assert driven.hello().highest_job == 1
 
 
+def test_how_far_the_history_of_its_cluster_is_it_remembers_and_writes_down_once_in_a_while() -> None:
+    driven = Driven(identity=Identity(agent="a1", cluster="mine", newest_event=5))
+
+    def heard(event: int, cluster: str = "mine") -> list[Action]:
+        return driven.told(Acknowledged(incarnation="c1", sent=0, cluster=cluster, newest_event=event))
+
+    assert not [a for a in heard(7) if isinstance(a, KeepIdentity)]
+    heard(6)
+    heard(900, cluster="")  # of one that it is no member of
+    kept = [a for _ in range(61) for a in driven.pass_time(1.0) + heard(7) if isinstance(a, KeepIdentity)]
+    assert kept == [KeepIdentity(Identity(agent="a1", cluster="mine", newest_event=7))]
+    assert driven.hello().newest_event == 7
+    joined = driven.told(Acknowledged(incarnation="another", sent=0, cluster="other", newest_event=2))
+    assert KeepIdentity(Identity(agent="a1", cluster="other", newest_event=2)) in joined
+
+
 def test_an_identity_that_could_not_be_written_is_written_later_and_the_operator_is_told_once() -> None:
     driven = Driven()
     assert driven.hear(IdentityWritten("the disk is full")) == [Warn("the disk is full")]

@@ -62,7 +62,12 @@ def lose_store(world: Any, store: dict[str, bytes] | None = None, hello: bool = 
     """The controller starts anew with an empty store, or with an earlier one."""
     world.store = dict(store or {})
     world.seed += 1
+    world.orders.clear()  # orders of the past may be repeated; whoever knows a newer one passes them over
     world.restart(hello)
+
+
+def number_of(job: Any) -> int:
+    return int(job.id.rpartition("-")[2])
 
 
 def sent_since(world: Any, number: int, *kinds: type) -> list[Any]:
@@ -267,7 +272,7 @@ def test_a_number_is_not_used_again_for_a_job_that_a_restored_or_new_store_does_
         world.reap()
         lose_store(world, store)
         again = world.submit(job_spec())
-        assert int(again.id.rpartition("-")[2]) > int(job.id.rpartition("-")[2])
+        assert number_of(again) > number_of(job)
         assert again.kept.uid != job.kept.uid
         world.settle(again.id)
         assert again.share_gpus == 2
@@ -345,6 +350,42 @@ def test_a_worker_that_has_not_spoken_yet_can_show_that_the_store_is_old() -> No
     lose_store(world, backup)
     assert all(world.find(worker)[1].stopping for worker in starting)
     assert "overtaken" in world.kinds(job.id)
+
+
+def test_numbers_are_not_used_again_after_a_restore_even_where_no_worker_is_left_to_show_them() -> None:
+    world = world_of()
+    job = training(world)
+    backup = dict(world.store)
+    world.ask(Scale(job=job.id, share=1))
+    world.settle(job.id, step=30)
+    waiting = world.submit(job_spec("waiting", low=2, high=2))
+    generation = job.kept.generation
+    world.pass_time(2.0)
+    world.agents[S1].running.clear()
+    world.agents[S1].exited.clear()
+    lose_store(world, backup)
+    assert "s1 has heard of event" in world.story()
+    job = world.job(job.id)
+    world.pass_time(3.0)
+    world.settle(job.id, step=31)
+    assert job.kept.phase is JobPhase.RUNNING
+    assert job.kept.committed > generation  # or its checkpoints would not be written
+    again = world.submit(job_spec("another", low=2, high=2))
+    assert number_of(again) > number_of(waiting)
+    world.restart()
+    world.restart()
+    assert world.kinds().count("store-old") == 1
+    assert number_of(world.submit(job_spec("third"))) == number_of(again) + 1
+
+
+def test_the_numbers_that_were_skipped_stay_so_when_the_controller_starts_again() -> None:
+    world = world_of()
+    backup = dict(world.store)
+    waiting = world.submit(job_spec("waiting", low=4, high=4))
+    world.pass_time(2.0)
+    lose_store(world, backup)
+    world.restart()
+    assert number_of(world.submit(job_spec())) > number_of(waiting)
 
 
 def test_a_worker_that_has_ended_can_show_that_the_store_is_old() -> None:

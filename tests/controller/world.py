@@ -101,6 +101,7 @@ class Agent:
     start: int = 1
     cluster: str = ""
     highest_job: int = 0
+    newest_event: int = 0
     refused: str = ""
     received: int = 0
     hellos: int = 0
@@ -219,6 +220,7 @@ class World:
                 agent.received = 0
                 agent.refused = ""
                 agent.cluster = message.cluster or agent.cluster
+            agent.newest_event = message.newest_event
             return
         if isinstance(message, HelloRefused):
             agent.refused = message.reason
@@ -282,6 +284,7 @@ class World:
             start=agent.start,
             cluster=agent.cluster,
             highest_job=agent.highest_job,
+            newest_event=agent.newest_event,
             processes=tuple(
                 LocalWorker(worker=worker, job=p.job, uid=p.uid, gpu=p.gpu.index) for worker, p in agent.running.items()
             ),
