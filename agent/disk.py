@@ -60,6 +60,7 @@ class Disk:
         self._state = state
         self._files = files
         self._around = around
+        self._boot = shim.boot_id()  # it stays the same; and later there may be no file to be had
 
     def prepare(self, start: StartWorker, made: Mapping[str, str], watched: Watched) -> Forkable | Failed | None:
         """Touch whatever of a worker's start may lie on a network: its checkpoints, its interpreter. None: it can't be forked."""
@@ -134,7 +135,7 @@ class Disk:
 
     def look(self, record: Record, shim_runs: bool) -> Found:
         """What is true of a worker whose shim runs, or does not."""
-        same_boot = record.boot_id == shim.boot_id()
+        same_boot = record.boot_id == self._boot
         return Found(
             record=record,
             same_boot=same_boot,

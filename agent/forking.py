@@ -127,7 +127,11 @@ class WarmProcesses:
             log.info("what a warm process has loaded has changed on the disk: it is made anew")
             self._perform(self._stock.outdated(self._clock.now(), key))
             return None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        except OSError as error:  # the agent has too many files open
+            log.warning("a warm process cannot be asked: %s", error.strerror)
+            return None
         with theirs:
             theirs.setblocking(True)
             try:
@@ -276,8 +280,16 @@ class WarmProcesses:
 
 def _start(state: Path, interpreter: str, key: WarmKey) -> _Process | Failed:
     """A new warm process, and the agent's ends of its lines."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    output, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:  # the agent has too many files open
+        return Failed(f"{error.strerror}")
+    try:
+        output, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        ours.close()
+        theirs.close()
+        return Failed(f"{error.strerror}")
     os.set_blocking(write, True)
     arguments = [str(state), str(theirs.fileno()), str(os.getpid()), PRELUDE, " " * PADDING_BYTES]
     try:

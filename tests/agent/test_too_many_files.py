@@ -1,0 +1,29 @@
+"""An agent that can open no more files goes on: a start fails by the server's fault, nothing else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticd.agent import forking
+from elasticd.agent.disk import Failed, located
+from elasticd.agent.launch import key_of
+
+
+def refuse(*arguments: object) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_warm_process_that_cannot_be_connected_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = key_of(located(sys.executable), {})
+    for module, name in ((socket, "socketpair"), (os, "pipe2")):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, refuse)
+            assert forking._start(tmp_path, sys.executable, key) == Failed("Too many open files")
