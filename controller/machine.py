@@ -85,7 +85,8 @@ class ControllerMachine:
                 yield session.last_heard_s + lease_s
         for pending in cluster.pending_logs.values():
             yield pending.deadline_s
-        yield from cluster.timers.values()
+        if not cluster.awaited:  # what jobs wait for is decided when all servers have spoken, or are given up
+            yield from cluster.timers.values()
         yield from health.deadlines(cluster)
         yield cluster.review_s
 
@@ -103,8 +104,9 @@ class ControllerMachine:
             reason = f"server {pending.server} has not sent the log in time"
             cluster.answer(pending.client, request, Refused(reason=reason))
         health.pass_time(cluster, now)
-        for job in [cluster.jobs[name] for name, due_s in cluster.timers.items() if now >= due_s]:
-            self._pass_time_of(now, job)
+        due_jobs = [name for name, due_s in cluster.timers.items() if now >= due_s] if not cluster.awaited else []
+        for due_job in due_jobs:
+            self._pass_time_of(now, cluster.jobs[due_job])
         if now >= cluster.review_s:
             cluster.review_s = math.inf
             cluster.schedule_due = True

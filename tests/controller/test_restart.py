@@ -92,6 +92,20 @@ def test_a_restart_that_waits_for_its_time_is_counted_once_though_the_controller
     assert world.job(job).kept.restarts == 3
 
 
+def test_a_timer_that_runs_out_while_servers_are_waited_for_waits_for_them_too() -> None:
+    world = World({"s1": 2})
+    job = world.submit(job_spec(low=1, high=2)).id
+    world.settle(job)
+    lose_all(world, job)
+    world.restart(hello=False)
+    world.turn(after_s=5.0)  # and comes to rest
+    assert world.running(job) == []
+    assert world.machine.next_deadline() > world.now
+    world.hello("s1")
+    world.turn()
+    assert len(world.running(job)) == 2
+
+
 def test_growth_is_held_back_though_the_controller_was_restarted() -> None:
     world = World({"s1": 2})
     job = world.submit(job_spec(low=1, high=1)).id
