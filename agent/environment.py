@@ -84,10 +84,13 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings) -> dict[str,
         "ELASTICD_CHECKPOINT_DIRECTORY": str(around.checkpoints_of(start)),
         "ELASTICD_CHECKPOINT_EVERY_S": repr(spec.checkpoint.every_s),
         "ELASTICD_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
+        "ELASTICD_PAUSE_TIMEOUT_S": repr(spec.pause_timeout_s),
         "CUDA_VISIBLE_DEVICES": visible,
     }
     if spec.max_steps is not None:
         made["ELASTICD_MAX_STEPS"] = str(spec.max_steps)
+    if spec.step_timeout_s is not None:
+        made["ELASTICD_STEP_TIMEOUT_S"] = repr(spec.step_timeout_s)
     if start.checkpoint_step is not None:
         made["ELASTICD_CHECKPOINT_STEP"] = str(start.checkpoint_step)
     if spec.determinism is Determinism.HETEROGENEOUS:

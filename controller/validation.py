@@ -73,6 +73,8 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
     waits = {
         "start_timeout": spec.start_timeout_s,
         "load_timeout": spec.load_timeout_s,
+        "step_timeout": spec.step_timeout_s,
+        "pause_timeout": spec.pause_timeout_s,
         "checkpoint.save_timeout": spec.checkpoint.save_timeout_s,
     }
     for field, seconds in waits.items():

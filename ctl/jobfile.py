@@ -14,7 +14,7 @@ import msgspec
 
 from ..protocol.errors import UserError
 from ..protocol.model import CheckpointSpec, Determinism, GpuRange, JobSpec
-from ..protocol.times import LOAD_TIMEOUT_S, START_TIMEOUT_S
+from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml
 
 Wait = TypeVar("Wait", float, None)
@@ -60,6 +60,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     workdir: str | None = None
     start_timeout: str | int | float | None = None
     load_timeout: str | int | float | None = None
+    step_timeout: str | int | float | None = None
+    pause_timeout: str | int | float | None = None
 
 
 class Overrides(msgspec.Struct, frozen=True):
@@ -120,6 +122,8 @@ def build(file: Path | None, options: Overrides, cwd: Path, environ: Mapping[str
         user=environ.get("USER", ""),
         start_timeout_s=wait_s("start_timeout", written.start_timeout, START_TIMEOUT_S),
         load_timeout_s=wait_s("load_timeout", written.load_timeout, LOAD_TIMEOUT_S),
+        step_timeout_s=wait_s("step_timeout", written.step_timeout, None),
+        pause_timeout_s=wait_s("pause_timeout", written.pause_timeout, PAUSE_TIMEOUT_S),
     )
 
 

@@ -12,7 +12,7 @@ from typing import NewType
 
 import msgspec
 
-from .times import LOAD_TIMEOUT_S, START_TIMEOUT_S
+from .times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 
 JobId = NewType("JobId", str)  # "digits-3": the job's name and a number that the cluster never uses again
 ServerId = NewType("ServerId", str)  # a server's name, unique in the cluster
@@ -133,6 +133,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     user: str = ""
     start_timeout_s: float = START_TIMEOUT_S  # from a worker's start to its `elastic.join()`
     load_timeout_s: float = LOAD_TIMEOUT_S  # from there to its training loop: model, data
+    step_timeout_s: float | None = None  # for a worker's own part of a step; None: by what its parts took so far
+    pause_timeout_s: float = PAUSE_TIMEOUT_S  # for the script's own code between two steps
 
 
 class JobPhase(enum.Enum):

@@ -41,6 +41,7 @@ The machine is pure. Its shell (`control`) owns sockets, threads and communicato
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
 from ..protocol import times
@@ -244,6 +245,33 @@ Action = (
 # -------------------------------------------------------------------------------------------------------------------- state
 
 
+class Stage(enum.Enum):
+    """Where a worker's training thread stands among generations."""
+
+    STARTING = "has not come to its loop"
+    READY = "waits for its first generation"
+    TRAINING = "is in a generation"
+    ABANDONED = "has been told to come out of its generation's communicator"
+    STOPPED = "has come out, and stands still"
+    LEFT = "is in no roster any more"
+    FINISHED = "its loop is over"
+
+
+_IN_GENERATION = frozenset({Stage.TRAINING, Stage.ABANDONED})
+_ALIVE = frozenset(Stage) - {Stage.LEFT, Stage.FINISHED}
+
+# From where to where. What is not here is a bug.
+_TRANSITIONS: dict[Stage, frozenset[Stage]] = {
+    Stage.STARTING: frozenset({Stage.READY, Stage.FINISHED}),
+    Stage.READY: frozenset({Stage.TRAINING, Stage.FINISHED}),
+    Stage.TRAINING: frozenset({Stage.TRAINING, Stage.ABANDONED, Stage.STOPPED, Stage.LEFT, Stage.FINISHED}),
+    Stage.ABANDONED: frozenset({Stage.STOPPED, Stage.FINISHED}),
+    Stage.STOPPED: frozenset({Stage.TRAINING, Stage.FINISHED}),
+    Stage.LEFT: frozenset(),
+    Stage.FINISHED: frozenset(),
+}
+
+
 @dataclass
 class _Group:
     """A communicator beside the one in use."""
@@ -277,13 +305,9 @@ class Membership:
         self._job = job
         self._me = worker
         self._prepare_timeout_s = prepare_timeout_s
-        self._arrived = False
-        self._finished = False
-        self._left = False
+        self._stage = Stage.STARTING
         self._roster: Roster | None = None
         self._attempt = 0
-        self._abandoned = False  # told to come out of the communicator in use
-        self._stopped = False  # the training thread has come out
         self._superseded = 0  # a generation committed by message while this worker still trained in a lower one
         self._applied: int | None = None
         self._order: Order | None = None
@@ -326,19 +350,11 @@ class Membership:
     @property
     def over(self) -> bool:
         """It has finished or left: nothing changes it any more, and there is nothing more to tell of it."""
-        return self._finished or self._left
+        return self._stage not in _ALIVE
 
     @property
     def phase(self) -> WorkerPhase:
-        if self._finished:
-            return WorkerPhase.FINISHED
-        if self._left:
-            return WorkerPhase.LEFT
-        if not self._arrived:
-            return WorkerPhase.STARTING
-        if self._roster is None:
-            return WorkerPhase.READY
-        return WorkerPhase.BROKEN if self._abandoned or self._stopped else WorkerPhase.TRAINING
+        return _PHASES[self._stage]
 
     # -- the door
 
@@ -353,6 +369,9 @@ class Membership:
         """Take one event in. Raises InvalidTransition, changing nothing, where only a bug can have sent it."""
         if self.over:
             return []
+        allowed = _ALLOWED.get(type(event), _ALIVE)
+        if self._stage not in allowed:
+            raise InvalidTransition(f"{type(event).__name__} of a worker that {self._stage.value}")
         match event:
             case OrderReceived(order):
                 return self._on_order(now, order)
@@ -378,10 +397,14 @@ class Membership:
             case CollectiveFailed(reason):
                 return self._on_failed(now, reason)
             case LoopEnded():
-                self._finished = True
+                self._go(Stage.FINISHED)
                 return [Report(), DropGroups(tuple(sorted(self._groups)))]
             case TimePassed():
                 return self._on_time(now)
+
+    def _go(self, stage: Stage) -> None:
+        assert stage in _TRANSITIONS[self._stage], f"from {self._stage} to {stage}"
+        self._stage = stage
 
     # -- orders
 
@@ -408,11 +431,11 @@ class Membership:
 
     def _check_broken(self) -> list[Action]:
         """Abandon the communicator in use if the newest order says that it has lost a member."""
-        if self._roster is None or self._order is None or self._abandoned or self._stopped:
+        if self._order is None or self._stage is not Stage.TRAINING:
             return []
         if self.generation not in self._order.broken:
             return []
-        self._abandoned = True
+        self._go(Stage.ABANDONED)
         self._note = self._note or f"generation {self.generation} has lost a member"
         return [Abandon(self.generation), Report()]
 
@@ -422,11 +445,9 @@ class Membership:
 
     def _base(self) -> int | None:
         """The generation that this worker trains in, 0 if it stands still, None if it cannot say yet."""
-        if not self._arrived:
-            return None
-        if self._roster is None or self._stopped:
+        if self._stage in (Stage.READY, Stage.STOPPED):
             return 0
-        return None if self._abandoned else self.generation
+        return self.generation if self._stage is Stage.TRAINING else None
 
     def _advance(self, now: float) -> list[Action]:
         """Do what the newest order asks for next: say Ready to its leader, or lead."""
@@ -537,7 +558,7 @@ class Membership:
 
     def _in_flight(self) -> bool:
         """May the step that runs decide for the attempt that stands? Then another one must not take its place."""
-        return self._proposed > 0 and not self._stopped
+        return self._proposed > 0 and self._stage is not Stage.STOPPED
 
     def _holders(self, base: int, readies: list[Ready]) -> tuple[WorkerId, ...]:
         if base:
@@ -666,11 +687,12 @@ class Membership:
             return []
         if self._base() == 0:
             return [] if self._missed(group) else self._switch(now, message.generation)
-        if group.base == 0 and self._roster is not None:
+        if group.base == 0 and self._stage in _IN_GENERATION:
             # A commit by message of a lower generation reached us late, and the others stand in this one already.
             self._superseded = message.generation
             self._note = f"generation {message.generation} has superseded {self.generation}"
-            self._abandoned = True
+            if self._stage is Stage.TRAINING:
+                self._go(Stage.ABANDONED)
             return [Abandon(self.generation), Report()]
         return []  # decided in band: the boundary does it
 
@@ -697,13 +719,13 @@ class Membership:
         return []
 
     def _on_boundary(self, now: float) -> list[Action]:
-        if self._abandoned or self._stopped:
+        if self._stage is Stage.ABANDONED:
             return [Stall()]
         if not self._decided:
             return [Proceed()]
         group = self._groups.get(self._decided)
         if group is None or not group.built:
-            self._left = True
+            self._go(Stage.LEFT)
             return [Report(), DropGroups(tuple(sorted(self._groups))), Leave()]
         newcomers = []
         if group.roster.leader == self._me and self._roster is not None:
@@ -720,7 +742,7 @@ class Membership:
         for old in dropped:
             del self._groups[old]
         self._roster, self._attempt = group.roster, group.attempt
-        self._abandoned = self._stopped = False
+        self._go(Stage.TRAINING)
         self._superseded = 0
         self._proposed = self._decided = 0
         self._note = ""
@@ -735,23 +757,40 @@ class Membership:
     # -- the training thread
 
     def _on_arrived(self, now: float) -> list[Action]:
-        if self._arrived:
-            raise InvalidTransition("arrived twice")
-        self._arrived = True
+        self._go(Stage.READY)
         return [Report(), *self._advance(now)]
 
     def _on_failed(self, now: float, reason: str) -> list[Action]:
-        if self._roster is None:
-            raise InvalidTransition("a collective failed before the first generation")
-        if self._stopped:
+        if self._stage is Stage.STOPPED:
             return []
-        self._stopped = True
-        self._abandoned = True
+        self._go(Stage.STOPPED)
         self._decided = 0
         self._note = self._note or reason
         if self._superseded:
             return self._switch(now, self._superseded)
         return [Abandon(self.generation), Report(), *self._advance(now)]
+
+
+_PHASES = {
+    Stage.STARTING: WorkerPhase.STARTING,
+    Stage.READY: WorkerPhase.READY,
+    Stage.TRAINING: WorkerPhase.TRAINING,
+    Stage.ABANDONED: WorkerPhase.BROKEN,
+    Stage.STOPPED: WorkerPhase.BROKEN,
+    Stage.LEFT: WorkerPhase.LEFT,
+    Stage.FINISHED: WorkerPhase.FINISHED,
+}
+
+# In which stages a fact of the training thread may come; any other fact may at any time.
+_ALLOWED: dict[type, frozenset[Stage]] = {
+    Arrived: frozenset({Stage.STARTING}),
+    StepStarted: _IN_GENERATION,
+    WordRead: _IN_GENERATION,
+    StepApplied: _IN_GENERATION,
+    BoundaryReached: _IN_GENERATION,
+    StateLost: _IN_GENERATION | {Stage.STOPPED},
+    CollectiveFailed: _IN_GENERATION | {Stage.STOPPED},
+}
 
 
 def _same_place(one: Ready | Prepared, other: Ready | Prepared) -> bool:

@@ -25,6 +25,7 @@ def made(
     job: Mapping[str, str] | None = None,
     gpu: Gpu = SLOT,
     checkpoint_step: int | None = None,
+    step_timeout_s: float | None = None,
 ) -> dict[str, str]:
     around = Surroundings(
         agent_address="ipc:///a",
@@ -42,6 +43,7 @@ def made(
         workdir="/",
         env=dict(job or {}),
         determinism=determinism,
+        step_timeout_s=step_timeout_s,
     )
     start = StartWorker(
         job=JobId("digits-1"),
@@ -68,6 +70,13 @@ def test_the_workspace_of_cublas_is_fixed_unless_the_job_wants_speed_alone(deter
     for ours in ({"server": {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}}, {"job": {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}}):
         expected = ":4096:8" if determinism is Determinism.HETEROGENEOUS else ":16:8"
         assert made(determinism, **ours)["CUBLAS_WORKSPACE_CONFIG"] == expected
+
+
+def test_a_worker_is_told_its_jobs_limits() -> None:
+    got = made()
+    assert "ELASTICD_STEP_TIMEOUT_S" not in got
+    assert got["ELASTICD_PAUSE_TIMEOUT_S"] == "3600.0"
+    assert made(step_timeout_s=90.0)["ELASTICD_STEP_TIMEOUT_S"] == "90.0"
 
 
 def test_what_is_pinned_is_pinned_whatever_server_and_job_say() -> None:

@@ -170,6 +170,8 @@ def test_a_status_whose_membership_makes_no_sense_is_dropped_as_a_whole(field: s
         ({"checkpoint": CheckpointSpec(keep=0)}, "checkpoint.keep"),
         ({"start_timeout_s": NAN}, "start_timeout"),
         ({"load_timeout_s": -1.0}, "load_timeout"),
+        ({"step_timeout_s": NAN}, "step_timeout"),
+        ({"pause_timeout_s": 0.0}, "pause_timeout"),
         ({"max_steps": 0}, "max_steps"),
         ({"max_steps": 2**60}, "max_steps"),
         ({"priority": 2**40}, "priority"),

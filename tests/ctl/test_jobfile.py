@@ -34,9 +34,18 @@ def test_limits_for_starting_and_saving_are_durations(tmp_path: Path) -> None:
     assert (spec.start_timeout_s, spec.load_timeout_s, spec.checkpoint.save_timeout_s) == (600.0, 3600.0, None)
 
 
+def test_limits_for_steps_and_pauses_are_durations(tmp_path: Path) -> None:
+    spec = built(tmp_path, "step_timeout: 90\npause_timeout: 3h")
+    assert (spec.step_timeout_s, spec.pause_timeout_s) == (90.0, 10800.0)
+    spec = built(tmp_path, "")
+    assert (spec.step_timeout_s, spec.pause_timeout_s) == (None, 3600.0)
+
+
 @pytest.mark.parametrize(
     ("text", "field"),
     [
+        ("step_timeout: soon", "step_timeout"),
+        ("pause_timeout: 0", "pause_timeout"),
         ("start_timeout: soon", "start_timeout"),
         ("load_timeout: 0", "load_timeout"),
         ("checkpoint: {save_timeout: -1s}", "checkpoint.save_timeout"),

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from verification.world.scenarios import files, play_file
 
 

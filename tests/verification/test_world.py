@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from verification.world import planted
 from verification.world.campaign import Journal, Settings
 from verification.world.cluster import World

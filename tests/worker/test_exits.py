@@ -1,0 +1,80 @@
+"""Whether a script has finished its training: by how it left its loop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import os, signal, sys
+import torch
+import elasticd
+from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
+from elasticd.worker import events as e
+from elasticd.worker.control import LocalControl
+from elasticd.worker.environment import ClusterEnvironment
+from elasticd.worker.machine import WorkerMachine
+from elasticd.worker.run import Run
+
+class Watched(LocalControl):
+    def tell(self, fact):
+        if isinstance(fact, e.LoopEnded | e.ScriptEnded):
+            print(fact, flush=True)
+        super().tell(fact)
+
+control = Watched.alone(2)
+run = Run(control, None, 2, seed=1)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.randn(16, 2), torch.randn(16, 1)
+model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=2)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+class Enough(Exception): pass
+
+def step(x, y):
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+def loop():
+    for epoch in run.epochs(2):
+        for x, y in batches:
+            try:
+                raise KeyError
+            except KeyError as error:
+                kept.append(error)  # and with it a traceback of this function
+            step(x, y)
+            MIDDLE
+        END
+
+kept = []
+loop()
+"""
+
+
+@pytest.mark.parametrize(
+    ("middle", "end", "told"),
+    [
+        ("pass", "pass", "LoopEnded(epochs=2)"),
+        ("pass", "break", "LoopEnded(epochs=2)"),
+        ("break", "return", "LoopEnded(epochs=2)"),
+        ("sys.exit(0)", "pass", "ScriptEnded"),
+        ("pass", "sys.exit(0)", "ScriptEnded"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "pass", "ScriptEnded"),
+        ("raise Enough('now')", "pass", "ScriptEnded(reason='Enough: now')"),
+    ],
+)
+def test_only_a_loop_that_ended_or_was_left_by_break_has_finished(
+    middle: str, end: str, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.replace("MIDDLE", middle).replace("END", end))
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, env={**os.environ})
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(told), done.stderr
+    assert done.returncode == (1 if "Enough" in middle else 0)
