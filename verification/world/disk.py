@@ -78,7 +78,7 @@ class Disk:
     def close(self) -> None:
         pass
 
-    def contents(self) -> list[tuple[str, bytes]]:
+    def contents(self) -> Sequence[tuple[str, bytes]]:
         """What would be found on it, whatever its trouble."""
         return [(key, self._records[key].value) for key in sorted(self._records)]
 
