@@ -146,8 +146,8 @@ def adopt(cluster: Cluster, now: float, name: ServerId) -> ServerAdopted:
         workers = len(session.unknown)
         cluster.record_adoption(name, session.agent)
         stop_unknown(cluster, session)
-    text = f"server {name} is taken over: {_workers(workers)} there save their state and end"
-    cluster.tell(now, "server-adopted", None, text)
+    what = f": {_workers(workers)} there save their state and end" if workers else ""
+    cluster.tell(now, "server-adopted", None, f"server {name} is taken over{what}")
     return ServerAdopted(server=name, workers=workers)
 
 

@@ -38,7 +38,7 @@ from ..protocol.messages import (
     Submitted,
 )
 from ..protocol.model import JobId, JobPhase, JobSpec
-from ..protocol.times import LOG_TIMEOUT_S
+from ..protocol.times import FIRST_HELLO_S, LOG_TIMEOUT_S
 from .cluster import Cluster, PendingLog
 from .descents import go_down_now
 from .guests import adopt
@@ -133,10 +133,15 @@ def find_job(cluster: Cluster, name: str) -> Job:
     raise UserError(f"there is no job {name[:80]!r}")
 
 
-def _submit(cluster: Cluster, now: float, request_id: str, request: Submit) -> Answer:
+def _submit(cluster: Cluster, now: float, request_id: str, request: Submit) -> Answer | None:
+    """None: a controller that has just started waits a moment for the first agent, which may know of a job that the store,
+    restored from a backup, does not: its number must not be used again."""
     spec = request.spec
     if reason := refusal(spec):
         raise UserError(reason)
+    heard = not cluster.awaited or any(session.alive for session in cluster.sessions.values())
+    if not heard and 0 <= now - cluster.started_s < FIRST_HELLO_S:
+        return None
     if sum(not job.final for job in cluster.jobs.values()) >= MAX_UNFINISHED_JOBS:
         raise RequestRefused(f"there are {MAX_UNFINISHED_JOBS} unfinished jobs already")
     if reason := _admission_refusal(cluster, spec):

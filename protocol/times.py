@@ -43,6 +43,7 @@ DEATHS_IN_VAIN = 10  # restarts in a row that are allowed after deaths by a sign
 
 # ----------------------------------------------------------------------------------------------------- agent and controller
 
+FIRST_HELLO_S = 3.0  # after a controller's start, for the first agent to have connected again
 REFUSED_RETRY_S = 5.0  # between two hellos of an agent that the controller has refused
 START_PATIENCE_S = 60.0  # for a worker's process to be started: its directories are made, its record is written
 EVENT_KEPT_S = 60.0  # at most, until an agent has written down how far the cluster's history is

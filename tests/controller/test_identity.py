@@ -24,6 +24,7 @@ from elasticd.protocol.messages import (
     ServerState,
     StartWorker,
     StopWorker,
+    Submit,
 )
 from elasticd.protocol.model import JobPhase, ServerId, WorkerPhase
 
@@ -376,6 +377,19 @@ def test_numbers_are_not_used_again_after_a_restore_even_where_no_worker_is_left
     world.restart()
     assert world.kinds().count("store-old") == 1
     assert number_of(world.submit(job_spec("third"))) == number_of(again) + 1
+
+
+def test_a_submission_waits_a_moment_for_an_agent_that_may_know_which_numbers_are_used() -> None:
+    world = world_of()
+    backup = dict(world.store)
+    job = training(world)
+    lose_store(world, backup, hello=False)
+    assert world.ask(Submit(spec=job_spec()), "r") is None
+    world.hello("s1")
+    assert int(world.ask(Submit(spec=job_spec()), "r").job.rpartition("-")[2]) > number_of(job)
+    world.restart(hello=False)
+    world.turn(3.0)
+    assert world.ask(Submit(spec=job_spec())) is not None  # nobody speaks: it is not made to wait for a lease
 
 
 def test_the_numbers_that_were_skipped_stay_so_when_the_controller_starts_again() -> None:

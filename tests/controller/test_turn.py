@@ -157,8 +157,10 @@ def test_a_submission_of_unknown_outcome_is_settled_by_the_store(there: bool) ->
     assert driven.ask(Submit(spec=job_spec()), "r1") is None, "nor when it is repeated"
     assert isinstance(driven.ask(Submit(spec=job_spec("other")), "r2"), Refused), "this one is surely not there"
     driven.store.fail = None
-    actions = driven.finish(after_s=1.0)
-    assert driven.answers(actions) == {"r1": Submitted(job="digits-1")}
+    answered = driven.answers(driven.finish(after_s=1.0))
+    driven.hello()  # what is not in the store is submitted when a server has spoken
+    assert (answered or {"r1": driven.ask(Submit(spec=job_spec()), "r1")}) == {"r1": Submitted(job="digits-1")}
+    assert bool(answered) == there
     assert [key for key in driven.store.records if key.startswith("/jobs/")] == ["/jobs/digits-1"]
 
 
@@ -183,6 +185,7 @@ def test_a_store_that_fails_again_at_once_is_left_again() -> None:
     driven.store.probe = probe
     driven.finish(after_s=1.0)
     assert driven.incarnations == ["c0", "c1"]
+    driven.hello()
     driven.store.fail = FULL
     assert isinstance(driven.ask(Submit(spec=job_spec("more")), "r2"), Refused)
     driven.finish(after_s=1.0)
