@@ -1,12 +1,23 @@
-"""The communicators beside the one in use: which attempt is wanted, until when; the others are dropped. Pure."""
+"""The communicators beside the one in use: which attempt is wanted, until when; the others are dropped. Pure.
+
+One that cannot be built is tried again as long as its order stands, and the worker's status says why it could not, how often, and
+since when. A worker without a state to lose ends itself when nothing could be built for `UNREACHABLE_TIMEOUT_S`, so that the
+controller puts another in its place. One that holds the state stays, and one that trains goes on where it is.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from ..protocol import times
 from ..protocol.model import Roster, WorkerId
 from .events import Action, BuildGroup, CloseRendezvous, DropGroup
+
+
+def clock_time(at: float) -> str:
+    """A Unix time as people read it."""
+    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
 
 
 @dataclass
@@ -16,6 +27,16 @@ class _Build:
     give_up_at: float | None  # None: it stands
 
 
+@dataclass
+class _Failures:
+    """Since the last communicator that was used."""
+
+    since: float
+    generation: int
+    times: int
+    reason: str
+
+
 class Builds:
     """Communicators that stand or are being built, by generation."""
 
@@ -23,6 +44,7 @@ class Builds:
         self._me = me
         self.timeout_s = times.DEVICE_BUILD_TIMEOUT_S if device else times.BUILD_TIMEOUT_S
         self._builds: dict[int, _Build] = {}
+        self._failures: _Failures | None = None
 
     def deadline(self) -> float | None:
         """When the next one has taken too long (Unix time, s)."""
@@ -42,12 +64,27 @@ class Builds:
         build.give_up_at = None
         return []
 
-    def failed(self, generation: int, attempt: int) -> list[Action]:
+    def failed(self, now: float, generation: int, attempt: int, reason: str) -> list[Action]:
         """One could not be built: nobody needs to wait in its meeting any more."""
         build = self._builds.get(generation)
         if build is None or build.attempt != attempt or build.give_up_at is None:
             return []
+        before = self._failures or _Failures(now, generation, 0, "")
+        self._failures = _Failures(before.since, generation, before.times + 1, reason)
         return self.drop((generation,))
+
+    @property
+    def note(self) -> str:
+        """What is wrong, for people; empty if nothing is."""
+        if self._failures is None:
+            return ""
+        found = self._failures
+        tried = f"tried {found.times} times since {clock_time(found.since)}" if found.times > 1 else "tried once"
+        return f"cannot connect to the other workers of generation {found.generation}, {tried}: {found.reason}"
+
+    def out_of_patience(self, now: float) -> bool:
+        """Has nothing been built for so long that somebody who has nothing to lose should make room?"""
+        return self._failures is not None and now >= self._failures.since + times.UNREACHABLE_TIMEOUT_S
 
     def overdue(self, now: float) -> list[tuple[int, int]]:
         """Generation and attempt of those that have taken too long."""
@@ -68,6 +105,7 @@ class Builds:
 
     def used(self, generation: int) -> list[Action]:
         """This one is in use from now on: its meeting is over."""
+        self._failures = None
         return self._close(generation, self._builds.pop(generation))
 
     def _close(self, generation: int, build: _Build) -> list[Action]:

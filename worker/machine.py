@@ -121,9 +121,12 @@ class WorkerMachine:
             case GroupBuilt(generation, attempt):
                 dropped = self._builds.built(generation, attempt)
                 return dropped or self._training.follow(now, self._membership.handle(now, event))
-            case GroupFailed(generation, attempt):
-                dropped = self._builds.failed(generation, attempt)
-                return [*dropped, *self._training.follow(now, self._membership.handle(now, event))] if dropped else []
+            case GroupFailed(generation, attempt, reason):
+                dropped = self._builds.failed(now, generation, attempt, reason)
+                if not dropped:
+                    return []  # it has been overtaken
+                told = self._training.follow(now, self._membership.handle(now, event))
+                return [*dropped, *told, *self._training.not_connected(now)]
             case SuspendReceived(suspend):
                 return self._training.suspend(now, suspend)
             case StatusAcknowledged(sequence):

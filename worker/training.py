@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 from ..protocol import exits, times
@@ -36,7 +35,7 @@ from ..protocol.errors import InvalidTransition
 from ..protocol.messages import Suspend
 from ..protocol.model import Roster
 from . import membership as ms
-from .builds import Builds
+from .builds import Builds, clock_time
 from .events import (
     Abandon,
     Action,
@@ -181,7 +180,7 @@ class Training:
             return self._note
         if self._suspend is not None and self.doing not in (Doing.CLOSING, Doing.OVER):
             return f"preempted, and still {self.doing.value} since {clock_time(self._since)}"
-        return self._membership.note or self._trouble
+        return "; ".join(note for note in (self._membership.note, self._builds.note, self._trouble) if note)
 
     # -- the doors
 
@@ -241,6 +240,15 @@ class Training:
         if self.doing is Doing.SAVING and not self._saving:
             return self._close(now, self._end)
         return []
+
+    def not_connected(self, now: float) -> list[Action]:
+        """A communicator could not be built."""
+        self._reporting.change(now)
+        nothing_to_lose = self.doing is Doing.WAITING and self.holding is not Holding.WHOLE
+        if not (nothing_to_lose and self._builds.out_of_patience(now)):
+            return []
+        text = f"{self._me} {self._builds.note}: it ends, to be replaced"
+        return self._close(now, EndProcess(exits.UNREACHABLE, text), text)
 
     def acknowledged(self, now: float) -> list[Action]:
         """The agent has acknowledged a status."""
@@ -602,11 +610,6 @@ class Training:
         if self.doing is Doing.CLOSING:
             return self._since + times.LAST_REPORT_TIMEOUT_S
         return None
-
-
-def clock_time(at: float) -> str:
-    """A Unix time as people read it."""
-    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
 
 
 def _plan(roster: Roster, holds: list[bool]) -> tuple[Transfer, ...]:
