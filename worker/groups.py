@@ -33,12 +33,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store  # the stubs of torch.distributed lack them
 
 from ..protocol.errors import OperatorError
+from ..protocol.times import CONNECT_TIMEOUT_S, WARM_UP_TIMEOUT_S
 from .rendezvous import RendezvousCancelled, RendezvousStore
 
 GLOO_THREADS = 2
 HOST, HOST_TRANSFER, DEVICE, DEVICE_TRANSFER = "host", "host-transfer", "device", "device-transfer"
-CONNECT_WITHIN_S = 120.0
-WARM_UP_WITHIN_S = 60.0
 LEAVE_CHECK_INTERVAL_S = 0.01
 
 NCCL_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
@@ -218,7 +217,7 @@ def warm_up(group: dist.ProcessGroup, rank: int, size: int, device: torch.device
             group.alltoall_base(rows, rows.clone(), [1] * size, [1] * size),
             group._allgather_base(rows, row),
         ]
-        deadline = time.monotonic() + WARM_UP_WITHIN_S
+        deadline = time.monotonic() + WARM_UP_TIMEOUT_S
         for work in works:
             while not work.is_completed():
                 if time.monotonic() > deadline:
@@ -255,7 +254,7 @@ class Detached(Generic[R]):
         self._outcome: queue.SimpleQueue[R | BaseException] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="elasticd-connect", daemon=True).start()
 
-    def result(self, cancelled: Callable[[], bool], within_s: float = CONNECT_WITHIN_S) -> R:
+    def result(self, cancelled: Callable[[], bool], within_s: float = CONNECT_TIMEOUT_S) -> R:
         """What was made, or the error. Raises RendezvousCancelled as soon as `cancelled`, TimeoutError."""
         deadline = time.monotonic() + within_s
         while True:

@@ -24,6 +24,9 @@ from ..runtime import transport
 MAX_SCOPES = 16  # attempts that are under way at a time are few; the least recently used one gives way
 MAX_KEYS = 1 << 16  # in a scope: a few for each member
 MAX_VALUE_BYTES = 1 << 20
+MAX_SCOPE_BYTES = 1 << 26  # of all values together
+MAX_WAITING = 1 << 16  # in a scope: peers that wait for a key
+MAX_KEY = 1 << 10  # characters
 
 
 class RendezvousCancelled(ElasticError):
@@ -35,6 +38,8 @@ class _Scope:
     values: dict[str, bytes] = field(default_factory=dict)
     waiting: dict[str, list[bytes]] = field(default_factory=dict)  # peers by key, in order of arrival
     cancelled: bool = False
+    bytes: int = 0  # of all values
+    waiters: int = 0  # over all keys
 
 
 class Rendezvous:
@@ -51,10 +56,11 @@ class Rendezvous:
             case StoreGet(key=key):
                 if scope.cancelled or key in scope.values:
                     answers.append((peer, _answer(scope, key)))
-                elif len(scope.waiting) >= MAX_KEYS:
+                elif scope.waiters >= MAX_WAITING or len(key) > MAX_KEY:
                     answers += [*self.cancel(message.scope), (peer, _answer(scope, key))]
                 elif peer not in (waiting := scope.waiting.setdefault(key, [])):
                     waiting.append(peer)
+                    scope.waiters += 1
             case StoreSet(key=key, value=value):
                 answers += self._set(message.scope, key, value)
             case StoreAdd(key=key, amount=amount):
@@ -69,6 +75,7 @@ class Rendezvous:
         given_up.cancelled = True
         given_up.values.clear()
         given_up.waiting.clear()
+        given_up.bytes = given_up.waiters = 0
         return answers
 
     def drop(self, scope: str) -> list[tuple[bytes, StoreValue]]:
@@ -85,10 +92,15 @@ class Rendezvous:
         scope = self._scopes[name]
         if scope.cancelled:
             return []
-        if len(value) > MAX_VALUE_BYTES or len(scope.values) >= MAX_KEYS:
+        size = scope.bytes + len(value) - len(scope.values.get(key, b""))
+        if len(value) > MAX_VALUE_BYTES or len(key) > MAX_KEY or size > MAX_SCOPE_BYTES:
             return self.cancel(name)
-        scope.values[key] = value
-        return [(peer, _answer(scope, key)) for peer in scope.waiting.pop(key, ())]
+        if key not in scope.values and len(scope.values) >= MAX_KEYS:
+            return self.cancel(name)
+        scope.values[key], scope.bytes = value, size
+        waiting = scope.waiting.pop(key, [])
+        scope.waiters -= len(waiting)
+        return [(peer, _answer(scope, key)) for peer in waiting]
 
     def _add(self, name: str, key: str, amount: int) -> list[tuple[bytes, StoreValue]]:
         try:

@@ -105,6 +105,29 @@ def test_a_value_that_is_too_large_gives_the_attempt_up() -> None:
     assert server.handle(b"b", large) == [(b"a", cancelled("k"))]
 
 
+def test_values_that_are_too_large_together_give_the_attempt_up() -> None:
+    rendezvous = r.Rendezvous()
+    part = bytes(r.MAX_VALUE_BYTES)
+    for number in range(r.MAX_SCOPE_BYTES // r.MAX_VALUE_BYTES):
+        rendezvous.handle(b"a", StoreSet(scope="1", key=f"k{number}", value=part))
+        rendezvous.handle(b"a", StoreSet(scope="1", key=f"k{number}", value=part))  # in the same place
+    assert not rendezvous.handle(b"b", StoreGet(scope="1", key="k0"))[0][1].cancelled
+    rendezvous.handle(b"a", StoreSet(scope="1", key="one more", value=b"x"))
+    assert rendezvous.handle(b"b", StoreGet(scope="1", key="k0"))[0][1].cancelled
+
+
+def test_too_many_that_wait_give_the_attempt_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(r, "MAX_WAITING", 2)
+    rendezvous = r.Rendezvous()
+    for peer in (b"a", b"b"):
+        assert rendezvous.handle(peer, StoreGet(scope="1", key="k")) == []
+    told = rendezvous.handle(b"c", StoreGet(scope="1", key="k"))
+    assert {peer: answer.cancelled for peer, answer in told} == {b"a": True, b"b": True, b"c": True}
+    rendezvous.drop("1")
+    rendezvous.handle(b"a", StoreGet(scope="1", key="k"))
+    assert not rendezvous.handle(b"b", StoreSet(scope="1", key="k", value=b"v"))[0][1].cancelled
+
+
 def test_a_store_over_sockets_sets_gets_adds_and_waits() -> None:
     with RendezvousServer() as server:
         one, other = server.store("one"), server.store("other")
