@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .worker import Worker
 
 SLOWER = 8.0
+LEASE_S = 10.0  # a server's; one whose agent is away for longer is given up
 
 
 def strike(world: World, number: int, fault: Fault) -> None:
@@ -94,7 +95,7 @@ def _strike_worker(world: World, worker: Worker, fault: Fault) -> None:
 
 def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
     for_s = fault.for_s
-    if fault.kind is not Kind.KILL_AGENT:
+    if fault.kind is not Kind.KILL_AGENT or for_s > LEASE_S / 2:
         agent.trouble(for_s)
         world.after(for_s, agent.trouble, 0.0)
     match fault.kind:
