@@ -18,7 +18,7 @@ from .story import Story
 from .timeline import Timeline
 from .violation import Violation
 
-DISTURBED_S = 150.0  # after a fault that hit a job, in which it may have to go back to a checkpoint
+DISTURBED_S = 60.0  # after a fault that hit a job, in which it may still lose what it has
 ODD_S = 60.0
 FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.EXITS_UNJOINED, Ending.OUT_OF_MEMORY)
 
@@ -31,8 +31,10 @@ class _Known:
     record: JobRecord | None = None
     states: dict[int, int] = field(default_factory=lambda: {-1: 0})  # the hash chain: after each step
     frontier: dict[int, int] = field(default_factory=lambda: {0: -1})  # furthest applied step, by lineage
+    generation: int = 0  # the newest that has applied a step
     lineage: int = 0  # the newest: a start from a checkpoint begins another one
     disturbed_at: float = float("-inf")
+    applied_at: float = 0.0  # the last step
     cancelled: bool = False  # a user has asked for it
     uncertain: bool = False  # the store was lost or restored after it had been submitted
     odd_since: float | None = None  # its share is none that it has asked for
@@ -112,11 +114,14 @@ class Oracle:
             raise Violation("a step has each virtual worker once", f"{name}, step {step}: {hosted} of {wanted}")
         return step, hash((state, step, wanted))
 
-    def applied(self, job: JobId, worker: WorkerId, lineage: int, step: int, state: int) -> None:
-        """A worker has applied a step."""
+    def applied(self, job: JobId, worker: WorkerId, generation: int, lineage: int, step: int, state: int) -> None:
+        """A worker has applied a step, in a generation."""
         known = self.job(job)
         if known.states.setdefault(step, state) != state:
             raise Violation("all apply the same", f"{worker} has other bits after step {step} of {job}")
+        if generation < known.generation:
+            return  # whoever was left out may go on for a while; nothing comes of it
+        known.generation, known.applied_at = generation, self._timeline.now
         furthest = known.frontier.get(lineage, -1)
         if step < furthest:
             raise Violation(
@@ -136,11 +141,11 @@ class Oracle:
         known.repeated += max(0, lost)
         if self._story.on:
             self._story.say(f"{worker} begins after step {step}" + (f": {lost} steps are lost" if lost > 0 else ""))
-        calm_s = self._timeline.now - known.disturbed_at
+        calm_s = known.applied_at - known.disturbed_at  # when it was last whole
         if lost > 0 and calm_s > DISTURBED_S and known.plan.script.ending not in FAILING:
             raise Violation(
                 "only faults cost steps",
-                f"{worker} begins {job} after step {step} and {lost} steps are lost, {calm_s:.0f} s after the last fault",
+                f"{worker} begins {job} after step {step} and {lost} steps are lost, it had trained for {calm_s:.0f} s after the last fault",
             )
         return known.lineage
 

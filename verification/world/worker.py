@@ -362,7 +362,10 @@ class Worker(Process):
         self._applied, self._state, self._has_state = result.step, result.state, True
         self.lineage = group.lineage
         self._tell(w.StepApplied(result.step))
-        self._world.oracle.applied(self.job, WorkerId(self.name), self.lineage, result.step, result.state)
+        generation = group.roster.generation
+        self._world.oracle.applied(
+            self.job, WorkerId(self.name), generation, self.lineage, result.step, result.state
+        )
         if self._runs(task):
             self._soon(SCRIPT_S, self._after_step)
 
