@@ -443,7 +443,7 @@ class Job:
             found["restart"] = self.restart_at
         if self.hold_until is not None:
             found["hold"] = self.hold_until
-        if self.stop_rest_at is not None:
+        if self.stop_rest_at is not None and self.kept.workers:
             found["rest"] = self.stop_rest_at
         if self.descent is not None and not self.descent.overdue:
             found["descent"] = self.descent.until_s

@@ -210,8 +210,8 @@ class Oracle:
         taken: dict[GpuAddress, JobId] = {}
         for job, known in self._jobs.items():
             record = known.record
-            if record is None:
-                continue
+            if record is None or known.uncertain:
+                continue  # an old record may still speak of workers that have ended since
             for entry in record.workers:
                 if entry.state is WorkerState.ORDERED:
                     continue
