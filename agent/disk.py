@@ -20,6 +20,7 @@ import msgspec
 from ..protocol.errors import OperatorError, PeerError
 from ..protocol.messages import LogPiece, ReadLog, StartWorker
 from ..protocol.model import Fault, JobId, WorkerId
+from ..protocol.times import SHIM_GRACE_S
 from . import launch, shim
 from .adoption import ExitRecord, Found, Record
 from .environment import Surroundings
@@ -30,7 +31,6 @@ from .logfiles import JobFiles, read_piece
 log = logging.getLogger(__name__)
 
 IDENTITY_FILE = "identity.json"
-SHIM_GRACE_S = 60.0  # after which a shim kills by itself, should the agent that asked it to stop be gone
 
 Watched = Mapping[WarmKey, Mapping[str, int]]  # what warm processes have loaded: modification times (ns) of files
 

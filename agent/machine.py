@@ -74,7 +74,7 @@ from .events import (
     WorkerStatusReceived,
 )
 from .identity import Identity
-from .session import Due, Session
+from .session import Due, Phase, Session
 
 REPORT_INTERVAL_S = (
     0.4  # a status that only tells of progress is passed on this often: a little more than workers' heartbeats
@@ -213,13 +213,15 @@ class AgentMachine:
 
     def _on_acknowledged(self, now: float, message: Acknowledged) -> list[Action]:
         """At the beginning of a session the agent learns which cluster it is a member of."""
+        refused = self._session.phase is Phase.REFUSED
         begins = self._session.acknowledged(now, message)
+        news: list[Action] = [Warn("the controller has taken this agent in")] if begins and refused else []
         if begins and message.cluster not in ("", self._identity.cluster):
             kept = self._keep(cluster=message.cluster, newest_event=message.newest_event)
         else:
             kept = []
             self._note_event(now, message)
-        return [*kept, *self._pass_time(now)]
+        return [*news, *kept, *self._pass_time(now)]
 
     def _note_event(self, now: float, message: Acknowledged) -> None:
         """How far the cluster's history is; it is written down once in a while."""

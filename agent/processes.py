@@ -34,11 +34,12 @@ from typing import TypeVar
 from ..protocol.errors import PeerError
 from ..protocol.messages import StartWorker
 from ..protocol.model import Fault, JobId, WorkerId
+from ..protocol.times import SHIM_GRACE_S
 from ..runtime.clock import Clock
 from ..runtime.loop import Loop
 from . import shim
 from .adoption import Ended, Found, Record, adopt, ended
-from .disk import SHIM_GRACE_S, Disk, Failed, Forkable, not_started, runs
+from .disk import Disk, Failed, Forkable, not_started, runs
 from .environment import Surroundings, environment
 from .errands import Errands
 from .events import ProcessExited, ProcessFailed, ProcessStarted, Started, StopSignal

@@ -45,6 +45,7 @@ DEATHS_IN_VAIN = 10  # restarts in a row that are allowed after deaths by a sign
 
 FIRST_HELLO_S = 3.0  # after a controller's start, for the first agent to have connected again
 REFUSED_RETRY_S = 5.0  # between two hellos of an agent that the controller has refused
+SHIM_GRACE_S = 60.0  # from SIGTERM to SIGKILL by a worker's shim alone, should the agent that was to kill it be gone
 START_PATIENCE_S = 60.0  # for a worker's process to be started: its directories are made, its record is written
 EVENT_KEPT_S = 60.0  # at most, until an agent has written down how far the cluster's history is
 STATE_RETRY_S = 10.0  # until an agent tries again to write its own state, after its disk was full
@@ -89,6 +90,7 @@ def check() -> None:
     rules = {
         "two turns are left out before a process takes itself for absent": 2 * WATCH_INTERVAL_S < AWAY_S,
         "a worker that saves has more time than one that has nothing to save": STOP_GRACE_S < LEAST_SAVE_S,
+        "an agent kills a worker before its shim does, which knows no reason": STOP_GRACE_S < SHIM_GRACE_S,
         "the least time for saving is less than the most": LEAST_SAVE_S < MOST_SAVE_S,
         "a job's first back-off is shorter than the longest": FIRST_BACK_OFF_S < LONGEST_BACK_OFF_S,
         "a server's first back-off is shorter than the longest": FIRST_SERVER_BACK_OFF_S < LONGEST_SERVER_BACK_OFF_S,

@@ -36,6 +36,7 @@ from elasticd.protocol.messages import (
     WorkerReport,
 )
 from elasticd.protocol.model import (
+    Fault,
     GpuAddress,
     GpuRange,
     JobId,
@@ -295,6 +296,22 @@ def test_an_agent_keeps_its_identity_and_tells_which_cluster_it_is_a_member_of(c
     cluster.kill_agent()
     again = cluster.start_agent()
     assert (again.agent, again.start, again.highest_job) == (first.agent, first.start + 1, 1)
+
+
+def test_a_full_disk_fails_starts_and_nothing_else(cluster: Cluster) -> None:
+    """No process of this agent can write a byte to a file."""
+    full = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+    full += f"sys.argv = ['agent', '--config', '{cluster.config}']; "
+    full += "runpy.run_module('elasticd.agent', run_name='__main__')"
+    cluster.agent = subprocess.Popen([sys.executable, "-c", full], stderr=subprocess.DEVNULL)
+    cluster.controller.expect(AgentHello)
+    cluster.controller.send(start_worker("true"))
+    gone = cluster.controller.expect(WorkerExit)
+    assert (gone.reason, gone.fault) == ("cannot be started: File too large", Fault.SERVER)
+    cluster.controller.send(ForgetWorkers(workers=(WORKER,)))
+    for _ in range(3):
+        cluster.controller.expect(AgentHeartbeat)
+    assert cluster.kill_agent(signal.SIGTERM) == 0
 
 
 def test_an_agent_whose_state_cannot_be_written_works_on(cluster: Cluster) -> None:

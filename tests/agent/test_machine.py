@@ -535,6 +535,8 @@ def test_a_refusal_is_logged_once_and_the_hello_repeated_slowly() -> None:
     assert driven.machine.next_deadline() == driven.now + 5.0
     assert sent(driven.pass_time(5.0), AgentHello)
     assert driven.told(refused) == []
+    taken_in = driven.told(Acknowledged(incarnation="c1", sent=0))
+    assert Warn("the controller has taken this agent in") in taken_in
 
 
 def test_a_worker_of_an_earlier_job_with_the_same_number_does_not_keep_a_new_one_from_starting() -> None:
