@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup demo test hunt check bench-resize bench-runtime bench-simulator bench-gpu bench-policies conformance papers verify-bits world model-check format clean
+.PHONY: help setup demo test hunt check bench-resize bench-runtime bench-simulator bench-gpu bench-policies conformance papers verify-bits world planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -58,6 +58,9 @@ verify-bits: $(STAMP)  ## random histories of joins, leaves, migrations and kill
 
 world: $(STAMP)  ## a whole cluster in one process: 500 random histories with thirty faults each (ARGS="--seeds 100000": a campaign)
 	@$(BIN)/python -m verification.world $(ARGS)
+
+planted: $(STAMP)  ## plant bugs into copies of the product: each must be found by the simulated cluster (ARGS="--only NAME")
+	@$(BIN)/python -m verification.world.planted $(ARGS)
 
 model-check:  ## search the model of the membership protocol exhaustively, with spin (ARGS=--quick: a minute and a half)
 	@$(PYTHON) scripts/model-check $(ARGS)

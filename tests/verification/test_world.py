@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def story_elsewhere(seed: int, hash_seed: str) -> str:
-    code = f"from verification.world.campaign import Settings; from verification.world.history import play; print(play(Settings().plan({seed}), tell=True).digest)"
+    imports = "from verification.world.campaign import Settings; from verification.world.history import play"
+    code = f"{imports}; print(play(Settings().plan({seed}), tell=True).digest)"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
@@ -78,7 +79,8 @@ def test_every_planted_bug_fits_the_code() -> None:
 
 
 def test_a_planted_bug_is_found(tmp_path: Path) -> None:
-    text = "\n== the training thread skips the others' virtual workers\nfile worker/hosting.py\n-             ranges.append(range(0))\n+             ranges.append(range(1))\n"
+    change = "-             ranges.append(range(0))\n+             ranges.append(range(1))"
+    text = f"\n== a joiner hosts a virtual worker in its first step\nfile worker/hosting.py\n{change}\n"
     (bug,) = planted.bugs(text)
     found = planted.search(bug, seeds=40, processes=1)
     assert found.seeds is not None

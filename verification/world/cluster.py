@@ -26,6 +26,7 @@ from .worker import Checkpoint, Worker
 
 QUIET_S = 2400.0  # virtual time within which everything ends once the weather has cleared
 LOOK_EVERY_S = 10.0
+SIZES_EVERY_S = 60.0
 OPERATOR_EVERY_S, OPERATOR_LOOKS = 60.0, 5  # how often an operator looks after the store was lost
 ARMED_S = 60.0  # a fault that waits for a moment strikes after so long all the same
 
@@ -39,7 +40,7 @@ class World:
         self.timeline = Timeline()
         self.story = Story(self.timeline, tell)
         self.network = Network(self.timeline, plan.seed, plan.weather)
-        self.oracle = Oracle(self.timeline, self.story, plan.jobs)
+        self.oracle = Oracle(self.timeline, self.story, plan.jobs, plan.servers)
         self.plane = Plane(self.timeline, self.network, plan.seed, self.oracle.judge)
         self.disk = Disk(self.timeline)
         self.disk.on_commit = self._committed
@@ -57,6 +58,7 @@ class World:
             self.after(0.1, agent.boot)
         for job in plan.jobs:
             self.after(job.at, self.users.submit, job)
+        self.after(SIZES_EVERY_S, self._look_at_sizes)
         for number, fault in enumerate(plan.faults):
             self.after(fault.at, self._due, number, fault)
 
@@ -64,6 +66,11 @@ class World:
         """A job that was not in the plan."""
         self.scripts[plan.spec.name] = plan.script
         self.oracle.add_plan(plan)
+
+    def _look_at_sizes(self) -> None:
+        if self.controller.state is State.RUNNING:
+            self.oracle.sizes(self.controller.machine.cluster)
+        self.after(SIZES_EVERY_S, self._look_at_sizes)
 
     # -- time
 

@@ -72,6 +72,7 @@ class Controller(Process):
             self._world.after(RESTART_S, self.boot)
             return
         self._found = self._disk.replaced
+        self._compare_at = self._world.oracle.commits + COMPARE_EVERY
         self._told = self.machine.cluster.next_event
         self.settle()
 
@@ -150,11 +151,16 @@ class Controller(Process):
 
     # -- input
 
+    @property
+    def trouble(self) -> str:
+        """Why it cannot record anything at present; empty: it can."""
+        return self._turn.trouble
+
     def from_agent(self, peer: ServerId, message: ToControllerFromAgent, identity: str) -> None:
-        self._feed(AgentMessage(peer, message, identity))
+        self.take(AgentMessage(peer, message, identity))
 
     def from_client(self, client: bytes, envelope: Envelope) -> None:
-        self._feed(ClientRequest(client, envelope))
+        self.take(ClientRequest(client, envelope))
 
-    def _feed(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
         self._turn.take(self.now, event)

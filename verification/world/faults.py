@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import strangers
 from .disk import Trouble
 from .plan import Fault, Kind
 
@@ -30,6 +31,9 @@ def strike(world: World, number: int, fault: Fault) -> None:
     elif kind in (Kind.KILL_WORKER, Kind.STOP_WORKER, Kind.HANG_WORKER):
         if worker is not None:
             _strike_worker(world, worker, fault)
+    elif kind is Kind.STRANGER:
+        if worker is not None:
+            strangers.speak(world, worker, fault.who)
     elif kind is Kind.SCALE:
         world.users.scale(number, fault.who)
     elif kind is Kind.CANCEL:

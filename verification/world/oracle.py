@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from elasticd.controller.jobs import JobRecord, WorkerState
+from elasticd.controller.cluster import KEPT_ANSWERS, KEPT_EVENTS, Cluster
+from elasticd.controller.ends import KEPT_BROKEN
+from elasticd.controller.jobs import KEPT_PAST_WORKERS, JobRecord, WorkerState
+from elasticd.controller.reconcile import KEPT_ORDERS
+from elasticd.controller.requests import MAX_PENDING_LOGS
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import Cancelled, Reply, Submitted
 from elasticd.protocol.model import GpuAddress, JobId, JobPhase, WorkerId
@@ -20,6 +24,8 @@ from .violation import Violation
 
 DISTURBED_S = 60.0  # after a fault that hit a job, in which it may still lose what it has
 ODD_S = 60.0
+MOST_WORKERS = 64  # of one job: all GPUs of the cluster, more than once
+MOST_BYTES = 256 << 10
 FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.EXITS_UNJOINED, Ending.OUT_OF_MEMORY)
 
 
@@ -44,9 +50,10 @@ class _Known:
 class Oracle:
     """Checks what happens against what must be true."""
 
-    def __init__(self, timeline: Timeline, story: Story, plans: Iterable[JobPlan]) -> None:
+    def __init__(self, timeline: Timeline, story: Story, plans: Iterable[JobPlan], servers: int) -> None:
         self._timeline = timeline
         self._story = story
+        self._most_servers = servers
         self._plans = {plan.spec.name: plan for plan in plans}
         self._jobs: dict[JobId, _Known] = {}
         self._requests: dict[str, JobId] = {}
@@ -143,10 +150,10 @@ class Oracle:
             self._story.say(f"{worker} begins after step {step}" + (f": {lost} steps are lost" if lost > 0 else ""))
         calm_s = known.applied_at - known.disturbed_at  # when it was last whole
         if lost > 0 and calm_s > DISTURBED_S and known.plan.script.ending not in FAILING:
-            raise Violation(
-                "only faults cost steps",
-                f"{worker} begins {job} after step {step} and {lost} steps are lost, it had trained for {calm_s:.0f} s after the last fault",
+            text = (
+                f"{worker} begins {job} after step {step}: {lost} steps are lost, {calm_s:.0f} s after the last fault"
             )
+            raise Violation("only faults cost steps", text)
         return known.lineage
 
     # -- the controller
@@ -177,9 +184,8 @@ class Oracle:
             if record.generation < before.generation or record.committed < before.committed:
                 raise Violation("generations grow", f"{job}: {before.generation}, then {record.generation}")
             if record.worker_count < before.worker_count:
-                raise Violation(
-                    "an id is never used again", f"{job}: {before.worker_count} workers, then {record.worker_count}"
-                )
+                text = f"{job}: {before.worker_count} workers, then {record.worker_count}"
+                raise Violation("an id is never used again", text)
         if before is None or record.phase is not before.phase:
             self._check_phase(known, record)
         self._check_share(known, record)
@@ -235,6 +241,28 @@ class Oracle:
 
     def asked_to_cancel(self, job: JobId) -> None:
         self.job(job).cancelled = True
+
+    def sizes(self, cluster: Cluster) -> None:
+        """Every table of the controller is bounded, whatever has happened."""
+        jobs = [job.kept for job in cluster.jobs.values()]
+        bounds = {
+            "answers": (len(cluster.answers), KEPT_ANSWERS),
+            "events": (len(cluster.events), KEPT_EVENTS),
+            "logs that are waited for": (len(cluster.pending_logs), MAX_PENDING_LOGS),
+            "servers": (len(cluster.sessions), self._most_servers),
+            "orders of a job": (max((len(job.orders) for job in jobs), default=0), KEPT_ORDERS),
+            "broken generations of a job": (max((len(job.broken) for job in jobs), default=0), KEPT_BROKEN),
+            "past workers of a job": (max((len(job.past) for job in jobs), default=0), KEPT_PAST_WORKERS),
+            "workers of a job": (max((len(job.workers) for job in jobs), default=0), MOST_WORKERS),
+            "bytes of a record": (
+                max((len(record) for record in map(msgspec.msgpack.encode, jobs)), default=0),
+                MOST_BYTES,
+            ),
+            "processes that nobody wants": (max((len(s.strays) for s in cluster.sessions.values()), default=0), 64),
+        }
+        over = [f"{count} {what}, at most {most}" for what, (count, most) in bounds.items() if count > most]
+        if over:
+            raise Violation("every table is bounded", "; ".join(over))
 
     # -- in the end
 

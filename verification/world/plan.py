@@ -98,6 +98,7 @@ class Kind(enum.Enum):
     CUT_IN = "cut what server hears"
     CUT_OUT = "cut what server says"
     CUT_BOTH = "cut server off"
+    STRANGER = "let a stranger speak to the controller"
     SCALE = "scale a job"
     CANCEL = "cancel a job"
     SET_POLICY = "set policy"
@@ -135,6 +136,7 @@ DRAWN: dict[Kind, Drawn] = {
     Kind.CUT_IN: Drawn(1, 0.5, 20),
     Kind.CUT_OUT: Drawn(1, 0.5, 20),
     Kind.CUT_BOTH: Drawn(2, 0.5, 20),
+    Kind.STRANGER: Drawn(1),
     Kind.SCALE: Drawn(4),
     Kind.CANCEL: Drawn(0.5),
     Kind.SET_POLICY: Drawn(0.7),

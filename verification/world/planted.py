@@ -69,8 +69,8 @@ class Found:
 def bugs(text: str) -> list[Bug]:
     """The bugs of a file. Raises BugsFileError.
 
-    A bug is a block: `== NAME`, `file PATH`, perhaps `options ...`, then the text as it is, each line after `- `, and the text with
-    the bug, each line after `+ `.
+    A bug is a block: `== NAME`, `file PATH`, perhaps `options ...`, then the text as it is, each line after `- `, and the text
+    with the bug, each line after `+ `.
     """
     found: list[Bug] = []
     for block in text.split("\n== ")[1:]:

@@ -363,9 +363,7 @@ class Worker(Process):
         self.lineage = group.lineage
         self._tell(w.StepApplied(result.step))
         generation = group.roster.generation
-        self._world.oracle.applied(
-            self.job, WorkerId(self.name), generation, self.lineage, result.step, result.state
-        )
+        self._world.oracle.applied(self.job, WorkerId(self.name), generation, self.lineage, result.step, result.state)
         if self._runs(task):
             self._soon(SCRIPT_S, self._after_step)
 

@@ -1,0 +1,64 @@
+"""Messages that no correct agent sends: of servers that nobody knows, and about workers that run elsewhere.
+
+What a stale or foreign peer says changes nothing that is recorded of any job.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticd.controller.events import AgentMessage
+from elasticd.controller.jobs import JobRecord
+from elasticd.protocol.messages import AgentHeartbeat, ToControllerFromAgent, WorkerExit, WorkerReport
+from elasticd.protocol.model import JobId, ServerId, WorkerId, WorkerPhase, WorkerStatus
+
+from .process import State
+from .violation import Violation
+
+if TYPE_CHECKING:
+    from .cluster import World
+    from .worker import Worker
+
+
+def speak(world: World, worker: Worker, who: int) -> None:
+    """A stranger says something about a worker that runs. Raises Violation if a job's record changes by that."""
+    controller = world.controller
+    if controller.state is not State.RUNNING or controller.trouble:
+        return
+    others = [agent for agent in world.agents if agent.host != worker.host]
+    liar = others[who % len(others)]
+    message = _lie(worker, who)
+    peers = [("ghost", "nobody"), (liar.server.server, liar.kept.agent), (worker.gpu.server, "nobody")]
+    server, agent = peers[who % len(peers)]
+    before = _records(world)
+    controller.take(AgentMessage(ServerId(server), message, agent))
+    changed = [job for job, record in _records(world).items() if before.get(job) != record]
+    if changed:
+        text = f"{type(message).__name__} about {worker.name} from {server}#{agent} changes {', '.join(changed)}"
+        raise Violation("what a stale or foreign peer says changes nothing", text)
+
+
+def _lie(worker: Worker, who: int) -> ToControllerFromAgent:
+    name = WorkerId(worker.name)
+    status = WorkerStatus(
+        job=worker.job,
+        worker=name,
+        pid=1,
+        address="nowhere",
+        phase=WorkerPhase.FINISHED,
+        generation=1 + who % 3,
+        order=1,
+        floor=1,
+        applied=10**6,
+        sequence=10**9,
+    )
+    lies: tuple[ToControllerFromAgent, ...] = (
+        WorkerExit(job=worker.job, worker=name, exit_code=0, reason="it is not so", phase=WorkerPhase.FINISHED),
+        WorkerReport(status=status),
+        AgentHeartbeat(server=ServerId("ghost")),
+    )
+    return lies[who // 7 % len(lies)]
+
+
+def _records(world: World) -> dict[JobId, JobRecord]:
+    return {name: job.kept for name, job in world.controller.machine.cluster.jobs.items()}
