@@ -76,7 +76,7 @@ M = TypeVar("M")
 
 MAX_LEADERS = 16  # connections to the leaders of orders, old and new
 MAX_OUTBOX = 1 << 14  # messages that wait for the control thread; what is lost is repeated
-COLLECTIVE_TIMEOUT_S = 2 * times.others_timeout_s(times.FIRST_STEP_TIMEOUT_S, times.PAUSE_TIMEOUT_S)
+LIBRARY_TIMEOUT_S = 86400.0  # of one operation of a communicator, at least
 
 
 class Control(Protocol):
@@ -300,8 +300,11 @@ class ClusterControl(MachineControl):
                 communicator = Communicator.alone()
             else:
                 rank, size = roster.rank(self._env.worker), len(roster.members)
+                limits = self._env.limits
+                others_s = times.others_timeout_s(limits.step_timeout_s or 0.0, limits.pause_timeout_s)
+                # The machine gives a step up that takes too long; the library's own limit only must not come before.
                 communicator = Communicator.build(
-                    self.backend, store, rank, size, self._env.address, COLLECTIVE_TIMEOUT_S
+                    self.backend, store, rank, size, self._env.address, max(2 * others_s, LIBRARY_TIMEOUT_S)
                 )
         except Exception as error:  # whatever stops a rendezvous: the leader is told, and tries again or gives up
             self.tell(GroupFailed(roster.generation, attempt, f"{type(error).__name__}: {error}"))

@@ -251,7 +251,10 @@ class Trainer:
             case ExchangeValues():
                 return self._exchange_values()
             case GiveState():
-                self._send_state()
+                try:
+                    self._send_state()
+                except CommunicatorBroken:
+                    log.info("a joiner has gone before the state could be sent to it; the job is over anyway")
             case SaveCheckpoint():
                 self._save(instruction)
             case CompleteTransfers():
@@ -306,7 +309,7 @@ class Trainer:
     def _send_state(self) -> None:
         """Begin to send the state to this worker's joiners; it must not change until that is done (`Replication.sent`)."""
         assert self._replication is not None
-        header = self._state.header({"applied": self._next_step - 1, "epoch": self.epoch})
+        header = self._header({"applied": self._next_step - 1, "epoch": self.epoch})
         self._replication.give(header, self._state.tensors(), mutable=self._buffers.live)
 
     def _receive(self, keep_own: bool) -> StepWanted:
@@ -346,7 +349,8 @@ class Trainer:
         replication, self._replication = self._replication, None
         assert replication is not None
         if replication.source is None:
-            replication.send_trailer({"epoch": self.epoch, "registered": self._state.registered_values()})
+            epoch, registered = self._deferred or (self.epoch, self._state.registered_values())
+            replication.send_trailer({"epoch": epoch, "registered": registered})
             return ValuesExchanged(self.epoch)
         theirs = replication.receive_trailer()
         epoch = int(theirs["epoch"])
@@ -479,5 +483,12 @@ class Trainer:
 
     def _save(self, save: SaveCheckpoint) -> None:
         assert self._writer is not None
-        header = self._state.header({"applied": save.step, "epoch": save.epoch, "generation": save.generation})
+        header = self._header({"applied": save.step, "epoch": save.epoch, "generation": save.generation})
         self._writer.save(save, header, self._state.tensors(), mutable=self._buffers.live)
+
+    def _header(self, counters: dict[str, int]) -> dict[str, Any]:
+        """Of the state of now. Its registered values may belong to a later epoch than the script has come to."""
+        header = self._state.header(counters)
+        if self._deferred is not None:
+            header["counters"]["epoch"], header["registered"] = self._deferred
+        return header
