@@ -20,8 +20,8 @@ those with the greatest applied step; if nobody has any state the leader alone, 
 anew. All others receive the state during the first step and host no virtual worker in it.
 
 **Cancelling**: a newer order ends the older campaign at once, unless its number is in flight in a control word: then the step
-decides. Prepared communicators are kept until a generation at or above theirs is in use, so a decision that overtakes an
-order always finds its communicator.
+decides. Communicators that do not stand yet are dropped at once. Prepared ones are kept until a generation at or above theirs
+is in use, so a decision that overtakes an order always finds its communicator.
 
 **Losses**: an order lists the generations that are `broken`. A member in one of them abandons its communicator: its training
 thread comes out of whatever it waits for, says which step it has applied, and stands still until the next commit.
@@ -258,7 +258,7 @@ class Membership:
         self._order = order
         actions: list[Action] = []
         if newer:
-            actions += [Report(), *self._check_broken()]
+            actions += [Report(), *self._cancel_unbuilt(order.generation), *self._check_broken()]
             if self._leads() or (self._campaign and self._campaign.generation != order.generation):
                 self._campaign = _Campaign(order.generation) if self._leads() else None
             if self._campaign is not None:
@@ -266,6 +266,13 @@ class Membership:
                 self._campaign.ready = {r.worker: r for r in early if r.generation == order.generation}
             self._early = {w: r for w, r in self._early.items() if r.generation > order.generation}
         return actions + self._advance(now)
+
+    def _cancel_unbuilt(self, generation: int) -> list[Action]:
+        """Nobody can have decided for a communicator that does not stand here yet: an order cancels those before it."""
+        cancelled = tuple(sorted(g for g, group in self._groups.items() if g < generation and not group.built))
+        for old in cancelled:
+            del self._groups[old]
+        return [DropGroups(cancelled)] if cancelled else []
 
     def _check_broken(self) -> list[Action]:
         """Abandon the communicator in use if the newest order says that it has lost a member."""

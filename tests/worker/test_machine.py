@@ -544,6 +544,18 @@ def test_a_communicator_that_nobody_wants_any_more_is_dropped_when_it_comes() ->
     assert story.take() == []
 
 
+def test_an_order_cancels_the_communicators_before_it_that_do_not_stand_yet() -> None:
+    story = Story()
+    story.arrive()
+    for generation in (3, 4, 5):
+        story.order(roster(generation, OTHER, ME))
+        prepare = Prepare(job=story.job, generation=generation, attempt=1, base=0, holders=(OTHER,))
+        story.tell(e.PeerSaid(prepare))
+        if generation == 4:
+            story.tell(e.GroupBuilt(4, 1))  # its leader may have decided
+    assert story.all(e.DropGroup) == [e.DropGroup(3, 1)]
+
+
 def test_a_communicator_that_takes_too_long_is_given_up_and_built_again() -> None:
     story = Story()
     story.arrive()
