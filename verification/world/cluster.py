@@ -24,7 +24,7 @@ from .users import Users
 from .violation import Violation
 from .worker import Checkpoint, Worker
 
-QUIET_S = 2400.0  # virtual time within which everything ends once the weather has cleared
+QUIET_S = 1800.0  # virtual time within which everything ends once the weather has cleared
 LOOK_EVERY_S = 10.0
 SIZES_EVERY_S = 60.0
 OPERATOR_EVERY_S, OPERATOR_LOOKS = 60.0, 5  # how often an operator looks after the store was lost

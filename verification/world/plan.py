@@ -18,6 +18,14 @@ POLICIES = (
 )  # fmt: skip
 
 
+LIMITS: dict[str, float] = {  # of all jobs, shorter than usual, so that histories are, too
+    "start_timeout_s": 120.0,
+    "load_timeout_s": 240.0,
+    "step_timeout_s": 60.0,
+    "pause_timeout_s": 240.0,
+}
+
+
 class Ending(enum.Enum):
     """How a script ends, if nothing disturbs it."""
 
@@ -270,6 +278,7 @@ def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
         checkpoint=CheckpointSpec(every_s=every_s),
         throughput=throughput,
         max_steps=steps,
+        **LIMITS,
     )
     script = Script(
         steps=steps,

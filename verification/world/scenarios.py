@@ -29,7 +29,7 @@ from elasticd.protocol.model import CheckpointSpec, GpuRange, JobId, JobSpec
 
 from .cluster import World
 from .faults import strike
-from .plan import WEATHERS, Ending, Fault, JobPlan, Kind, Plan, Script
+from .plan import LIMITS, WEATHERS, Ending, Fault, JobPlan, Kind, Plan, Script
 from .violation import Violation
 from .worker import Worker
 
@@ -132,11 +132,10 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
     low, _, high = options.get("gpus", "1:4").partition(":")
     steps = int(options.get("steps", "100"))
     ending, _, ends_at = options.get("ending", "trains").partition("@")
-    changes = {}
-    if "start-timeout" in options:
-        changes["start_timeout_s"] = _seconds(options["start-timeout"])
-    if "step-timeout" in options:
-        changes["step_timeout_s"] = _seconds(options["step-timeout"])
+    changes: dict[str, float] = dict(LIMITS)
+    for word, limit in (("start-timeout", "start_timeout_s"), ("step-timeout", "step_timeout_s")):
+        if word in options:
+            changes[limit] = _seconds(options[word])
     spec = JobSpec(
         name=words[0],
         command=("python", "train.py"),

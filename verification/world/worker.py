@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 LOAD_S = 0.3  # to read a checkpoint
 SCRIPT_S = 0.001  # of the script's own code between two steps
 COME_OUT_S = 0.002  # of an abandoned communicator
-LIMITS = w.Limits(step_timeout_s=60.0, pause_timeout_s=240.0)  # shorter than usual, so that histories are, too
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class Worker(Process):
             virtual_workers=spec.virtual_workers,
             checkpoint_every_s=spec.checkpoint.every_s,
             checkpoint_step=self._start.checkpoint_step,
-            limits=LIMITS,
+            limits=w.Limits(spec.step_timeout_s, spec.pause_timeout_s),
         )
         self._machine = WorkerMachine(place, self.now)
         self.later(self.chance.uniform(0.5, 1.0) * self._script.start_s, self._arrive, self._task)
