@@ -175,7 +175,7 @@ class Agent(Process):
         self._disk[start.uid, start.worker] = _Record(start)
         worker = Worker(self._world, self, start)
         self.workers[start.worker] = worker
-        self._world.oracle.process_started(worker.gpu, start.worker)
+        self._world.oracle.process_started(worker.device, start.worker)
         if self.timeline.now <= self._troubled_until:
             self._world.oracle.disturbed(start.job)
         worker.born()
@@ -190,7 +190,7 @@ class Agent(Process):
         """A worker's process has ended; the agent notices, now or when it is back."""
         name = WorkerId(worker.name)
         del self.workers[name]
-        self._world.oracle.process_ended(worker.gpu, name)
+        self._world.oracle.process_ended(worker.device, name)
         record = self._disk.get((worker.uid, name))
         if record is not None:
             record.end = (code, reason)
@@ -212,7 +212,7 @@ class Agent(Process):
         self._words.clear()
         for worker in list(self.workers.values()):
             worker.vanishes()
-            self._world.oracle.process_ended(worker.gpu, WorkerId(worker.name))
+            self._world.oracle.process_ended(worker.device, WorkerId(worker.name))
         self.workers.clear()
 
     def power_on(self) -> None:

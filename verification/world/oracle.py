@@ -57,7 +57,7 @@ class Oracle:
         self._plans = {plan.spec.name: plan for plan in plans}
         self._jobs: dict[JobId, _Known] = {}
         self._requests: dict[str, JobId] = {}
-        self._on_gpu: dict[GpuAddress, list[WorkerId]] = {}
+        self._on_gpu: dict[str, list[WorkerId]] = {}
         self.commits = 0
 
     def add_plan(self, plan: JobPlan) -> None:
@@ -89,7 +89,7 @@ class Oracle:
 
     # -- processes
 
-    def process_started(self, gpu: GpuAddress, worker: WorkerId) -> None:
+    def process_started(self, gpu: str, worker: WorkerId) -> None:
         """A worker's process has been started on a GPU."""
         there = self._on_gpu.setdefault(gpu, [])
         there.append(worker)
@@ -98,7 +98,7 @@ class Oracle:
                 "a GPU has one process", f"{worker} is started on {gpu}, where {', '.join(there[:-1])} runs"
             )
 
-    def process_ended(self, gpu: GpuAddress, worker: WorkerId) -> None:
+    def process_ended(self, gpu: str, worker: WorkerId) -> None:
         self._on_gpu[gpu].remove(worker)
 
     # -- training

@@ -84,6 +84,11 @@ class Worker(Process):
         return self
 
     @property
+    def device(self) -> str:
+        """Which GPU of which machine; two machines may go by one name."""
+        return f"{self.host}:{self.gpu.index}"
+
+    @property
     def leads(self) -> bool:
         return self._group is not None and self._group.roster.leader == self.name
 
