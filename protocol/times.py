@@ -77,7 +77,7 @@ SUSPEND_PATIENCE_FACTOR = 1.5  # times the longest of the last steps
 
 def others_timeout_s(step_timeout_s: float, pause_timeout_s: float) -> float:
     """How long a worker waits for the others in a step: one of them may be in a pause, and have its part before it."""
-    return pause_timeout_s + max(step_timeout_s, FIRST_STEP_TIMEOUT_S) + OTHERS_MARGIN_S
+    return pause_timeout_s + step_timeout_s + OTHERS_MARGIN_S
 
 
 def suspend_patience_s(longest_step_s: float) -> float:
@@ -105,7 +105,7 @@ def check() -> None:
             LEAST_STEP_TIMEOUT_S < FIRST_STEP_TIMEOUT_S and STEP_TIMEOUT_FACTOR > 10.0
         ),
         "the one that hangs is noticed before those who wait for it give up": (
-            others_timeout_s(LEAST_STEP_TIMEOUT_S, PAUSE_TIMEOUT_S) > PAUSE_TIMEOUT_S + FIRST_STEP_TIMEOUT_S
+            others_timeout_s(FIRST_STEP_TIMEOUT_S, PAUSE_TIMEOUT_S) > PAUSE_TIMEOUT_S + FIRST_STEP_TIMEOUT_S
         ),
         "a preempted worker gives its step up before it is killed": (
             SUSPEND_PATIENCE_S < LEAST_SAVE_S and SUSPEND_PATIENCE_FACTOR < SAVE_MARGIN

@@ -48,6 +48,8 @@ class Builds:
 
     def deadline(self) -> float | None:
         """When the next one has taken too long (Unix time, s)."""
+        if not self._builds:
+            return None
         return min((b.give_up_at for b in self._builds.values() if b.give_up_at is not None), default=None)
 
     def build(self, now: float, roster: Roster, attempt: int, leader_address: str) -> list[Action]:

@@ -301,7 +301,9 @@ class ClusterControl(MachineControl):
             else:
                 rank, size = roster.rank(self._env.worker), len(roster.members)
                 limits = self._env.limits
-                others_s = times.others_timeout_s(limits.step_timeout_s or 0.0, limits.pause_timeout_s)
+                others_s = times.others_timeout_s(
+                    limits.step_timeout_s or times.FIRST_STEP_TIMEOUT_S, limits.pause_timeout_s
+                )
                 # The machine gives a step up that takes too long; the library's own limit only must not come before.
                 communicator = Communicator.build(
                     self.backend, store, rank, size, self._env.address, max(2 * others_s, LIBRARY_TIMEOUT_S)

@@ -63,4 +63,7 @@ class Durations:
 
     def others_limit_s(self, hosted: int) -> float:
         """For what the others have to do before a step can end."""
-        return times.others_timeout_s(self.step_limit_s(hosted), self._limits.pause_timeout_s)
+        step_s = self._limits.step_timeout_s
+        if step_s is None:  # one of them may have measured nothing yet
+            step_s = max(self.step_limit_s(hosted), times.FIRST_STEP_TIMEOUT_S)
+        return times.others_timeout_s(step_s, self._limits.pause_timeout_s)

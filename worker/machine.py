@@ -110,8 +110,11 @@ class WorkerMachine:
 
     def next_deadline(self) -> float:
         """When `TimePassed` is wanted (Unix time, s)."""
-        deadlines = (self._membership.next_deadline(), self._builds.deadline(), self._training.deadline())
-        return min([self._reporting.deadline, *(d for d in deadlines if d is not None)])
+        soonest = self._reporting.deadline
+        for deadline in (self._membership.next_deadline(), self._builds.deadline(), self._training.deadline()):
+            if deadline is not None and deadline < soonest:
+                soonest = deadline
+        return soonest
 
     def handle(self, now: float, event: Event) -> list[Action]:
         """Take one fact. Raises InvalidTransition, changing nothing, where only a bug can have told it."""

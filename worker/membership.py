@@ -200,8 +200,10 @@ class Membership:
         """When `TimePassed` is wanted (Unix time, s)."""
         if self.over:
             return None
-        deadlines = [d for d in (self._retry_at, self._campaign_deadline()) if d is not None]
-        return min(deadlines, default=None)
+        campaign, retry = self._campaign_deadline(), self._retry_at
+        if campaign is None or retry is None:
+            return retry if campaign is None else campaign
+        return min(campaign, retry)
 
     def handle(self, now: float, event: Event) -> list[Action]:
         """Take one event in. Raises InvalidTransition, changing nothing, where only a bug can have sent it."""

@@ -19,6 +19,7 @@ the job is known to have a newer checkpoint than it finds, nor if its initial va
 
 *Preemption.* At its next boundary the worker ends. The named saver saves before it does. If it is not in this roster (it has left
 just before), the leader saves. A step in progress may take `suspend_patience_s`: a member that has ended does not send its part.
+If it has come to nothing then, the saver may be busy elsewhere (the leader evaluates): the first of the others saves, too.
 
 *Limits* are those of `limits`. Who takes too long alone ends its process; who waits too long for others abandons the
 communicator, as after a loss, and ends its process only if it does not come out of it.
@@ -167,6 +168,7 @@ class Training:
         # the end
         self._suspend: Suspend | None = None
         self._give_up_at: float | None = None  # the step in progress, of a preempted job
+        self._stood_up = False  # the others did not come to that step in time: the saver may be among them
         self._come_out_by: float | None = None  # of an abandoned communicator
         self._end: Action = Continue()
         self._last_sequence = 0
@@ -258,8 +260,11 @@ class Training:
 
     def deadline(self) -> float | None:
         """When `pass_time` has something to do (Unix time, s)."""
-        deadlines = [self._limit_at(), self._give_up_at, self._come_out_by]
-        return min((d for d in deadlines if d is not None), default=None)
+        soonest = self._limit_at()
+        for deadline in (self._give_up_at, self._come_out_by):
+            if deadline is not None and (soonest is None or deadline < soonest):
+                soonest = deadline
+        return soonest
 
     def pass_time(self, now: float) -> list[Action]:
         """Deadlines may have come."""
@@ -269,6 +274,7 @@ class Training:
         if self._give_up_at is not None and now >= self._give_up_at:
             self._give_up_at = None
             if self.doing in TOGETHER or self.doing is Doing.COMPUTING:
+                self._stood_up = self.doing in TOGETHER
                 actions += self._abandon(now)  # a member that has ended does not send its part of the step
         if self._come_out_by is not None and now >= self._come_out_by:
             why = f"does not come out of the communicator of generation {self._membership.generation}, which was abandoned"
@@ -535,8 +541,12 @@ class Training:
     def _saves(self) -> bool:
         """Is it this worker that saves the state of a preempted job?"""
         saver = self._suspend.saver if self._suspend is not None else None
-        workers = self._roster.workers if self._roster is not None else ()
-        return saver == self._me or ((saver is None or saver not in workers) and self._leads)
+        if self._roster is None:
+            return saver == self._me
+        if saver is None or saver not in self._roster.workers:
+            saver = self._roster.leader
+        stand_in = next((worker for worker in self._roster.workers if worker != saver), None)
+        return self._me == saver or (self._stood_up and self._me == stand_in)
 
     def _end_suspended(self, now: float) -> list[Action]:
         self._give_up_at = None

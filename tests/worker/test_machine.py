@@ -349,6 +349,22 @@ def test_a_preempted_workers_step_is_given_up_when_the_others_have_ended() -> No
     assert story.take() == [e.GiveUpStep(restore_buffers=True), e.SaveCheckpoint(1, 2, 0, 1)]
 
 
+@pytest.mark.parametrize("saver", [None, OTHER], ids=["the leader", "another"])
+def test_if_the_saver_does_not_come_to_the_step_the_first_of_the_others_saves_too(saver: WorkerId | None) -> None:
+    story = Story()
+    story.joins()
+    story.tell(e.StepWanted(1))
+    story.tell(e.ValuesExchanged(1))
+    story.take()
+    story.epoch = 1
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.suspend(saver)
+    story.wait(times.SUSPEND_PATIENCE_S + 0.1)
+    story.tell(e.CollectiveFailed("abandoned"))
+    assert [type(action) for action in story.take()] == [e.GiveUpStep, e.SaveCheckpoint]
+
+
 def test_patience_with_a_preempted_jobs_step_follows_from_what_steps_take() -> None:
     story = Story()
     story.trains_alone()

@@ -115,10 +115,14 @@ class Oracle:
         (step,), (state,) = steps, states
         if set(parts) != set(group.roster.workers):
             raise Violation("a gang trains whole", f"{name}: {sorted(parts)} of {group.roster.workers}")
-        hosted = sorted(virtual for part in parts.values() for virtual in part.hosted)
-        wanted = known.plan.spec.virtual_workers
-        if hosted != list(range(wanted)):
-            raise Violation("a step has each virtual worker once", f"{name}, step {step}: {hosted} of {wanted}")
+        wanted, covered = known.plan.spec.virtual_workers, 0
+        for hosted in sorted((part.hosted for part in parts.values() if part.hosted), key=lambda hosted: hosted.start):
+            if hosted.start != covered:
+                break
+            covered = hosted.stop
+        if covered != wanted:
+            text = f"{name}, step {step}: {[str(part.hosted) for part in parts.values()]} of {wanted}"
+            raise Violation("a step has each virtual worker once", text)
         return step, hash((state, step, wanted))
 
     def applied(self, job: JobId, worker: WorkerId, generation: int, lineage: int, step: int, state: int) -> None:

@@ -51,6 +51,7 @@ class Script:
     ending: Ending = Ending.TRAINS
     ends_at: int = 0  # the step at which it raises, exits or runs out of memory
     registers: bool = False  # values of its own
+    odd_metrics: bool = False  # it reports NaN and infinity
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
     low = chance.choice((1, 1, 2, 4))
     high = max(low, chance.choice((2, 4, 8)))
     virtual = 8
-    step_s = chance.choice((0.5, 1.0, 2.0, 4.0))
+    step_s = chance.choice((1.0, 2.0, 4.0, 8.0))
     start_s, save_s = chance.uniform(1, 8), chance.uniform(0.1, 3.0)
     steps = int(chance.uniform(100, 500) / step_s)
     ending = chance.choices(list(Ending), (12, 1, 0.5, 1, 0.5, 0.5, 0.7))[0]
@@ -257,7 +258,7 @@ def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
     evaluates = chance.random() < 0.3
     evaluate_every, evaluate_s = chance.randrange(10, 60), chance.choice((1.0, 8.0, 20.0))
     at = round(1 + chance.uniform(0, 120), 3)
-    absurd, which = chance.random() < 0.12, chance.randrange(4)
+    absurd, which = chance.random() < 0.15, chance.randrange(7)
     throughput: dict[int, float] = {}
     if absurd and shape.absurd:
         if which == 0:
@@ -267,8 +268,14 @@ def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
             virtual = high
         elif which == 2:
             throughput = {1: 1e-300, 2: 1e15}
-        else:
+        elif which == 3:
             high, virtual = 4096, 4096
+        elif which == 4:  # these three are refused
+            throughput = {1: float("nan")}
+        elif which == 5:
+            every_s = float("inf")
+        else:
+            low, high, virtual = 10**6, 10**6, 10**6
     spec = JobSpec(
         name=name,
         command=("python", "train.py"),
@@ -290,6 +297,7 @@ def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
         ending=ending,
         ends_at=ends_at,
         registers=registers,
+        odd_metrics=chance.random() < 0.2,
     )
     return JobPlan(at, spec, script)
 

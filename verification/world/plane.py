@@ -34,7 +34,7 @@ class Part:
 
     step: int
     word: int  # the control word
-    hosted: tuple[int, ...]  # virtual workers whose gradients it has computed
+    hosted: range  # virtual workers whose gradients it has computed
     state: int | None  # before the step; None: a joiner, who does not have it yet
 
 

@@ -129,6 +129,8 @@ class Worker(Process):
         if self._runs(task):
             arrived = w.Arrived(self._script.steps, self._steps_per_epoch, 8, self._script.registers)
             self._tell(arrived)
+            if self._script.odd_metrics:
+                self._tell(w.MetricsReported({"loss": float("nan"), "accuracy": float("inf"), "epoch": 1.0}))
 
     # -- the control thread
 
@@ -258,7 +260,7 @@ class Worker(Process):
             case w.ReceiveState():
                 self._in_group(lambda group: group.receive_state(self))
             case w.JoinStep(step, _, proposal):
-                self._in_group(lambda group: group.offer(self, self._index, Part(step, proposal, (), None)))
+                self._in_group(lambda group: group.offer(self, self._index, Part(step, proposal, range(0), None)))
             case w.TakeState():
                 self._in_group(lambda group: None)
             case w.GiveState():
@@ -336,7 +338,7 @@ class Worker(Process):
         assert self._group is not None
         if run.send:
             self._send_state()
-        hosted = tuple(run.ranges[self._group.roster.rank(WorkerId(self.name))])
+        hosted = run.ranges[self._group.roster.rank(WorkerId(self.name))]
         part = Part(run.step, run.proposal, hosted, self._state)
         own_s = self._script.step_s * len(hosted) / self._start.spec.virtual_workers
         self._soon(own_s, self._computed, self._group, part)
