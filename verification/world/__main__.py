@@ -9,6 +9,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from .campaign import Journal, Settings, cores, first_failures, run
 from .history import Outcome, play, shrink
 from .plan import STORM_S, WEATHERS, Plan, Shape
 
+WEEK_S = 7 * 86400.0
 SHOWN = 5  # kinds of failures whose shortest story is looked for
 console = Console(soft_wrap=True, highlight=False)
 
@@ -25,6 +27,8 @@ console = Console(soft_wrap=True, highlight=False)
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     shape = Shape(options.servers, options.gpus, options.jobs, options.storm_s, options.policy)
+    if options.week:
+        shape = replace(shape, jobs=600, storm_s=WEEK_S, submit_s=0.99 * WEEK_S, faults=300)
     settings = Settings(options.weather, shape)
     gc.freeze()
     if options.seed is not None:
@@ -52,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpus", type=int, default=4, help="of each server")
     parser.add_argument("--jobs", type=int, default=5)
     parser.add_argument("--storm-s", type=float, default=STORM_S, help="virtual seconds of weather")
+    parser.add_argument(
+        "--week", action="store_true", help="with --seed: a week with 600 jobs and 300 faults (minutes)"
+    )
     parser.add_argument("--processes", type=int, default=0, help="else one for each core")
     parser.add_argument(
         "--campaign", help="a file that keeps what has been played: the same command goes on from there"

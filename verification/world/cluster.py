@@ -113,7 +113,7 @@ class World:
         self.network.weather = Weather(contract=self.network.weather.contract)
         self.network.heal_all()
         self.mend_store()
-        self.disk.crash_next = None
+        self.disk.crash_next = self.disk.tear_next = None
         for agent in self.agents:
             agent.empty_disk()
             agent.close_black_hole()

@@ -34,6 +34,7 @@ class Disk:
         self._backup: tuple[float, dict[str, Record]] = (0.0, {})
         self.trouble = Trouble.NONE
         self.replaced = 0  # how often it has become another one: lost, or restored from a backup
+        self.tear_next: bool | None = None  # the next commit fails with its outcome unknown: True: it has taken place
         self.crash_next: bool | None = None  # the controller dies at its next commit: True: after it, False: before
         self.on_commit: Callable[[Sequence[Put | Delete]], None] = lambda writes: None
 
@@ -58,6 +59,9 @@ class Disk:
         crash, self.crash_next = self.crash_next, None
         if crash is False:
             raise Crashed
+        torn, self.tear_next = self.tear_next, None
+        if torn is False:
+            raise StoreUnavailable("disk I/O error", outcome_unknown=True)
         self._revision += 1
         for write in writes:
             if isinstance(write, Put):
@@ -67,6 +71,8 @@ class Disk:
         self.on_commit(writes)
         if crash:
             raise Crashed
+        if torn:
+            raise StoreUnavailable("disk I/O error", outcome_unknown=True)
         if self._timeline.now - self._backup[0] >= BACKUP_EVERY_S:
             self._backup = (self._timeline.now, dict(self._records))
         return self._revision

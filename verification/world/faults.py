@@ -50,6 +50,7 @@ _CONTROLLER = (
     Kind.CRASH_AFTER_COMMIT,
     Kind.STOP_CONTROLLER,
     Kind.JUMP_CLOCK,
+    Kind.TEAR_COMMIT,
     Kind.FILL_STORE,
     Kind.LOCK_STORE,
     Kind.LOSE_STORE,
@@ -68,6 +69,8 @@ def _strike_controller(world: World, fault: Fault) -> None:
         case Kind.STOP_CONTROLLER:
             controller.stop()
             world.after(for_s, controller.go_on, controller.life)
+        case Kind.TEAR_COMMIT:
+            disk.tear_next = fault.who % 2 == 0
         case Kind.JUMP_CLOCK:
             controller.clock_ahead_s += for_s if fault.who % 2 else -for_s
             controller.rearm()

@@ -90,6 +90,7 @@ class Kind(enum.Enum):
     CRASH_AFTER_COMMIT = "kill controller after its next commit"
     STOP_CONTROLLER = "stop controller"
     JUMP_CLOCK = "jump the controller's clock"
+    TEAR_COMMIT = "let the controller's next commit fail, done or not done"
     FILL_STORE = "fill the controller's disk"
     LOCK_STORE = "lock the controller's store"
     LOSE_STORE = "lose the controller's store"
@@ -128,6 +129,7 @@ DRAWN: dict[Kind, Drawn] = {
     Kind.CRASH_AFTER_COMMIT: Drawn(1.5, 0.1, 5),
     Kind.STOP_CONTROLLER: Drawn(2, 0.5, 25),
     Kind.JUMP_CLOCK: Drawn(1, 1, 7200),
+    Kind.TEAR_COMMIT: Drawn(1),
     Kind.FILL_STORE: Drawn(0.7, 1, 30),
     Kind.LOCK_STORE: Drawn(0.7, 0.5, 15),
     Kind.LOSE_STORE: Drawn(0.15, 0.5, 5),
@@ -227,6 +229,8 @@ class Shape:
     gpus: int = 4
     jobs: int = 5
     storm_s: float = STORM_S
+    submit_s: float = 120.0  # in which jobs are submitted
+    faults: int | None = None  # None: as many as the weather has
     policy: str = ""  # empty: drawn
     absurd: bool = True  # valid but absurd jobs among the others
 
@@ -235,14 +239,19 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
     """The plan of `seed`."""
     chance = random.Random(f"{seed}/plan")
     policy = chance.choice(POLICIES)
-    jobs = tuple(_job(random.Random(f"{seed}/job/{i}"), f"job{chr(97 + i)}", shape) for i in range(shape.jobs))
+    count = weather.faults if shape.faults is None else shape.faults
+    jobs = tuple(_job(random.Random(f"{seed}/job/{i}"), f"job{_letters(i)}", shape) for i in range(shape.jobs))
     faults = tuple(
         sorted(
-            (_fault(random.Random(f"{seed}/fault/{i}"), weather, shape) for i in range(weather.faults)),
+            (_fault(random.Random(f"{seed}/fault/{i}"), weather, shape) for i in range(count)),
             key=lambda fault: fault.at,
         )
     )
     return Plan(seed, weather, shape.servers, shape.gpus, shape.policy or policy, jobs, faults, shape.storm_s)
+
+
+def _letters(number: int) -> str:
+    return (_letters(number // 26 - 1) if number >= 26 else "") + chr(97 + number % 26)
 
 
 def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
@@ -257,7 +266,7 @@ def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
     every_s = chance.choice((10.0, 30.0, 120.0))
     evaluates = chance.random() < 0.3
     evaluate_every, evaluate_s = chance.randrange(10, 60), chance.choice((1.0, 8.0, 20.0))
-    at = round(1 + chance.uniform(0, 120), 3)
+    at = round(1 + chance.uniform(0, shape.submit_s), 3)
     absurd, which = chance.random() < 0.15, chance.randrange(7)
     throughput: dict[int, float] = {}
     if absurd and shape.absurd:

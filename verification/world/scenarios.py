@@ -41,6 +41,7 @@ FAULTS: dict[str, Kind] = {
     "stop controller": Kind.STOP_CONTROLLER,
     "crash controller-before-commit": Kind.CRASH_BEFORE_COMMIT,
     "crash controller-after-commit": Kind.CRASH_AFTER_COMMIT,
+    "tear commit": Kind.TEAR_COMMIT,
     "fill store": Kind.FILL_STORE,
     "lock store": Kind.LOCK_STORE,
     "lose store": Kind.LOSE_STORE,
