@@ -74,7 +74,7 @@ def train_ddp(recipe: Recipe, canonical: bool) -> dict[str, Any]:
         seed_everything(derive_seed(SEED, "data", step, rank))
         batch = fetch(dataset, sampler.indices(epoch, within, rank))
         seed_everything(derive_seed(SEED, "model", step, rank))
-        recipe.loss(parallel, batch).backward()
+        recipe.loss(parallel, batch).backward()  # type: ignore[no-untyped-call]
         if recipe.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
         seen.append(gradient_size(model))
@@ -100,7 +100,7 @@ def train_elastic(recipe: Recipe, run: elasticd.Run) -> dict[str, Any]:
     )
     for _ in run.epochs(EPOCHS):
         for batch in batches:
-            recipe.loss(model, batch).backward()
+            recipe.loss(model, batch).backward()  # type: ignore[no-untyped-call]
             elastic.step()
     return document(model, optimizer, scheduler, {"seen": seen})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,7 +177,7 @@ class History:
 
     # -- deaths
 
-    def _arm(self, scene: Scene, before: list[str], leaving: list[str]) -> None:
+    def _arm(self, scene: Scene, before: Sequence[str], leaving: Sequence[str]) -> None:
         """Choose victims among those that are there. Somebody with the state who stays is always spared."""
         for kill in scene.kills:
             if kill.who is Who.NEWCOMERS:
@@ -192,7 +192,7 @@ class History:
                 self._station.board.arm(slot_of(victim), kill.point, kill.passes)
                 self._note(f"armed {victim}: {kill.point.value}, time {kill.passes}")
 
-    def _candidates(self, kill: Kill, leaving: list[str]) -> list[str]:
+    def _candidates(self, kill: Kill, leaving: Sequence[str]) -> list[str]:
         spared = {worker for _, _, victims in self._pending for worker in victims}
         holders = [
             worker

@@ -35,7 +35,7 @@ from elasticd.controller.generations import OVER
 from elasticd.controller.intake import on_agent_message
 from elasticd.controller.jobs import Job, JobRecord
 from elasticd.controller.reconcile import settle, stop_worker
-from elasticd.controller.scheduling.policies import load_policy
+from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.protocol.codec import Codec
 from elasticd.protocol.messages import StartWorker, ToAgentFromWorker
 from elasticd.protocol.model import (
@@ -93,8 +93,8 @@ class Station:
         self._loop.add_socket(self._router, self._on_worker)
         self._loop.add_descriptor(nursery.descriptor, self._on_nursery)
         settings = Settings(cluster="bits", incarnation="1", version="0", pid=os.getpid(), max_restarts=1000)
-        policy = load_policy({"policy": "max-min"}, "bits")
-        self._cluster = Cluster(settings, policy, random.Random(0), self.now())
+        scheduler = load_scheduler({"policy": "max-min"}, "bits")
+        self._cluster = Cluster(settings, scheduler, random.Random(0), self.now())
         self._agent = AgentMachine(_server(), "1", HEARTBEAT_INTERVAL_S)
         self._events: deque[Event] = deque([Started()])
         spec = JobSpec(

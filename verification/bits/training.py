@@ -167,7 +167,7 @@ def train(name: str, run: elasticd.Run, epochs: int) -> dict[str, Any]:
     )
     for _ in run.epochs(epochs):
         for batch in batches:
-            recipe.loss(model, batch).backward()
+            recipe.loss(model, batch).backward()  # type: ignore[no-untyped-call]
             elastic.step()
             elastic.zero_grad()
     run.finish()

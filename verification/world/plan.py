@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
 
@@ -18,7 +19,7 @@ POLICIES = (
 )  # fmt: skip
 
 
-LIMITS: dict[str, float] = {  # of all jobs, shorter than usual, so that histories are, too
+LIMITS: dict[str, Any] = {  # of all jobs, shorter than usual, so that histories are, too
     "start_timeout_s": 120.0,
     "load_timeout_s": 240.0,
     "step_timeout_s": 60.0,

@@ -114,7 +114,7 @@ class Worker(Process):
         spec = self._start.spec
         place = w.Place(
             job=self.job,
-            worker=self.name,
+            worker=WorkerId(self.name),
             pid=self._pid,
             address=self._address,
             virtual_workers=spec.virtual_workers,
