@@ -1,4 +1,4 @@
-"""A newcomer whose only holder dies: `python orphan_ranks.py WHEN ADDRESS DIRECTORY`, with a timetable of `training_world`.
+"""A newcomer whose only holder dies: `python orphan_ranks.py WHEN ADDRESS DIRECTORY`, with a timetable of `training_ranks`.
 
 WHEN: whether the holder is killed "before" it sends its state, or when it has "begun" to. The newcomer then has to begin alone.
 It writes what it ends with to DIRECTORY; its exit code is ours.
@@ -10,16 +10,17 @@ import json
 import os
 import signal
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import training_cases
-from training_world import VIRTUAL_WORKERS, Rehearsal, Timetable, digest, environment
+from training_ranks import VIRTUAL_WORKERS, Rehearsal, Timetable, digest, environment, fork
 
 from elasticd.protocol.model import Determinism, GpuAddress, Member, Roster, ServerId, WorkerId
 from elasticd.worker import membership as m
+from elasticd.worker import warm
 from elasticd.worker.replication import Replication
 from elasticd.worker.run import Run
 
@@ -48,7 +49,6 @@ def die_giving(when: str) -> None:
 
 
 def train(me: int, when: str, address: str, directory: Path) -> None:
-    torch.set_num_threads(1)
     if me == 0:
         die_giving(when)
     place = environment(me, Determinism.ELASTIC)
@@ -58,16 +58,9 @@ def train(me: int, when: str, address: str, directory: Path) -> None:
 
 
 def main(when: str, address: str, directory: Path) -> int:
-    children = []
-    for me in (0, 1):
-        children.append(os.fork())
-        if children[-1] == 0:
-            try:
-                train(me, when, address, directory)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
+    torch.set_num_threads(1)
+    warm.prepare()
+    children = [fork(partial(train, me, when, address, directory)) for me in (0, 1)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert codes[0] == -signal.SIGKILL
     return codes[1]

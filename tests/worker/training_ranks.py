@@ -1,10 +1,16 @@
-"""Ranks that train: `python training_world.py CASE ADDRESS TIMETABLE DIRECTORY` forks a process for each worker; each writes what
-it ends with to DIRECTORY.
+"""Ranks that train: `python training_ranks.py`, and then on its standard input one errand a line, as JSON:
+
+    {"case": CASE, "address": ADDRESS, "timetable": TIMETABLE, "directory": DIRECTORY}
+
+For each errand a process is forked for each worker; each writes what it ends with to DIRECTORY, and the worst of their exit codes
+is the answer, one line on standard output.
 
 CASE is a function of `training_cases`, and after a colon the job's determinism (default elastic).
 
-TIMETABLE is JSON: a list of [first step, [workers]]. All switch as it says; a worker that is new in an entry is a joiner. One
-worker alone is what `python script.py` does. The process imports torch once and stays single-threaded, so forking is safe.
+TIMETABLE is a list of [first step, [workers]]. All switch as it says; a worker that is new in an entry is a joiner. One worker
+alone is what `python script.py` does.
+
+The process imports once what a training script needs, and stays single-threaded, so forking is safe.
 """
 
 from __future__ import annotations
@@ -15,6 +21,8 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +32,7 @@ import zmq
 
 from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
 from elasticd.worker import membership as m
+from elasticd.worker import warm
 from elasticd.worker.communicator import Communicator, RendezvousStore
 from elasticd.worker.control import MachineControl
 from elasticd.worker.environment import ClusterEnvironment
@@ -140,7 +149,6 @@ def digest(value: Any) -> Any:
 
 
 def rank_main(case: str, me: int, address: str, entries: list[tuple[int, list[int]]]) -> dict[str, Any]:
-    torch.set_num_threads(1)
     name, _, determinism = case.partition(":")
     place = environment(me, Determinism(determinism or "elastic"))
     run = Run(Rehearsal(Timetable(me, entries), address, place), place, VIRTUAL_WORKERS, seed=3)
@@ -169,22 +177,36 @@ def environment(me: int, determinism: Determinism) -> ClusterEnvironment:
     )
 
 
+def fork(worker: Callable[[], None]) -> int:
+    """A process that does this and ends. Returns its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        worker()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def carry_out(case: str, address: str, timetable: list[Any], directory: str) -> int:
+    """One errand. Returns the worst exit code."""
+    entries = [(int(step), list(workers)) for step, workers in timetable]
+
+    def train(me: int) -> None:
+        document = rank_main(case, me, address, entries)
+        Path(directory, f"{me}.json").write_text(json.dumps(document))
+
+    children = [fork(partial(train, me)) for me in sorted({worker for _, workers in entries for worker in workers})]
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+
+
 def main() -> None:
-    case, address, timetable, directory = sys.argv[1:]
-    entries = [(int(step), list(workers)) for step, workers in json.loads(timetable)]
-    children = []
-    for me in sorted({worker for _, workers in entries for worker in workers}):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                document = rank_main(case, me, address, entries)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            Path(directory, f"{me}.json").write_text(json.dumps(document))
-            os._exit(0)
-        children.append(pid)
-    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children))
+    torch.set_num_threads(1)
+    warm.prepare()
+    for line in sys.stdin:
+        print(carry_out(**json.loads(line)), flush=True)
 
 
 if __name__ == "__main__":
