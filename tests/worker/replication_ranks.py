@@ -1,7 +1,7 @@
 """Ranks that are real processes: `python replication_ranks.py ADDRESS PLAN:VICTIM...` forks four for each PLAN:VICTIM, in turn.
 
 The process imports torch once and stays single-threaded, so forking is safe; each child prints one JSON document. Rank 0 has the
-state. The victim, if any (-1: nobody), kills itself while the state is on its way; the others abort half a second later, as
+state. The victim, if any (-1: nobody), kills itself while the state is on its way; the others abort a while after its death, as
 their control threads would.
 """
 
@@ -23,7 +23,8 @@ from elasticd.worker.communicator import Communicator, CommunicatorBroken, Rende
 from elasticd.worker.replication import Replication, Transfer
 from elasticd.worker.state import describe
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0  # a hang, on a machine that does much else
+HEARD_AFTER_S = 0.2  # between a death and the survivors' hearing of it
 CHAIN = (Transfer(0, 1), Transfer(1, 2, 1), Transfer(2, 3, 2))
 TREE = (Transfer(0, 1), Transfer(0, 2, 1, (0,)), Transfer(1, 3, 1))
 TOLD = (
@@ -74,15 +75,37 @@ def take_part(communicator: Communicator, plan: tuple[Transfer, ...], victim: in
     return {"digest": digest(tensors), "step": incoming.header["step"], **replication.receive_trailer()}
 
 
-def run(rank: int, address: str, case: str) -> dict[str, Any]:
+class Life:
+    """Of a victim: a pipe that only it holds open."""
+
+    def __init__(self) -> None:
+        self._end, self._held = os.pipe()
+
+    def let_go(self) -> None:
+        """In everyone but the victim."""
+        os.close(self._held)
+
+    def close(self) -> None:
+        os.close(self._end)
+
+    def tell_of_its_end(self, communicator: Communicator) -> None:
+        threading.Thread(target=self._abort, args=(communicator,), daemon=True).start()
+
+    def _abort(self, communicator: Communicator) -> None:
+        os.read(self._end, 1)
+        time.sleep(HEARD_AFTER_S)
+        communicator.abort()
+
+
+def run(rank: int, address: str, case: str, life: Life) -> dict[str, Any]:
     name, _, number = case.partition(":")
     plan, victim = PLANS[name], int(number)
+    if rank != victim:
+        life.let_go()
     communicator = build(rank, address, case)
     communicator.wait(communicator.all_reduce(torch.ones(1)))
-    if victim >= 0:
-        timer = threading.Timer(0.5, communicator.abort)
-        timer.daemon = True
-        timer.start()
+    if victim not in (-1, rank):
+        life.tell_of_its_end(communicator)
     try:
         result = take_part(communicator, plan, victim)
         communicator.wait(communicator.all_reduce(torch.ones(1)))
@@ -107,11 +130,14 @@ def main() -> None:
     address, cases = sys.argv[1], sys.argv[2:]
     torch.set_num_threads(1)
     for case in cases:
+        life = Life()
         for rank in range(SIZE):
             if os.fork() == 0:
-                os.write(1, f"{json.dumps({'case': case, 'rank': rank, **run(rank, address, case)})}\n".encode())
+                os.write(1, f"{json.dumps({'case': case, 'rank': rank, **run(rank, address, case, life)})}\n".encode())
                 return
+        life.let_go()
         wait_for_children()
+        life.close()
 
 
 def wait_for_children() -> None:
