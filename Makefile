@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup demo test hunt check bench-resize bench-runtime bench-simulator bench-gpu bench-policies conformance papers verify-bits world planted model-check format clean
+.PHONY: help setup demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-gpu bench-policies conformance papers verify-bits world planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -20,8 +20,11 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup
 demo: $(STAMP)  ## three jobs share a cluster of two servers on this machine: about two minutes
 	@$(BIN)/python -m examples.demo
 
-test: $(STAMP)  ## all tests
-	@$(BIN)/pytest $(ARGS)
+test: $(STAMP)  ## the tests, six of them with a cluster of real processes: a few minutes on two cores (ARGS: for pytest)
+	@$(BIN)/pytest -n 2 --dist loadgroup -m "not cluster" $(ARGS)
+
+test-cluster: $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
+	@$(BIN)/pytest -m cluster $(ARGS)
 
 hunt: $(STAMP)  ## the property tests with new examples, again and again until one fails (ARGS: for pytest)
 	@files=$$(grep -rlE '@given|RuleBased' tests); while $(BIN)/pytest -q -x --hypothesis-profile=hunt $$files $(ARGS); do :; done; false

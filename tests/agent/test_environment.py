@@ -136,6 +136,7 @@ def computed(determinism: Determinism, server: Mapping[str, str]) -> dict[str, s
     return json.loads(subprocess.run(command, env=made(determinism, server), capture_output=True, check=True).stdout)
 
 
+@pytest.mark.cluster
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the variables name instruction sets of x86")
 def test_on_servers_that_compute_differently_only_a_heterogeneous_job_gets_the_same_bits() -> None:
     large, small = (computed(Determinism.ELASTIC, server) for server in (LARGE, SMALL))

@@ -10,7 +10,7 @@ import pytest
 
 from elasticd.agent.errands import Errands
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Driven:

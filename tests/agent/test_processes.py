@@ -22,7 +22,9 @@ from elasticd.protocol.model import Fault, Gpu, GpuKind, GpuRange, JobId, JobSpe
 from elasticd.runtime.clock import SteadyClock
 from elasticd.runtime.loop import Loop
 
-PATIENCE_S = 60.0
+pytestmark = pytest.mark.xdist_group("processes")
+
+PATIENCE_S = 120.0
 
 
 class SlowDisk(Disk):

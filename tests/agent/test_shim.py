@@ -18,6 +18,8 @@ import pytest
 from elasticd.agent import shim
 from elasticd.agent.shim import Lines
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 WORKER = "digits-1.0"
 
 
@@ -38,7 +40,7 @@ class Shimmed:
 
     def end(self) -> dict:
         """The exit record, after the shim has ended."""
-        assert self.process.wait(timeout=20) == 0
+        assert self.process.wait(timeout=120) == 0
         return json.loads((self.directory / f"{WORKER}.exit").read_text())
 
     def log(self) -> list[bytes]:

@@ -27,7 +27,9 @@ from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, Work
 from elasticd.runtime.clock import SteadyClock
 from elasticd.runtime.loop import Loop
 
-PATIENCE_S = 60.0
+pytestmark = pytest.mark.xdist_group("processes")
+
+PATIENCE_S = 300.0
 JOB = JobId("digits-1")
 
 
@@ -338,6 +340,7 @@ def test_a_wedged_warm_process_only_costs_its_worker_the_advantage(tmp_path: Pat
     agent.close()
 
 
+@pytest.mark.cluster
 def test_a_worker_with_other_import_time_variables_starts_cold_and_the_next_one_from_a_process_of_their_own(
     tmp_path: Path,
 ) -> None:
@@ -360,6 +363,7 @@ def test_a_worker_with_other_import_time_variables_starts_cold_and_the_next_one_
     agent.close()
 
 
+@pytest.mark.cluster
 def test_an_interpreter_without_torch_is_found_to_be_of_no_use_once(tmp_path: Path) -> None:
     (tmp_path / "bare" / "bin").mkdir(parents=True)
     (tmp_path / "bare" / "bin" / "python").symlink_to(os.path.realpath(sys.executable))

@@ -41,7 +41,7 @@ def ends_s(jobs: Workload, name: str) -> Floats:
 some = st.lists(st.tuples(st.floats(0, 400), st.floats(10, 1000), st.floats(0.3, 1)), min_size=1, max_size=8)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(jobs=some, name=st.sampled_from(["elastic", "afs-l", "srtf-e", "max-min"]), cell_s=st.sampled_from([0.0, 100.0]))
 def test_no_policy_is_below_the_bound(jobs: list[tuple[float, float, float]], name: str, cell_s: float) -> None:
     load = workload(jobs)

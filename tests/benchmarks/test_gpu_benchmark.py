@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.gpu", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

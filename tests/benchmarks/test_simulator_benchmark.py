@@ -17,7 +17,7 @@ DATA = ROOT.parent / "shared" / "data"
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.simulator", "--quick", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
 
 
 def test_what_needs_missing_inputs_is_skipped_with_a_reason(tmp_path: Path) -> None:

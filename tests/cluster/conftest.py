@@ -20,18 +20,8 @@ from elasticd.protocol.messages import GetJob, JobFound, JobView, Ping, Pong, Sc
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobPhase, JobSpec, Resize
 
 SCRIPT = Path(__file__).with_name("train_small.py")
+PATIENCE_S = 300.0  # with real processes, on a machine that does much else: what takes longer hangs
 T = TypeVar("T")
-
-
-def until(what: str, probe: Callable[[], T | None], timeout_s: float = 60.0, story: Callable[[], str] = str) -> T:
-    """Poll `probe` until it gives something. The failing message is the story."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        found = probe()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{story()}")
 
 
 def free_port() -> int:
@@ -65,7 +55,17 @@ class Cluster:
         for name in self.names:
             self.start(name)
         self.client = Client(self.address)
-        until("all servers are there", self.all_there, 20, self.story)
+        self.until("all servers are there", self.all_there)
+
+    def until(self, what: str, probe: Callable[[], T | None]) -> T:
+        """Poll `probe` until it gives something. The failing message is the story."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            found = probe()
+            if found:
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"not within {PATIENCE_S:.0f} s: {what}\n{self.story()}")
 
     def write(self, name: str, **options: object) -> None:
         (self.directory / f"{name}.yaml").write_text(yaml.safe_dump(options))
@@ -110,32 +110,31 @@ class Cluster:
 
         There may be several: GPUs that the job's own leavers have not left yet follow in a later generation.
         """
-        answer = self.client.ask(Scale(job=job, share=share), timeout_s=30.0)
+        answer = self.client.ask(Scale(job=job, share=share), timeout_s=PATIENCE_S)
         assert isinstance(answer, Scaled), answer
-        return until(
+        return self.until(
             f"{job} trains on {share}",
             lambda: next(
                 (r for r in self.job(job).resizes if r.generation >= answer.generation and r.workers_after == share),
                 None,
             ),
-            story=self.story,
         )
 
-    def until_step(self, job: str, step: int, timeout_s: float = 60.0) -> JobView:
+    def until_step(self, job: str, step: int) -> JobView:
         def probe() -> JobView | None:
             view = self.job(job)
             return view if view.step is not None and view.step >= step else None
 
-        return until(f"{job} reaches step {step}", probe, timeout_s, self.story)
+        return self.until(f"{job} reaches step {step}", probe)
 
-    def until_share(self, job: str, share: int, timeout_s: float = 60.0) -> JobView:
+    def until_share(self, job: str, share: int) -> JobView:
         def probe() -> JobView | None:
             view = self.job(job)
             return view if view.share_gpus == share else None
 
-        return until(f"{job} has {share} GPUs", probe, timeout_s, self.story)
+        return self.until(f"{job} has {share} GPUs", probe)
 
-    def until_measured(self, job: str, share: int, known: set[int], timeout_s: float = 90.0) -> JobView:
+    def until_measured(self, job: str, share: int, known: set[int]) -> JobView:
         """The job has been measured with all these shares, has so many GPUs, and nothing more is measured."""
 
         def probe() -> JobView | None:
@@ -144,17 +143,17 @@ class Cluster:
             measured = {point.share_gpus for point in view.curve if point.source == "measured"}
             return view if at_rest and known <= measured else None
 
-        return until(f"{job} is measured with {known} and has {share} GPUs", probe, timeout_s, self.story)
+        return self.until(f"{job} is measured with {known} and has {share} GPUs", probe)
 
-    def until_over(self, job: str, timeout_s: float = 90.0) -> JobView:
+    def until_over(self, job: str) -> JobView:
         def probe() -> JobView | None:
             view = self.job(job)
             return view if view.phase.final else None
 
-        return until(f"{job} ends", probe, timeout_s, self.story)
+        return self.until(f"{job} ends", probe)
 
-    def until_final(self, job: str, timeout_s: float = 90.0) -> JobView:
-        view = self.until_over(job, timeout_s)
+    def until_final(self, job: str) -> JobView:
+        view = self.until_over(job)
         assert view.phase is JobPhase.FINISHED, f"{view.phase}: {view.reason}\n{self.story()}"
         return view
 
@@ -189,14 +188,14 @@ class Cluster:
 
 @pytest.fixture
 def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """A factory of clusters: `make_cluster(servers=1, slots=4, policy="max-min", lease_s=10)`, and options of the controller.
+    """A factory of clusters: `make_cluster(servers=1, slots=4, policy="max-min", lease_s=60)`, and options of the controller.
 
     Jobs are not measured on the way down unless a test wants it: it wants to know where they are.
     """
     clusters: list[Cluster] = []
 
     def make(
-        servers: int = 1, slots: int = 4, policy: str = "max-min", lease_s: float = 10.0, **options: object
+        servers: int = 1, slots: int = 4, policy: str = "max-min", lease_s: float = 60.0, **options: object
     ) -> Cluster:
         options.setdefault("measuring", {"way_down": False})
         clusters.append(Cluster(tmp_path, servers, slots, policy, lease_s, options))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import pytest
 
 from elasticd.protocol.messages import Cancel, Events, GetEvents, GetPolicy, PolicySet, SetPolicy
+
+pytestmark = pytest.mark.xdist_group("processes")
 
 MakeCluster = Callable[..., Any]
 MEASURED_STEPS = 80  # throughput is measured over some tens of steps; lengths are known only then
@@ -28,7 +29,6 @@ def samples(touched: Path) -> collections.Counter[str]:
     return collections.Counter(touched.read_text().splitlines())
 
 
-@pytest.mark.timeout(400)
 def test_another_policy_changes_the_shares_of_running_jobs_by_resizing_and_stays_in_force(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
@@ -48,13 +48,10 @@ def test_another_policy_changes_the_shares_of_running_jobs_by_resizing_and_stays
         for name, epochs in (("long", "2000"), ("short", "40"))
     }
     for job in jobs.values():
-        cluster.until_share(job, 2, timeout_s=150)
+        cluster.until_share(job, 2)
         cluster.until_step(job, MEASURED_STEPS)
     expected = {jobs["long"]: (2, 3), jobs["short"]: (2, 1)}
-    deadline = time.monotonic() + 60
-    while choose(cluster, "optimus", dry_run=True) != expected:
-        assert time.monotonic() < deadline, "the lengths are not known in time"
-        time.sleep(0.1)
+    cluster.until("the lengths are known", lambda: choose(cluster, "optimus", dry_run=True) == expected)
     workers = {name: cluster.pids(job) for name, job in jobs.items()}
 
     assert choose(cluster, "optimus") == expected

@@ -101,7 +101,7 @@ def parameters() -> list[Any]:
 
 @pytest.mark.parametrize("policy", parameters())
 def test_every_policy_decides_what_is_possible(policy: dict[str, Any]) -> None:
-    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=12, suppress_health_check=list(HealthCheck))
     @given(clusters(policy))
     def decides(cluster: Cluster) -> None:
         seen = outlook(cluster, NOW)

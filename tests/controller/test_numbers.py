@@ -91,7 +91,7 @@ def report(world: Any, status: WorkerStatus) -> list[Any]:
     return list(actions)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.sampled_from([kind.name for kind in POLICIES]))
 def test_no_number_of_a_status_gets_further_than_the_door(data: Any, policy: str) -> None:
     world, job, status = training(policy)

@@ -344,7 +344,7 @@ class MeasuredWorld(HostileWorld):
         super().report(worker, phase, generation, *arguments, **others)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32), st.integers(20, 120))
 @example(
     seed=1, length=38
@@ -387,7 +387,7 @@ def test_jobs_that_are_left_to_change_places_stay_where_they_are_and_train_on():
     world.finish_all()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32), st.integers(20, 120))
 def test_whatever_happens_every_job_gets_its_gpus_and_ends(seed, length):
     rng = random.Random(seed)

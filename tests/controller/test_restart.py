@@ -127,7 +127,7 @@ def test_growth_is_held_back_though_the_controller_was_restarted() -> None:
     assert len(world.running(job)) == 2
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 def test_at_any_moment_a_recovered_machine_equals_the_one_before_it(seed: int) -> None:
     rng = random.Random(seed)

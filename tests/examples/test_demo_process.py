@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.cluster
+
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 90.0
+DEADLINE_S = 300.0  # on a machine that does much else
 
 
 def processes_of(directory: Path, but: int) -> list[str]:

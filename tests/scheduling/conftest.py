@@ -1,15 +1,10 @@
-"""Makes `tables.py`, which several tests here share, importable as `scheduling_tables`; and no property test is timed."""
+"""Makes `tables.py`, which several tests here share, importable as `scheduling_tables`."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from pathlib import Path
-
-from hypothesis import HealthCheck, settings
-
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
 
 _spec = importlib.util.spec_from_file_location("scheduling_tables", Path(__file__).with_name("tables.py"))
 assert _spec is not None

@@ -275,7 +275,7 @@ def test_afs_l_is_algorithm_1(case: Case) -> None:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_afs_l_is_algorithm_1_with_many_jobs_and_gpus(seed: int) -> None:
     rng = random.Random(seed)
     jobs = []

@@ -13,8 +13,6 @@ from elasticd.controller.scheduling.buddy import Buddy, BuddyParameters
 from elasticd.controller.scheduling.view import Gpus, ServerInView
 from elasticd.protocol.model import ServerId
 
-untimed = settings(deadline=None)  # a busy machine is no failure
-
 BUDDY = Buddy(BuddyParameters())
 
 
@@ -52,7 +50,7 @@ def powers_of_two(draw: st.DrawFn, total: int, most_jobs: int = 12) -> dict[int,
     return shares
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_whenever_enough_gpus_are_idle_a_subtree_is_found(data: st.DataObject) -> None:
     """ElasticFlow 4.3, for powers of two, whatever the placements were before: no fragmentation."""
@@ -63,7 +61,6 @@ def test_whenever_enough_gpus_are_idle_a_subtree_is_found(data: st.DataObject) -
     assert all(in_a_block(own, size) for own in placed.values())
 
 
-@untimed
 @given(st.data())
 def test_decision_after_decision_every_job_has_its_subtree_and_nobody_moves_without_need(data: st.DataObject) -> None:
     size, count = 2 ** data.draw(st.integers(0, 3)), data.draw(st.integers(1, 5))
@@ -79,7 +76,7 @@ def test_decision_after_decision_every_job_has_its_subtree_and_nobody_moves_with
             assert all(placed[row] & ~before[row] == 0 for row in placed), "somebody moved although nobody grew"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_any_shares_are_placed_on_any_servers(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=5))

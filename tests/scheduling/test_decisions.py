@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_tables import Described, cases, job, policy, table
 
@@ -19,8 +19,6 @@ from elasticd.controller.scheduling.policies import POLICIES, load_policy
 from elasticd.controller.scheduling.view import ClusterView, Gpus, ReasonCode, ServerInView
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import ServerId
-
-untimed = settings(deadline=None)  # a busy machine is no failure
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "policies"
 NAMES = st.sampled_from([kind.name for kind in POLICIES])
@@ -178,7 +176,6 @@ def clusters(draw: st.DrawFn, one_server: bool = False) -> ClusterView:
     return view(sizes, *jobs, placements=placements, manual=manual)
 
 
-@untimed
 @given(clusters(), NAMES, st.booleans())
 def test_every_decision_can_be_carried_out(seen: ClusterView, name: str, packing: bool) -> None:
     decision = run(name, seen, packing)
@@ -193,7 +190,6 @@ def test_every_decision_can_be_carried_out(seen: ClusterView, name: str, packing
     assert counts == {row: share for row, share in enumerate(decision.shares.tolist()) if share}
 
 
-@untimed
 @given(clusters(), NAMES)
 def test_packing_takes_nobody_its_last_gpu_and_gives_nobody_more_than_its_maximum(seen: ClusterView, name: str) -> None:
     wanted, packed = run(name, seen), run(name, seen, packing=True)
@@ -204,7 +200,6 @@ def test_packing_takes_nobody_its_last_gpu_and_gives_nobody_more_than_its_maximu
         assert share >= min(seen.jobs.min_gpus[row], wanted.shares[row])
 
 
-@untimed
 @given(clusters(one_server=True), NAMES)
 def test_nobody_moves_without_need(seen: ClusterView, name: str) -> None:
     placements = run(name, seen).placements
@@ -216,7 +211,6 @@ def test_nobody_moves_without_need(seen: ClusterView, name: str) -> None:
             assert after & before == before
 
 
-@untimed
 @given(clusters())
 def test_max_min_is_fair_and_wastes_nothing(seen: ClusterView) -> None:
     given_ = run("max-min", seen).shares.tolist()
@@ -232,7 +226,6 @@ def test_max_min_is_fair_and_wastes_nothing(seen: ClusterView) -> None:
     assert all(given_[row] or low[row] > free for row in policed)
 
 
-@untimed
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(1, 16))
 def test_a_new_job_is_put_on_the_fewest_servers(sizes: list[int], share: int) -> None:
     if share > sum(sizes):

@@ -105,7 +105,7 @@ def flow_s(left_s: Sequence[float], gpus: int, name: str, **parameters: object) 
     return float(Simulation(load, servers(1, gpus), policy(name, **parameters)).run().end_s.sum())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.floats(10, 1000), min_size=2, max_size=6))
 def test_where_nobody_else_comes_the_sum_of_jcts_is_near_the_least_possible(left_s: list[float]) -> None:
     """The least possible one with GPUs that can be divided at will is that of heSRPT."""

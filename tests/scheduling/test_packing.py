@@ -7,12 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticd.controller.scheduling.packing import pack, rounded_down
-
-untimed = settings(deadline=None)  # a busy machine is no failure
 
 UNLIMITED = 10**6
 
@@ -71,7 +69,6 @@ def full_clusters(draw: st.DrawFn) -> tuple[list[int], int, int]:
     return gpus, size, count
 
 
-@untimed
 @given(full_clusters())
 def test_shares_that_use_all_gpus_are_regulated_to_the_same_sum_each_at_least_its_floor(
     case: tuple[list[int], int, int],
@@ -86,7 +83,6 @@ def test_shares_that_use_all_gpus_are_regulated_to_the_same_sum_each_at_least_it
         assert (regulated == 0) == (share == 0)
 
 
-@untimed
 @given(full_clusters())
 def test_shares_that_use_all_gpus_become_the_nearest_that_are_allowed(case: tuple[list[int], int, int]) -> None:
     gpus, size, count = case
@@ -94,7 +90,6 @@ def test_shares_that_use_all_gpus_become_the_nearest_that_are_allowed(case: tupl
     assert distance(gpus, found) == nearest(gpus, size, [1] * len(gpus), [UNLIMITED] * len(gpus))[1]
 
 
-@untimed
 @given(st.data())
 def test_with_maximums_and_idle_gpus_the_sum_is_the_largest_that_can_be_and_the_shares_are_the_nearest(
     data: st.DataObject,
@@ -118,7 +113,6 @@ def test_with_maximums_and_idle_gpus_the_sum_is_the_largest_that_can_be_and_the_
         assert not share or least <= regulated
 
 
-@untimed
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=20), st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]))
 def test_rounding_down_gives_the_largest_share_that_is_allowed(gpus: list[int], size: int) -> None:
     down = rounded_down(np.array(gpus), size).tolist()
@@ -174,7 +168,6 @@ def test_on_servers_that_are_not_alike_nothing_is_left_idle_that_a_job_wanted() 
     assert packed([27, 4], [8, 8, 8, 7]) == [27, 4]
 
 
-@untimed
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.data())
 def test_on_any_servers_every_job_goes_on_and_no_gpu_is_given_that_was_not_wanted(
     servers: list[int], data: st.DataObject

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_tables import anywhere, gpus, servers
 
 from elasticd.controller.scheduling.placement import addresses, in_order, place
 from elasticd.controller.scheduling.view import Gpus, ServerInView
 from elasticd.protocol.model import GpuAddress, ServerId
-
-untimed = settings(deadline=None)  # a busy machine is no failure
 
 Counts = tuple[int, ...]  # a job's GPUs on each server
 
@@ -65,7 +63,6 @@ def packed_shares(draw: st.DrawFn, size: int, count: int, most_jobs: int = 12) -
     return shares
 
 
-@untimed
 @given(st.data())
 def test_packed_shares_can_always_be_placed_without_sharing_a_servers_network(data: st.DataObject) -> None:
     """AFS App. E, Proposition 1: whatever the shares and the present placements are."""
@@ -77,7 +74,6 @@ def test_packed_shares_can_always_be_placed_without_sharing_a_servers_network(da
     assert flaws({row: counts(own, [size] * count) for row, own in placed.items()}, [size] * count) == 0
 
 
-@untimed
 @given(st.data())
 def test_decision_after_decision_packed_shares_stay_well_placed_and_who_need_not_move_keeps_its_gpus(
     data: st.DataObject,
@@ -143,7 +139,6 @@ def small_clusters(draw: st.DrawFn) -> tuple[list[int], dict[int, Gpus], dict[in
     return sizes, present, shares
 
 
-@untimed
 @given(small_clusters())
 def test_no_placement_is_better_than_the_one_that_is_found(
     cluster: tuple[list[int], dict[int, Gpus], dict[int, int]],
@@ -210,7 +205,6 @@ def test_a_job_takes_gpus_that_were_idle_before_those_that_others_give_up() -> N
     assert place(servers(8), {0: gpus(0, 1)}, {0: 1, 1: 1}) == {0: gpus(0), 1: gpus(2)}
 
 
-@untimed
 @given(st.data())
 def test_on_one_server_nobody_gives_up_a_gpu_without_need(data: st.DataObject) -> None:
     present = data.draw(anywhere(16))
@@ -240,7 +234,6 @@ def clusters(draw: st.DrawFn) -> tuple[list[int], dict[int, Gpus], dict[int, int
     return sizes, present, shares
 
 
-@untimed
 @given(clusters())
 def test_any_shares_that_fit_can_be_placed_and_a_placement_asks_for_no_further_change(
     cluster: tuple[list[int], dict[int, Gpus], dict[int, int]],
@@ -252,7 +245,6 @@ def test_any_shares_that_fit_can_be_placed_and_a_placement_asks_for_no_further_c
     assert place(servers(*sizes), present, shares) == placed
 
 
-@untimed
 @given(clusters())
 def test_where_no_share_changes_somebody_moves_only_if_that_makes_the_placement_better(
     cluster: tuple[list[int], dict[int, Gpus], dict[int, int]],
@@ -263,7 +255,6 @@ def test_where_no_share_changes_somebody_moves_only_if_that_makes_the_placement_
     assert placed == present or flaws(after, sizes) < flaws(before, sizes)
 
 
-@untimed
 @given(clusters())
 def test_a_job_alone_is_put_on_the_fewest_servers(cluster: tuple[list[int], dict[int, Gpus], dict[int, int]]) -> None:
     sizes, present, shares = cluster

@@ -20,8 +20,6 @@ from elasticd.controller.scheduling.policies import POLICIES
 from elasticd.controller.scheduling.sets import union
 from elasticd.controller.scheduling.view import ClusterView, Gpus, ReasonCode
 
-untimed = settings(deadline=None)  # a busy machine is no failure
-
 
 def view(
     sizes: tuple[int, ...], jobs: list[Described], placements: Mapping[int, Gpus], manual: Mapping[int, int]
@@ -79,7 +77,6 @@ def test_shares_set_by_hand_that_do_not_all_fit_are_cut_for_the_jobs_submitted_l
         assert reason.code is ReasonCode.MANUAL
 
 
-@untimed
 @given(clusters(), NAMES, st.booleans())
 def test_shares_set_by_hand_come_before_those_of_the_policy(seen: ClusterView, name: str, packing: bool) -> None:
     decision = decided(seen, name, packing)
@@ -92,7 +89,6 @@ def test_shares_set_by_hand_come_before_those_of_the_policy(seen: ClusterView, n
     assert sum(policed) <= free
 
 
-@untimed
 @given(clusters(), NAMES)
 def test_without_packing_the_shares_are_those_that_the_policy_gives(seen: ClusterView, name: str) -> None:
     seen = replace(seen, manual_shares={})
@@ -104,7 +100,6 @@ def test_without_packing_the_shares_are_those_that_the_policy_gives(seen: Cluste
     assert decision.review_s == given_.review_s
 
 
-@untimed
 @given(clusters(), NAMES)
 def test_only_gpus_that_work_are_given_and_those_of_a_lost_server_are_replaced(seen: ClusterView, name: str) -> None:
     decision = decided(seen, name)
@@ -260,7 +255,7 @@ def check_kindness(seen: ClusterView, decision: Decision, changes: tuple[Change,
     assert len(stopped) == len(set(stopped))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(exchanges())
 def test_any_exchange_of_gpus_ends_in_the_decided_shares_and_restarts_nobody(
     case: tuple[ClusterView, Decision],
@@ -271,7 +266,6 @@ def test_any_exchange_of_gpus_ends_in_the_decided_shares_and_restarts_nobody(
     check_kindness(seen, decision, changes)
 
 
-@untimed
 @given(exchanges())
 def test_what_is_ordered_at_once_leaves_every_gpu_to_one_job_and_the_rest_follows_when_it_has_been_carried_out(
     case: tuple[ClusterView, Decision],
@@ -303,7 +297,6 @@ def walk(held: dict[int, int], targets: dict[int, int]) -> dict[int, int]:
             return held
 
 
-@untimed
 @given(exchanges(), st.randoms())
 def test_whatever_is_decided_while_an_earlier_plan_is_carried_out_everybody_can_get_to_where_he_is_to_be(
     case: tuple[ClusterView, Decision], rng: random.Random
@@ -349,7 +342,6 @@ def test_an_exchange_of_two_jobs_is_a_standstill_and_one_with_a_gpu_to_spare_is_
     assert standstill({0: 0b011, 1: 0b100, 2: 0b1000}, {0: 0b100, 1: 0b011, 2: 0b10000}) == {0, 1}
 
 
-@untimed
 @given(clusters(), NAMES, st.booleans(), st.sampled_from(ALL_PLACEMENTS))
 def test_a_plan_carried_out_in_its_order_leads_to_the_decided_shares_and_never_takes_a_gpu_in_use(
     seen: ClusterView, name: str, packing: bool, placement: Placement
@@ -360,7 +352,6 @@ def test_a_plan_carried_out_in_its_order_leads_to_the_decided_shares_and_never_t
     check_kindness(seen, decision, changes)
 
 
-@untimed
 @given(clusters(), NAMES)
 def test_a_plan_has_only_jobs_whose_gpus_change(seen: ClusterView, name: str) -> None:
     decision = decided(seen, name)
@@ -373,7 +364,6 @@ def test_a_plan_has_only_jobs_whose_gpus_change(seen: ClusterView, name: str) ->
     assert {change.row for change in plan(seen, decision)} <= changed
 
 
-@untimed
 @given(clusters(), NAMES, st.booleans(), st.sampled_from(ALL_PLACEMENTS))
 def test_a_decision_that_has_been_carried_out_asks_for_nothing_more(
     seen: ClusterView, name: str, packing: bool, placement: Placement

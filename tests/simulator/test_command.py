@@ -255,7 +255,7 @@ def test_help_does_not_load_numpy(tmp_path: Path) -> None:
 def test_processes_are_started_from_the_installed_command(simulate: Simulate, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "elasticd.ctl.main", "simulate", *SMALL, *THREE, "--processes", "2", "--json", "-"]
     environ = {**os.environ, "PYTHONPATH": SOURCES}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["policies"]) == 3
 

@@ -116,7 +116,7 @@ def test_nothing_is_measured_on_the_way_down_where_that_is_off_or_the_policy_doe
     st.sampled_from([kind.name for kind in POLICIES]),
     st.sampled_from([NONE, STOP_RESUME, Costs("late", 3.0, 0.3, 0.05)]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_job_ends_no_sooner_than_it_could_and_runs_are_repeated_to_the_bit(
     jobs: list[tuple[float, float, tuple[float, ...]]], policy: str, costs: Costs
 ) -> None:

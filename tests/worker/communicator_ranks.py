@@ -20,7 +20,7 @@ import zmq
 from elasticd.worker.communicator import Communicator, CommunicatorBroken, RendezvousStore
 
 VICTIM = 1
-LIMIT_S = 20.0
+LIMIT_S = 100.0  # a hang, on a machine that does much else
 
 
 def build(rank: int, size: int, address: str) -> Communicator:

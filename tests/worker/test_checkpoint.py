@@ -35,7 +35,7 @@ class Told:
         self.writer.save(SaveCheckpoint(self._number, step, 0, generation), header, tensors, **more)
 
     def outcome(self) -> CheckpointSaved | CheckpointFailed:
-        return self._told.get(timeout=60)
+        return self._told.get(timeout=300)
 
 
 def write(directory: Path, *steps: int, keep: int = 10, generation: int = 1) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("processes")
+
 SCRIPT = """
 import sys, threading
 from datetime import timedelta
@@ -28,5 +32,5 @@ sys.exit(3)
 
 
 def test_threads_in_the_library_s_code_do_not_change_how_a_process_ends() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (3, "")

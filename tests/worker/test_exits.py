@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 SCRIPT = """
 import os, signal, sys
 import torch
@@ -74,7 +76,7 @@ def test_only_a_loop_that_ended_or_was_left_by_break_has_finished(
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("MIDDLE", middle).replace("END", end))
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, env={**os.environ})
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=300, env={**os.environ})
     (line,) = done.stdout.splitlines()
     assert line.startswith(told), done.stderr
     assert done.returncode == (1 if "Enough" in middle else 0)

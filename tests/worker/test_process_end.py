@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("processes")
+
+# Imports once, and forks a process for each moment, which goes through the interpreter's whole end.
 PROGRAM = """
-import sys, time
+import json, os, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch, communicator_world
+
 def run(communicator):
     tensor = torch.ones(4)
     communicator.wait(communicator.all_reduce(tensor))
     return tensor.tolist()
-assert communicator_world.run_ranks(3, run) == [[3.0] * 4] * 3
-time.sleep(float(sys.argv[2]))
+
+children = {}
+for delay_s in sys.argv[2:]:
+    pid = os.fork()
+    if pid == 0:
+        assert communicator_world.run_ranks(3, run) == [[3.0] * 4] * 3
+        time.sleep(float(delay_s))
+        sys.exit(7)
+    children[pid] = delay_s
+codes = {delay_s: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, delay_s in children.items()}
+print(json.dumps(codes))
 """
+MOMENTS_S = ("0.0", "0.99", "1.0", "1.01", "1.02")  # communicators are destroyed a second after they were retired
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.99, 1.0, 1.01, 1.02])
-def test_a_process_ends_in_order_while_its_communicators_are_destroyed(delay_s: float) -> None:
-    """They are, a second after they were retired."""
-    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(delay_s)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+def test_a_process_ends_in_order_while_its_communicators_are_destroyed() -> None:
+    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), *MOMENTS_S]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == dict.fromkeys(MOMENTS_S, 7), done.stderr
