@@ -77,6 +77,7 @@ class Agent(Process):
         self.powered = True
         self.disk_full = False
         self.black_hole = False
+        self.storage_hidden = False  # nothing here sees the directories of checkpoints
         self._troubled_until = 0.0
         self._disk: dict[tuple[str, WorkerId], _Record] = {}  # by uid and worker
         self._words: list[WorkerStatus] = []  # what workers have said while the agent was away
@@ -170,6 +171,7 @@ class Agent(Process):
     # -- processes
 
     def _start(self, start: StartWorker) -> ProcessFailed | ProcessStarted:
+        self._world.oracle.start_asked(f"{self.host}/{start.gpu}", start.worker)
         if self.disk_full:
             return ProcessFailed(start.worker, "cannot be started: [Errno 28] No space left on device")
         self._disk[start.uid, start.worker] = _Record(start)
@@ -224,6 +226,9 @@ class Agent(Process):
 
     def close_black_hole(self) -> None:
         self.black_hole = False
+
+    def show_storage(self) -> None:
+        self.storage_hidden = False
 
     def slow_down(self, factor: float) -> None:
         self.slow = factor

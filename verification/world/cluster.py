@@ -7,7 +7,7 @@ from typing import Any
 
 from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.protocol.messages import Reply, Submitted, ToAgentFromController, ToControllerFromAgent
-from elasticd.protocol.model import ServerId
+from elasticd.protocol.model import JobId, ServerId
 
 from .agent import Agent
 from .controller import Controller
@@ -95,16 +95,16 @@ class World:
         armed.append((number, fault))
         self.after(ARMED_S, self._strike_armed, number, fault)
 
-    def moment(self, moment: Moment) -> None:
-        """Faults that wait for this strike now: in a moment, when who acts has done so."""
+    def moment(self, moment: Moment, job: JobId | None = None) -> None:
+        """Faults that wait for this strike now: in a moment, when who acts has done so. They hit workers of `job`."""
         for number, fault in self._armed.get(moment, ()):
-            self.after(0.0, self._strike_armed, number, fault)
+            self.after(0.0, self._strike_armed, number, fault, job)
 
-    def _strike_armed(self, number: int, fault: Fault) -> None:
+    def _strike_armed(self, number: int, fault: Fault, job: JobId | None = None) -> None:
         armed = self._armed.get(fault.moment, [])
         if (number, fault) in armed:
             armed.remove((number, fault))
-            strike(self, number, fault)
+            strike(self, number, fault, job)
 
     def clear(self) -> None:
         """The weather clears: everything that is broken is mended, and nothing breaks any more."""
@@ -117,6 +117,7 @@ class World:
         for agent in self.agents:
             agent.empty_disk()
             agent.close_black_hole()
+            agent.show_storage()
             agent.slow_down(1.0)
             agent.power_on()
             agent.go_on(agent.life)
@@ -176,7 +177,8 @@ class World:
         return not isinstance(answer, Submitted) or self.disk.get(f"/jobs/{answer.job}") is not None
 
     def _committed(self, writes: Any) -> None:
-        self.oracle.recorded(writes)
+        for job in self.oracle.recorded(writes):
+            self.moment(Moment.END, job)
 
     # -- in the end
 

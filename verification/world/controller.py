@@ -133,10 +133,22 @@ class Controller(Process):
         self._world.after(RESTART_S, self.boot)
 
     def _send(self, peer: ServerId, message: ToAgentFromController, identity: str) -> None:
+        if isinstance(message, StopWorker):
+            self._check_stop(peer, message)
+        elif isinstance(message, Order | StartWorker):
+            self._world.oracle.told(message)
         self._world.to_agent(peer, message, identity)
         moment = _MOMENTS.get(type(message))
         if moment is not None:
-            self._world.moment(moment)
+            assert isinstance(message, StartWorker | Order | StopWorker)
+            self._world.moment(moment, message.job)
+
+    def _check_stop(self, server: ServerId, stop: StopWorker) -> None:
+        cluster = self.machine.cluster
+        job = cluster.jobs.get(stop.job)
+        if (job is None or not job.has_uid(stop.uid)) and server not in cluster.adopted:
+            text = f"{stop.worker} on {server} is stopped; no job here is its own, and no operator has asked for it"
+            raise Violation("what belongs to no job here is left alone", text)
 
     def _look(self) -> None:
         """Tell the story what the controller has told."""

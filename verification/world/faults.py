@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elasticd.protocol.model import JobId
+
 from . import strangers
 from .disk import Trouble
 from .plan import Fault, Kind
@@ -17,11 +19,11 @@ SLOWER = 8.0
 LEASE_S = 10.0  # a server's; one whose agent is away for longer is given up
 
 
-def strike(world: World, number: int, fault: Fault) -> None:
-    """Let a fault happen now. `number`: among the faults of its plan."""
+def strike(world: World, number: int, fault: Fault, job: JobId | None = None) -> None:
+    """Let a fault happen now. `number`: among the faults of its plan. `job`: one that something happens to at this moment."""
     kind, for_s = fault.kind, fault.for_s
     agent = world.agents[fault.who % len(world.agents)]
-    workers = world.workers()
+    workers = [worker for worker in world.workers() if worker.job == job] or world.workers()
     worker = workers[fault.who % len(workers)] if workers else None
     if world.story.on:
         hit = worker.name if worker is not None and "worker" in kind.value else agent.name
@@ -121,6 +123,9 @@ def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
         case Kind.BLACK_HOLE:
             agent.black_hole = True
             world.after(for_s, agent.close_black_hole)
+        case Kind.HIDE_STORAGE:
+            agent.storage_hidden = True
+            world.after(for_s, agent.show_storage)
         case Kind.SLOW_SERVER:
             agent.slow_down(SLOWER)
             world.after(for_s, agent.slow_down, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from elasticd.controller.jobs import KEPT_PAST_WORKERS, JobRecord, WorkerState
 from elasticd.controller.reconcile import KEPT_ORDERS
 from elasticd.controller.requests import MAX_PENDING_LOGS
 from elasticd.controller.store import Delete, Put
-from elasticd.protocol.messages import Cancelled, Reply, Submitted
+from elasticd.protocol.messages import Cancelled, Order, Reply, StartWorker, Submitted
 from elasticd.protocol.model import GpuAddress, JobId, JobPhase, WorkerId
 
 from .plan import Ending, JobPlan
@@ -26,6 +27,7 @@ DISTURBED_S = 60.0  # after a fault that hit a job, in which it may still lose w
 ODD_S = 60.0
 MOST_WORKERS = 64  # of one job: all GPUs of the cluster, more than once
 MOST_BYTES = 256 << 10
+STARTS_WITHIN_S, MOST_STARTS = 60.0, 40  # on one GPU
 FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.EXITS_UNJOINED, Ending.OUT_OF_MEMORY)
 
 
@@ -36,6 +38,8 @@ class _Known:
     plan: JobPlan
     record: JobRecord | None = None
     states: dict[int, int] = field(default_factory=lambda: {-1: 0})  # the hash chain: after each step
+    decided: dict[int, int] = field(default_factory=dict)  # by generation: the step that has carried a decision
+    epochs: set[int] = field(default_factory=set)  # whose last lines have run
     frontier: dict[int, int] = field(default_factory=lambda: {0: -1})  # furthest applied step, by lineage
     generation: int = 0  # the newest that has applied a step
     lineage: int = 0  # the newest: a start from a checkpoint begins another one
@@ -58,6 +62,7 @@ class Oracle:
         self._jobs: dict[JobId, _Known] = {}
         self._requests: dict[str, JobId] = {}
         self._on_gpu: dict[str, list[WorkerId]] = {}
+        self._starts: dict[str, deque[float]] = {}
         self.commits = 0
 
     def add_plan(self, plan: JobPlan) -> None:
@@ -88,6 +93,14 @@ class Oracle:
             known.disturbed_at = self._timeline.now
 
     # -- processes
+
+    def start_asked(self, gpu: str, worker: WorkerId) -> None:
+        """An agent is about to start a worker's process; it may fail."""
+        starts = self._starts.setdefault(gpu, deque(maxlen=MOST_STARTS))
+        if len(starts) == MOST_STARTS and self._timeline.now - starts[0] < STARTS_WITHIN_S:
+            text = f"{worker} is start number {MOST_STARTS + 1} on {gpu} within {STARTS_WITHIN_S:.0f} s"
+            raise Violation("what fails is tried again after a while", text)
+        starts.append(self._timeline.now)
 
     def process_started(self, gpu: str, worker: WorkerId) -> None:
         """A worker's process has been started on a GPU."""
@@ -123,6 +136,8 @@ class Oracle:
         if covered != wanted:
             text = f"{name}, step {step}: {[str(part.hosted) for part in parts.values()]} of {wanted}"
             raise Violation("a step has each virtual worker once", text)
+        if any(part.word for part in parts.values()):
+            known.decided[group.roster.generation] = step
         return step, hash((state, step, wanted))
 
     def applied(self, job: JobId, worker: WorkerId, generation: int, lineage: int, step: int, state: int) -> None:
@@ -141,9 +156,42 @@ class Oracle:
             )
         known.frontier[lineage] = max(furthest, step)
 
-    def begins(self, job: JobId, worker: WorkerId, step: int, state: int) -> int:
-        """A first holder begins after `step`, from a checkpoint or (-1) from nothing. Returns its lineage."""
+    def steps_on(self, job: JobId, worker: WorkerId, generation: int, step: int) -> None:
+        """A worker begins a step: not in a generation that it has seen end."""
+        decided = self.job(job).decided.get(generation)
+        if decided is not None and step > decided:
+            text = (
+                f"{worker} begins step {step} of {job} in generation {generation}, which has ended with step {decided}"
+            )
+            raise Violation("all switch at the same boundary", text)
+
+    def left(self, job: JobId, worker: WorkerId, generation: int) -> None:
+        """A worker ends because no roster names it any more. Its generation counts on it until a step has said so."""
+        if generation not in self.job(job).decided:
+            raise Violation("nobody leaves before everybody knows", f"{worker} leaves generation {generation}")
+
+    def epoch_ended(self, job: JobId, epoch: int) -> None:
+        """A script has run the last lines of an epoch: evaluation, schedulers."""
+        self.job(job).epochs.add(epoch)
+
+    def saved(self, job: JobId, worker: WorkerId, step: int, epoch: int) -> None:
+        """A worker has written a checkpoint, from which a script would begin with this epoch."""
         known = self.job(job)
+        script = known.plan.script
+        begun = step // (script.evaluate_every or script.steps)
+        if epoch < begun or (epoch > 0 and epoch - 1 not in known.epochs):
+            text = f"{worker} saves step {step} of {job} in epoch {epoch}; that step is in epoch {begun}"
+            raise Violation("an epoch is over when its last lines have run", text)
+
+    def begins(self, job: JobId, worker: WorkerId, step: int, state: int, least: int) -> int:
+        """A first holder begins after `step`, from a checkpoint or (-1) from nothing. Returns its lineage.
+
+        `least`: the controller knows of a checkpoint of this step, or -1.
+        """
+        known = self.job(job)
+        if step < least:
+            text = f"{worker} begins {job} after step {step}, and there is a checkpoint of step {least}"
+            raise Violation("a job begins with its newest checkpoint, or not at all", text)
         if known.states.get(step) != state:
             raise Violation("all apply the same", f"{worker} begins {job} from other bits of step {step}")
         lost = known.frontier[known.lineage] - step
@@ -162,20 +210,24 @@ class Oracle:
 
     # -- the controller
 
-    def recorded(self, writes: Sequence[Put | Delete]) -> None:
-        """The controller has made these writes durable."""
+    def recorded(self, writes: Sequence[Put | Delete]) -> tuple[JobId, ...]:
+        """The controller has made these writes durable. Returns the jobs that have ended by that."""
         self.commits += 1
-        changed = False
+        changed, ended = False, []
         for write in writes:
             if not write.key.startswith("/jobs/"):
                 continue
             if isinstance(write, Delete):
                 raise Violation("an acknowledged request is never forgotten", f"{write.key} is deleted")
             record = msgspec.msgpack.decode(write.value, type=JobRecord)
-            self._check_record(self.job(record.job), record)
+            known = self.job(record.job)
+            if record.phase.final and known.record is not None and not known.record.phase.final:
+                ended.append(record.job)
+            self._check_record(known, record)
             changed = True
         if changed:
             self._check_gpus()
+        return tuple(ended)
 
     def _check_record(self, known: _Known, record: JobRecord) -> None:
         before, known.record = known.record, record
@@ -230,6 +282,19 @@ class Oracle:
                     raise Violation(
                         "a GPU serves one live generation", f"{entry.gpu} is recorded for {other} and {job}"
                     )
+
+    def told(self, message: Order | StartWorker) -> None:
+        """The controller tells an agent something that it must have recorded before."""
+        known = self.job(message.job)
+        record = known.record
+        if record is None or known.uncertain:
+            return
+        if isinstance(message, Order):
+            recorded = message.roster.generation <= record.generation
+        else:
+            recorded = any(entry.worker == message.worker for entry in (*record.workers, *record.past))
+        if not recorded:
+            raise Violation("record, then act", f"{message.job} is told of what is not in the store: {message}"[:200])
 
     def answered(self, reply: Reply, stored: bool) -> None:
         """A client has its answer. `stored`: of a submission, whether the store has the job."""

@@ -77,9 +77,12 @@ class Moment(enum.Enum):
     ORDER = "just after an order is sent"
     STOP = "just after a worker is told to stop"
     SWITCH = "just after a worker has switched to a new generation"
+    STEP = "while the sums of a step arrive"
+    DECISION = "while the sums of a step arrive that carries a decision"
     END = "just after a job's end is recorded"
     JOIN = "while a joiner receives the state"
     SAVE = "while a checkpoint is written"
+    REQUEST = "just after a user has asked for something"
     HELLO = "just after an agent has said hello"
 
 
@@ -101,6 +104,7 @@ class Kind(enum.Enum):
     LOSE_SERVER = "switch server off"
     FILL_SERVER = "fill the server's disk"
     BLACK_HOLE = "let every start fail on server"
+    HIDE_STORAGE = "hide all checkpoints from server"
     SLOW_SERVER = "slow server down"
     TWIN_AGENT = "start a second agent under the name of server"
     KILL_WORKER = "kill worker"
@@ -140,6 +144,7 @@ DRAWN: dict[Kind, Drawn] = {
     Kind.LOSE_SERVER: Drawn(2, 1, 60),
     Kind.FILL_SERVER: Drawn(1, 5, 60),
     Kind.BLACK_HOLE: Drawn(1, 5, 60),
+    Kind.HIDE_STORAGE: Drawn(1, 5, 60),
     Kind.SLOW_SERVER: Drawn(1, 10, 60),
     Kind.TWIN_AGENT: Drawn(0.5, 5, 60),
     Kind.KILL_WORKER: Drawn(5),

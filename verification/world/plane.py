@@ -204,7 +204,7 @@ class Group:
 
     def _deliver(self, member: Member, index: int) -> None:
         result = self._sums[index]
-        member.process.later(0.001 + 0.05 * self._chance() ** 4, member.step_completed, self, index, result)
+        member.process.later(0.001 + 0.05 * self._chance() ** 2, member.step_completed, self, index, result)
 
     # -- the state
 

@@ -18,7 +18,7 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import JobId
 
-from .plan import POLICIES, JobPlan
+from .plan import POLICIES, JobPlan, Moment
 from .process import Process
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Users(Process):
         if self._world.story.on:
             self._world.story.say(f"users ask: {name}")
         self.waiting[name] = Envelope(id=name, request=request)
+        self._world.moment(Moment.REQUEST)
         self._repeat(name)
 
     def _repeat(self, name: str) -> None:

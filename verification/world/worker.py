@@ -23,7 +23,7 @@ from elasticd.protocol.messages import (
     Suspend,
     ToWorkerFromAgent,
 )
-from elasticd.protocol.model import GpuAddress, WorkerId
+from elasticd.protocol.model import GpuAddress, WorkerId, WorkerPhase
 from elasticd.worker import events as w
 from elasticd.worker.machine import WorkerMachine
 
@@ -77,6 +77,8 @@ class Worker(Process):
         self._index = 0  # of the group's next step
         self._applied, self._state, self._epoch = -1, 0, 0
         self._has_state = False
+        self._initial = 0  # the script's values before the first step; something else once a state has begun to come
+        self._values = -1  # the step that its registered values belong to
         self._ended: tuple[int, str] | None = None  # how the script ends once it may go on
 
     @property
@@ -215,7 +217,7 @@ class Worker(Process):
         if self._world.story.on and self.leads:
             members = ", ".join(f"{member.worker} on {member.gpu}" for member in enter.roster.members)
             self._world.story.say(f"{self.job} generation {enter.roster.generation} trains: {members}")
-        self._world.moment(Moment.SWITCH)
+        self._world.moment(Moment.SWITCH, self.job)
 
     # -- the training thread
 
@@ -259,8 +261,9 @@ class Worker(Process):
                 self._soon(self._script.evaluate_s if evaluates else SCRIPT_S, self._next_epoch)
             case w.ReceiveState():
                 self._in_group(lambda group: group.receive_state(self))
-            case w.JoinStep(step, _, proposal):
-                self._in_group(lambda group: group.offer(self, self._index, Part(step, proposal, range(0), None)))
+            case w.JoinStep(step, ranges, proposal):
+                part = Part(step, proposal, self._hosted(ranges), None)
+                self._in_group(lambda group: group.offer(self, self._index, part))
             case w.TakeState():
                 self._in_group(lambda group: None)
             case w.GiveState():
@@ -274,7 +277,7 @@ class Worker(Process):
                     self._group.leave(self)
             case w.SaveCheckpoint():
                 self._doing = None
-                self._world.moment(Moment.SAVE)
+                self._world.moment(Moment.SAVE, self.job)
                 checkpoint = Checkpoint(instruction.step, self._state, instruction.epoch, instruction.generation)
                 self.later(self._script.save_s, self._save, instruction.number, checkpoint)
             case w.CompleteTransfers():
@@ -284,6 +287,9 @@ class Worker(Process):
                 code, reason = self._ended or (0, "finished")
                 self._soon(SCRIPT_S if self._ended else 0.2, self.exits, code, reason)
             case w.ExitScript(code):
+                assert self._machine is not None
+                if self._machine.phase is WorkerPhase.LEFT:
+                    self._world.oracle.left(self.job, WorkerId(self.name), self._machine.generation)
                 self._soon(SCRIPT_S, self.exits, code, f"exit code {code}")
 
     def _in_group(self, work: Callable[[Group], None]) -> None:
@@ -302,11 +308,11 @@ class Worker(Process):
         return self._world.checkpoints.setdefault(f"{self.job}.{self.uid}", [])
 
     def _load(self, generation: int) -> None:
-        kept = self._checkpoints
+        kept = [] if self._agent.storage_hidden else self._checkpoints
         newest = max(kept, key=lambda checkpoint: (checkpoint.generation, checkpoint.step), default=None)
-        begins = newest if newest is not None else Checkpoint(-1, 0, 0, 0)
+        begins = newest if newest is not None else Checkpoint(-1, self._initial, 0, 0)
         before = self._applied, self._state
-        self._applied, self._state = begins.step, begins.state
+        self._applied, self._state, self._values = begins.step, begins.state, begins.step
         self._doing = None
         assert self._machine is not None
         fact = w.CheckpointLoaded(begins.step, begins.epoch) if newest is not None else w.CheckpointMissing()
@@ -315,7 +321,9 @@ class Worker(Process):
             self._has_state = True
             if newest is not None and newest.generation < generation:  # it goes on under the new number
                 kept[kept.index(newest)] = replace(newest, generation=generation)
-            self.lineage = self._world.oracle.begins(self.job, WorkerId(self.name), begins.step, begins.state)
+            least = self._start.checkpoint_step
+            oracle, name = self._world.oracle, WorkerId(self.name)
+            self.lineage = oracle.begins(self.job, name, begins.step, begins.state, least if least is not None else -1)
         else:
             self._applied, self._state = before
         for action in actions:
@@ -326,6 +334,10 @@ class Worker(Process):
         if self._agent.disk_full:
             self._tell(w.CheckpointFailed(number, "no space left on device"))
             return
+        if self._agent.storage_hidden:
+            self._tell(w.CheckpointFailed(number, "stale file handle"))
+            return
+        self._world.oracle.saved(self.job, WorkerId(self.name), checkpoint.step, checkpoint.epoch)
         if any(other.generation > checkpoint.generation for other in self._checkpoints):
             self._tell(w.CheckpointFailed(number, "a newer generation goes on from a checkpoint here"))
             return
@@ -338,10 +350,23 @@ class Worker(Process):
         assert self._group is not None
         if run.send:
             self._send_state()
-        hosted = run.ranges[self._group.roster.rank(WorkerId(self.name))]
-        part = Part(run.step, run.proposal, hosted, self._state)
+        generation = self._group.roster.generation
+        self._world.oracle.steps_on(self.job, WorkerId(self.name), generation, run.step)
+        hosted = self._hosted(run.ranges)
+        part = Part(run.step, run.proposal, hosted, self._whole_state)
         own_s = self._script.step_s * len(hosted) / self._start.spec.virtual_workers
         self._soon(own_s, self._computed, self._group, part)
+
+    def _hosted(self, ranges: tuple[range, ...]) -> range:
+        """Its own virtual workers."""
+        assert self._group is not None
+        return ranges[self._group.roster.rank(WorkerId(self.name))]
+
+    @property
+    def _whole_state(self) -> int:
+        """With the script's registered values: they must belong to the same step."""
+        fits = not self._script.registers or self._values == self._applied
+        return self._state if fits else hash((self._state, self._values))
 
     def _computed(self, group: Group, part: Part) -> None:
         if self._abandoned:
@@ -360,11 +385,14 @@ class Worker(Process):
         if self._abandoned:
             self.failed(group, "abandoned")
             return
+        self._world.moment(Moment.DECISION if result.word else Moment.STEP, self.job)
         task = self._task
         self._tell(w.WordRead(result.word))
         if not self._runs(task):
             return
         self._index += 1
+        if isinstance(self._doing, w.RunStep):
+            self._values = result.step
         self._applied, self._state, self._has_state = result.step, result.state, True
         self.lineage = group.lineage
         self._tell(w.StepApplied(result.step))
@@ -392,6 +420,7 @@ class Worker(Process):
         self._answer(w.StepWanted(self._epoch))
 
     def _next_epoch(self) -> None:
+        self._world.oracle.epoch_ended(self.job, self._epoch)
         self._epoch += 1
         if self._epoch >= self._epochs or self._applied + 1 >= self._script.steps:
             self._end_loop()
@@ -428,7 +457,8 @@ class Worker(Process):
         self._group.send_state(self, Carried(self._applied, self._state, self._epoch))
 
     def state_begins(self, group: Group, carried: Carried) -> None:
-        self._world.moment(Moment.JOIN)
+        self._world.moment(Moment.JOIN, self.job)
+        self._initial = hash((self._pid, carried.state))
         if group is self._group and isinstance(self._doing, w.ReceiveState) and not self._hung:
             self._answer(w.StateArriving(carried.applied))
 
@@ -437,6 +467,7 @@ class Worker(Process):
         if group is not self._group or not isinstance(doing, w.JoinStep | w.TakeState) or self._hung:
             return
         self._applied, self._state, self._has_state = carried.applied, carried.state, True
+        self._values = carried.applied
         self.lineage = group.lineage
         self._epoch = carried.epoch
         self._tell(w.StateTaken(carried.applied, carried.epoch))
@@ -453,7 +484,7 @@ class Worker(Process):
 
     def values_came(self, group: Group, carried: Carried) -> None:
         if group is self._group and isinstance(self._doing, w.ExchangeValues) and not self._hung:
-            self._epoch = carried.epoch
+            self._epoch, self._values = carried.epoch, carried.applied
             self._answer(w.ValuesExchanged(carried.epoch))
 
     # -- its end
