@@ -177,7 +177,7 @@ class World:
         return not isinstance(answer, Submitted) or self.disk.get(f"/jobs/{answer.job}") is not None
 
     def _committed(self, writes: Any) -> None:
-        for job in self.oracle.recorded(writes):
+        for job in self.oracle.recorded(writes, self.controller.machine.cluster.awaited):
             self.moment(Moment.END, job)
 
     # -- in the end

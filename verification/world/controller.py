@@ -123,7 +123,8 @@ class Controller(Process):
                 case Warn(text):
                     self._world.story.say(f"controller warns: {text}")
         self._look()
-        if self._world.oracle.commits >= self._compare_at:
+        if self._world.oracle.turning or self._world.oracle.commits >= self._compare_at:
+            self._world.oracle.turning = False
             self._compare_at = self._world.oracle.commits + COMPARE_EVERY
             self._compare()
 

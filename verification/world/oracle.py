@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,7 +15,7 @@ from elasticd.controller.reconcile import KEPT_ORDERS
 from elasticd.controller.requests import MAX_PENDING_LOGS
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import Cancelled, Order, Reply, StartWorker, Submitted
-from elasticd.protocol.model import GpuAddress, JobId, JobPhase, WorkerId
+from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId, WorkerId
 
 from .plan import Ending, JobPlan
 from .plane import Group, Part
@@ -64,6 +64,7 @@ class Oracle:
         self._on_gpu: dict[str, list[WorkerId]] = {}
         self._starts: dict[str, deque[float]] = {}
         self.commits = 0
+        self.turning = False  # a timer has begun or ended that follows from what is recorded
 
     def add_plan(self, plan: JobPlan) -> None:
         """A job that users may submit from now on."""
@@ -210,8 +211,11 @@ class Oracle:
 
     # -- the controller
 
-    def recorded(self, writes: Sequence[Put | Delete]) -> tuple[JobId, ...]:
-        """The controller has made these writes durable. Returns the jobs that have ended by that."""
+    def recorded(self, writes: Sequence[Put | Delete], awaited: Collection[ServerId] = ()) -> tuple[JobId, ...]:
+        """The controller has made these writes durable. Returns the jobs that have ended by that.
+
+        `awaited`: servers that it knows from its store, and has not heard of since its start.
+        """
         self.commits += 1
         changed, ended = False, []
         for write in writes:
@@ -223,6 +227,14 @@ class Oracle:
             known = self.job(record.job)
             if record.phase.final and known.record is not None and not known.record.phase.final:
                 ended.append(record.job)
+            if known.record is not None and not record.phase.final and not known.uncertain:
+                gone = {gpu.server for gpu in known.record.target if gpu not in record.target}.intersection(awaited)
+                if gone:
+                    text = (
+                        f"{record.job} is to leave {', '.join(sorted(gone))}, which the controller has not heard of yet"
+                    )
+                    raise Violation("a controller that starts disturbs nobody", text)
+            self.turning = self.turning or record.phase.final or (known.record or record).held != record.held
             self._check_record(known, record)
             changed = True
         if changed:
