@@ -61,6 +61,7 @@ class Oracle:
         self._plans = {plan.spec.name: plan for plan in plans}
         self._jobs: dict[JobId, _Known] = {}
         self._requests: dict[str, JobId] = {}
+        self._made_by: dict[str, JobId] = {}  # the job that a request has made, in the present store
         self._on_gpu: dict[str, list[WorkerId]] = {}
         self._starts: dict[str, deque[float]] = {}
         self.commits = 0
@@ -89,6 +90,7 @@ class Oracle:
 
     def store_changed(self) -> None:
         """The store was lost or restored: what was acknowledged since may be forgotten, and only that."""
+        self._made_by.clear()
         for known in self._jobs.values():
             known.uncertain, known.record = True, None
             known.disturbed_at = self._timeline.now
@@ -244,6 +246,9 @@ class Oracle:
     def _check_record(self, known: _Known, record: JobRecord) -> None:
         before, known.record = known.record, record
         job = record.job
+        if self._made_by.setdefault(record.request, job) != job:
+            text = f"{record.request} has made {self._made_by[record.request]} and {job}"
+            raise Violation("a request is answered once", text)
         if before is not None:
             if before.phase.final and (record.phase, record.reason) != (before.phase, before.reason):
                 raise Violation(

@@ -52,6 +52,7 @@ class Script:
     ending: Ending = Ending.TRAINS
     ends_at: int = 0  # the step at which it raises, exits or runs out of memory
     registers: bool = False  # values of its own
+    after_s: float = 0.2  # of its own code after the training, where it does not lead
     odd_metrics: bool = False  # it reports NaN and infinity
 
 
@@ -291,6 +292,7 @@ def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
             every_s = float("inf")
         else:
             low, high, virtual = 10**6, 10**6, 10**6
+    after_s = chance.choice((0.2, 0.2, 0.2, 10.0))
     spec = JobSpec(
         name=name,
         command=("python", "train.py"),
@@ -312,6 +314,7 @@ def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
         ending=ending,
         ends_at=ends_at,
         registers=registers,
+        after_s=after_s,
         odd_metrics=chance.random() < 0.2,
     )
     return JobPlan(at, spec, script)

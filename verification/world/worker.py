@@ -285,7 +285,8 @@ class Worker(Process):
                     self._soon(SCRIPT_S, self._answer, w.TransfersCompleted())
             case w.Continue():
                 code, reason = self._ended or (0, "finished")
-                self._soon(SCRIPT_S if self._ended else 0.2, self.exits, code, reason)
+                own_s = 0.2 if self.leads else self._script.after_s
+                self._soon(SCRIPT_S if self._ended else own_s, self.exits, code, reason)
             case w.ExitScript(code):
                 assert self._machine is not None
                 if self._machine.phase is WorkerPhase.LEFT:
