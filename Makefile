@@ -21,7 +21,7 @@ demo: $(STAMP)  ## three jobs share a cluster of two servers on this machine: ab
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP)  ## the tests, six of them with a cluster of real processes: a few minutes on two cores (ARGS: for pytest)
-	@$(BIN)/pytest -n 2 --dist loadgroup -m "not cluster" $(ARGS)
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not cluster" $(ARGS)
 
 test-cluster: $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
 	@$(BIN)/pytest -m cluster $(ARGS)

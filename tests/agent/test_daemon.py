@@ -50,8 +50,6 @@ from elasticd.protocol.model import (
 )
 from elasticd.runtime import transport
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 JOB, WORKER = JobId("digits-1"), WorkerId("digits-1.0")
 PATIENCE_S = 120.0  # on a machine that does much else
 M = TypeVar("M", bound=Message)

@@ -22,8 +22,6 @@ from elasticd.protocol.model import Fault, Gpu, GpuKind, GpuRange, JobId, JobSpe
 from elasticd.runtime.clock import SteadyClock
 from elasticd.runtime.loop import Loop
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 PATIENCE_S = 120.0
 
 

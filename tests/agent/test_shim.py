@@ -18,8 +18,6 @@ import pytest
 from elasticd.agent import shim
 from elasticd.agent.shim import Lines
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 WORKER = "digits-1.0"
 
 

@@ -27,8 +27,6 @@ from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, Work
 from elasticd.runtime.clock import SteadyClock
 from elasticd.runtime.loop import Loop
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 PATIENCE_S = 300.0
 JOB = JobId("digits-1")
 

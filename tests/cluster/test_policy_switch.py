@@ -7,11 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from elasticd.protocol.messages import Cancel, Events, GetEvents, GetPolicy, PolicySet, SetPolicy
-
-pytestmark = pytest.mark.xdist_group("processes")
 
 MakeCluster = Callable[..., Any]
 MEASURED_STEPS = 80  # throughput is measured over some tens of steps; lengths are known only then

@@ -19,8 +19,6 @@ import torch
 
 from elasticd.protocol.messages import GetEvents, PolicySet, SetPolicy
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SCRIPT = HERE / "train_small.py"

@@ -53,8 +53,6 @@ from elasticd.protocol.model import (
 )
 from elasticd.runtime import transport
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 PATIENCE_S = 120.0
 SPEC = JobSpec(name="digits", command=("train",), gpus=GpuRange(min=1, max=1), virtual_workers=1, workdir="/")
 

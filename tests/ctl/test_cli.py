@@ -15,8 +15,6 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 PATIENCE_S = 120.0  # on a machine that does much else
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 

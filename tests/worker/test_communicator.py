@@ -18,8 +18,6 @@ import torch
 
 from elasticd.worker.communicator import Communicator, CommunicatorBroken, RendezvousCancelled
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 _spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
 assert _spec is not None
 assert _spec.loader is not None

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.cluster)])
 def test_the_hook_gives_ddp_the_sums_of_the_canonical_tree(ranks: int) -> None:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
-pytestmark = pytest.mark.xdist_group("processes")
-
 SCRIPT = """
 import sys, threading
 from datetime import timedelta

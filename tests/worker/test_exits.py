@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 SCRIPT = """
 import os, signal, sys
 import torch

@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.xdist_group("processes")
-
 # Imports once, and forks a process for each moment, which goes through the interpreter's whole end.
 PROGRAM = """
 import json, os, sys, time

@@ -33,8 +33,6 @@ from elasticd.worker.replication import (
 )
 from elasticd.worker.state import TrainingState, describe
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 _spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
 assert _spec is not None
 assert _spec.loader is not None

@@ -16,8 +16,6 @@ import pytest
 
 from elasticd.protocol import exits
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("communicator_world", HERE / "communicator_world.py")
 assert _spec is not None
