@@ -15,10 +15,13 @@ jobs fail too, while it has run elsewhere, is believed: that is a server without
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..protocol.exits import NO_CHECKPOINT
-from ..protocol.model import Fault, JobPhase, WorkerId, WorkerPhase
+from ..protocol.model import Fault, GpuAddress, JobPhase, WorkerId, WorkerPhase
+from ..protocol.times import CUT_OFF_TIMEOUT_S
 from .cluster import Cluster
-from .generations import broken_by_loss, ending, holders, usable
+from .generations import broken_by_loss, cut_off, ending, holders, usable
 from .health import script_is_innocent, second_opinion, start_failed
 from .jobs import Job, WorkerRecord
 from .reconcile import end_job, stop_worker
@@ -132,6 +135,34 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
             _newcomer_failed(cluster, now, job, late.reason, None, fault)
 
 
+def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
+    """The network between servers is cut, and not between them and this controller: the job goes on with one side of it."""
+    if job.cut_since is None or now < job.cut_since + CUT_OFF_TIMEOUT_S:
+        return
+    gone, newest, job.cut_since = cut_off(job), job.newest, None
+    if not gone or newest is None:
+        return
+    lost = {member.gpu for member in newest.roster.members if member.worker in gone}
+    here = {member.gpu.server for member in newest.roster.members if member.worker not in gone}
+    there = {gpu.server for gpu in lost}
+    reason = (
+        f"for {CUT_OFF_TIMEOUT_S:g} s workers on {_names(there)} and on {_names(here)} have not heard of each other: "
+        "is the network between these servers whole?"
+    )
+    for worker in gone:
+        add_broken(job, broken_by_loss(job, worker))
+        job.update_worker(worker, fault=Fault.LOST, reason=reason)
+        stop_worker(cluster, now, job, worker)
+    cluster.tell(now, "cut-off", job.id, f"goes on without {_names(gone)}: {reason}")
+    keep = {gpu for gpu in job.kept.target if gpu not in lost and gpu.server not in there - here}
+    if len(keep) >= job.kept.spec.gpus.min:
+        _hold_back(cluster, now, job, keep, f"workers on {_names(there)} could not be reached")
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(set(names)))
+
+
 def _judged(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> Fault:
     """The script seems to be at fault for what a worker did before it trained: is it?"""
     return Fault.SERVER if script_is_innocent(cluster, now, job, entry, reason) else Fault.SCRIPT
@@ -170,12 +201,14 @@ def _newcomer_failed(cluster: Cluster, now: float, job: Job, reason: str, exit_c
             text = f"{job.start_failures} workers in a row ended before they could train; last: {reason}"
             end_job(cluster, now, job, JobPhase.FAILED, text, exit_code)
         return
-    job.hold(now, min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.kept.hold_s * 2)))
     job.start_failures = 0
-    keep = {entry.gpu for entry in with_state}
+    _hold_back(cluster, now, job, {entry.gpu for entry in with_state}, f"new workers end at their start: {reason}")
+
+
+def _hold_back(cluster: Cluster, now: float, job: Job, keep: set[GpuAddress], why: str) -> None:
+    """The job has these of its GPUs, and no others for a while, longer each time."""
+    job.hold(now, min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.kept.hold_s * 2)))
     job.update(target=tuple(gpu for gpu in job.kept.target if gpu in keep))
     job.descent = None
     cluster.schedule_due = True
-    cluster.tell(
-        now, "held", job.id, f"does not grow for {job.kept.hold_s:.0f} s: new workers end at their start: {reason}"
-    )
+    cluster.tell(now, "held", job.id, f"does not grow for {job.kept.hold_s:.0f} s: {why}")

@@ -274,6 +274,31 @@ def _applied(job: Job, worker: WorkerId) -> int:
     return -2 if status is None or status.applied is None else status.applied
 
 
+def cut_off(job: Job) -> tuple[WorkerId, ...]:
+    """The members without whom the newest order could be followed: they and the others hear nothing of each other, though this
+    controller hears of all. Those whom the leader does not hear; or, if these are more than half and lose nothing without the
+    others, the others."""
+    newest = job.newest
+    if newest is None or newest.generation <= job.kept.committed:
+        return ()
+    leader, members = newest.roster.leader, newest.roster.workers
+    leads = job.statuses.get(leader)
+    if leads is None or leads.order != newest.generation or not leads.unheard:
+        return ()
+    apart = tuple(
+        worker
+        for worker in members
+        if worker in leads.unheard
+        and (status := job.statuses.get(worker)) is not None
+        and status.order == newest.generation
+        and leader in status.unheard
+    )
+    keeps_state = not holders(job) or any(holds_state(job, worker) for worker in apart)
+    if 2 * len(apart) > len(members) and keeps_state and leads.phase is not WorkerPhase.TRAINING:
+        return tuple(worker for worker in members if worker not in apart)
+    return apart
+
+
 def broken_to_list(job: Job) -> tuple[int, ...]:
     """The broken generations that any worker that lives could still be in."""
     stands = [

@@ -24,7 +24,7 @@ from ..protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerI
 from ..protocol.times import STOP_GRACE_S
 from .cluster import Cluster, Session
 from .ends import add_broken, unknown_there, worker_ended
-from .generations import broken_by_report
+from .generations import broken_by_report, cut_off
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .health import worked
 from .jobs import Job, WorkerRecord, WorkerState
@@ -299,6 +299,7 @@ def _note_status(
             cluster.tell(now, "resized", job.id, resize_text(resize))
         _note_commit(cluster, now, job, status)
         _note_broken(job, status)
+        _note_cut(now, job)
         newest = job.newest if not job.kept.overtaken else None
         if newest is not None and newest.roster.leader == status.worker and leader_address(job) != job.sent_address:
             send_order(cluster, job)
@@ -349,6 +350,13 @@ def _note_broken(job: Job, status: WorkerStatus) -> None:
     if status.phase is not WorkerPhase.BROKEN:
         return
     add_broken(job, broken_by_report(job, status.worker, status.generation))
+
+
+def _note_cut(now: float, job: Job) -> None:
+    if not cut_off(job):
+        job.cut_since = None
+    elif job.cut_since is None:
+        job.cut_since = now
 
 
 def resize_text(resize: Resize) -> str:

@@ -38,6 +38,7 @@ from ..protocol.model import (
     WorkerStatus,
 )
 from ..protocol.times import (
+    CUT_OFF_TIMEOUT_S,
     FIRST_BACK_OFF_S,
     FIRST_SERVER_BACK_OFF_S,
     LEAVING_PATIENCE_S,
@@ -248,6 +249,7 @@ class Job:
     stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
     avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # until it trains again
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
+    cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
 
     @property
     def id(self) -> JobId:
@@ -347,7 +349,7 @@ class Job:
         if phase.final:
             self.change_share(now, 0)
             self.update(finished_s=now, exit_code=exit_code, target=(), progress=self.progress())
-            self.restart_at = self.descent = None
+            self.restart_at = self.descent = self.cut_since = None
             self.release()
 
     def end_worker(
@@ -441,6 +443,8 @@ class Job:
             found |= {f"{server} is avoided": until_s for server, until_s in avoided.items() if until_s is not None}
         if self.restart_at is not None:
             found["restart"] = self.restart_at
+        if self.cut_since is not None:
+            found["cut off"] = self.cut_since + CUT_OFF_TIMEOUT_S
         if self.hold_until is not None:
             found["hold"] = self.hold_until
         if self.stop_rest_at is not None and self.kept.workers:
@@ -487,6 +491,7 @@ class Job:
             self._count(before, now)
         self.restart_at = _later(self.restart_at, gap_s)
         self.hold_until = _later(self.hold_until, gap_s)
+        self.cut_since = _later(self.cut_since, gap_s)
         self.stop_rest_at = _later(self.stop_rest_at, gap_s)
         for avoided in self.avoided.values():
             avoided.until_s = _later(avoided.until_s, gap_s)

@@ -25,6 +25,7 @@ MAX_NAME = 256
 MAX_TEXT = 2000
 MAX_METRICS = 256
 MAX_RESIZES = 64
+MAX_UNHEARD = 4096
 MAX_GPUS_OF_A_SERVER = 1024
 
 
@@ -64,6 +65,8 @@ def without_odd_figures(status: WorkerStatus) -> tuple[WorkerStatus, tuple[str, 
     if len(resizes) < len(status.resizes):
         kept["resizes"] = resizes
         odd.append("resizes: too many, or of no sensible size")
+    if len(status.unheard) > MAX_UNHEARD:
+        kept["unheard"] = status.unheard[:MAX_UNHEARD]
     if len(status.note) > MAX_TEXT:
         kept["note"] = status.note[:MAX_TEXT]
     return (replace(status, **kept) if kept else status), tuple(odd)

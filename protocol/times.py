@@ -14,6 +14,7 @@ AWAY_S = 2.5  # without a turn for so long, it was itself stopped or starved: th
 
 FIRST_BACK_OFF_S = 1.0  # of a job that has lost all workers, until it starts again
 LONGEST_BACK_OFF_S = 30.0
+CUT_OFF_TIMEOUT_S = 120.0  # for members of an order to hear of each other, once all of them stand ready to follow it
 REST_S = 5.0  # for the other workers of a finished job to end by themselves
 LEAVING_PATIENCE_S = 30.0  # for a worker that no roster names any more to leave by itself
 LOG_TIMEOUT_S = 5.0  # for an agent to send a piece of a log
@@ -100,6 +101,9 @@ def check() -> None:
         ),
         "a leader hears that a communicator failed before it gives the attempt up": PREPARE_MARGIN_S > WORKER_RETRY_S,
         "a newcomer that gives up has failed more than once": 2 * DEVICE_BUILD_TIMEOUT_S < UNREACHABLE_TIMEOUT_S,
+        "what workers say to each other is repeated often before they count as cut off": (
+            30 * WORKER_RETRY_S < CUT_OFF_TIMEOUT_S and 30 * WORKER_HEARTBEAT_S < CUT_OFF_TIMEOUT_S
+        ),
         "a worker's last status can be lost and repeated": 2 * WORKER_HEARTBEAT_S < LAST_REPORT_TIMEOUT_S,
         "a step that is slow for once is not taken for one that hangs": (
             LEAST_STEP_TIMEOUT_S < FIRST_STEP_TIMEOUT_S and STEP_TIMEOUT_FACTOR > 10.0

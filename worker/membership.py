@@ -182,6 +182,20 @@ class Membership:
         return self._applied
 
     @property
+    def unheard(self) -> tuple[WorkerId, ...]:
+        """Of whom this worker has to hear before the newest order can be followed, and has not yet: a leader of each member, a
+        member that stands still of its leader."""
+        order = self._order
+        if order is None or order.generation <= self.generation or self._me not in order.roster.workers:
+            return ()
+        if self._leads():
+            campaign = self._campaign
+            heard = (campaign.prepared if campaign.attempt else campaign.ready.keys()) if campaign is not None else ()
+            return tuple(worker for worker in order.roster.workers if worker != self._me and worker not in heard)
+        prepares = order.generation in self._groups
+        return () if prepares or self._base() != 0 else (order.roster.leader,)
+
+    @property
     def note(self) -> str:
         return self._note
 

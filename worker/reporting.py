@@ -85,4 +85,5 @@ class Reporting:
             saving_s=saving_s,
             longest_step_s=longest_step_s,
             saved=saved,
+            unheard=membership.unheard,
         )

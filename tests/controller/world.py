@@ -308,6 +308,7 @@ class World:
         floor: int | None = None,
         steady: Steady | None = None,
         saved: int | None = None,
+        unheard: Sequence[str] = (),
     ) -> None:
         """`worker` reports, having seen the order that its agent gave it last."""
         agent, process = self.find(worker)
@@ -326,6 +327,7 @@ class World:
             resizes=resizes,
             steady=steady or Steady(),
             saved=saved,
+            unheard=tuple(WorkerId(other) for other in unheard),
         )
         self.now += 0.001
         if agent.connected:

@@ -181,3 +181,22 @@ def test_a_follower_that_has_gone_on_since_it_was_ready_is_a_holder_of_the_next_
     actions = leader.handle(0.0, prepared(1, 2, 0, 4))
     prepares = [a.message for a in actions if isinstance(a, m.SendFollower) and isinstance(a.message, Prepare)]
     assert [(message.attempt, message.holders) for message in prepares] == [(2, (worker(1),))]
+
+
+def test_a_leader_and_a_member_that_do_not_reach_each_other_both_say_so() -> None:
+    members = tuple(Member(worker=worker(i), gpu=GpuAddress(server=ServerId(f"s{i}"), index=0)) for i in range(2))
+    order = Order(job=JOB, roster=Roster(generation=1, members=members, leader=worker(0)), leader_address="tcp://s0:1")
+    leads, follows = m.Membership(JOB, worker(0)), m.Membership(JOB, worker(1))
+    for machine in (leads, follows):
+        machine.handle(0.0, m.OrderReceived(order))
+    assert leads.unheard == (worker(1),)
+    assert follows.unheard == (), "it is busy, and has not asked for anybody"
+    leads.handle(1.0, m.Arrived())
+    (said,) = [action.message for action in follows.handle(1.0, m.Arrived()) if isinstance(action, m.SendLeader)]
+    assert follows.unheard == (worker(0),)
+    (prepare,) = [
+        action.message for action in leads.handle(2.0, m.PeerSaid(said)) if isinstance(action, m.SendFollower)
+    ]
+    assert leads.unheard == (worker(1),), "it has not said yet that it is prepared"
+    follows.handle(2.0, m.PeerSaid(prepare))
+    assert follows.unheard == ()

@@ -136,8 +136,8 @@ def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
 
 
 def _cut(world: World, agent: Agent, fault: Fault) -> None:
-    others = ["controller"]
-    if fault.who % 2:
+    others = ["controller"] if fault.kind is not Kind.CUT_PEERS else []
+    if fault.who % 2 or fault.kind is Kind.CUT_PEERS:
         others += [other.host for other in world.agents if other is not agent]
     for other in others:
         if fault.kind is not Kind.CUT_OUT:

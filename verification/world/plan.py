@@ -114,6 +114,7 @@ class Kind(enum.Enum):
     CUT_IN = "cut what server hears"
     CUT_OUT = "cut what server says"
     CUT_BOTH = "cut server off"
+    CUT_PEERS = "cut server off from the other servers alone"
     STRANGER = "let a stranger speak to the controller"
     SCALE = "scale a job"
     CANCEL = "cancel a job"

@@ -56,6 +56,7 @@ FAULTS: dict[str, Kind] = {
     "cut-in server": Kind.CUT_IN,
     "cut-out server": Kind.CUT_OUT,
     "cut-off server": Kind.CUT_BOTH,
+    "cut-peers server": Kind.CUT_PEERS,
     "kill worker": Kind.KILL_WORKER,
     "stop worker": Kind.STOP_WORKER,
     "hang worker": Kind.HANG_WORKER,

@@ -1,0 +1,90 @@
+"""Servers that reach the controller and not each other: a job goes on with one side of the cut."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from elasticd.protocol.messages import StopWorker
+from elasticd.protocol.model import Fault, WorkerPhase
+from elasticd.protocol.times import CUT_OFF_TIMEOUT_S
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec = _module.World, _module.job_spec
+
+
+def broken(servers: dict[str, int], low: int = 1) -> tuple[Any, str, list[str]]:
+    """A job on all GPUs whose communicator has failed: its workers are to meet again."""
+    world = World(servers)
+    job = world.submit(job_spec(low=low, high=sum(servers.values()))).id
+    world.settle(job)
+    first = world.roster(job)[0]
+    world.report(first, WorkerPhase.BROKEN, world.job(job).kept.committed, 10)
+    assert world.job(job).kept.generation > world.job(job).kept.committed
+    return world, job, world.roster(job)
+
+
+def stand_apart(world: Any, members: list[str], apart: list[str]) -> None:
+    """All stand still; the leader, which is first, hears nothing of `apart`, and they nothing of it."""
+    generation = world.job(members[0].rpartition(".")[0]).kept.committed
+    for member in members:
+        unheard = apart if member == members[0] else members[:1] if member in apart else []
+        world.report(member, WorkerPhase.BROKEN, generation, 10, unheard=unheard)
+
+
+def test_those_whom_the_leader_does_not_hear_are_left_behind_after_a_while() -> None:
+    world, job, members = broken({"s1": 2, "s2": 2})
+    stand_apart(world, members, members[2:])
+    world.pass_time(CUT_OFF_TIMEOUT_S - 5)
+    assert world.roster(job) == members, "it may be over in a moment"
+    world.pass_time(6)
+    assert world.roster(job) == members[:2]
+    assert {message.worker for message in world.messages(StopWorker)} == set(members[2:])
+    (told,) = [event.text for event in world.machine.cluster.events if event.kind == "cut-off"]
+    assert "s1" in told
+    assert "s2" in told
+    assert {gpu.server for gpu in world.job(job).kept.target} == {"s1"}, "it does not grow back at once"
+    world.reap()
+    assert {entry.fault for entry in world.job(job).kept.past} == {Fault.LOST}
+
+
+def test_who_is_heard_again_in_time_stays() -> None:
+    world, job, members = broken({"s1": 1, "s2": 1})
+    stand_apart(world, members, members[1:])
+    world.pass_time(CUT_OFF_TIMEOUT_S / 2)
+    stand_apart(world, members, [])
+    world.pass_time(CUT_OFF_TIMEOUT_S)
+    assert world.roster(job) == members
+    assert "cut-off" not in world.kinds(job)
+
+
+def test_one_who_does_not_answer_because_it_is_busy_is_waited_for() -> None:
+    """Only the leader hears nothing: the other one has not come out of its step, and asks for nobody."""
+    world, job, members = broken({"s1": 1, "s2": 1})
+    generation = world.job(job).kept.committed
+    world.report(members[0], WorkerPhase.BROKEN, generation, 10, unheard=members[1:])
+    world.report(members[1], WorkerPhase.BROKEN, generation, 10)
+    world.pass_time(2 * CUT_OFF_TIMEOUT_S)
+    assert world.roster(job) == members
+
+
+def test_a_leader_that_less_than_half_can_hear_makes_room() -> None:
+    world, job, members = broken({"s1": 1, "s2": 1, "s3": 1})
+    stand_apart(world, members, members[1:])
+    world.pass_time(CUT_OFF_TIMEOUT_S + 1)
+    assert world.roster(job) == members[1:]
+
+
+def test_a_gang_that_would_be_too_small_for_good_tries_again_with_other_workers() -> None:
+    world, job, members = broken({"s1": 1, "s2": 1}, low=2)
+    stand_apart(world, members, members[1:])
+    world.pass_time(CUT_OFF_TIMEOUT_S + 1)
+    assert len(world.job(job).kept.target) == 2
+    assert "held" not in world.kinds(job)
