@@ -26,7 +26,7 @@ console = Console(soft_wrap=True, highlight=False)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    shape = Shape(options.servers, options.gpus, options.jobs, options.storm_s, options.policy)
+    shape = Shape(options.servers, options.gpus, options.jobs, storm_s=options.storm_s, policy=options.policy)
     if options.week:
         shape = replace(shape, jobs=600, storm_s=WEEK_S, submit_s=0.99 * WEEK_S, faults=300)
     settings = Settings(options.weather, shape)
