@@ -179,7 +179,7 @@ class Agent(Process):
         self.workers[start.worker] = worker
         self._world.oracle.process_started(worker.device, start.worker)
         if self.timeline.now <= self._troubled_until:
-            self._world.oracle.disturbed(start.job)
+            self._world.oracle.disturbed(start.job, self._troubled_until - self.timeline.now)
         worker.born()
         worker.slow = self.slow
         if self.black_hole:
@@ -205,7 +205,7 @@ class Agent(Process):
         """A fault hits this server: jobs that have workers there now, or get some meanwhile, may have to go back."""
         self._troubled_until = max(self._troubled_until, self.timeline.now + for_s)
         for worker in self.workers.values():
-            self._world.oracle.disturbed(worker.job)
+            self._world.oracle.disturbed(worker.job, for_s)
 
     def power_off(self) -> None:
         """The server vanishes, with all its processes."""

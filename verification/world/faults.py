@@ -8,6 +8,7 @@ from elasticd.protocol.model import JobId
 
 from . import strangers
 from .disk import Trouble
+from .oracle import LASTS_S
 from .plan import Fault, Kind
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _strike_controller(world: World, fault: Fault) -> None:
 
 
 def _strike_worker(world: World, worker: Worker, fault: Fault) -> None:
-    world.oracle.disturbed(worker.job)
+    world.oracle.disturbed(worker.job, LASTS_S if fault.kind is Kind.HANG_WORKER else fault.for_s)
     match fault.kind:
         case Kind.KILL_WORKER:
             worker.killed("killed by SIGKILL")
@@ -106,7 +107,7 @@ def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
     for_s = fault.for_s
     if fault.kind is not Kind.KILL_AGENT or for_s > LEASE_S / 2:
         agent.trouble(for_s)
-        world.after(for_s, agent.trouble, 0.0)
+        world.after(for_s, agent.trouble, LASTS_S if fault.kind is Kind.SLOW_SERVER else 0.0)
     match fault.kind:
         case Kind.KILL_AGENT:
             agent.die()

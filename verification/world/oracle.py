@@ -23,7 +23,8 @@ from .story import Story
 from .timeline import Timeline
 from .violation import Violation
 
-DISTURBED_S = 60.0  # after a fault that hit a job, in which it may still lose what it has
+DISTURBED_S = 20.0  # after the end of a fault that hit a job, in which it may still lose what it has
+LASTS_S = 60.0  # of faults that have no end of their own
 ODD_S = 60.0
 MOST_WORKERS = 64  # of one job: all GPUs of the cluster, more than once
 MOST_BYTES = 256 << 10
@@ -43,7 +44,7 @@ class _Known:
     frontier: dict[int, int] = field(default_factory=lambda: {0: -1})  # furthest applied step, by lineage
     generation: int = 0  # the newest that has applied a step
     lineage: int = 0  # the newest: a start from a checkpoint begins another one
-    disturbed_at: float = float("-inf")
+    disturbed_at: float = float("-inf")  # until then the last fault has lasted
     applied_at: float = 0.0  # the last step
     cancelled: bool = False  # a user has asked for it
     uncertain: bool = False  # the store was lost or restored after it had been submitted
@@ -80,20 +81,21 @@ class Oracle:
             known = self._jobs[job] = _Known(self._plans[job.rpartition("-")[0]])
         return known
 
-    def disturbed(self, job: JobId) -> None:
-        """A fault has hit workers of this job, or what they need."""
-        self.job(job).disturbed_at = self._timeline.now
+    def disturbed(self, job: JobId, for_s: float = 0.0) -> None:
+        """A fault hits workers of this job, or what they need, for so long."""
+        known = self.job(job)
+        known.disturbed_at = max(known.disturbed_at, self._timeline.now + for_s)
 
     def all_disturbed(self) -> None:
         for known in self._jobs.values():
-            known.disturbed_at = self._timeline.now
+            known.disturbed_at = self._timeline.now + LASTS_S
 
     def store_changed(self) -> None:
         """The store was lost or restored: what was acknowledged since may be forgotten, and only that."""
         self._made_by.clear()
         for known in self._jobs.values():
             known.uncertain, known.record = True, None
-            known.disturbed_at = self._timeline.now
+            known.disturbed_at = self._timeline.now + LASTS_S
 
     # -- processes
 
