@@ -339,10 +339,10 @@ class Cluster:
         """Add to the history of the cluster."""
         event = EventView(number=self.next_event, time_s=now, kind=kind, job=job, text=text)
         self.next_event += 1
+        if len(self.events) == self.events.maxlen:
+            self._deletes.append(event_key(self.events[0].number))
         self.events.append(event)
         self._puts[event_key(event.number)] = msgspec.msgpack.encode(event)
-        if event.number > KEPT_EVENTS:
-            self._deletes.append(event_key(event.number - KEPT_EVENTS))
 
     def send(self, server: ServerId, message: ToAgentFromController) -> None:
         """Send to an agent, if its server is there; if not, its next hello brings everything up to date."""

@@ -28,7 +28,7 @@ from .generations import broken_by_report, cut_off
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .health import worked
 from .jobs import Job, WorkerRecord, WorkerState
-from .joining import refused, stale
+from .joining import refuse_older, refused, stale
 from .reconcile import leader_address, order_message, send_order, send_start, stop_worker
 from .restored import ahead, bring_forward, note_age
 from .statuses import exit_within_bounds, server_fault, unusable, without_odd_figures
@@ -80,7 +80,10 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
     if before is None and server not in cluster.guests and len(cluster.sessions) + len(cluster.guests) >= MAX_SERVERS:
         cluster.warn(f"dropped a hello of {server}: there are {MAX_SERVERS} servers already")
         return
-    if stale(before, hello) or stale(cluster.guests.get(server), hello) or refused(cluster, now, server, hello):
+    if stale(before, hello) or stale(cluster.guests.get(server), hello):
+        refuse_older(cluster, now, server, hello)
+        return
+    if refused(cluster, now, server, hello):
         return
     note_age(cluster, now, hello)
     if belongs_elsewhere(cluster, hello):

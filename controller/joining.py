@@ -37,13 +37,30 @@ def refused(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -
         f"heard of {silence_s:.0f} s ago; this one, {hello.agent or 'without identity'} at {hello.server.address}, "
         "may join under another name, or when the other one's lease has run out"
     )
+    _refuse(cluster, now, server, hello, reason)
+    return True
+
+
+def refuse_older(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> None:
+    """`hello` is stale. Where nothing newer of its agent is heard any more it may be no late one: the agent has forgotten how often
+    it was started, and would be dropped for ever. It is told so."""
+    known = cluster.sessions.get(server)
+    if known is None or known.alive or known.incarnation == hello.incarnation:
+        return
+    reason = (
+        f"start {hello.start} of the agent of server {server}, and start {known.start} has been heard of: its state directory is "
+        "an old copy; when nothing runs on the server, remove identity.json there, and start the agent again"
+    )
+    _refuse(cluster, now, server, hello, reason)
+
+
+def _refuse(cluster: Cluster, now: float, server: ServerId, hello: AgentHello, reason: str) -> None:
     cluster.refuse_agent(server, hello.agent, reason)
     if (server, hello.agent) not in cluster.refused:
         cluster.refused[server, hello.agent] = None
         if len(cluster.refused) > KEPT_REFUSED:
             cluster.refused.popitem(last=False)
         cluster.tell(now, "server-refused", None, f"refused an agent: {reason}")
-    return True
 
 
 def _holder(cluster: Cluster, now: float, server: ServerId) -> Session | Guest | None:

@@ -49,6 +49,8 @@ from .scheduling.admission import Newcomer, Situation
 from .validation import refusal
 from .views import full_view, job_view, server_views
 
+CHANGES = (Submit, Scale, Profile, Cancel, SetPolicy, AdoptServer)  # worthless unless they are recorded
+
 MAX_REQUEST_ID = 256
 MAX_PENDING_LOGS = 1000
 MAX_LOG_OFFSET = 2**53
@@ -77,7 +79,7 @@ def on_request(cluster: Cluster, now: float, client: bytes, envelope: Envelope) 
             return  # the client repeats its request until it is answered
     except ElasticError as error:
         answer = Refused(reason=str(error), bad_input=isinstance(error, UserError))
-    if isinstance(request, Submit | Scale | Profile | Cancel | SetPolicy | AdoptServer) and not _only_asks(request):
+    if isinstance(request, CHANGES) and not _only_asks(request):
         cluster.remember_answer(envelope.id, answer)
     cluster.answer(client, envelope.id, answer)
 

@@ -20,23 +20,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..protocol.messages import AdoptServer, Cancel, Profile, Refused, Reply, Scale, SetPolicy, Submit
+from ..protocol.messages import Refused, Reply
 from ..protocol.times import STORE_RETRY_S
 from .events import Action, ClientRequest, Event, Record, ReplyClient, StoreReturned, TimePassed, Warn
 from .machine import ControllerMachine
+from .requests import CHANGES
 from .store.interface import Delete, Put, Store, StoreUnavailable
 
 # Makes a machine of its own incarnation, from the time and all keys and values of the store.
 Build: TypeAlias = Callable[[float, Sequence[tuple[str, bytes]]], ControllerMachine]
-
-CHANGES = (
-    Submit,
-    Scale,
-    Profile,
-    Cancel,
-    SetPolicy,
-    AdoptServer,
-)  # requests that are worthless unless they are recorded
 
 
 @dataclass(frozen=True)

@@ -189,3 +189,13 @@ def test_the_job_with_the_highest_number_is_not_forgotten(monkeypatch: pytest.Mo
     assert list(world.machine.cluster.jobs) == ["digits-4"]
     world.restart()
     assert world.submit(job_spec(low=1, high=1)).id == "digits-5"
+
+
+def test_the_history_in_the_store_is_bounded_also_where_numbers_were_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "KEPT_EVENTS", 20)
+    world = World({"s1": 1})
+    for number in range(60):
+        if number == 30:
+            world.machine.cluster.next_event += 1000  # as after a store was restored
+        world.ask(Cancel(job=world.submit().id))
+    assert sum(key.startswith("/events/") for key in world.store) == 20

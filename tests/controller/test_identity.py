@@ -145,6 +145,21 @@ def test_a_late_hello_of_an_earlier_start_of_the_agent_changes_nothing() -> None
     assert job.share_gpus == 2
 
 
+def test_an_agent_that_has_forgotten_its_last_starts_is_told_so_instead_of_being_dropped_for_ever() -> None:
+    world = world_of()
+    agent = world.agents[S1]
+    agent.start = 5
+    world.hello("s1")
+    agent.connected = False
+    world.turn(11.0)
+    agent.start, said = 3, len(world.sent)
+    world.say_hello(agent)
+    (refusal,) = sent_since(world, said, HelloRefused)
+    assert "identity.json" in refusal.reason
+    assert not world.machine.cluster.sessions[S1].alive
+    assert "server-refused" in world.kinds()
+
+
 # --------------------------------------------------------------------------------------------------------- a lost store
 
 
