@@ -27,7 +27,8 @@ from ..protocol.messages import (
 from ..protocol.model import GpuAddress, JobId, Server, ServerId, Value, WorkerId
 from ..protocol.times import DEATHS_IN_VAIN
 from .events import Action, Record, ReplyClient, SendAgent, Warn
-from .jobs import Job, JobRecord, WorkerState
+from .jobs import Job
+from .records import JobRecord, WorkerState
 from .scheduling.measuring import OFF, Measuring
 from .scheduling.policies import Policy
 from .scheduling.scheduler import Scheduler

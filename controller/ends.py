@@ -23,8 +23,9 @@ from ..protocol.times import CUT_OFF_TIMEOUT_S
 from .cluster import Cluster
 from .generations import broken_by_loss, cut_off, ending, holders, usable
 from .health import script_is_innocent, second_opinion, start_failed
-from .jobs import Job, WorkerRecord
+from .jobs import Job
 from .reconcile import end_job, stop_worker
+from .records import WorkerRecord
 
 START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
 FIRST_HOLD_S = 30.0

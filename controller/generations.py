@@ -25,7 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.model import GpuAddress, GpuPlace, Server, WorkerId, WorkerPhase
-from .jobs import Job, OrderKind, OrderRecord, WorkerRecord, WorkerState
+from .jobs import Job
+from .records import OrderKind, OrderRecord, WorkerRecord, WorkerState
 
 OVER = (WorkerPhase.LEFT, WorkerPhase.FINISHED)
 

@@ -21,7 +21,8 @@ from ..protocol.model import JobId, ServerId
 from ..protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
 from .cluster import Cluster, Health
 from .generations import arrived
-from .jobs import Job, WorkerRecord, WorkerState
+from .jobs import Job
+from .records import WorkerRecord, WorkerState
 
 FAILURES_OF_A_JOB = 2  # on one server, of a job that has run elsewhere
 JOBS_THAT_FAIL = 3  # on one server, in a row, none of which has failed elsewhere

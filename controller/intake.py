@@ -27,9 +27,10 @@ from .ends import add_broken, unknown_there, worker_ended
 from .generations import broken_by_report, cut_off
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .health import worked
-from .jobs import Job, WorkerRecord, WorkerState
+from .jobs import Job
 from .joining import refuse_older, refused, stale
 from .reconcile import leader_address, order_message, send_order, send_start, stop_worker
+from .records import WorkerRecord, WorkerState
 from .restored import ahead, bring_forward, note_age
 from .statuses import exit_within_bounds, server_fault, unusable, without_odd_figures
 

@@ -42,8 +42,8 @@ def refused(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -
 
 
 def refuse_older(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> None:
-    """`hello` is stale. Where nothing newer of its agent is heard any more it may be no late one: the agent has forgotten how often
-    it was started, and would be dropped for ever. It is told so."""
+    """`hello` is stale. Where nothing newer of its agent is heard any more, it need not be late: the agent may have forgotten
+    how often it was started. It would be dropped for ever, and is told so."""
     known = cluster.sessions.get(server)
     if known is None or known.alive or known.incarnation == hello.incarnation:
         return

@@ -33,8 +33,9 @@ from .generations import (
     next_step,
     unneeded,
 )
-from .jobs import Job, OrderRecord, WorkerRecord, WorkerState
+from .jobs import Job
 from .outlook import Outlook, outlook
+from .records import OrderRecord, WorkerRecord, WorkerState
 from .restored import furthest
 from .scheduling.placement import in_order
 from .scheduling.plan import standstill

@@ -26,8 +26,9 @@ from .cluster import (
     job_key,
     server_key,
 )
-from .jobs import Job, JobRecord
+from .jobs import Job
 from .policy import recover_policy
+from .records import JobRecord
 from .statuses import mended_progress, usable_measurement, usable_resize
 from .throughput import PREFIX, KindRecord
 from .validation import usable_rate

@@ -42,9 +42,10 @@ from ..protocol.times import FIRST_HELLO_S, LOG_TIMEOUT_S
 from .cluster import Cluster, PendingLog
 from .descents import go_down_now
 from .guests import adopt
-from .jobs import Job, JobRecord
+from .jobs import Job
 from .policy import in_use, set_policy
 from .reconcile import end_job, settle
+from .records import JobRecord
 from .scheduling.admission import Newcomer, Situation
 from .validation import refusal
 from .views import full_view, job_view, server_views

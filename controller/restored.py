@@ -18,7 +18,8 @@ from __future__ import annotations
 from ..protocol.messages import AgentHello
 from ..protocol.model import GpuAddress, WorkerId, WorkerStatus, worker_number
 from .cluster import Cluster
-from .jobs import Job, WorkerRecord, WorkerState
+from .jobs import Job
+from .records import WorkerRecord, WorkerState
 
 MAX_NUMBER = 10**15  # of a job or an event; more is nobody's
 MAX_GENERATION = 2**40  # likewise; far below what a status may hold, as a margin is added each time

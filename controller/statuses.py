@@ -14,7 +14,7 @@ from msgspec.structs import asdict, replace
 
 from ..protocol.messages import WorkerExit
 from ..protocol.model import Resize, Server, Steady, WorkerStatus
-from .jobs import Progress
+from .records import Progress
 from .scheduling.throughput import Measured
 
 MAX_COUNT = 2**53  # steps, generations, bytes: what JSON and a float hold exactly

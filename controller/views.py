@@ -11,8 +11,9 @@ from ..protocol.model import GpuAddress, JobId, JobPhase
 from .cluster import Cluster, Guest, Session
 from .guests import present, sentence, unknown_sentence
 from .health import troubles
-from .jobs import Job, OrderKind, Progress, WorkerRecord, WorkerState
+from .jobs import Job
 from .outlook import fewest
+from .records import OrderKind, Progress, WorkerRecord, WorkerState
 from .scheduling.measuring import smaller_shares
 from .scheduling.throughput import Source, points
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from elasticd.controller.cluster import Cluster, Session, Settings
 from elasticd.controller.deciding import decided, decision_of
-from elasticd.controller.jobs import Job, JobRecord, Progress
+from elasticd.controller.jobs import Job
 from elasticd.controller.outlook import outlook
+from elasticd.controller.records import JobRecord, Progress
 from elasticd.controller.scheduling.measuring import Measuring
 from elasticd.controller.scheduling.policies import POLICIES
 from elasticd.controller.scheduling.scheduler import load_scheduler

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from elasticd.controller.events import AgentMessage, Warn
-from elasticd.controller.jobs import JobRecord, Progress
+from elasticd.controller.records import JobRecord, Progress
 from elasticd.controller.scheduling.options import WrongOption
 from elasticd.controller.scheduling.policies import POLICIES
 from elasticd.controller.scheduling.scheduler import load_scheduler

@@ -21,8 +21,9 @@ from elasticd.controller.events import (
     SendAgent,
     TimePassed,
 )
-from elasticd.controller.jobs import Job, JobRecord
+from elasticd.controller.jobs import Job
 from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.records import JobRecord
 from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.controller.store import Delete, If, Listing, Put, StoreUnavailable
 from elasticd.controller.store import Record as StoredRecord

@@ -33,8 +33,9 @@ from elasticd.controller.cluster import Cluster, Settings
 from elasticd.controller.events import SendAgent
 from elasticd.controller.generations import OVER
 from elasticd.controller.intake import on_agent_message
-from elasticd.controller.jobs import Job, JobRecord
+from elasticd.controller.jobs import Job
 from elasticd.controller.reconcile import settle, stop_worker
+from elasticd.controller.records import JobRecord
 from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.protocol.codec import Codec
 from elasticd.protocol.messages import StartWorker, ToAgentFromWorker

@@ -10,8 +10,9 @@ import msgspec
 
 from elasticd.controller.cluster import KEPT_ANSWERS, KEPT_EVENTS, Cluster
 from elasticd.controller.ends import KEPT_BROKEN
-from elasticd.controller.jobs import KEPT_PAST_WORKERS, JobRecord, WorkerState
+from elasticd.controller.jobs import KEPT_PAST_WORKERS
 from elasticd.controller.reconcile import KEPT_ORDERS
+from elasticd.controller.records import JobRecord, WorkerState
 from elasticd.controller.requests import MAX_PENDING_LOGS
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import Cancelled, Order, Reply, StartWorker, Submitted

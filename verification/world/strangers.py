@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticd.controller.events import AgentMessage
-from elasticd.controller.jobs import JobRecord
+from elasticd.controller.records import JobRecord
 from elasticd.protocol.messages import AgentHeartbeat, ToControllerFromAgent, WorkerExit, WorkerReport
 from elasticd.protocol.model import JobId, ServerId, WorkerId, WorkerPhase, WorkerStatus
 
