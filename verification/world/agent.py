@@ -27,6 +27,7 @@ from elasticd.agent.events import (
     SignalProcess,
     Started,
     StartProcess,
+    StopSignal,
     TimePassed,
     Warn,
     WorkerStatusReceived,
@@ -80,6 +81,7 @@ class Agent(Process):
         self.storage_hidden = False  # nothing here sees the directories of checkpoints
         self._troubled_until = 0.0
         self._disk: dict[tuple[str, WorkerId], _Record] = {}  # by uid and worker
+        self._starting: set[WorkerId] = set()  # told to start, and not started yet
         self._words: list[WorkerStatus] = []  # what workers have said while the agent was away
         self._machine: AgentMachine
 
@@ -88,6 +90,7 @@ class Agent(Process):
         if self.alive or not self.powered:
             return
         self.born()
+        self._starting.clear()
         who = msgspec.structs.replace(self.kept, start=self.kept.start + 1)
         self._machine = AgentMachine(self.server, f"{self.name}.{self.life}", 1.0, 10.0, who)
         found = adopt(record.found(self._runs(*name)) for name, record in sorted(self._disk.items()))
@@ -148,10 +151,14 @@ class Agent(Process):
                 if target is not None:
                     self._world.network.send(self, target, target.from_agent, word)
             case StartProcess(start):
-                return self._start(start)
+                self._starting.add(start.worker)
+                self._world.oracle.start_asked(f"{self.host}/{start.gpu}", start.worker)
+                self.later(START_S * (0.2 + self.chance.random()), self._start, start)
             case SignalProcess(worker, how):
-                if worker in self.workers:
-                    self.workers[worker].signalled(how)
+                if worker in self._starting:  # one errand for a worker is done after the other
+                    self.later(2 * START_S, self._signal, worker, how)
+                else:
+                    self._signal(worker, how)
             case ForgetWorker(_, worker, uid):
                 self._disk.pop((uid, worker), None)
             case ReadLogPiece(request):
@@ -170,10 +177,15 @@ class Agent(Process):
 
     # -- processes
 
-    def _start(self, start: StartWorker) -> ProcessFailed | ProcessStarted:
-        self._world.oracle.start_asked(f"{self.host}/{start.gpu}", start.worker)
+    def _signal(self, worker: WorkerId, how: StopSignal) -> None:
+        if worker in self.workers:
+            self.workers[worker].signalled(how)
+
+    def _start(self, start: StartWorker) -> None:
+        self._starting.discard(start.worker)
         if self.disk_full:
-            return ProcessFailed(start.worker, "cannot be started: [Errno 28] No space left on device")
+            self._dispatch(ProcessFailed(start.worker, "cannot be started: [Errno 28] No space left on device"))
+            return
         self._disk[start.uid, start.worker] = _Record(start)
         worker = Worker(self._world, self, start)
         self.workers[start.worker] = worker
@@ -186,7 +198,7 @@ class Agent(Process):
             worker.later(0.3, worker.exits, 1, "exit code 1: RuntimeError: no driver")
         else:
             worker.begin()
-        return ProcessStarted(start.worker)
+        self.later(NOTICE_S, self._dispatch, ProcessStarted(start.worker))
 
     def process_ended(self, worker: Worker, code: int | None, reason: str) -> None:
         """A worker's process has ended; the agent notices, now or when it is back."""
