@@ -218,10 +218,10 @@ def _find(
 
 
 def _unwanted(
-    cluster: Cluster, now: float, session: Session, job: JobId, worker: WorkerId, status: WorkerStatus | None
+    cluster: Cluster, now: float, session: Session, job: JobId, worker: WorkerId, uid: str, status: WorkerStatus | None
 ) -> bool:
     """A process runs that is not recorded, or further than the record. Whether it is of use."""
-    local = session.places.get(worker, LocalWorker(worker=worker, job=job, uid="", gpu=NOWHERE))
+    local = session.places.get(worker, LocalWorker(worker=worker, job=job, uid=uid, gpu=NOWHERE))
     known = cluster.jobs.get(job)
     if known is None or not known.has_uid(local.uid):
         if len(session.unknown) < MAX_STRAYS:
@@ -257,7 +257,7 @@ def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerI
     job = JobId(worker.rpartition(".")[0])
     found = _find(cluster, session, job, worker, session.uid(worker))
     if found is None:
-        return _unwanted(cluster, now, session, job, worker, None)
+        return _unwanted(cluster, now, session, job, worker, session.uid(worker), None)
     if found[1].state is not WorkerState.RUNNING:
         found[0].update_worker(worker, state=WorkerState.RUNNING)
         cluster.stir(found[0])
@@ -272,7 +272,7 @@ def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatu
     status, odd = without_odd_figures(said)
     found = _find(cluster, session, status.job, status.worker, uid)
     if found is None or ahead(found[0], status.worker, status):
-        if not _unwanted(cluster, now, session, status.job, status.worker, status):
+        if not _unwanted(cluster, now, session, status.job, status.worker, uid, status):
             return False
         found = _find(cluster, session, status.job, status.worker, uid)
     if found is not None:

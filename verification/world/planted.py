@@ -166,13 +166,14 @@ def _first_failure(bug: Bug, copy: Path, first: int, seeds: int, processes: int)
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make planted")
     parser.add_argument("--only", nargs="*", help="bugs whose name contains one of these")
+    parser.add_argument("--file", type=Path, default=BUGS, help="another list of bugs")
     parser.add_argument("--seeds", type=int, default=WITHIN)
     parser.add_argument("--processes", type=int, default=0, help="else one for each core")
     parser.add_argument("--markdown", action="store_true", help="print rows of a table (docs/design/world.md)")
     options = parser.parse_args(arguments)
     missed = 0
     print(_HEAD if options.markdown else f"{'seeds':>6} {'s':>5}  bug, and the invariant that it breaks")
-    for bug in bugs(BUGS.read_text()):
+    for bug in bugs(options.file.read_text()):
         if options.only and not any(part in bug.name for part in options.only):
             continue
         found = search(bug, options.seeds, options.processes or cores())
