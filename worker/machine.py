@@ -52,7 +52,8 @@ state), and its control word is the greatest proposal. CollectiveFailed says tha
 LoopEnded may also come in the middle of a step, where a script leaves its loop by `break`; ScriptEnded at any time. After either
 the thread waits for Continue.
 
-TimePassed is wanted at `next_deadline`; a status is sent only then. One that is over goes on reporting: its agent may be new.
+TimePassed is wanted at `next_deadline`; a status is sent only then. If it comes later than that by `AWAY_S`, the whole process was
+stopped meanwhile, and nothing that it does has taken that time. One that is over goes on reporting: its agent may be new.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ class WorkerMachine:
     def handle(self, now: float, event: Event) -> list[Action]:
         """Take one fact. Raises InvalidTransition, changing nothing, where only a bug can have told it."""
         match event:
+            case OrderReceived() | PeerSaid() | GroupBuilt() if self._training.ending:
+                return []  # nobody must count on it in another generation
             case OrderReceived() | PeerSaid():
                 return self._training.follow(now, self._membership.handle(now, event))
             case GroupBuilt(generation, attempt):
@@ -147,6 +150,9 @@ class WorkerMachine:
                 return self._training.handle(now, event)
 
     def _pass_time(self, now: float) -> list[Action]:
+        late_s = now - self.next_deadline()
+        if late_s >= times.AWAY_S:
+            self._training.was_away(now, late_s)
         actions: list[Action] = []
         for generation, attempt in self._builds.overdue(now):
             reason = f"it did not stand within {self._builds.timeout_s:.0f} s"

@@ -184,14 +184,22 @@ class Training:
             return f"preempted, and still {self.doing.value} since {clock_time(self._since)}"
         return "; ".join(note for note in (self._membership.note, self._builds.note, self._trouble) if note)
 
+    @property
+    def ending(self) -> bool:
+        """Is it decided that this worker ends, in whatever generation it is? Then it enters no other."""
+        suspended = self.doing is Doing.SAVING and self._suspend is not None
+        return suspended or self.doing in (Doing.CLOSING, Doing.OVER)
+
     # -- the doors
 
     def handle(self, now: float, fact: ThreadFact) -> list[Action]:
         """Take a fact of the training thread. Raises InvalidTransition, with nothing changed, if it cannot come now."""
         if isinstance(fact, ScriptEnded):
             return self._on_script_ended(now, fact)
-        if self.doing in (Doing.CLOSING, Doing.OVER):  # what runs at the exit of a script that had to end
-            return [Continue()] if isinstance(fact, LoopEnded) and self.doing is Doing.OVER else []
+        if self.doing is Doing.CLOSING:  # the thread waits for the end, or is about to
+            return []
+        if self.doing is Doing.OVER and isinstance(fact, LoopEnded):  # at the exit of a script that had to end
+            return [Continue()]
         method = _TABLE.get((self.doing, type(fact)))
         if method is None:
             raise InvalidTransition(f"{type(fact).__name__} while the training thread is {self.doing.value}")
@@ -266,6 +274,14 @@ class Training:
                 soonest = deadline
         return soonest
 
+    def was_away(self, now: float, away_s: float) -> None:
+        """The whole process was stopped for so long: that is no time in which the training thread hung."""
+        self._since = min(now, self._since + away_s)
+        if self._come_out_by is not None:
+            self._come_out_by += away_s
+        if self._give_up_at is not None:
+            self._give_up_at += away_s
+
     def pass_time(self, now: float) -> list[Action]:
         """Deadlines may have come."""
         if self.doing is Doing.CLOSING:
@@ -309,6 +325,7 @@ class Training:
         self._plan = _plan(roster, holds)
         self._transfers = Transfers.PENDING if self._plan else Transfers.NONE
         self._ranges = assign(self._place.virtual_workers, holds)
+        self._note = ""
         enter = EnterGeneration(roster, switch.attempt, self._rank, self._plan)
         actions: list[Action] = [*self._builds.used(roster.generation), enter]
         if not holds[self._rank]:
@@ -342,6 +359,8 @@ class Training:
             because = f" ({reason})" if reason else ""
             text = f"has lost its initial values to a state that has not come, and there is no checkpoint{because}"
             return self._close(now, EndProcess(exits.SPOILED, f"{self._me} {text}: it ends, to be replaced"), text)
+        if reason:
+            self._trouble = f"began anew: {reason}"
         self._has_state(now, -1, 0)
         return self._entered(now)
 

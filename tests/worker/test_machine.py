@@ -10,7 +10,7 @@ import pytest
 
 from elasticd.protocol import exits, times
 from elasticd.protocol.errors import InvalidTransition
-from elasticd.protocol.messages import Prepare
+from elasticd.protocol.messages import Commit, Prepare
 from elasticd.protocol.model import WorkerId, WorkerPhase
 from elasticd.worker import events as e
 
@@ -661,3 +661,83 @@ def test_another_step_than_the_one_in_progress_cannot_be_applied() -> None:
         story.tell(e.StepApplied(4))
     story.tell(e.StepApplied(3))
     assert story.status.applied == 3
+
+
+# ------------------------------------------------------------------------------------------- absence, and after the end
+
+
+def test_a_process_that_was_stopped_itself_does_not_take_its_thread_for_hung() -> None:
+    """SIGSTOP, a frozen container: its own time ran on, its thread's did not."""
+    story = Story()
+    story.trains_alone(5)
+    story.begin_step()
+    story.wait(10.0)
+    story.now += 2 * times.FIRST_STEP_TIMEOUT_S
+    story.tell(e.TimePassed())
+    story.wait(times.LEAST_STEP_TIMEOUT_S - 11.0)
+    assert not story.all(e.EndProcess)
+    story.wait(2.0)
+    assert [end.code for end in story.all(e.EndProcess)] == [exits.HUNG]
+
+
+def test_what_a_worker_once_waited_for_is_not_told_for_ever() -> None:
+    story = Story()
+    story.trains_alone(5)
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.wait(times.others_timeout_s(times.FIRST_STEP_TIMEOUT_S, times.PAUSE_TIMEOUT_S) + 1)
+    assert "too long" in story.status.note
+    story.tell(e.CollectiveFailed("abandoned"))
+    assert "too long" in story.status.note
+    story.take()
+    story.alone(2)
+    assert story.status.note == ""
+
+
+def test_who_is_about_to_end_enters_no_generation_any_more() -> None:
+    story = Story()
+    story.arrive()
+    story.order(roster(3, OTHER, ME))
+    story.acknowledges = False
+    story.tell(e.ScriptEnded("SystemExit: 0"))
+    story.tell(e.PeerSaid(Prepare(job=story.job, generation=3, attempt=1, base=0, holders=(OTHER,))))
+    assert story.follows(3, OTHER, ME, holders=(OTHER,)) == []
+    story.wait(times.LAST_REPORT_TIMEOUT_S + 1)
+    assert story.take() == [e.Continue()]
+
+
+def test_a_saver_that_stood_still_goes_on_saving_whatever_its_leader_commits() -> None:
+    story = Story()
+    story.trains_alone(2)
+    story.begin_step()
+    story.tell(e.CollectiveFailed("lost"))
+    story.order(roster(5, OTHER, ME))
+    story.tell(e.PeerSaid(Prepare(job=story.job, generation=5, attempt=1, base=0, holders=(ME,))))
+    story.tell(e.GroupBuilt(5, 1))
+    story.take()
+    story.suspend(ME)
+    assert story.take() == [e.SaveCheckpoint(1, 2, 0, 1)]
+    story.tell(e.PeerSaid(Commit(job=story.job, generation=5, attempt=1)))
+    assert story.take() == []
+    story.tell(e.CheckpointSaved(1))
+    story.wait(1.0)
+    assert story.take() == [e.ExitScript(0)]
+
+
+@pytest.mark.parametrize("fact", [e.StepWanted(3), e.Arrived(STEPS, STEPS_PER_EPOCH)])
+def test_a_script_that_wants_to_train_on_after_its_end_is_refused_and_does_not_wait_for_ever(fact: e.Event) -> None:
+    story = Story()
+    story.trains_alone(2)
+    story.tell(e.LoopEnded(3))
+    story.wait(1.0)
+    with pytest.raises(InvalidTransition, match="is over"):
+        story.tell(fact)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_told_by_who_begins_anew() -> None:
+    story = Story()
+    story.arrive()
+    story.alone()
+    story.tell(e.CheckpointMissing("/checkpoints cannot be listed: stale file handle"))
+    assert story.take() == [e.EnterLoop(0)]
+    assert "stale file handle" in story.status.note
