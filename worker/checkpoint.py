@@ -18,6 +18,7 @@ import logging
 import os
 import pickle
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from .events import CheckpointFailed, CheckpointSaved, SaveCheckpoint
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"(?:generation-(\d{8,})-)?step-(\d{12,})\.pt")  # earlier versions did not name the generation
-_TEMPORARY = re.compile(r"\.(?:generation-\d{8,}-)?step-\d{12,}\.pt\.\d+")
+_TEMPORARY = re.compile(r"\.(?:generation-\d{8,}-)?step-\d{12,}\.pt\.[0-9a-f]+")
 STALE_AFTER_S = 3600.0  # a temporary file of that age has no writer any more
 
 
@@ -59,11 +60,13 @@ class Name:
 
 
 def checkpoints(directory: Path) -> list[Name]:
-    """All files with a checkpoint's name, newest first."""
+    """All files with a checkpoint's name, newest first. Raises OperatorError if the directory is there and cannot be listed."""
     try:
         files = os.listdir(directory)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise OperatorError(f"{directory} cannot be listed: {error.strerror}") from error
     found = [Name(int(match[1] or 0), int(match[2]), file) for file in files if (match := _NAME.fullmatch(file))]
     return sorted(found, reverse=True)
 
@@ -81,7 +84,11 @@ def latest(directory: Path, generation: int) -> tuple[Document | None, str]:
     """The newest checkpoint that can be read, which becomes one of `generation`; None if there is none. And what is wrong with
     those that are newer and cannot be read, if there are any."""
     troubles: list[str] = []
-    for name in checkpoints(directory):
+    try:
+        names = checkpoints(directory)
+    except OperatorError as error:
+        return None, str(error)
+    for name in names:
         try:
             document = load(directory / name.file)
         except OperatorError as error:
@@ -176,7 +183,8 @@ class CheckpointWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._check_not_overtaken(save.generation)
         target = self.directory / Name.of(save.generation, save.step).file
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        # A name of its own: writers on two servers may be processes of the same number.
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
             with open(temporary, "wb") as file:
                 torch.save({"header": document.header, "tensors": document.tensors}, file)
@@ -188,7 +196,10 @@ class CheckpointWriter:
             temporary.unlink(missing_ok=True)
             raise
         self._flush_directory()
-        self._prune(save.generation)
+        try:
+            self._prune(save.generation)
+        except (OSError, OperatorError) as error:  # what is superfluous does no harm but for the room that it takes
+            log.warning("older checkpoints in %s cannot be removed: %s", self.directory, error)
         log.info("wrote the checkpoint %s", target)
 
     def _check_not_overtaken(self, generation: int) -> None:

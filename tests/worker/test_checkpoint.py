@@ -226,3 +226,48 @@ def test_a_writer_killed_in_the_middle_leaves_only_whole_checkpoints(tmp_path: P
     write(tmp_path, 20_000)  # the next writer is not disturbed by what is left
     for path in tmp_path.glob("generation-*.pt"):
         load(path)
+
+
+# ------------------------------------------------------------------------------------------------------ storage that fails
+
+
+def test_two_writers_of_one_state_do_not_write_into_each_others_file(tmp_path: Path) -> None:
+    """Two savers on two servers, in containers where each process has the same number."""
+    first, second = (Told(tmp_path, 2) for _ in range(2))
+    seen: list[set[str]] = []
+    real = os.replace
+
+    def look(source: Path, target: Path) -> None:
+        seen.append({path.name for path in tmp_path.iterdir() if path.name.startswith(".")})
+        if len(seen) == 1:
+            second.save(7, {}, [torch.ones(3)])
+            assert second.outcome() == CheckpointSaved(1)
+        real(source, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", look)
+        first.save(7, {}, [torch.ones(3)])
+        assert first.outcome() == CheckpointSaved(1)
+    assert [len(names) for names in seen] == [1, 2]
+    assert files(tmp_path) == [name_of(1, 7)]
+
+
+def test_a_checkpoint_that_is_durable_counts_even_where_older_ones_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    write(tmp_path, 2, keep=1)
+    assert files(tmp_path) == [name_of(1, 1), name_of(1, 2)]
+
+
+def test_a_directory_that_cannot_be_listed_has_no_checkpoint_and_says_why(tmp_path: Path) -> None:
+    """The storage's fault is not the script's: nothing is raised in the training thread."""
+    (tmp_path / "file").write_bytes(b"")
+    document, trouble = latest(tmp_path / "file", 1)
+    assert document is None
+    assert "file cannot be listed" in trouble
