@@ -252,10 +252,13 @@ class Run:
         """The epochs that are left, up to `count`. A joiner begins in the one that the job is in; a leaver ends inside.
 
         Leaving the loop early (`break`) ends the training of the whole job: decide it from what is the same on all workers.
+        Raises UserError where there cannot be such a loop.
         """
         trainer = self._require_trainer()
         if count < 1:
             raise UserError(f"epochs({count}): at least one epoch is needed")
+        if self._epochs:
+            raise UserError("epochs() was called twice: a run has one loop, with as many epochs as all of it needs")
         self._epochs = count
         atexit.register(self._at_exit)
         epoch = trainer.arrive(count)

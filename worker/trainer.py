@@ -117,6 +117,7 @@ class Trainer:
         self.total_steps = 0
         self._next_step = 0
         self._in_loop = False
+        self._reading = False  # the script is in its loop over batches, or has left it in the middle
         self._deferred: tuple[int, dict[str, Any]] | None = None  # registered values that belong to a later epoch
         self._failure: str | None = None  # why the communicator in use is of no use any more
 
@@ -198,10 +199,19 @@ class Trainer:
             self._deferred = None
 
     def batches(self) -> Iterator[Any]:
-        """The micro-batches of this worker for the rest of the present epoch."""
+        """The micro-batches of this worker for the rest of the present epoch. Raises UserError where there can be none."""
+        if not self._in_loop:
+            raise UserError("batches are there in the loop over run.epochs(), and nowhere else")
+        if self._reading:
+            raise UserError(
+                "the loop over batches was left before its end, by `break` or an exception, and begun again: a step is trained "
+                "by all workers or by none. Let it run on, or leave the loop over epochs, too"
+            )
+        self._reading = True
         while True:
             instruction = self._obey(StepWanted(self.epoch))
             if not isinstance(instruction, RunStep):
+                self._reading = False
                 return
             try:
                 yield from self._run_step(instruction)
@@ -211,21 +221,25 @@ class Trainer:
     def finish(self, epochs: int) -> None:
         """The loop is over."""
         self._obey(LoopEnded(epochs))
+        self._in_loop = False
 
     def ended(self, reason: str) -> None:
-        """The script ends without having finished."""
-        self._obey(ScriptEnded(reason))
+        """The script ends without having finished. What it was still instructed to do is not done."""
+        self._control.tell(ScriptEnded(reason))
+        while not isinstance(self._control.next(), Continue | ExitScript):
+            pass
 
     # -- what the machine wants
 
-    def _obey(self, fact: ThreadFact | None) -> Instruction:
+    def _obey(self, fact: ThreadFact) -> Instruction:
         """Tell what has happened, and do what is to be done, until it is the script's turn: then that is returned."""
-        if self._failure is not None and not isinstance(fact, LoopEnded | ScriptEnded):
-            fact = CollectiveFailed(self._failure)
+        happened: ThreadFact | None = fact
+        if self._failure is not None and not isinstance(fact, LoopEnded):
+            happened = CollectiveFailed(self._failure)
         self._failure = None
         while True:
-            if fact is not None:
-                self._control.tell(fact)
+            if happened is not None:
+                self._control.tell(happened)
             instruction = self._control.next()
             match instruction:
                 case EnterLoop() | RunStep() | EndEpoch() | Continue():
@@ -233,9 +247,9 @@ class Trainer:
                 case ExitScript(code):
                     raise ScriptExit(code)
             try:
-                fact = self._carry_out(instruction)
+                happened = self._carry_out(instruction)
             except CommunicatorBroken as error:
-                fact = CollectiveFailed(str(error))
+                happened = CollectiveFailed(str(error))
 
     def _carry_out(self, instruction: Instruction) -> ThreadFact | None:
         """Returns what has happened then, if anything. Raises CommunicatorBroken."""

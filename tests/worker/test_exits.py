@@ -6,8 +6,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import torch
+
+from elasticd.protocol.model import Roster, WorkerId
+from elasticd.worker import events as e
+from elasticd.worker.communicator import Communicator
+from elasticd.worker.data import SerialSampler
+from elasticd.worker.loading import Loader
+from elasticd.worker.state import TrainingState
+from elasticd.worker.trainer import Recipe, Trainer
+from elasticd.worker.update import Update
 
 SCRIPT = """
 import os, signal, sys
@@ -78,3 +89,52 @@ def test_only_a_loop_that_ended_or_was_left_by_break_has_finished(
     (line,) = done.stdout.splitlines()
     assert line.startswith(told), done.stderr
     assert done.returncode == (1 if "Enough" in middle else 0)
+
+
+@pytest.mark.parametrize(
+    ("middle", "after", "told"),
+    [
+        ("break", "", "the loop over batches was left before its end"),
+        ("pass", "for x, y in batches: pass", "batches are there in the loop over run.epochs()"),
+        ("pass", "for epoch in run.epochs(2): pass", "epochs() was called twice"),
+    ],
+)
+def test_a_loop_that_cannot_be_followed_is_refused_and_not_waited_for(
+    middle: str, after: str, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.replace("MIDDLE", middle).replace("END", "pass") + after)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, env={**os.environ})
+    assert f"UserError: {told}" in done.stderr
+    assert done.returncode == 1
+
+
+def test_a_script_that_ends_does_nothing_more_of_what_it_was_instructed_to() -> None:
+    """A signal's handler may raise SystemExit before an instruction is taken."""
+
+    class Control:
+        communicator = Communicator.alone()
+        told: ClassVar[list[e.Event]] = []
+        instructions: ClassVar[list[e.Instruction]] = [
+            e.EnterGeneration(Roster(generation=1, members=(), leader=WorkerId("job.1")), 1, 0),
+            e.ReceiveState(keep_own=False),
+            e.Continue(),
+        ]
+
+        def tell(self, fact: e.Event) -> None:
+            self.told.append(fact)
+
+        def next(self) -> e.Instruction:
+            return self.instructions.pop(0)
+
+    control = Control()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler = SerialSampler(4, 1, 1, 0, True, False)
+    loader = Loader((torch.zeros(4, 1), torch.zeros(4, 1)), sampler, None, 0, torch.device("cpu"), 0, 2)
+    recipe = Recipe(1, 0, torch.device("cpu"), canonical=True, overlap=False, max_steps=None)
+    update = Update([optimizer], [], None, None, None, None)
+    trainer = Trainer(recipe, control, TrainingState(model, [optimizer]), update, sampler, loader, None)
+    trainer.ended("SystemExit: 0")
+    assert control.told == [e.ScriptEnded("SystemExit: 0")]
+    assert control.instructions == []
