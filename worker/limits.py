@@ -52,9 +52,19 @@ class Durations:
         """For its own part of a step with so many virtual workers."""
         if self._limits.step_timeout_s is not None:
             return self._limits.step_timeout_s
+        usual_s = self._usual_s(hosted)
+        return max(times.LEAST_STEP_TIMEOUT_S, usual_s) if usual_s is not None else times.FIRST_STEP_TIMEOUT_S
+
+    def come_out_limit_s(self, hosted: int) -> float:
+        """For the thread to come out of an abandoned communicator: its device may still compute the part of the step."""
+        usual_s = self._limits.step_timeout_s or self._usual_s(hosted)
+        return max(times.COME_OUT_TIMEOUT_S, usual_s if usual_s is not None else times.FIRST_STEP_TIMEOUT_S)
+
+    def _usual_s(self, hosted: int) -> float | None:
+        """A multiple of what such a part took so far; None: that is not known yet."""
         if len(self._parts) < PARTS_NEEDED:
-            return times.FIRST_STEP_TIMEOUT_S
-        return max(times.LEAST_STEP_TIMEOUT_S, times.STEP_TIMEOUT_FACTOR * median(self._parts) * max(hosted, 1))
+            return None
+        return times.STEP_TIMEOUT_FACTOR * median(self._parts) * max(hosted, 1)
 
     @property
     def pause_limit_s(self) -> float:

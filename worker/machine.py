@@ -52,8 +52,8 @@ state), and its control word is the greatest proposal. CollectiveFailed says tha
 LoopEnded may also come in the middle of a step, where a script leaves its loop by `break`; ScriptEnded at any time. After either
 the thread waits for Continue.
 
-TimePassed is wanted at `next_deadline`; a status is sent only then. If it comes later than that by `AWAY_S`, the whole process was
-stopped meanwhile, and nothing that it does has taken that time. One that is over goes on reporting: its agent may be new.
+TimePassed is wanted at `next_deadline`; a status is sent only then. If it comes `AWAY_S` later than that, the whole process was
+stopped meanwhile: the training thread has not taken that time. A worker that is over goes on reporting: its agent may be new.
 """
 
 from __future__ import annotations

@@ -528,7 +528,7 @@ class Training:
     def _abandon(self, now: float) -> list[Action]:
         """The thread has to come out of the communicator in use."""
         if self.doing in TOGETHER:
-            self._come_out_by = now + max(times.COME_OUT_TIMEOUT_S, self.durations.step_limit_s(self._hosted))
+            self._come_out_by = now + self.durations.come_out_limit_s(self._hosted)
         return [Abandon(self._membership.generation)]
 
     def _hung(self, now: float, why: str) -> list[Action]:

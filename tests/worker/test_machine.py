@@ -476,7 +476,8 @@ def test_a_worker_whose_own_part_of_a_step_does_not_come_ends_itself() -> None:
     (end,) = story.all(e.EndProcess)
     assert end.code == exits.HUNG
     assert (
-        end.reason == "job.1 has been computing its part of step 6 for 60 s, which is too long: it ends, to be replaced"
+        end.reason
+        == "job.1 has been computing its part of step 6 for 600 s, which is too long: it ends, to be replaced"
     )
     assert story.all(e.SendStatus)[-1].status.note == end.reason
 
@@ -485,9 +486,9 @@ def test_a_step_that_is_only_slow_is_given_twenty_times_what_it_takes() -> None:
     story = Story()
     story.trains_alone()
     for _ in range(4):
-        story.step(takes_s=30.0)
+        story.step(takes_s=60.0)
     story.begin_step()
-    story.wait(599.0)
+    story.wait(1199.0)
     assert not story.all(e.EndProcess)
     story.wait(2.0)
     assert story.all(e.EndProcess)
