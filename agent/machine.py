@@ -76,9 +76,8 @@ from .events import (
 from .identity import Identity
 from .session import Due, Phase, Session
 
-REPORT_INTERVAL_S = (
-    0.4  # a status that only tells of progress is passed on this often: a little more than workers' heartbeats
-)
+# A status that only tells of progress is passed on this often: a little more than workers' heartbeats.
+REPORT_INTERVAL_S = 0.4
 ORDER_REPEAT_S = 2.0
 STARTING_PATIENCE = 10.0  # times the silence that is allowed later
 MAX_ORDERS = 4096

@@ -20,9 +20,8 @@ class Absences:
 
     def __init__(self, server_lease_s: float) -> None:
         self._away_s = min(AWAY_S, server_lease_s / 2)
-        self.watch_s = min(
-            WATCH_INTERVAL_S, self._away_s * WATCH_INTERVAL_S / AWAY_S
-        )  # between turns, to see an absence
+        # Between turns, to see an absence.
+        self.watch_s = min(WATCH_INTERVAL_S, self._away_s * WATCH_INTERVAL_S / AWAY_S)
         self._told_s = -math.inf
         self._untold = 0
 

@@ -119,9 +119,7 @@ class Health:
     until_s: float | None = None  # it is left alone until then (Unix time)
     reason: str = ""
     suspected: bool = False  # the scripts' exit codes are laid at its door
-    doubts: dict[JobId, int] = field(
-        default_factory=dict
-    )  # how often a job's script has failed at its start, newest last
+    doubts: dict[JobId, int] = field(default_factory=dict)  # a job's script failed at its start so often; newest last
 
     def sentence(self, now: float) -> str:
         """Why it is left alone, and how long still; after the server's name and a colon."""
@@ -204,9 +202,8 @@ class Cluster:
         self.policy_failures: set[str] = set()  # that have been told; one for each line that raises
         self.review_s = math.inf  # the policy wants to be asked again then (Unix time)
         self.stirred: dict[JobId, None] = {}  # jobs to look at, in the order in which they were stirred
-        self._over: OrderedDict[JobId, None] = (
-            OrderedDict()
-        )  # jobs that are over, without workers; first who was so first
+        # Jobs that are over, without workers; first who was so first.
+        self._over: OrderedDict[JobId, None] = OrderedDict()
         self.timers: dict[JobId, float] = {}  # of the jobs that something happens to by itself: when first
         self._touched: dict[JobId, None] = {}  # jobs whose record may have changed
         self._written: dict[JobId, JobRecord] = {}

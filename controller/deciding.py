@@ -44,9 +44,7 @@ def decided(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decided:
         decision, stuck = elsewhere(seen, decision)
         why = [decision.why(row) for row in range(len(seen.jobs))]
         changes, unfinished = at_once(seen.view.placements, plan(seen.view, decision), seen.held)
-    except (
-        Exception
-    ) as error:  # a policy is a plug-in: its bad luck with one job must not end the controller for all others
+    except Exception as error:  # a policy is a plug-in: what it raises for one job must not end the controller for all
         raise PolicyFailed(scheduler.policy.name, error) from error
     reasons = tuple(reason.text if reason is not None else "" for reason in why)
     return Decided(decision, reasons, changes, unfinished, stuck)

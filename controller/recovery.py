@@ -133,11 +133,8 @@ def _number(record: JobRecord) -> int:
 
 # ----------------------------------------------------------------------------------------------- is the one equal to the other?
 
-LASTING = (
-    "restart",
-    "hold",
-    "rest",
-)  # timers of jobs that follow from what is recorded; others begin when agents have spoken
+# Timers of jobs that follow from what is recorded; others begin when agents have spoken.
+LASTING = ("restart", "hold", "rest")
 
 
 def durable(cluster: Cluster) -> dict[str, bytes]:

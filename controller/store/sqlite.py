@@ -14,9 +14,8 @@ from ...runtime import locks
 from .interface import Delete, If, Listing, Put, Record, StoreUnavailable
 
 SCHEMA_VERSION = 1
-LOCKED_TIMEOUT_S = (
-    0.5  # for another process, such as a backup, to let go of the database; the controller stands still meanwhile
-)
+# For another process, such as a backup, to let go of the database; the controller stands still meanwhile.
+LOCKED_TIMEOUT_S = 0.5
 BALLAST_KEY = "/probe"
 LEAST_BALLAST_BYTES = 4096
 # One transaction: a crash leaves either no schema or a whole one with its version, never tables of an unknown version.
