@@ -335,7 +335,7 @@ class Job:
             found["cut off"] = self.cut_since + CUT_OFF_TIMEOUT_S
         if self.hold_until is not None:
             found["hold"] = self.hold_until
-        if self.stop_rest_at is not None and self.kept.workers:
+        if self.stop_rest_at is not None and self._has_rest:
             found["rest"] = self.stop_rest_at
         if self.descent is not None and not self.descent.overdue:
             found["descent"] = self.descent.until_s
@@ -363,13 +363,18 @@ class Job:
         self.restart_at = now + min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0**vain)
         return self.restart_at
 
+    @property
+    def _has_rest(self) -> bool:
+        """Are there workers that nobody has told to stop yet?"""
+        return any(not entry.stopping for entry in self.kept.workers)
+
     def begin_timers(self, now: float) -> None:
         """After a recovery: what the record says is under way takes its time from now on."""
         if self.restart_counted:
             self.wait_for_restart(now)
         if self.kept.held:
             self.hold_until = now + self.kept.hold_s
-        if self.kept.phase is JobPhase.FINISHED and any(not entry.stopping for entry in self.kept.workers):
+        if self.kept.phase is JobPhase.FINISHED and self._has_rest:
             self.stop_rest_at = now + REST_S
 
     def leave_out(self, before: float, now: float) -> None:

@@ -122,8 +122,9 @@ def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
             agent.disk_full = True
             world.after(for_s, agent.empty_disk)
         case Kind.BLACK_HOLE:
-            agent.black_hole = True
-            world.after(for_s, agent.close_black_hole)
+            if not any(other.black_hole for other in world.agents):  # a job that fails on two servers has failed
+                agent.black_hole = True
+                world.after(for_s, agent.close_black_hole)
         case Kind.HIDE_STORAGE:
             agent.storage_hidden = True
             world.after(for_s, agent.show_storage)
