@@ -48,6 +48,7 @@ class World:
         self.checkpoints: dict[str, list[Checkpoint]] = {}  # by directory, on storage that all servers share
         self.addresses: dict[str, Worker] = {}
         self.pids = 100
+        self.next_black_hole_at = 0.0
         self._armed: dict[Moment, list[tuple[int, Fault]]] = {}
         self.users = Users(self)
         self.controller = Controller(self, self.disk, load_scheduler({"policy": plan.policy}, "world"))

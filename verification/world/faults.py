@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .worker import Worker
 
 SLOWER = 8.0
+BETWEEN_BLACK_HOLES_S = 60.0  # in which a job that has failed in one is tried elsewhere
 LEASE_S = 10.0  # a server's; one whose agent is away for longer is given up
 
 
@@ -122,7 +123,8 @@ def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
             agent.disk_full = True
             world.after(for_s, agent.empty_disk)
         case Kind.BLACK_HOLE:
-            if not any(other.black_hole for other in world.agents):  # a job that fails on two servers has failed
+            if world.timeline.now >= world.next_black_hole_at:  # a job that cannot start on two servers has failed
+                world.next_black_hole_at = world.timeline.now + for_s + BETWEEN_BLACK_HOLES_S
                 agent.black_hole = True
                 world.after(for_s, agent.close_black_hole)
         case Kind.HIDE_STORAGE:
