@@ -356,7 +356,10 @@ class Worker(Process):
         hosted = self._hosted(run.ranges)
         part = Part(run.step, run.proposal, hosted, self._whole_state)
         own_s = self._script.step_s * len(hosted) / self._start.spec.virtual_workers
-        self._soon(own_s, self._computed, self._group, part)
+        if self._script.ending is Ending.OUT_OF_MEMORY and hosted and run.step >= self._script.ends_at:
+            self._soon(0.9 * own_s, self.exits, -9, "killed by SIGKILL")  # no worker ever comes through this step
+        else:
+            self._soon(own_s, self._computed, self._group, part)
 
     def _hosted(self, ranges: tuple[range, ...]) -> range:
         """Its own virtual workers."""
@@ -411,9 +414,6 @@ class Worker(Process):
                     return
                 case Ending.EXITS:
                     self._end_script(0, "exit code 0")
-                    return
-                case Ending.OUT_OF_MEMORY:
-                    self.exits(-9, "killed by SIGKILL")
                     return
         self._want()
 
