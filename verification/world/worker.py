@@ -72,6 +72,7 @@ class Worker(Process):
         self._doing: w.Instruction | None = None  # the instruction that it is carrying out
         self._task = 0  # what it does; grows, so that what comes too late is noticed
         self._hung = False
+        self._arrived = False  # at its training loop
         self._group: Group | None = None  # in use
         self._abandoned = False
         self._index = 0  # of the group's next step
@@ -129,6 +130,7 @@ class Worker(Process):
 
     def _arrive(self, task: int) -> None:
         if self._runs(task):
+            self._arrived = True
             arrived = w.Arrived(self._script.steps, self._steps_per_epoch, 8, self._script.registers)
             self._tell(arrived)
             if self._script.odd_metrics:
@@ -491,8 +493,8 @@ class Worker(Process):
     # -- its end
 
     def hang(self) -> None:
-        """The training thread does nothing any more; the control thread goes on."""
-        self._hung = True
+        """The training thread does nothing any more; the control thread goes on. Scripts that load for ever have failed."""
+        self._hung = self._arrived
 
     def signalled(self, how: StopSignal) -> None:
         """Its agent has sent a signal."""
