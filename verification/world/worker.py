@@ -77,7 +77,6 @@ class Worker(Process):
         self._abandoned = False
         self._index = 0  # of the group's next step
         self._applied, self._state, self._epoch = -1, 0, 0
-        self._has_state = False
         self._initial = 0  # the script's values before the first step; something else once a state has begun to come
         self._values = -1  # the step that its registered values belong to
         self._ended: tuple[int, str] | None = None  # how the script ends once it may go on
@@ -321,7 +320,6 @@ class Worker(Process):
         fact = w.CheckpointLoaded(begins.step, begins.epoch) if newest is not None else w.CheckpointMissing()
         actions = self._machine.handle(self.now, fact)
         if self._machine.applied == begins.step:
-            self._has_state = True
             if newest is not None and newest.generation < generation:  # it goes on under the new number
                 kept[kept.index(newest)] = replace(newest, generation=generation)
             least = self._start.checkpoint_step
@@ -399,7 +397,7 @@ class Worker(Process):
         self._index += 1
         if isinstance(self._doing, w.RunStep):
             self._values = result.step
-        self._applied, self._state, self._has_state = result.step, result.state, True
+        self._applied, self._state = result.step, result.state
         self.lineage = group.lineage
         self._tell(w.StepApplied(result.step))
         generation = group.roster.generation
@@ -469,7 +467,7 @@ class Worker(Process):
         doing = self._doing
         if group is not self._group or not isinstance(doing, w.JoinStep | w.TakeState) or self._hung:
             return
-        self._applied, self._state, self._has_state = carried.applied, carried.state, True
+        self._applied, self._state = carried.applied, carried.state
         self._values = carried.applied
         self.lineage = group.lineage
         self._epoch = carried.epoch
