@@ -300,6 +300,20 @@ def cut_off(job: Job) -> tuple[WorkerId, ...]:
     return apart
 
 
+def stalled_s(job: Job) -> float:
+    """For so long all members of the generation in use have waited for each other, none of them computes any more, and nothing
+    arrives; 0: that is not so."""
+    order = job.committed_order
+    if order is None:
+        return 0.0
+    waits = []
+    for worker in order.roster.workers:
+        status = job.statuses.get(worker)
+        current = status is not None and status.generation == order.generation and status.phase is WorkerPhase.TRAINING
+        waits.append(status.waits_s if status is not None and current else 0.0)
+    return min(waits)
+
+
 def broken_to_list(job: Job) -> tuple[int, ...]:
     """The broken generations that any worker that lives could still be in."""
     stands = [

@@ -24,7 +24,7 @@ from ..protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerI
 from ..protocol.times import STOP_GRACE_S
 from .cluster import Cluster, Session
 from .ends import add_broken, unknown_there, worker_ended
-from .generations import broken_by_report, cut_off
+from .generations import broken_by_report, cut_off, stalled_s
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .health import worked
 from .jobs import Job
@@ -304,6 +304,8 @@ def _note_status(
         _note_commit(cluster, now, job, status)
         _note_broken(job, status)
         _note_cut(now, job)
+        if status.waits_s:
+            _note_stall(cluster, now, job)
         newest = job.newest if not job.kept.overtaken else None
         if newest is not None and newest.roster.leader == status.worker and leader_address(job) != job.sent_address:
             send_order(cluster, job)
@@ -361,6 +363,24 @@ def _note_cut(now: float, job: Job) -> None:
         job.cut_since = None
     elif job.cut_since is None:
         job.cut_since = now
+
+
+def _note_stall(cluster: Cluster, now: float, job: Job) -> None:
+    """If all who train wait for each other, what they send does not arrive: their generation is as broken as by a loss."""
+    generation, waited_s = job.kept.committed, stalled_s(job)
+    if not waited_s or generation in job.kept.broken:
+        return
+    order = job.order(generation)
+    assert order is not None
+    servers = ", ".join(sorted({member.gpu.server for member in order.roster.members}))
+    text = (
+        f"all {len(order.roster.members)} workers of generation {generation} have waited for each other for {waited_s:.0f} s: "
+        f"does the network carry data between their GPUs ({servers})? The step is given up"
+    )
+    cluster.tell(now, "stalled", job.id, text)
+    for worker in order.roster.workers:
+        add_broken(job, broken_by_report(job, worker, generation))
+    cluster.stir(job)
 
 
 def resize_text(resize: Resize) -> str:

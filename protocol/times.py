@@ -70,6 +70,8 @@ FIRST_STEP_TIMEOUT_S = 1800.0  # for a worker's own part of a step, as long as i
 LEAST_STEP_TIMEOUT_S = 600.0  # storage may not answer for minutes, a compiler may run once more
 STEP_TIMEOUT_FACTOR = 20.0  # times what its parts took so far
 PAUSE_TIMEOUT_S = 3600.0  # for a script's own code between two steps, for reading and for writing a checkpoint
+STALL_TIMEOUT_S = 120.0  # at least, until members that all wait for each other take the network between them for cut
+STALL_TIMEOUT_FACTOR = 10.0  # times the median of the last steps
 OTHERS_MARGIN_S = 60.0  # the others are waited for so much longer than any of them may take
 COME_OUT_TIMEOUT_S = 60.0  # for a thread to come out of a communicator that was abandoned
 SUSPEND_PATIENCE_S = 10.0  # at least, for the step in progress of a preempted job, before it is given up
@@ -110,6 +112,9 @@ def check() -> None:
         ),
         "the one that hangs is noticed before those who wait for it give up": (
             others_timeout_s(FIRST_STEP_TIMEOUT_S, PAUSE_TIMEOUT_S) > PAUSE_TIMEOUT_S + FIRST_STEP_TIMEOUT_S
+        ),
+        "connections that the network has interrupted for a moment may go on by themselves": (
+            CUT_OFF_TIMEOUT_S <= STALL_TIMEOUT_S < LEAST_STEP_TIMEOUT_S and STALL_TIMEOUT_FACTOR > 2.0
         ),
         "a preempted worker gives its step up before it is killed": (
             SUSPEND_PATIENCE_S < LEAST_SAVE_S and SUSPEND_PATIENCE_FACTOR < SAVE_MARGIN

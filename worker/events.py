@@ -275,7 +275,7 @@ class RunStep:
 
     send: begin to send the state to this worker's joiners, which must be done before the update.
     Answers, in this order: PartComputed, WordRead, StepApplied, then StepWanted when the script asks for more. CollectiveFailed
-    in place of any but the last.
+    in place of either of the first two.
     """
 
     step: int
@@ -304,7 +304,7 @@ class JoinStep:
     """Take part in `step` without a part of one's own, while the state arrives.
 
     Answers: StateTaken when all of it is in its places (the state is now that of step - 1), WordRead, StepApplied, and
-    StepWanted at once. CollectiveFailed in place of any.
+    StepWanted at once. CollectiveFailed in place of either of the first two.
     """
 
     step: int

@@ -4,6 +4,9 @@ A worker that hangs must be told from one that waits for it, and from a slow one
 step, the script's code between two steps, a checkpoint) has a limit of its own, after which it ends itself. Where it waits for
 the others the limit is longer than all that one of them may do alone: so the one that hangs ends first, and the others only
 recover.
+
+Where *all* members wait for each other, nobody hangs: what they send does not arrive. A worker cannot know that of the others. It
+tells how long it has waited once that is longer than an exchange should take (`stall_limit_s`), and the controller compares.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ class Durations:
         self._steps: deque[float] = deque(maxlen=BOUNDARIES_KEPT)
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
         self.saving_s = 0.0
+        self._stalls = 0  # since the last step
 
     def part_computed(self, took_s: float, hosted: int) -> None:
         """Its own part of a step, with so many virtual workers."""
@@ -38,6 +42,11 @@ class Durations:
     def step_ended(self, took_s: float) -> None:
         """From one boundary to the next."""
         self._steps.append(took_s)
+        self._stalls = 0
+
+    def stalled(self) -> None:
+        """A step was given up in which all had waited for longer than `stall_limit_s`."""
+        self._stalls += 1
 
     def pause_ended(self, took_s: float) -> None:
         """From the end of an epoch's batches to the next one's."""
@@ -77,3 +86,16 @@ class Durations:
         if step_s is None:  # one of them may have measured nothing yet
             step_s = max(self.step_limit_s(hosted), times.FIRST_STEP_TIMEOUT_S)
         return times.others_timeout_s(step_s, self._limits.pause_timeout_s)
+
+    def stall_limit_s(self, hosted: int, state: bool) -> float:
+        """For what all others have computed to arrive; twice as long after each time that this was too short.
+
+        state: the job's state is to arrive, of which nobody knows how long it takes.
+        """
+        usual_s = self._limits.step_timeout_s
+        if usual_s is None:
+            known = len(self._steps) >= PARTS_NEEDED
+            usual_s = times.STALL_TIMEOUT_FACTOR * median(self._steps) if known else times.FIRST_STEP_TIMEOUT_S
+        least_s = times.FIRST_STEP_TIMEOUT_S if state else times.STALL_TIMEOUT_S
+        longer = 2.0 ** min(self._stalls, 30)
+        return min(max(least_s, usual_s) * longer, self.others_limit_s(hosted))

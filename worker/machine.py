@@ -32,11 +32,11 @@ EnterGeneration       none: the next instruction follows
 LoadCheckpoint        CheckpointLoaded or CheckpointMissing
 EnterLoop             StepWanted when the script asks for a batch; LoopEnded
 RunStep               PartComputed, WordRead, StepApplied; StepWanted when the script asks for more. CollectiveFailed in
-                      place of any of the first three (also after PartComputed and WordRead)
+                      place of either of the first two (also after PartComputed)
 EndEpoch              StepWanted in the next epoch; LoopEnded
 ReceiveState          StateArriving as soon as the header is there, before anything of the own values is overwritten;
                       the answer to it is JoinStep or TakeState; CollectiveFailed
-JoinStep              StateTaken, WordRead, StepApplied, StepWanted at once; CollectiveFailed in place of any but the last
+JoinStep              StateTaken, WordRead, StepApplied, StepWanted at once; CollectiveFailed in place of either of the first two
 TakeState             StateTaken, StepWanted at once; CollectiveFailed
 GiveState             none: the next instruction follows
 ExchangeValues        ValuesExchanged; CollectiveFailed
@@ -175,6 +175,7 @@ class WorkerMachine:
             durations.longest_step_s,
             durations.saving_s,
             training.saved,
+            training.waits_s(now),
             training.note,
         )
         return SendStatus(status)

@@ -56,6 +56,7 @@ class Reporting:
         longest_step_s: float,
         saving_s: float,
         saved: int | None,
+        waits_s: float,
         note: str,
     ) -> WorkerStatus:
         """The next status; the heartbeat begins anew."""
@@ -85,5 +86,6 @@ class Reporting:
             saving_s=saving_s,
             longest_step_s=longest_step_s,
             saved=saved,
+            waits_s=waits_s,
             unheard=membership.unheard,
         )

@@ -22,7 +22,8 @@ just before), the leader saves. A step in progress may take `suspend_patience_s`
 If it has come to nothing then, the saver may be busy elsewhere (the leader evaluates): the first of the others saves, too.
 
 *Limits* are those of `limits`. Who takes too long alone ends its process; who waits too long for others abandons the
-communicator, as after a loss, and ends its process only if it does not come out of it.
+communicator, as after a loss, and ends its process only if it does not come out of it. Long before that it tells for how long it
+has waited: if all members do, the controller gives their generation up.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Doing(enum.Enum):
     JOINING = "receiving the state in a step"
     COMPUTING = "computing its part of a step"
     REDUCING = "waiting for the others in a step"
+    UPDATING = "applying a step"
     EXCHANGING = "waiting for the others' registered values"
     SCRIPT = "running the script's own code between two steps"
     SENDING = "sending the state to joiners"
@@ -100,8 +102,9 @@ class Doing(enum.Enum):
     OVER = "over"
 
 
-ALONE = (Doing.LOADING, Doing.SCRIPT, Doing.SAVING)  # and may take as long as a pause
+ALONE = (Doing.LOADING, Doing.UPDATING, Doing.SCRIPT, Doing.SAVING)  # and may take as long as a pause
 TOGETHER = (Doing.RECEIVING, Doing.TAKING, Doing.JOINING, Doing.REDUCING, Doing.EXCHANGING, Doing.SENDING)
+WITH_STATE = (Doing.TAKING, Doing.JOINING, Doing.SENDING)
 IN_STEP = (Doing.COMPUTING, Doing.REDUCING)
 
 
@@ -183,6 +186,18 @@ class Training:
         if self._suspend is not None and self.doing not in (Doing.CLOSING, Doing.OVER):
             return f"preempted, and still {self.doing.value} since {clock_time(self._since)}"
         return "; ".join(note for note in (self._membership.note, self._builds.note, self._trouble) if note)
+
+    def waits_s(self, now: float) -> float:
+        """For so long it has waited for the others, which is longer than it should where none of them computes; 0: it has not."""
+        if self.doing not in TOGETHER or self._come_out_by is not None:
+            return 0.0
+        waited_s = now - self._since
+        return waited_s if waited_s >= self.durations.stall_limit_s(self._hosted, self._with_state) else 0.0
+
+    @property
+    def _with_state(self) -> bool:
+        """Is it the state that has to arrive, from or at this worker?"""
+        return self.doing in WITH_STATE or (self._transfers is Transfers.PENDING and self._sends)
 
     @property
     def ending(self) -> bool:
@@ -467,6 +482,8 @@ class Training:
         return []
 
     def _on_word(self, now: float, fact: WordRead) -> list[Action]:
+        """All has come that the others had to send."""
+        self._go(now, Doing.UPDATING)
         return self.follow(now, self._membership.handle(now, ms.WordRead(fact.generation)))
 
     def _on_applied(self, now: float, fact: StepApplied) -> list[Action]:
@@ -474,7 +491,8 @@ class Training:
             raise InvalidTransition(
                 f"step {fact.step} applied in step {self._step} by one that has {self.holding.value}"
             )
-        if self.doing is Doing.JOINING and self._registers_values:
+        joins = self._transfers is Transfers.PENDING and self._source is not None
+        if joins and self._registers_values:
             self.holding, self._next_step = Holding.PARTIAL, self._step + 1
         else:
             self._membership.handle(now, ms.StepApplied(fact.step))
@@ -482,7 +500,7 @@ class Training:
         if self._transfers is Transfers.PENDING:
             self._transfers = Transfers.DUE
         self._reporting.times.applied(fact.step, now)
-        self._go(now, Doing.SCRIPT)
+        self.doing = Doing.SCRIPT  # since the update has begun, which is the script's code, too
         return []
 
     def _on_arriving(self, now: float, fact: StateArriving) -> list[Action]:
@@ -527,6 +545,8 @@ class Training:
 
     def _abandon(self, now: float) -> list[Action]:
         """The thread has to come out of the communicator in use."""
+        if self.waits_s(now):
+            self.durations.stalled()
         if self.doing in TOGETHER:
             self._come_out_by = now + self.durations.come_out_limit_s(self._hosted)
         return [Abandon(self._membership.generation)]
@@ -663,15 +683,15 @@ _TABLE: dict[tuple[Doing, type], _Method] = {
     (Doing.TAKING, CollectiveFailed): Training._on_failed,
     (Doing.JOINING, StateTaken): Training._on_taken,
     (Doing.JOINING, WordRead): Training._on_word,
-    (Doing.JOINING, StepApplied): Training._on_applied,
     (Doing.JOINING, CollectiveFailed): Training._on_failed,
     (Doing.COMPUTING, PartComputed): Training._on_part_computed,
     (Doing.COMPUTING, CollectiveFailed): Training._on_failed,
     (Doing.COMPUTING, LoopEnded): Training._on_loop_ended,
     (Doing.REDUCING, WordRead): Training._on_word,
-    (Doing.REDUCING, StepApplied): Training._on_applied,
     (Doing.REDUCING, CollectiveFailed): Training._on_failed,
     (Doing.REDUCING, LoopEnded): Training._on_loop_ended,
+    (Doing.UPDATING, StepApplied): Training._on_applied,
+    (Doing.UPDATING, LoopEnded): Training._on_loop_ended,
     (Doing.EXCHANGING, ValuesExchanged): Training._on_exchanged,
     (Doing.EXCHANGING, CollectiveFailed): Training._on_failed,
     (Doing.SCRIPT, StepWanted): Training._on_wanted,

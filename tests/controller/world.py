@@ -310,6 +310,7 @@ class World:
         steady: Steady | None = None,
         saved: int | None = None,
         unheard: Sequence[str] = (),
+        waits_s: float = 0.0,
     ) -> None:
         """`worker` reports, having seen the order that its agent gave it last."""
         agent, process = self.find(worker)
@@ -329,6 +330,7 @@ class World:
             steady=steady or Steady(),
             saved=saved,
             unheard=tuple(WorkerId(other) for other in unheard),
+            waits_s=waits_s,
         )
         self.now += 0.001
         if agent.connected:

@@ -538,6 +538,74 @@ def test_one_that_waits_for_another_outlasts_it_and_then_only_recovers() -> None
     assert not story.all(e.EndProcess)
 
 
+def test_one_that_has_waited_for_longer_than_an_exchange_may_take_says_so() -> None:
+    story = Story()
+    story.trains_alone()
+    for _ in range(4):
+        story.step(takes_s=1.0)
+    story.begin_step()
+    story.wait(times.STALL_TIMEOUT_S + 1.0)
+    assert story.status.waits_s == 0.0, "it computes its own part"
+    story.tell(e.PartComputed())
+    story.wait(times.STALL_TIMEOUT_S - 1.0)
+    assert story.status.waits_s == 0.0
+    story.wait(2.0)
+    assert story.status.waits_s > times.STALL_TIMEOUT_S
+    story.tell(e.WordRead(0))
+    assert story.status.waits_s == 0.0, "all has come"
+
+
+@pytest.mark.parametrize(
+    ("limits", "step_s", "limit_s"),
+    [
+        (e.Limits(), 60.0, times.STALL_TIMEOUT_FACTOR * 60.0),
+        (e.Limits(step_timeout_s=900.0), 60.0, 900.0),
+        (e.Limits(step_timeout_s=5.0), 1.0, times.STALL_TIMEOUT_S),
+    ],
+    ids=["by what steps take", "by the job's own limit", "not by one for a short part"],
+)
+def test_how_long_an_exchange_may_take(limits: e.Limits, step_s: float, limit_s: float) -> None:
+    story = Story(limits=limits)
+    story.trains_alone()
+    for _ in range(4):
+        story.step(takes_s=step_s)
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.wait(limit_s - 1.0)
+    assert story.status.waits_s == 0.0
+    story.wait(1.0)
+    assert story.status.waits_s >= limit_s
+
+
+def test_an_exchange_that_was_given_up_too_early_is_given_twice_the_time() -> None:
+    story = Story(limits=e.Limits(step_timeout_s=150.0))
+    story.trains_alone(2)
+    story.begin_step()
+    for generation, limit_s in ((2, 150.0), (3, 300.0), (4, 600.0)):
+        story.tell(e.PartComputed())
+        story.wait(limit_s - 1.0)
+        assert story.status.waits_s == 0.0
+        story.wait(2.0)
+        assert story.status.waits_s > limit_s
+        story.order(roster(generation, ME), broken=(generation - 1,))
+        story.tell(e.CollectiveFailed("abandoned"))
+        story.tell(e.GroupBuilt(generation, 1))
+        assert isinstance(story.take()[-1], e.RunStep)
+
+
+def test_what_the_update_takes_is_not_taken_for_waiting() -> None:
+    story = Story()
+    story.trains_alone(5)
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.tell(e.WordRead(0))
+    story.wait(times.PAUSE_TIMEOUT_S - 1)
+    assert story.status.waits_s == 0.0
+    assert not story.all(e.EndProcess)
+    story.wait(2.0)
+    assert [end.code for end in story.all(e.EndProcess)] == [exits.HUNG]
+
+
 def test_one_that_does_not_come_out_of_an_abandoned_communicator_ends_itself() -> None:
     story = Story()
     story.trains_alone(5)
@@ -658,6 +726,7 @@ def test_another_step_than_the_one_in_progress_cannot_be_applied() -> None:
     story.trains_alone(2)
     story.begin_step()
     story.tell(e.PartComputed())
+    story.tell(e.WordRead(0))
     with pytest.raises(InvalidTransition):
         story.tell(e.StepApplied(4))
     story.tell(e.StepApplied(3))

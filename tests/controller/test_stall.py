@@ -1,0 +1,60 @@
+"""All workers of a job wait for each other: what they send does not arrive, and their generation is given up."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticd.protocol.model import WorkerPhase
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec = _module.World, _module.job_spec
+
+
+def training(world) -> tuple[str, list[str], int]:
+    job = world.submit(job_spec(low=4, high=4))
+    world.settle(job.id)
+    return job.id, world.roster(job.id), job.kept.committed
+
+
+def test_a_generation_whose_members_all_wait_for_each_other_is_given_up():
+    world = World({"s1": 2, "s2": 2})
+    job, members, generation = training(world)
+    for member in members:
+        assert world.job(job).kept.committed == world.job(job).newest.generation
+        world.report(member, WorkerPhase.TRAINING, generation, 10, waits_s=130.0)
+    newest = world.job(job).newest
+    assert newest.broken == (generation,)
+    assert set(newest.roster.workers) == set(members), "nobody is lost"
+    assert world.kinds(job).count("stalled") == 1
+    assert "waited for each other for 130 s" in world.story()
+    for member in members:
+        world.report(member, WorkerPhase.TRAINING, generation, 10, waits_s=140.0)
+    assert world.kinds(job).count("stalled") == 1
+
+
+@pytest.mark.parametrize("slow", [0, 3])
+def test_a_member_that_still_computes_is_waited_for(slow: int):
+    world = World({"s1": 2, "s2": 2})
+    job, members, generation = training(world)
+    for _ in range(3):
+        for number, member in enumerate(members):
+            world.report(member, WorkerPhase.TRAINING, generation, 10, waits_s=0.0 if number == slow else 900.0)
+    assert world.job(job).newest.broken == ()
+    assert "stalled" not in world.kinds(job)
+
+
+def test_waiting_in_an_earlier_generation_says_nothing_of_this_one():
+    world = World({"s1": 2, "s2": 2})
+    job, members, generation = training(world)
+    for member in members:
+        world.report(member, WorkerPhase.TRAINING, generation - 1, 10, waits_s=900.0)
+    assert world.job(job).newest.broken == ()
