@@ -396,9 +396,13 @@ class Job:
             self.descent.until_s += gap_s
 
     def note_saved(self, status: WorkerStatus) -> None:
-        """Remember the newest checkpoint: no worker may begin with less."""
-        if status.saved is not None and (self.kept.saved_step is None or status.saved > self.kept.saved_step):
-            self.update(saved_step=status.saved)
+        """Remember the newest checkpoint: no worker may begin with less. A server that is cut off may write on, but what it writes is
+        of a generation that the job has left."""
+        if status.saved is None:
+            return
+        known = self.kept.saved_generation, self.kept.saved_step if self.kept.saved_step is not None else -2
+        if (status.saved_generation, status.saved) > known:
+            self.update(saved_step=status.saved, saved_generation=status.saved_generation)
 
     def note_progress(self, status: WorkerStatus) -> None:
         """Take progress over from the worker that is ahead."""

@@ -118,3 +118,4 @@ class JobRecord(Value, frozen=True, kw_only=True):
     # Of the generation in use when the job was preempted; it may have come to its end.
     last_leader: WorkerId | None = None
     saved_step: int | None = None  # of the newest checkpoint that a worker has written or loaded
+    saved_generation: int = 0  # that it belongs to

@@ -37,6 +37,7 @@ def unusable(status: WorkerStatus) -> str:
         "order": status.order,
         "floor": status.floor,
         "sequence": status.sequence,
+        "saved_generation": status.saved_generation,
     }
     steps = {"applied": status.applied, "saved": status.saved}
     for field, value in counts.items():

@@ -8,8 +8,9 @@ NO_CHECKPOINT = 77  # a first holder that does not see the job's checkpoint: the
 HUNG = 78  # its training thread took longer than it may, in a step, in a pause or in the library's code
 SPOILED = 79  # it has lost its initial values to a state that has not come, and there is no checkpoint
 UNREACHABLE = 80  # a newcomer that could not connect to the other workers
+SPEECHLESS = 81  # its control thread could not begin, or has ended: no descriptors or threads are left, or a mistake of ours
 
-OF_THE_CLUSTER = frozenset({NO_CHECKPOINT, HUNG, SPOILED, UNREACHABLE})  # the script has not chosen to end
+OF_THE_CLUSTER = frozenset({NO_CHECKPOINT, HUNG, SPOILED, UNREACHABLE, SPEECHLESS})  # the script has not chosen to end
 
 
 def fault_of(exit_code: int | None) -> Fault:
@@ -19,6 +20,6 @@ def fault_of(exit_code: int | None) -> Fault:
     """
     if exit_code == HUNG:
         return Fault.SILENT
-    if exit_code is None or exit_code < 0 or exit_code in (SPOILED, UNREACHABLE):
+    if exit_code is None or exit_code < 0 or exit_code in (SPOILED, UNREACHABLE, SPEECHLESS):
         return Fault.KILLED
     return Fault.SCRIPT

@@ -23,7 +23,7 @@ from typing import NoReturn, Protocol, TypeVar
 import msgspec
 import zmq
 
-from ..protocol import times
+from ..protocol import exits, times
 from ..protocol.codec import Codec
 from ..protocol.errors import PeerError
 from ..protocol.messages import (
@@ -76,6 +76,7 @@ M = TypeVar("M")
 
 MAX_LEADERS = 16  # connections to the leaders of orders, old and new
 MAX_OUTBOX = 1 << 14  # messages that wait for the control thread; what is lost is repeated
+OUT_OF_ROOM = (OSError, RuntimeError, zmq.ZMQError)  # no descriptors, no threads: may be over in a moment
 LIBRARY_TIMEOUT_S = 86400.0  # of one operation of a communicator, at least
 
 
@@ -237,7 +238,6 @@ class ClusterControl(MachineControl):
         self._env = environment
         self._groups: dict[tuple[int, int], _Building] = {}  # by generation and attempt
         self._outbox: deque[Callable[[], object]] = deque(maxlen=MAX_OUTBOX)
-        self._crash: BaseException | None = None
         self._wanted_at = 0.0  # when the control thread wakes by itself
 
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -264,7 +264,6 @@ class ClusterControl(MachineControl):
 
     def tell(self, fact: Event) -> None:
         with self._lock:
-            self._raise_crash()
             super().tell(fact)
             if self._outbox or self.machine.next_deadline() < self._wanted_at:
                 self._loop.wake()
@@ -272,13 +271,8 @@ class ClusterControl(MachineControl):
     def next(self) -> Instruction:
         with self._lock:
             while not self._instructions:
-                self._raise_crash()
-                self._turned.wait(1.0)
+                self._turned.wait()
             return self._instructions.popleft()
-
-    def _raise_crash(self) -> None:
-        if self._crash is not None:
-            raise RuntimeError("the control thread has ended") from self._crash
 
     # -- building communicators beside the one in use
 
@@ -286,12 +280,17 @@ class ClusterControl(MachineControl):
         roster, scope = build.roster, scope_of(build.roster.generation, build.attempt)
         address = self._address if roster.leader == self._env.worker else build.leader_address
         store = None
-        if len(roster.members) > 1:
-            identity = f"{self._env.worker}/{scope}".encode()
-            store = RendezvousStore(self._context, address, identity, scope, timeout_s=times.RENDEZVOUS_TIMEOUT_S)
-        self._groups[roster.generation, build.attempt] = _Building(store)
-        name = f"elasticd-build-{scope}"
-        threading.Thread(target=self._build_in_background, args=(build, store), name=name, daemon=True).start()
+        try:
+            if len(roster.members) > 1:
+                identity = f"{self._env.worker}/{scope}".encode()
+                store = RendezvousStore(self._context, address, identity, scope, timeout_s=times.RENDEZVOUS_TIMEOUT_S)
+            self._groups[roster.generation, build.attempt] = _Building(store)
+            name = f"elasticd-build-{scope}"
+            threading.Thread(target=self._build_in_background, args=(build, store), name=name, daemon=True).start()
+        except OUT_OF_ROOM as error:  # the training thread may be here, whose script has no part in it
+            if store is not None:
+                store.close()
+            self.tell(GroupFailed(roster.generation, build.attempt, f"{type(error).__name__}: {error}"))
 
     def _build_in_background(self, build: BuildGroup, store: RendezvousStore | None) -> None:
         roster, attempt = build.roster, build.attempt
@@ -358,7 +357,12 @@ class ClusterControl(MachineControl):
         self._outbox.append(partial(transport.send, self._router, peer, data))
 
     def _to_the_leader(self, address: str, data: bytes) -> None:
-        transport.send(self._leader_socket(address), data)
+        try:
+            socket = self._leader_socket(address)
+        except OUT_OF_ROOM as error:  # what cannot be sent is lost, and said again
+            log.warning("cannot connect to the leader at %s: %s", address, error)
+            return
+        transport.send(socket, data)
 
     def _flush(self) -> None:
         while self._outbox:
@@ -382,13 +386,9 @@ class ClusterControl(MachineControl):
     def _run(self) -> None:
         try:
             self._loop.run()
-        except BaseException as error:  # the edge of the thread: the training thread must hear of it, not wait for ever
+        except BaseException as error:  # the edge of the thread: without it this process is of no use
             log.exception("the control thread has ended")
-            with self._lock:
-                self._crash = error
-                if self._current is not None:
-                    self._current[1].abort()
-                self._turned.notify_all()
+            end_process(exits.SPEECHLESS, f"the control thread has ended: {type(error).__name__}: {error}")
 
     def _next_deadline(self) -> float:
         with self._lock:

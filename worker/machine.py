@@ -175,6 +175,7 @@ class WorkerMachine:
             durations.longest_step_s,
             durations.saving_s,
             training.saved,
+            training.saved_generation,
             training.waits_s(now),
             training.note,
         )

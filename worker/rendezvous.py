@@ -136,7 +136,10 @@ class RendezvousStore(Store):
         scope: str,
         timeout_s: float,
     ) -> None:
-        """leader_address: of the leader's control socket. identity: not that of any other socket that talks to it."""
+        """leader_address: of the leader's control socket. identity: not that of any other socket that talks to it.
+
+        Raises OSError or zmq.ZMQError where the process has no descriptors left.
+        """
         super().__init__()
         self._scope = scope
         self._timeout_s = timeout_s
@@ -146,8 +149,12 @@ class RendezvousStore(Store):
         self._asked: set[str] = set()  # for membership only
         self._in_use = threading.Lock()  # of the socket, which a thread holds while it waits for an answer
         self._waking = threading.Lock()  # of the descriptor
-        self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._socket = transport.dealer(context, leader_address, identity)
+        try:
+            self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError:
+            self._socket.close(linger=0)
+            raise
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake, zmq.POLLIN)

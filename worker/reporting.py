@@ -56,6 +56,7 @@ class Reporting:
         longest_step_s: float,
         saving_s: float,
         saved: int | None,
+        saved_generation: int,
         waits_s: float,
         note: str,
     ) -> WorkerStatus:
@@ -86,6 +87,7 @@ class Reporting:
             saving_s=saving_s,
             longest_step_s=longest_step_s,
             saved=saved,
+            saved_generation=saved_generation,
             waits_s=waits_s,
             unheard=membership.unheard,
         )

@@ -34,10 +34,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
 from .checkpoint import CheckpointWriter
-from .control import ClusterControl, Control, LocalControl
+from .control import OUT_OF_ROOM, ClusterControl, Control, LocalControl, end_process
 from .data import SerialSampler
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
 from .events import MetricsReported
@@ -70,8 +71,11 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
             f"the job has {environment.virtual_workers} virtual workers, the script asks for {virtual_workers}: "
             "say it in one place, or the same in both"
         )
-    control = ClusterControl(environment)
-    control.start()
+    try:
+        control = ClusterControl(environment)
+        control.start()
+    except OUT_OF_ROOM as error:
+        end_process(exits.SPEECHLESS, f"this worker cannot talk to the cluster: {type(error).__name__}: {error}")
     return Run(control, environment, environment.virtual_workers, seed)
 
 

@@ -107,6 +107,8 @@ TOGETHER = (Doing.RECEIVING, Doing.TAKING, Doing.JOINING, Doing.REDUCING, Doing.
 WITH_STATE = (Doing.TAKING, Doing.JOINING, Doing.SENDING)
 IN_STEP = (Doing.COMPUTING, Doing.REDUCING)
 
+SAVES_UNDER_WAY = 3  # one is written, one waits for its turn, one is copied
+
 
 class Holding(enum.Enum):
     """What this worker has of the job's state."""
@@ -163,9 +165,10 @@ class Training:
         every_s = place.checkpoint_every_s
         self._save_at = now + every_s if every_s is not None else float("inf")
         self._saves_begun = 0
-        self._saving: dict[int, tuple[SaveCheckpoint, float]] = {}  # by number: since when
+        self._saving: dict[int, tuple[SaveCheckpoint, float]] = {}  # by number, the newest last: since when
         self._trouble = ""  # with the last one
         self.saved: int | None = None
+        self.saved_generation = 0  # whose checkpoint that is now
         self._durable: tuple[int, int] | None = None  # step and epoch of the newest checkpoint
 
         # the end
@@ -251,18 +254,18 @@ class Training:
 
     def saved_or_not(self, now: float, fact: CheckpointSaved | CheckpointFailed) -> list[Action]:
         """The writer of checkpoints has come to an end with one."""
-        saving = self._saving.get(fact.number)
+        saving = self._saving.pop(fact.number, None)
         if saving is None:
             return []
-        self._saving = {number: other for number, other in self._saving.items() if number > fact.number}
         save, begun = saving
         if isinstance(fact, CheckpointSaved):
-            self.saved, self._durable = save.step, (save.step, save.epoch)
+            self._saving = {number: other for number, other in self._saving.items() if number > fact.number}
+            self._has_saved(save)
             self.durations.saving_s, self._trouble = now - begun, ""
         elif save.generation == self._membership.generation:  # else others save now
             self._trouble = f"no checkpoint of step {save.step}: {fact.reason}"
         self._reporting.change(now)
-        if self.doing is Doing.SAVING and not self._saving:
+        if self.doing is Doing.SAVING and fact.number == self._saves_begun:
             return self._close(now, self._end)
         return []
 
@@ -360,7 +363,9 @@ class Training:
         if needed is not None and fact.step < needed:
             return self._refuse(now, needed, f"the newest that this worker finds is that of step {fact.step}")
         self._has_state(now, fact.step, fact.epoch)
-        self.saved, self._durable = fact.step, (fact.step, fact.epoch)
+        assert self._roster is not None
+        self.saved, self.saved_generation = fact.step, self._roster.generation
+        self._durable = fact.step, fact.epoch
         return self._entered(now)
 
     def _on_missing(self, now: float, fact: CheckpointMissing) -> list[Action]:
@@ -567,7 +572,13 @@ class Training:
         self._saves_begun += 1
         save = SaveCheckpoint(self._saves_begun, self._next_step - 1, epoch, self._membership.generation)
         self._saving[self._saves_begun] = save, now
+        while len(self._saving) > SAVES_UNDER_WAY:
+            del self._saving[next(iter(self._saving))]  # it has been left out
         return save
+
+    def _has_saved(self, save: SaveCheckpoint) -> None:
+        self.saved, self.saved_generation = save.step, save.generation
+        self._durable = save.step, save.epoch
 
     def _save_and_end(self, now: float, epoch: int, end: Action) -> list[Action]:
         """Save what has been applied, and then end so."""

@@ -6,8 +6,11 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from elasticd.controller.events import AgentMessage
 from elasticd.protocol.exits import NO_CHECKPOINT
-from elasticd.protocol.messages import GetJob, GetServers, StartWorker
+from elasticd.protocol.messages import GetJob, GetServers, StartWorker, WorkerReport
 from elasticd.protocol.model import JobPhase, ServerId, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -62,6 +65,31 @@ def test_an_older_checkpoint_of_a_slower_worker_is_not_taken_for_the_newest():
     world.report(first, WorkerPhase.TRAINING, job.kept.committed, 60, saved=50)
     world.report(second, WorkerPhase.TRAINING, job.kept.committed, 60, saved=20)
     assert job.kept.saved_step == 50
+
+
+def test_what_a_server_that_was_cut_off_has_written_meanwhile_is_not_asked_of_the_successors():
+    world = World({"s1": 1, "s2": 1})
+    job = saved_job(world)
+    world.pass_time(3)
+    world.settle(job.id, 60)
+    (successor,) = world.running(job.id)
+    generation = job.kept.committed
+    world.report(successor, WorkerPhase.TRAINING, generation, 70, saved=70)
+    status = world.find(successor)[1].status
+    late = replace(status, saved=300, saved_generation=generation - 1, sequence=status.sequence + 1)
+    server = ServerId(server_of(job, successor))
+    world.feed(AgentMessage(server, WorkerReport(status=late), ""))
+    assert (job.kept.saved_step, job.kept.saved_generation) == (70, generation)
+
+
+def test_a_job_that_has_gone_on_from_an_older_checkpoint_asks_for_no_newer_one():
+    world = World({"s1": 1, "s2": 1})
+    job = saved_job(world)
+    world.pass_time(3)
+    world.arrive(job.id)
+    (successor,) = world.running(job.id)
+    world.report(successor, WorkerPhase.TRAINING, job.kept.generation, 20, saved=20)
+    assert job.kept.saved_step == 20
 
 
 def test_a_server_that_does_not_see_the_checkpoint_is_left_for_one_that_does():

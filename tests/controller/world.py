@@ -329,6 +329,7 @@ class World:
             resizes=resizes,
             steady=steady or Steady(),
             saved=saved,
+            saved_generation=generation if saved is not None else 0,
             unheard=tuple(WorkerId(other) for other in unheard),
             waits_s=waits_s,
         )

@@ -19,6 +19,7 @@ from elasticd.protocol.model import Fault
         (exits.HUNG, Fault.SILENT),
         (exits.SPOILED, Fault.KILLED),
         (exits.UNREACHABLE, Fault.KILLED),
+        (exits.SPEECHLESS, Fault.KILLED),
     ],
 )
 def test_only_what_the_script_has_chosen_is_its_fault(exit_code: int | None, fault: Fault) -> None:

@@ -170,6 +170,39 @@ def test_a_checkpoint_that_cannot_be_written_is_told_until_one_can() -> None:
     assert story.status.saved is None
 
 
+def test_an_older_checkpoint_that_is_still_written_counts_though_a_newer_one_has_failed() -> None:
+    story = Story(checkpoint_every_s=60.0)
+    story.trains_alone(1)
+    for _ in range(2):
+        story.wait(60.0)
+        story.step()
+    assert [save.number for save in story.saves] == [1, 2]
+    story.tell(e.CheckpointFailed(2, "it could not be copied: no memory"))
+    assert (story.status.saved, story.status.note) == (None, "no checkpoint of step 2: it could not be copied: no memory")
+    story.tell(e.CheckpointSaved(1))
+    assert (story.status.saved, story.status.saved_generation) == (1, 1)
+
+
+def test_a_checkpoint_that_was_left_out_is_not_waited_for() -> None:
+    """The writer left out the second, and tells nothing of it."""
+    story = Story(checkpoint_every_s=60.0)
+    story.trains_alone(0)
+    for _ in range(3):
+        story.wait(60.0)
+        story.step()
+    story.tell(e.CheckpointSaved(1))
+    story.suspend()
+    story.tell(e.StepWanted(0))
+    assert [save.number for save in story.saves] == [1, 2, 3, 4]
+    story.take()
+    story.tell(e.CheckpointSaved(3))
+    story.wait(10.0)
+    assert story.take() == []
+    story.tell(e.CheckpointSaved(4))
+    story.wait(1.0)
+    assert story.take() == [e.ExitScript(0)]
+
+
 def test_a_worker_that_is_no_longer_wanted_leaves_between_two_steps() -> None:
     story = Story()
     story.joins()

@@ -29,12 +29,15 @@ class Story:
         self.machine = WorkerMachine(e.Place(job=JobId("job"), worker=ME, pid=1, address="me", **known), self.now)
         self.instructions: list[e.Instruction] = []
         self.others: list[e.Action] = []
+        self.saves: list[e.SaveCheckpoint] = []
         self.acknowledges = True
 
     def tell(self, event: e.Event) -> None:
         for action in self.machine.handle(self.now, event):
             if isinstance(action, e.Instruction):
                 self.instructions.append(action)
+                if isinstance(action, e.SaveCheckpoint):
+                    self.saves.append(action)
                 continue
             self.others.append(action)
             if isinstance(action, e.SendStatus) and self.acknowledges:
