@@ -178,7 +178,10 @@ def test_an_older_checkpoint_that_is_still_written_counts_though_a_newer_one_has
         story.step()
     assert [save.number for save in story.saves] == [1, 2]
     story.tell(e.CheckpointFailed(2, "it could not be copied: no memory"))
-    assert (story.status.saved, story.status.note) == (None, "no checkpoint of step 2: it could not be copied: no memory")
+    assert (story.status.saved, story.status.note) == (
+        None,
+        "no checkpoint of step 2: it could not be copied: no memory",
+    )
     story.tell(e.CheckpointSaved(1))
     assert (story.status.saved, story.status.saved_generation) == (1, 1)
 
