@@ -8,7 +8,7 @@ NO_CHECKPOINT = 77  # a first holder that does not see the job's checkpoint: the
 HUNG = 78  # its training thread took longer than it may, in a step, in a pause or in the library's code
 SPOILED = 79  # it has lost its initial values to a state that has not come, and there is no checkpoint
 UNREACHABLE = 80  # a newcomer that could not connect to the other workers
-SPEECHLESS = 81  # its control thread could not begin, or has ended: no descriptors or threads are left, or a mistake of ours
+SPEECHLESS = 81  # its control thread could not begin, or has ended: no descriptors or threads left, or our mistake
 
 OF_THE_CLUSTER = frozenset({NO_CHECKPOINT, HUNG, SPOILED, UNREACHABLE, SPEECHLESS})  # the script has not chosen to end
 

@@ -254,7 +254,7 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     saving_s: float = 0.0  # how long the last checkpoint took; 0: there was none
     longest_step_s: float = 0.0  # lately between two steps, what the script did there included; 0: not known yet
     saved: int | None = None  # step of the newest durable checkpoint that it has written or loaded
-    saved_generation: int = 0  # which that checkpoint belongs to: of two lineages, the one of the greater generation goes on
+    saved_generation: int = 0  # that it belongs to: the lineage of the greatest goes on
     unheard: tuple[
         WorkerId, ...
     ] = ()  # of whom it hears nothing: a leader, of members of its order; a member, of the leader
