@@ -396,8 +396,10 @@ class Job:
             self.descent.until_s += gap_s
 
     def note_saved(self, status: WorkerStatus) -> None:
-        """Remember the newest checkpoint: no worker may begin with less. A server that is cut off may write on, but in a generation
-        that the job has left."""
+        """Remember the newest checkpoint: no worker may begin with less.
+
+        A server that is cut off may write on, but in a generation that the job has left.
+        """
         if status.saved is None:
             return
         known = self.kept.saved_generation, self.kept.saved_step if self.kept.saved_step is not None else -2
