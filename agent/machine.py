@@ -146,13 +146,14 @@ class AgentMachine:
         """When `handle` wants a TimePassed (Unix time, s)."""
         if not self._started:
             return None
-        kills = (process.kill_at for process in self._running.values() if process.kill_at is not None)
-        silences = (process.heard_at + self._silence_allowed_s(process) for process in self._running.values())
-        silence = min(silences, default=float("inf"))
-        turn = self._turned_at + WATCH_INTERVAL_S if silence < float("inf") else silence  # so that an absence is seen
-        starts = min((process.give_up_at for process in self._running.values()), default=float("inf"))
-        due = min(self._session.deadline(), self._write_again_at)
-        return min(due, silence, turn, starts, min(kills, default=float("inf")))
+        soonest, silence = min(self._session.deadline(), self._write_again_at), float("inf")
+        for process in self._running.values():
+            silence = min(silence, process.heard_at + self._silence_allowed_s(process))
+            soonest = min(soonest, process.give_up_at)
+            if process.kill_at is not None:
+                soonest = min(soonest, process.kill_at)
+        watch = self._turned_at + WATCH_INTERVAL_S if silence < float("inf") else silence  # so that an absence is seen
+        return min(soonest, silence, watch)
 
     def handle(self, now: float, event: Event) -> list[Action]:
         """Take one fact. Raises InvalidTransition, with nothing changed, unless `Started` comes first and once."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ..protocol.messages import Refused
 from . import health
@@ -74,21 +74,19 @@ class ControllerMachine:
         cluster = self._cluster
         if not cluster.awaited and (cluster.stirred or cluster.schedule_due):
             return self._now
-        soonest = min(self._deadlines(), default=math.inf)
+        soonest = min(self._deadlines())
         return min(soonest, self._now + self._absences.watch_s) if soonest < math.inf else None
 
-    def _deadlines(self) -> Iterator[float]:
-        cluster = self._cluster
-        lease_s = cluster.settings.server_lease_s
-        for name, session in cluster.sessions.items():
-            if session.alive or name in cluster.awaited:
-                yield session.last_heard_s + lease_s
-        for pending in cluster.pending_logs.values():
-            yield pending.deadline_s
-        if not cluster.awaited:  # what jobs wait for is decided when all servers have spoken, or are given up
-            yield from cluster.timers.values()
-        yield from health.deadlines(cluster)
-        yield cluster.review_s
+    def _deadlines(self) -> list[float]:
+        cluster, awaited = self._cluster, self._cluster.awaited
+        heard = [s.last_heard_s for name, s in cluster.sessions.items() if s.alive or name in awaited]
+        due = [cluster.review_s, *health.deadlines(cluster)]
+        if heard:
+            due.append(min(heard) + cluster.settings.server_lease_s)
+        due += [pending.deadline_s for pending in cluster.pending_logs.values()]
+        if not awaited:  # what jobs wait for is decided when all servers have spoken, or are given up
+            due += cluster.timers.values()
+        return due
 
     def _pass_time(self, now: float) -> None:
         cluster = self._cluster

@@ -169,7 +169,7 @@ class Roster(Value, frozen=True, kw_only=True):
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
-        return tuple(member.worker for member in self.members)
+        return tuple([member.worker for member in self.members])  # asked for with each status
 
     def rank(self, worker: WorkerId) -> int:
         """Rank of `worker`. Raises ValueError if it is not in the roster."""

@@ -202,7 +202,7 @@ class Membership:
     @property
     def over(self) -> bool:
         """It has finished or left: nothing changes it any more, and there is nothing more to tell of it."""
-        return self._stage not in _ALIVE
+        return self._stage is Stage.FINISHED or self._stage is Stage.LEFT
 
     @property
     def phase(self) -> WorkerPhase:

@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--policy", default="", help="else drawn from the seed")
     parser.add_argument("--servers", type=int, default=3)
-    parser.add_argument("--gpus", type=int, default=4, help="of each server")
+    parser.add_argument("--gpus", type=int, help="of each server; else drawn from the seed")
     parser.add_argument("--jobs", type=int, default=5)
     parser.add_argument("--storm-s", type=float, default=STORM_S, help="virtual seconds of weather")
     parser.add_argument(

@@ -39,7 +39,7 @@ class World:
         self.plan, self.seed = plan, plan.seed
         self.timeline = Timeline()
         self.story = Story(self.timeline, tell)
-        self.network = Network(self.timeline, plan.seed, plan.weather)
+        self.network = Network(self.timeline, plan.seed, plan.weather, plan.peer_loss)
         self.oracle = Oracle(self.timeline, self.story, plan.jobs, plan.servers)
         self.plane = Plane(self.timeline, self.network, plan.seed, self.oracle.judge)
         self.disk = Disk(self.timeline)
@@ -111,7 +111,7 @@ class World:
         """The weather clears: everything that is broken is mended, and nothing breaks any more."""
         self.story.say("the weather clears")
         self._armed.clear()
-        self.network.weather = Weather(contract=self.network.weather.contract)
+        self.network.weather, self.network.peer_loss = Weather(contract=self.network.weather.contract), 0.0
         self.network.heal_all()
         self.mend_store()
         self.disk.crash_next = self.disk.tear_next = None

@@ -25,10 +25,11 @@ class _Link:
 class Network:
     """Delivers calls to processes. Hosts can be cut from each other, one way or both ways."""
 
-    def __init__(self, timeline: Timeline, seed: int, weather: Weather) -> None:
+    def __init__(self, timeline: Timeline, seed: int, weather: Weather, peer_loss: float = 0.0) -> None:
+        """`peer_loss`: of messages among workers, instead of the weather's."""
         self._timeline = timeline
         self._seed = seed
-        self.weather = weather
+        self.weather, self.peer_loss = weather, peer_loss
         self._links: dict[tuple[str, str], _Link] = {}
         self._cuts: dict[tuple[str, str], float] = {}  # (from host, to host): since when
         self._held: list[tuple[str, str, Process, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -44,8 +45,10 @@ class Network:
         """Is any way between two of these hosts cut?"""
         return any(source in hosts and target in hosts for source, target in self._cuts)
 
-    def send(self, source: Process, target: Process, call: Callable[..., None], *arguments: Any) -> None:
-        """Call `call(*arguments)` in `target`, a method of it, if and when the network lets it."""
+    def send(
+        self, source: Process, target: Process, call: Callable[..., None], *arguments: Any, peers: bool = False
+    ) -> None:
+        """Call `call(*arguments)` in `target`, a method of it, if and when the network lets it. `peers`: both are workers."""
         if not target.alive:
             return
         link = self._links.get((source.name, target.name))
@@ -64,7 +67,7 @@ class Network:
                 self._held.append((source.host, target.host, target, life, call, arguments))
                 return
         weather = self.weather
-        if lost < weather.loss:
+        if lost < (self.peer_loss if peers else weather.loss):
             return
         delay = 0.0003 + 0.001 * delay
         if late < weather.late:

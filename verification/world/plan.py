@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,11 +156,32 @@ DRAWN: dict[Kind, Drawn] = {
     Kind.CUT_IN: Drawn(1, 0.5, 20),
     Kind.CUT_OUT: Drawn(1, 0.5, 20),
     Kind.CUT_BOTH: Drawn(2, 0.5, 20),
+    Kind.CUT_PEERS: Drawn(2, 0.5, 40),
     Kind.STRANGER: Drawn(1),
     Kind.SCALE: Drawn(4),
     Kind.CANCEL: Drawn(0.5),
     Kind.SET_POLICY: Drawn(0.7),
 }
+
+
+_CONTROLLER = (Kind.KILL_CONTROLLER, Kind.STOP_CONTROLLER, Kind.JUMP_CLOCK)
+_STORE = (
+    Kind.CRASH_BEFORE_COMMIT,
+    Kind.CRASH_AFTER_COMMIT,
+    Kind.TEAR_COMMIT,
+    Kind.FILL_STORE,
+    Kind.LOCK_STORE,
+    Kind.LOSE_STORE,
+    Kind.RESTORE_STORE,
+)
+_AGENTS = (Kind.KILL_AGENT, Kind.STOP_AGENT, Kind.TWIN_AGENT, Kind.STRANGER)
+_SERVERS = (Kind.LOSE_SERVER, Kind.FILL_SERVER, Kind.BLACK_HOLE, Kind.HIDE_STORAGE, Kind.SLOW_SERVER)
+_WORKERS = (Kind.KILL_WORKER, Kind.STOP_WORKER, Kind.HANG_WORKER)
+_NETWORK = (Kind.CUT_IN, Kind.CUT_OUT, Kind.CUT_BOTH, Kind.CUT_PEERS)
+_USERS = (Kind.SCALE, Kind.CANCEL, Kind.SET_POLICY)  # in every history
+GROUPS = (_CONTROLLER, _STORE, _AGENTS, _SERVERS, _WORKERS, _NETWORK)
+
+BURSTS, BURST_S, IN_BURSTS = 6, 5.0, 0.4  # how many there are, how long each lasts, which part of the faults they have
 
 
 @dataclass(frozen=True)
@@ -191,6 +213,7 @@ class Weather:
 
     contract: Contract = Contract.TCP
     loss: float = 0.0  # per message
+    peer_losses: tuple[float, ...] = (0.0,)  # among the workers of a job: one of these is drawn for each history
     late: float = 0.0
     copies: float = 0.0
     faults: int = 0
@@ -200,7 +223,9 @@ class Weather:
 WEATHERS: dict[str, Weather] = {
     "calm": Weather(),
     "tcp": Weather(faults=30),
-    "hostile": Weather(Contract.HOSTILE, loss=0.02, late=0.02, copies=0.02, faults=30),
+    "hostile": Weather(
+        Contract.HOSTILE, loss=0.02, peer_losses=(0.02, 0.02, 0.1, 0.3), late=0.02, copies=0.02, faults=30
+    ),
 }
 
 
@@ -216,6 +241,7 @@ class Plan:
     jobs: tuple[JobPlan, ...] = ()
     faults: tuple[Fault, ...] = ()
     storm_s: float = STORM_S
+    peer_loss: float = 0.0  # of messages among the workers of a job
 
     @property
     def entries(self) -> tuple[JobPlan | Fault, ...]:
@@ -234,41 +260,57 @@ class Shape:
     """How large histories are."""
 
     servers: int = 3
-    gpus: int = 4
+    gpus: int | None = None  # of each server; None: drawn
     jobs: int = 5
     storm_s: float = STORM_S
-    submit_s: float = 120.0  # in which jobs are submitted
+    submit_s: float = 300.0  # in which jobs are submitted
     faults: int | None = None  # None: as many as the weather has
     policy: str = ""  # empty: drawn
     absurd: bool = True  # valid but absurd jobs among the others
 
 
 def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
-    """The plan of `seed`."""
+    """The plan of `seed`.
+
+    Faults come from some groups of kinds only, which are drawn for each history: what goes wrong in a resize shows sooner where
+    nothing else disturbs it (swarm testing: Groce et al., ISSTA 2012). Some come in bursts, so that they meet.
+    """
     chance = random.Random(f"{seed}/plan")
-    policy = chance.choice(POLICIES)
+    policy = shape.policy or chance.choice(POLICIES)
+    gpus = shape.gpus or chance.choice((2, 3, 4))
+    peer_loss = chance.choice(weather.peer_losses)
+    groups = chance.sample(GROUPS, chance.randint(0, len(GROUPS)))
+    kinds = tuple(kind for group in (*groups, _USERS) for kind in group if kind not in weather.without)
+    bursts = tuple(chance.uniform(5, shape.storm_s) for _ in range(BURSTS))
     count = weather.faults if shape.faults is None else shape.faults
-    jobs = tuple(_job(random.Random(f"{seed}/job/{i}"), f"job{_letters(i)}", shape) for i in range(shape.jobs))
-    faults = tuple(
-        sorted(
-            (_fault(random.Random(f"{seed}/fault/{i}"), weather, shape) for i in range(count)),
-            key=lambda fault: fault.at,
-        )
+    faults = (_fault(random.Random(f"{seed}/fault/{i}"), kinds, bursts, shape) for i in range(count))
+    return Plan(
+        seed=seed,
+        weather=weather,
+        servers=shape.servers,
+        gpus=gpus,
+        policy=policy,
+        jobs=tuple(
+            _job(random.Random(f"{seed}/job/{i}"), f"job{_letters(i)}", shape, shape.servers * gpus)
+            for i in range(shape.jobs)
+        ),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+        storm_s=shape.storm_s,
+        peer_loss=peer_loss,
     )
-    return Plan(seed, weather, shape.servers, shape.gpus, shape.policy or policy, jobs, faults, shape.storm_s)
 
 
 def _letters(number: int) -> str:
     return (_letters(number // 26 - 1) if number >= 26 else "") + chr(97 + number % 26)
 
 
-def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
+def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> JobPlan:
     low = chance.choice((1, 1, 2, 4))
     high = max(low, chance.choice((2, 4, 8)))
     virtual = 8
     step_s = chance.choice((1.0, 2.0, 4.0, 8.0))
     start_s, save_s = chance.uniform(1, 8), chance.uniform(0.1, 3.0)
-    steps = int(chance.uniform(100, 500) / step_s)
+    steps = int(chance.uniform(60, 300) / step_s)
     ending = chance.choices(list(Ending), (12, 1, 0.5, 1, 0.5, 0.5, 0.7))[0]
     ends_at, registers = chance.randrange(1, steps), chance.random() < 0.4
     every_s = chance.choice((10.0, 30.0, 120.0))
@@ -281,7 +323,7 @@ def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
         if which == 0:
             low, high, virtual = 4096, 4096, 4096
         elif which == 1:
-            low, high = shape.servers * shape.gpus + 1, shape.servers * shape.gpus + 1
+            low = high = cluster_gpus + 1
             virtual = high
         elif which == 2:
             throughput = {1: 1e-300, 2: 1e15}
@@ -321,10 +363,10 @@ def _job(chance: random.Random, name: str, shape: Shape) -> JobPlan:
     return JobPlan(at, spec, script)
 
 
-def _fault(chance: random.Random, weather: Weather, shape: Shape) -> Fault:
-    kinds = [kind for kind in DRAWN if kind not in weather.without]
+def _fault(chance: random.Random, kinds: Sequence[Kind], bursts: Sequence[float], shape: Shape) -> Fault:
     (kind,) = chance.choices(kinds, [DRAWN[kind].weight for kind in kinds])
-    at = round(chance.uniform(5, shape.storm_s), 3)
+    alone, burst = chance.uniform(5, shape.storm_s), chance.choice(bursts) + chance.uniform(0, BURST_S)
+    at = round(burst if chance.random() < IN_BURSTS else alone, 3)
     moment = chance.choice(list(Moment)) if chance.random() < 0.4 else Moment.AT_ONCE
     lasts = round(chance.uniform(DRAWN[kind].shortest_s, DRAWN[kind].longest_s), 1)
     return Fault(at, kind, chance.randrange(1000), lasts, moment)

@@ -44,7 +44,8 @@ class Process:
         self.slow = 1.0  # all that it does itself takes so many times longer
         self.chance = random.Random(f"{around.seed}/process/{name}")
         self._inbox: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self._armed = float("inf")
+        self._armed = float("inf")  # when it is woken
+        self._due: float | None = None  # when it wants a turn, as it said last; by its own clock
 
     # -- for the shells of the world
 
@@ -103,12 +104,15 @@ class Process:
 
     def settle(self) -> None:
         """It has been given something: a turn if one is due, and its next one at its deadline."""
-        deadline = self.deadline()
+        self._turn_if_due(self.deadline())
+
+    def _turn_if_due(self, deadline: float | None) -> None:
         if deadline is not None and deadline <= self.timeline.now + self.clock_ahead_s:
             self.turn()
             if self.state is not State.RUNNING:
                 return
             deadline = self.deadline()
+        self._due = deadline
         if deadline is not None:
             self._arm(deadline)
 
@@ -124,7 +128,7 @@ class Process:
             return
         self._armed = float("inf")
         if self.state is State.RUNNING:
-            self.settle()
+            self._turn_if_due(self._due)  # nothing has been given to it since it said when
 
     def rearm(self) -> None:
         """Its clock has jumped: the deadlines that it has said are at other times now."""

@@ -182,11 +182,11 @@ class Worker(Process):
             case w.SendLeader(address, message):
                 leader = world.addresses.get(address)
                 if leader is not None:
-                    world.network.send(self, leader, leader.from_follower, message, self)
+                    world.network.send(self, leader, leader.from_follower, message, self, peers=True)
             case w.SendFollower(worker, message):
                 follower = self._followers.get(worker)
                 if follower is not None:
-                    world.network.send(self, follower, follower.from_leader, message)
+                    world.network.send(self, follower, follower.from_leader, message, peers=True)
             case w.SendStatus(status):
                 self._agent.hear(self, status)
             case w.BuildGroup(roster, attempt):
@@ -498,8 +498,9 @@ class Worker(Process):
         """Its agent has sent a signal."""
         if how is StopSignal.KILL:
             self.killed("killed by SIGKILL")
-        elif self._script.ending is Ending.EXITS_ON_SIGNAL and self._machine is not None and not self._hung:
-            self.later(0.1, self._exit_on_signal)
+        elif self._script.ending is Ending.EXITS_ON_SIGNAL and self._machine is not None:
+            if not self._hung:  # Python runs a handler when the call that it is in returns
+                self.later(0.1, self._exit_on_signal)
         else:
             self.later(0.001, self.exits, -15, "killed by SIGTERM")
 
