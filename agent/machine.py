@@ -47,6 +47,7 @@ from ..protocol.messages import (
     ToAgentFromController,
     WorkerExit,
     WorkerReport,
+    session_name,
 )
 from ..protocol.model import Fault, JobId, Server, WorkerId, WorkerPhase, WorkerStatus, job_number
 from ..protocol.times import AWAY_S, EVENT_KEPT_S, START_PATIENCE_S, STATE_RETRY_S, WATCH_INTERVAL_S
@@ -258,6 +259,10 @@ class AgentMachine:
         ]
 
     def _on_start(self, now: float, start: StartWorker) -> list[Action]:
+        if start.session not in ("", session_name(self._incarnation, self._hellos)):
+            # It has waited on its way, and the controller may have given this server up meanwhile, and the worker with it.
+            self._session.out_of_step(now)
+            return self._pass_time(now)
         name = (start.uid, start.worker)
         running = self._running.get(start.worker)
         if name in self._exited or (running is not None and running.uid == start.uid):

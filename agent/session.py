@@ -13,6 +13,9 @@ counted before it belongs to an earlier session. That makes repeated, late and d
 acknowledgement on the line starts the count that the last hello's messages add up to. While the agent waits for the one
 that answers its hello, other acknowledgements are of an earlier session and say nothing about this one.
 
+A `StartWorker` names its session, and is carried out in that one alone. One of an earlier session may have waited while the agent
+was stopped: the controller has given the server up meanwhile, and may have put another worker on that GPU.
+
 States::
 
                    hello sent           answered
@@ -122,6 +125,11 @@ class Session:
                 self._due_at = now + self._retry_s
                 self._retry_s = min(2 * self._retry_s, self._interval_s)
         return Due.HELLO
+
+    def out_of_step(self, now: float) -> None:
+        """The controller has said something in another session: if it has not heard of this one, it never will."""
+        if self._phase is Phase.STANDS:
+            self._lose(now)
 
     def _lose(self, now: float) -> None:
         self._phase = Phase.UNHEARD

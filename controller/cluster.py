@@ -23,6 +23,7 @@ from ..protocol.messages import (
     LocalWorker,
     Reply,
     ToAgentFromController,
+    session_name,
 )
 from ..protocol.model import GpuAddress, JobId, Server, ServerId, Value, WorkerId
 from ..protocol.times import DEATHS_IN_VAIN
@@ -89,6 +90,10 @@ class Session:
     places: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of the workers in its last hello
     strays: dict[WorkerId, GpuAddress | None] = field(default_factory=dict)  # processes there that nobody wants
     unknown: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of jobs that are not in the store (`guests`)
+
+    @property
+    def name(self) -> str:
+        return session_name(self.incarnation, self.hello)
 
     def uid(self, worker: WorkerId) -> str:
         """Of the job of a worker in the last hello; "": not told."""

@@ -160,9 +160,12 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
     it, has answered that it does not run.
     """
     for job in cluster.jobs.values():
-        if job.kept.overtaken:
-            continue  # what is recorded of it is not so any more: its workers are about to be stopped
         here = [entry for entry in job.kept.workers if entry.gpu.server == server]
+        if job.kept.overtaken:  # what is recorded of it is not so any more: its workers are about to be stopped
+            for entry in here:
+                if entry.stopping and entry.worker not in seen:  # it has been told before, and may be gone
+                    stop_worker(cluster, now, job, entry.worker)
+            continue
         order = order_message(job)
         if here and order is not None and not job.final:
             cluster.send(server, order)

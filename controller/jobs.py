@@ -137,6 +137,7 @@ class Job:
     stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
     avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # until it trains again
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
+    watched_s: float = 0.0  # since when this controller has: what began before has all its time from then on
     cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
 
     @property
@@ -308,11 +309,13 @@ class Job:
             status = self.statuses.get(entry.worker)
             if status is None and entry.joined_s is None and entry.started_s is not None:
                 limit_s = spec.start_timeout_s
-                found.append(Lateness(entry.worker, "called elastic.join()", limit_s, entry.started_s + limit_s))
+                began_s = max(entry.started_s, self.watched_s)
+                found.append(Lateness(entry.worker, "called elastic.join()", limit_s, began_s + limit_s))
             elif status is not None and status.phase is WorkerPhase.STARTING and entry.joined_s is not None:
                 limit_s = spec.load_timeout_s
                 what = "come to its training loop (run.epochs)"
-                found.append(Lateness(entry.worker, what, limit_s, entry.joined_s + limit_s))
+                began_s = max(entry.joined_s, self.watched_s)
+                found.append(Lateness(entry.worker, what, limit_s, began_s + limit_s))
         return tuple(found)
 
     def allow_more(self, worker: WorkerId, by_s: float) -> None:
@@ -370,6 +373,7 @@ class Job:
 
     def begin_timers(self, now: float) -> None:
         """After a recovery: what the record says is under way takes its time from now on."""
+        self.watched_s = now
         if self.restart_counted:
             self.wait_for_restart(now)
         if self.kept.held:
@@ -380,6 +384,7 @@ class Job:
     def leave_out(self, before: float, now: float) -> None:
         """Nobody has watched from `before` to `now`: that time counts for nothing."""
         gap_s = now - before
+        self.watched_s += gap_s
         if self.share_gpus:
             self._count(before, now)
         self.restart_at = _later(self.restart_at, gap_s)

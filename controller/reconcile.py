@@ -413,6 +413,7 @@ def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
         generation=entry.generation,
         checkpoint_step=job.kept.saved_step,
         uid=job.kept.uid,
+        session=cluster.sessions[entry.gpu.server].name,
     )
     cluster.send(entry.gpu.server, message)
 

@@ -28,7 +28,7 @@ from .cluster import (
 )
 from .jobs import Job
 from .policy import recover_policy
-from .records import JobRecord
+from .records import JobRecord, WorkerRecord
 from .statuses import mended_progress, usable_measurement, usable_resize
 from .throughput import PREFIX, KindRecord
 from .validation import usable_rate
@@ -97,6 +97,7 @@ def mended(record: JobRecord, now: float) -> JobRecord:
         counted_s=None if counted_s is None else min(_time(counted_s, now), now),
         attained_gpu_s=_sum(record.attained_gpu_s),
         executed_s=_sum(record.executed_s),
+        workers=tuple(_not_after(entry, now) for entry in record.workers),
         shares=tuple(change for change in record.shares if math.isfinite(change.time_s)),
         progress=mended_progress(record.progress) if record.progress is not None else None,
         measured=tuple(entry for entry in record.measured if usable_measurement(entry)),
@@ -111,6 +112,18 @@ def _mended_kind(record: KindRecord, now: float) -> KindRecord:
 
 def _time(time_s: float, now: float) -> float:
     return time_s if math.isfinite(time_s) else now
+
+
+def _not_after(entry: WorkerRecord, now: float) -> WorkerRecord:
+    """The clock may have been set back since."""
+    started_s, joined_s = entry.started_s, entry.joined_s
+    if (started_s or 0.0) <= now and (joined_s or 0.0) <= now:
+        return entry
+    return replace(
+        entry,
+        started_s=min(started_s, now) if started_s is not None else None,
+        joined_s=min(joined_s, now) if joined_s is not None else None,
+    )
 
 
 def _sum(seconds: float) -> float:

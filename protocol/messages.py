@@ -56,6 +56,11 @@ class Order(Message, frozen=True, kw_only=True):
         return self.roster.generation
 
 
+def session_name(incarnation: str, hello: int) -> str:
+    """Of the session that begins with the hello of this number, of this incarnation of an agent."""
+    return f"{incarnation}/{hello}"
+
+
 class StartWorker(Message, frozen=True, kw_only=True):
     """Start a worker process, unless this worker of the job has been started before."""
 
@@ -66,6 +71,7 @@ class StartWorker(Message, frozen=True, kw_only=True):
     generation: int  # of the order that first named it
     uid: str = ""  # of the job: tells it from another job that has had the same number
     checkpoint_step: int | None = None  # the job has a checkpoint of this step or a later one; None: it may have none
+    session: str = ""  # of the agent's hello that this belongs to (`AgentHello.session`); "": any
 
 
 class StopWorker(Message, frozen=True, kw_only=True):
@@ -157,6 +163,11 @@ class AgentHello(Message, frozen=True, kw_only=True):
     highest_job: int = 0  # greatest number of a job that it has ever been told to start
     newest_event: int = 0  # greatest number of an event of its cluster that it has heard of
     processes: tuple[LocalWorker, ...] = ()  # where each of `workers` and `starting` runs
+
+    @property
+    def session(self) -> str:
+        """Names the session that this hello begins."""
+        return session_name(self.incarnation, self.number)
 
 
 class AgentHeartbeat(Message, frozen=True, kw_only=True):

@@ -62,11 +62,13 @@ def decide(
 
 
 def _manual_shares(view: ClusterView) -> Ints:
-    """Shares set by hand come first, in the order of submission, as large as they fit."""
+    """Shares set by hand come first, in the order of submission, as large as they fit; none below what the job asks for at least,
+    unless that itself was set by hand."""
     shares = no_shares(view.jobs)
     free = view.total_gpus
     for row, wanted in sorted(view.manual_shares.items()):
-        shares[row] = min(wanted, free)
+        share, least = min(wanted, free), min(wanted, int(view.jobs.min_gpus[row]))
+        shares[row] = share if share >= least else 0
         free -= int(shares[row])
     return shares
 

@@ -80,6 +80,13 @@ def test_shares_set_by_hand_come_first() -> None:
     assert reason("max-min", seen, 1) is ReasonCode.MANUAL
 
 
+def test_a_share_set_by_hand_that_cannot_be_had_is_not_less_than_the_job_asks_for() -> None:
+    seen = view((6,), job("a", 2, 2), job("gang", 4, 4), manual={0: 4, 1: 4})
+    assert shares("max-min", seen) == {"a": 4}
+    assert reason("max-min", seen, 1) is ReasonCode.MANUAL
+    assert shares("max-min", view((6,), job("gang", 4, 4), manual={0: 2})) == {"gang": 2}
+
+
 def test_packing_regulates_the_shares_of_the_policy_but_not_those_set_by_hand() -> None:
     jobs = [job(name, 1, 8) for name in "abc"]
     assert shares("max-min", view((4, 4), *jobs), packing=True) == {"a": 4, "b": 2, "c": 2}

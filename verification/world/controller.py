@@ -103,8 +103,8 @@ class Controller(Process):
 
     def settle(self) -> None:
         self.turn()  # whatever has come: it commits, and sends
-        if self.state is State.RUNNING and (deadline := self.deadline()) is not None:
-            self._arm(deadline)
+        if self.state is State.RUNNING:
+            self._wait(self.deadline())
 
     def turn(self) -> None:
         self._between_turns = False

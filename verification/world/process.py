@@ -112,13 +112,14 @@ class Process:
             if self.state is not State.RUNNING:
                 return
             deadline = self.deadline()
-        self._due = deadline
-        if deadline is not None:
-            self._arm(deadline)
+        self._wait(deadline)
 
-    def _arm(self, deadline: float) -> None:
+    def _wait(self, due: float | None) -> None:
         """Make sure that it is woken then (by its own clock)."""
-        deadline -= self.clock_ahead_s
+        self._due = due
+        if due is None:
+            return
+        deadline = due - self.clock_ahead_s
         if deadline < self._armed:
             self._armed = deadline
             self.timeline.at(deadline, self.chance.random(), self._wake, self.life, deadline)
