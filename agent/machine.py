@@ -308,12 +308,22 @@ class AgentMachine:
         over = phase in OVER  # it is about to end: what its script does after the training is not interrupted
         may_train = process.origin is Origin.ADOPTED if phase is None else phase.may_have_state
         if stop.save and not asked_before and (may_train or over):
-            process.suspend = Suspend(job=process.job, saver=stop.saver)
+            process.suspend = _suspend(stop)
             return [] if over else [SendWorker(stop.worker, process.suspend)]
+        if asked_before and stop.save and process.suspend is not None:
+            return self._ask_anew(process, stop)
         if asked_before and (stop.save or process.suspend is None):
             return []
         process.suspend = None
         return [SignalProcess(stop.worker, StopSignal.TERMINATE)]
+
+    def _ask_anew(self, process: _Process, stop: StopWorker) -> list[Action]:
+        """One that has been asked to end by itself may be told that another one saves, or has saved."""
+        suspend = _suspend(stop)
+        if suspend == process.suspend or (stop.saver is None and stop.saved is None):
+            return []
+        process.suspend = suspend
+        return [SendWorker(stop.worker, suspend)]
 
     def _tell_that_it_is_gone(self, job: JobId, name: _Name, fault: Fault) -> list[Action]:
         """The controller takes a worker for alive that does not run. Its start may still be on the line: it will be refused, for
@@ -495,3 +505,7 @@ def _without_progress(status: WorkerStatus) -> WorkerStatus:
         saving_s=0.0,
         longest_step_s=0.0,
     )
+
+
+def _suspend(stop: StopWorker) -> Suspend:
+    return Suspend(job=stop.job, saver=stop.saver, stand_by=stop.stand_by, saved=stop.saved)

@@ -137,6 +137,8 @@ class Job:
     stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
     avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # until it trains again
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
+    saver: WorkerId | None = None  # who is to save the state of a preempted job (`saving`)
+    dismissed: set[WorkerId] = field(default_factory=set)  # workers of it that were told that their state is saved
     watched_s: float = 0.0  # since when this controller has: what began before has all its time from then on
     cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
 

@@ -158,6 +158,7 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
     for entry in job.kept.workers:
         if not entry.stopping:
             stop_worker(cluster, now, job, entry.worker, saver)
+    job.saver, job.dismissed = saver, set()
     committed = job.committed_order
     leads = committed is not None and committed.roster.leader == saver
     job.update(orders=(), broken=(), cycle=job.kept.generation + 1, last_leader=saver if leads else None)
@@ -191,7 +192,11 @@ def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId, saver:
     grace_s = save_grace_s(job) if save else STOP_GRACE_S
     by_s = now + grace_s if entry.stop_by_s is None else min(entry.stop_by_s, now + grace_s)
     job.update_worker(worker, stopping=True, stop_by_s=by_s)
-    stop = StopWorker(job=job.id, worker=worker, grace_s=grace_s, save=save, saver=saver, uid=job.kept.uid)
+    if save and saver is None:
+        saver = job.saver
+    stop = StopWorker(
+        job=job.id, worker=worker, grace_s=grace_s, save=save, saver=saver, stand_by=save, uid=job.kept.uid
+    )
     cluster.send(entry.gpu.server, stop)
 
 

@@ -38,6 +38,7 @@ def unusable(status: WorkerStatus) -> str:
         "floor": status.floor,
         "sequence": status.sequence,
         "saved_generation": status.saved_generation,
+        "save_failures": status.save_failures,
     }
     steps = {"applied": status.applied, "saved": status.saved}
     for field, value in counts.items():

@@ -78,7 +78,7 @@ class StopWorker(Message, frozen=True, kw_only=True):
     """Stop a worker process: SIGTERM, SIGKILL after `grace_s`. One that does not run will not be started any more,
     and counts as ended: the agent answers with its `WorkerExit`.
 
-    `save`: one that trains gets `Suspend`, with `saver`, instead of SIGTERM.
+    `save`: one that trains gets `Suspend`, with `saver`, `stand_by` and `saved`, instead of SIGTERM; again, if these change.
     """
 
     job: JobId
@@ -86,6 +86,8 @@ class StopWorker(Message, frozen=True, kw_only=True):
     grace_s: float
     save: bool = False
     saver: WorkerId | None = None
+    stand_by: bool = False
+    saved: int | None = None  # the step whose state another worker has saved meanwhile
     uid: str = ""  # of the job; a worker of another job with this number goes on
 
 
@@ -209,10 +211,15 @@ class StatusReceived(Message, frozen=True, kw_only=True):
 
 
 class Suspend(Message, frozen=True, kw_only=True):
-    """Agent -> worker: the job is preempted. End between two steps; `saver` writes a checkpoint before it does."""
+    """Agent -> worker: the job is preempted. End between two steps; `saver` writes a checkpoint before it does.
+
+    stand_by: one worker on each server holds on to the state until that is done, which `saved` tells.
+    """
 
     job: JobId
     saver: WorkerId | None = None  # None: the leader, as each worker knows it
+    stand_by: bool = False
+    saved: int | None = None  # the step whose state somebody has saved
 
 
 # ---------------------------------------------------------------------------------------------- among the workers of a job

@@ -32,6 +32,7 @@ STOP_GRACE_S = 5.0  # from SIGTERM to SIGKILL, for a worker that has nothing to 
 LEAST_SAVE_S = 30.0  # for the step in progress to end and a checkpoint to be written, before a worker is killed
 MOST_SAVE_S = 3600.0
 SAVE_MARGIN = 3.0  # times what the last checkpoint and the longest step took
+SAVE_RETRY_S = 5.0  # until a preempted worker that could not save tries again, unless another one does
 
 # --------------------------------------------------------------------------------------- a server that cannot start workers
 
@@ -95,6 +96,7 @@ def check() -> None:
         "a worker that saves has more time than one that has nothing to save": STOP_GRACE_S < LEAST_SAVE_S,
         "an agent kills a worker before its shim does, which knows no reason": STOP_GRACE_S < SHIM_GRACE_S,
         "the least time for saving is less than the most": LEAST_SAVE_S < MOST_SAVE_S,
+        "a worker that could not save tries again before it is killed": 2 * SAVE_RETRY_S < LEAST_SAVE_S,
         "a job's first back-off is shorter than the longest": FIRST_BACK_OFF_S < LONGEST_BACK_OFF_S,
         "a server's first back-off is shorter than the longest": FIRST_SERVER_BACK_OFF_S < LONGEST_SERVER_BACK_OFF_S,
         "all that building a communicator consists of fits into the time for it": (

@@ -61,6 +61,7 @@ from .events import (
     OrderReceived,
     PeerSaid,
     Place,
+    RetireGroup,
     SendFollower,
     SendLeader,
     SendStatus,
@@ -138,6 +139,9 @@ class MachineControl:
             case Abandon(generation):
                 if self._current is not None and self._current[0] == generation:
                     self._current[1].abort()
+            case RetireGroup(generation):
+                if self._current is not None and self._current[0] == generation:
+                    self._current[1].retire()
             case EndProcess(code, reason):
                 end_process(code, reason)
             case EnterGeneration(roster, attempt):

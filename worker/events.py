@@ -232,6 +232,13 @@ class CloseRendezvous:
 
 
 @dataclass(frozen=True)
+class RetireGroup:
+    """The communicator in use, of this generation, is not used again: close its connections, so that the others notice."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
 class EndProcess:
     """Write `reason` to stderr and end this process at once: no line of the script runs any more."""
 
@@ -394,6 +401,7 @@ Action = (
     | DropGroup
     | CloseRendezvous
     | Abandon
+    | RetireGroup
     | EndProcess
     | Instruction
 )

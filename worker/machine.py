@@ -17,6 +17,7 @@ Shells (`control`, `trainer`, `run`; a simulated world) carry the actions out, i
   building, and tell nothing. `CloseRendezvous`: only at the leader of the attempt.
 * `Abandon`: make the training thread come out of the communicator of that generation; it then tells CollectiveFailed, unless
   it has come out by itself.
+* `RetireGroup`: close the connections of the communicator in use; the training thread does not use it any more.
 * `EndProcess`: at once.
 * an `Instruction`: put it into the training thread's queue. The thread carries instructions out one after the other, and waits
   when there is none. `EnterGeneration` also makes that generation's communicator the one that `Abandon` means, from this moment
@@ -177,6 +178,7 @@ class WorkerMachine:
             training.saved,
             training.saved_generation,
             training.waits_s(now),
+            training.suspension.failures,
             training.note,
         )
         return SendStatus(status)

@@ -58,6 +58,7 @@ class Reporting:
         saved: int | None,
         saved_generation: int,
         waits_s: float,
+        save_failures: int,
         note: str,
     ) -> WorkerStatus:
         """The next status; the heartbeat begins anew."""
@@ -89,5 +90,6 @@ class Reporting:
             saved=saved,
             saved_generation=saved_generation,
             waits_s=waits_s,
+            save_failures=save_failures,
             unheard=membership.unheard,
         )

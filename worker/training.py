@@ -17,9 +17,8 @@ the job is known to have a newer checkpoint than it finds, nor if its initial va
 
 *A failure* takes nothing that has been applied. The thread gives up the step in progress and waits for the next generation.
 
-*Preemption.* At its next boundary the worker ends. The named saver saves before it does. If it is not in this roster (it has left
-just before), the leader saves. A step in progress may take `suspend_patience_s`: a member that has ended does not send its part.
-If it has come to nothing then, the saver may be busy elsewhere (the leader evaluates): the first of the others saves, too.
+*Preemption.* At its next boundary the worker ends, saves the state and ends, or stands by until somebody has saved it
+(`suspension`). A step in progress is given up after a while: a member that has ended does not send its part.
 
 *Limits* are those of `limits`. Who takes too long alone ends its process; who waits too long for others abandons the
 communicator, as after a loss, and ends its process only if it does not come out of it. Long before that it tells for how long it
@@ -63,6 +62,7 @@ from .events import (
     PartComputed,
     Place,
     ReceiveState,
+    RetireGroup,
     RunStep,
     SaveCheckpoint,
     ScriptEnded,
@@ -79,6 +79,7 @@ from .events import (
 from .hosting import assign
 from .limits import Durations
 from .reporting import Reporting
+from .suspension import Suspension
 from .topology import Transfer, plan_transfers
 
 
@@ -98,6 +99,7 @@ class Doing(enum.Enum):
     SCRIPT = "running the script's own code between two steps"
     SENDING = "sending the state to joiners"
     SAVING = "writing a checkpoint"
+    STANDING_BY = "standing by until the state is saved"
     CLOSING = "waiting for its last report to arrive"
     OVER = "over"
 
@@ -172,9 +174,7 @@ class Training:
         self._durable: tuple[int, int] | None = None  # step and epoch of the newest checkpoint
 
         # the end
-        self._suspend: Suspend | None = None
-        self._give_up_at: float | None = None  # the step in progress, of a preempted job
-        self._stood_up = False  # the others did not come to that step in time: the saver may be among them
+        self.suspension = Suspension(self._me)
         self._come_out_by: float | None = None  # of an abandoned communicator
         self._end: Action = Continue()
         self._last_sequence = 0
@@ -186,8 +186,9 @@ class Training:
     def note(self) -> str:
         if self._note:
             return self._note
-        if self._suspend is not None and self.doing not in (Doing.CLOSING, Doing.OVER):
-            return f"preempted, and still {self.doing.value} since {clock_time(self._since)}"
+        if self.suspension and self.doing not in (Doing.CLOSING, Doing.OVER):
+            trouble = f"; {self._trouble}" if self._trouble else ""
+            return f"preempted, and still {self.doing.value} since {clock_time(self._since)}{trouble}"
         return "; ".join(note for note in (self._membership.note, self._builds.note, self._trouble) if note)
 
     def waits_s(self, now: float) -> float:
@@ -205,8 +206,8 @@ class Training:
     @property
     def ending(self) -> bool:
         """Is it decided that this worker ends, in whatever generation it is? Then it enters no other."""
-        suspended = self.doing is Doing.SAVING and self._suspend is not None
-        return suspended or self.doing in (Doing.CLOSING, Doing.OVER)
+        suspended = self.doing is Doing.SAVING and bool(self.suspension)
+        return suspended or self.doing in (Doing.STANDING_BY, Doing.CLOSING, Doing.OVER)
 
     # -- the doors
 
@@ -246,11 +247,9 @@ class Training:
 
     def suspend(self, now: float, suspend: Suspend) -> list[Action]:
         """The job is preempted."""
-        if self._suspend is None:
-            self._give_up_at = now + times.suspend_patience_s(self.durations.longest_step_s)
+        if self.suspension.ask(now, suspend, self.durations.longest_step_s):
             self._reporting.change(now)
-        self._suspend = suspend
-        return self._end_suspended(now) if self.doing is Doing.WAITING else []
+        return self._end_suspended(now) if self.doing in (Doing.WAITING, Doing.STANDING_BY) else []
 
     def saved_or_not(self, now: float, fact: CheckpointSaved | CheckpointFailed) -> list[Action]:
         """The writer of checkpoints has come to an end with one."""
@@ -265,9 +264,13 @@ class Training:
         elif save.generation == self._membership.generation:  # else others save now
             self._trouble = f"no checkpoint of step {save.step}: {fact.reason}"
         self._reporting.change(now)
-        if self.doing is Doing.SAVING and fact.number == self._saves_begun:
-            return self._close(now, self._end)
-        return []
+        if self.doing is not Doing.SAVING or fact.number != self._saves_begun:
+            return []
+        if isinstance(fact, CheckpointFailed) and isinstance(self._end, ExitScript):
+            self.suspension.failed(now)
+            self._go(now, Doing.STANDING_BY)
+            return self._end_suspended(now)
+        return self._close(now, self._end)
 
     def not_connected(self, now: float) -> list[Action]:
         """A communicator could not be built."""
@@ -287,7 +290,7 @@ class Training:
     def deadline(self) -> float | None:
         """When `pass_time` has something to do (Unix time, s)."""
         soonest = self._limit_at()
-        for deadline in (self._give_up_at, self._come_out_by):
+        for deadline in (self.suspension.give_up_at, self._come_out_by):
             if deadline is not None and (soonest is None or deadline < soonest):
                 soonest = deadline
         return soonest
@@ -297,18 +300,20 @@ class Training:
         self._since = min(now, self._since + away_s)
         if self._come_out_by is not None:
             self._come_out_by += away_s
-        if self._give_up_at is not None:
-            self._give_up_at += away_s
+        if self.suspension.give_up_at is not None:
+            self.suspension.give_up_at += away_s
 
     def pass_time(self, now: float) -> list[Action]:
         """Deadlines may have come."""
         if self.doing is Doing.CLOSING:
             return self._over(now) if now >= self._since + times.LAST_REPORT_TIMEOUT_S else []
+        if self.doing is Doing.STANDING_BY:
+            return self._stand_by(now)
         actions: list[Action] = []
-        if self._give_up_at is not None and now >= self._give_up_at:
-            self._give_up_at = None
+        if self.suspension.give_up_at is not None and now >= self.suspension.give_up_at:
+            self.suspension.give_up_at = None
             if self.doing in TOGETHER or self.doing is Doing.COMPUTING:
-                self._stood_up = self.doing in TOGETHER
+                self.suspension.stood_up = self.doing in TOGETHER
                 actions += self._abandon(now)  # a member that has ended does not send its part of the step
         if self._come_out_by is not None and now >= self._come_out_by:
             why = f"does not come out of the communicator of generation {self._membership.generation}, which was abandoned"
@@ -331,7 +336,7 @@ class Training:
         self._registers_values = fact.registers_values
         self._reporting.samples_per_step = fact.samples_per_step
         self._go(now, Doing.WAITING)
-        if self._suspend is not None:
+        if self.suspension:
             return self._end_suspended(now)
         return self.follow(now, decided)
 
@@ -416,7 +421,7 @@ class Training:
             if self._sends or self._source is not None:
                 return [ExchangeValues()]
             return self._on_exchanged(now, ValuesExchanged(self.epoch))
-        if self._suspend is not None:
+        if self.suspension:
             return self._end_suspended(now)
         decided = self._membership.handle(now, ms.BoundaryReached())
         actions = self.follow(now, decided)
@@ -544,7 +549,7 @@ class Training:
         self._boundary_at = None
         self._go(now, Doing.WAITING)
         actions = [give_up, *self.follow(now, decided)]
-        if self._suspend is not None and self.doing is Doing.WAITING:
+        if self.suspension and self.doing is Doing.WAITING:
             actions += self._end_suspended(now)
         return actions
 
@@ -588,23 +593,31 @@ class Training:
 
     # -- the end
 
-    def _saves(self) -> bool:
-        """Is it this worker that saves the state of a preempted job?"""
-        saver = self._suspend.saver if self._suspend is not None else None
-        if self._roster is None:
-            return saver == self._me
-        if saver is None or saver not in self._roster.workers:
-            saver = self._roster.leader
-        stand_in = next((worker for worker in self._roster.workers if worker != saver), None)
-        return self._me == saver or (self._stood_up and self._me == stand_in)
-
     def _end_suspended(self, now: float) -> list[Action]:
-        self._give_up_at = None
+        """Save the state, if it is this worker that does; else stand by or end."""
+        self.suspension.give_up_at = None
         durable = self._durable == (self._next_step - 1, self.epoch)
         whole = self.holding is Holding.WHOLE and self._next_step > 0
-        if self._place.checkpoint_every_s is not None and whole and self._saves() and not durable:
-            return self._save_and_end(now, self.epoch, ExitScript(0))
-        return self._close(now, ExitScript(0))
+        to_save = self._place.checkpoint_every_s is not None and whole and not durable
+        if not to_save or self._roster is None or self.suspension.covers(self._next_step - 1):
+            return self._close(now, ExitScript(0))
+        retire: list[Action] = []
+        if self.doing is not Doing.STANDING_BY:
+            retire.append(RetireGroup(self._roster.generation))
+        again_at = self.suspension.again_at(self._roster)
+        if again_at is not None and now >= again_at:
+            return [*retire, *self._save_and_end(now, self.epoch, ExitScript(0))]
+        if again_at is None and not self.suspension.stands_by(self._roster):
+            return self._close(now, ExitScript(0))
+        if self.doing is not Doing.STANDING_BY:
+            self._go(now, Doing.STANDING_BY)
+        return retire
+
+    def _stand_by(self, now: float) -> list[Action]:
+        """Time has passed: this worker may be the one to try again, or nobody has told it anything for too long."""
+        if now >= self._since + times.MOST_SAVE_S:
+            return self._close(now, ExitScript(0))
+        return self._end_suspended(now)
 
     def _on_loop_ended(self, now: float, fact: LoopEnded) -> list[Action]:
         if self._transfers is Transfers.PENDING and self._sends:
@@ -638,7 +651,7 @@ class Training:
             actions = self.follow(now, self._membership.handle(now, ms.LoopEnded()))
         self._note = note or self._note
         self._end = end
-        self._give_up_at = None
+        self.suspension.give_up_at = None
         self._go(now, Doing.CLOSING)
         self._reporting.change(now)
         self._last_sequence = self._reporting.next_sequence
@@ -669,6 +682,9 @@ class Training:
             return self._since + self.durations.others_limit_s(self._hosted)
         if self.doing is Doing.CLOSING:
             return self._since + times.LAST_REPORT_TIMEOUT_S
+        if self.doing is Doing.STANDING_BY and self._roster is not None:
+            again_at, latest = self.suspension.again_at(self._roster), self._since + times.MOST_SAVE_S
+            return latest if again_at is None else min(again_at, latest)
         return None
 
 

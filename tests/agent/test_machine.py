@@ -274,6 +274,22 @@ def test_a_worker_that_trains_is_asked_to_save_and_killed_if_it_has_not_ended_in
     assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(1.0)
 
 
+def test_a_worker_that_was_asked_to_save_hears_who_saves_in_its_stead_and_when_that_is_done() -> None:
+    driven = Driven(FIRST)
+    driven.status(status())
+    driven.told(StopWorker(job=JOB, worker=FIRST, grace_s=30.0, save=True, saver=FIRST))
+    another = StopWorker(job=JOB, worker=FIRST, grace_s=29.0, save=True, saver=SECOND)
+    assert driven.told(another) == [SendWorker(FIRST, Suspend(job=JOB, saver=SECOND))]
+    assert driven.told(another) == []
+    assert driven.told(StopWorker(job=JOB, worker=FIRST, grace_s=29.0, save=True)) == [], (
+        "who repeats it knows no better"
+    )
+    assert SendWorker(FIRST, Suspend(job=JOB, saver=SECOND)) in driven.status(status(sequence=2))
+    done = StopWorker(job=JOB, worker=FIRST, grace_s=28.0, save=True, saver=SECOND, saved=7)
+    assert driven.told(done) == [SendWorker(FIRST, Suspend(job=JOB, saver=SECOND, saved=7))]
+    assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(28.0)
+
+
 def test_who_is_to_be_stopped_at_once_is_not_given_the_time_to_save() -> None:
     driven = Driven(FIRST)
     driven.status(status())

@@ -311,6 +311,7 @@ class World:
         saved: int | None = None,
         unheard: Sequence[str] = (),
         waits_s: float = 0.0,
+        save_failures: int = 0,
     ) -> None:
         """`worker` reports, having seen the order that its agent gave it last."""
         agent, process = self.find(worker)
@@ -332,6 +333,7 @@ class World:
             saved_generation=generation if saved is not None else 0,
             unheard=tuple(WorkerId(other) for other in unheard),
             waits_s=waits_s,
+            save_failures=save_failures,
         )
         self.now += 0.001
         if agent.connected:

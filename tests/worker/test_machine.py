@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from elasticd.protocol import exits, times
 from elasticd.protocol.errors import InvalidTransition
 from elasticd.protocol.messages import Commit, Prepare
-from elasticd.protocol.model import WorkerId, WorkerPhase
+from elasticd.protocol.model import GpuAddress, ServerId, WorkerId, WorkerPhase
 from elasticd.worker import events as e
 
 _spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
@@ -330,18 +331,120 @@ def test_a_preempted_leader_saves_and_ends(saver: WorkerId | None) -> None:
     assert story.status.phase is WorkerPhase.TRAINING, "it has not finished"
 
 
-def test_a_preempted_worker_that_is_not_to_save_ends_at_once() -> None:
+def follower(*places: ServerId) -> Story:
+    """In its second step in a generation of OTHER, who leads, itself and THIRD, which are on these servers."""
     story = Story()
-    story.joins()
-    story.tell(e.StepWanted(1))
-    story.tell(e.ValuesExchanged(1))
-    story.take()
-    story.epoch = 1
+    story.trains_alone(2)
     story.begin_step()
-    story.suspend(OTHER)
+    story.tell(e.CollectiveFailed("lost"))
+    story.take()
+    of = roster(5, OTHER, ME, THIRD)
+    members = tuple(
+        replace(member, gpu=GpuAddress(server=place, index=index))
+        for index, (member, place) in enumerate(zip(of.members, places, strict=True))
+    )
+    story.follow(replace(of, members=members), holders=(OTHER, ME, THIRD))
+    return story
+
+
+A, B = ServerId("a"), ServerId("b")
+
+
+@pytest.mark.parametrize(
+    ("places", "saver", "stands_by"),
+    [
+        ((A, A, B), OTHER, True),
+        ((A, B, B), OTHER, True),
+        ((B, A, A), THIRD, True),
+        ((A, A, A), THIRD, False),
+        ((B, B, A), THIRD, False),
+    ],
+    ids=["beside the saver", "first of its server", "alone beside the saver", "behind another", "behind another there"],
+)
+def test_one_on_each_server_stands_by_while_another_saves(
+    places: tuple[ServerId, ...], saver: WorkerId, stands_by: bool
+) -> None:
+    story = follower(*places)
+    story.suspend(saver)
     story.tell(e.CollectiveFailed("peer lost"))
     assert story.take() == [e.GiveUpStep(restore_buffers=True)]
+    story.wait(100.0)
+    assert story.take() == ([] if stands_by else [e.ExitScript(0)])
+    if stands_by:
+        assert "preempted, and still standing by until the state is saved" in story.status.note
+        assert story.all(e.RetireGroup) == [e.RetireGroup(5)], "the others notice at once that it does not come"
+
+
+def test_nobody_stands_by_where_no_controller_sees_to_it() -> None:
+    story = follower(A, B, B)
+    story.suspend(OTHER, stand_by=False)
+    story.tell(e.CollectiveFailed("peer lost"))
     story.wait(1.0)
+    assert story.take()[-1] == e.ExitScript(0)
+
+
+def standing_by() -> Story:
+    story = follower(A, B, B)
+    story.suspend(OTHER)
+    story.tell(e.CollectiveFailed("peer lost"))
+    story.take()
+    return story
+
+
+def test_who_stands_by_ends_when_it_hears_that_its_step_is_saved() -> None:
+    story = standing_by()
+    story.suspend(OTHER, saved=1)
+    story.wait(1.0)
+    assert story.take() == [], "it has applied a later one"
+    story.suspend(OTHER, saved=2)
+    story.wait(1.0)
+    assert story.take() == [e.ExitScript(0)]
+
+
+def test_who_stands_by_saves_when_it_is_named() -> None:
+    story = standing_by()
+    story.suspend(ME)
+    assert story.take() == [e.SaveCheckpoint(1, 2, 0, 5)]
+    story.suspend(ME)  # the agent repeats it
+    assert story.take() == []
+    story.tell(e.CheckpointSaved(1))
+    assert story.status.saved == 2
+    assert story.take() == [e.ExitScript(0)]
+
+
+def test_a_saver_that_fails_tells_it_and_tries_again_as_long_as_no_other_is_named() -> None:
+    story = Story()
+    story.trains_alone(2)
+    story.suspend()
+    story.tell(e.StepWanted(0))
+    story.tell(e.CheckpointFailed(1, "no space left on device"))
+    assert story.status.save_failures == 1
+    assert "no space left on device" in story.status.note
+    story.wait(times.SAVE_RETRY_S)
+    assert [save.number for save in story.saves] == [1, 2]
+    story.tell(e.CheckpointFailed(2, "no space left on device"))
+    story.take()
+    story.wait(times.SAVE_RETRY_S)
+    story.tell(e.CheckpointSaved(3))
+    story.wait(1.0)
+    assert story.take()[-1] == e.ExitScript(0)
+
+
+def test_a_saver_that_has_failed_leaves_it_to_the_one_that_is_named_then() -> None:
+    story = follower(A, B, B)
+    story.suspend(ME)
+    story.tell(e.CollectiveFailed("peer lost"))
+    story.tell(e.CheckpointFailed(1, "no space left on device"))
+    story.suspend(OTHER)
+    story.wait(10 * times.SAVE_RETRY_S)
+    assert [save.number for save in story.saves] == [1]
+    story.suspend(ME)
+    assert [save.number for save in story.saves] == [1, 2]
+
+
+def test_who_stands_by_and_hears_nothing_more_ends_in_the_end() -> None:
+    story = standing_by()
+    story.wait(times.MOST_SAVE_S + 1.0)
     assert story.take() == [e.ExitScript(0)]
 
 

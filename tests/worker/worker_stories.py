@@ -90,7 +90,11 @@ class Story:
 
     def follows(self, generation: int, *workers: WorkerId, holders: tuple[WorkerId, ...]) -> list[e.Instruction]:
         """In a generation that somebody else leads, by message: it stands still now."""
-        self.order(roster(generation, *workers))
+        return self.follow(roster(generation, *workers), holders)
+
+    def follow(self, roster: Roster, holders: tuple[WorkerId, ...]) -> list[e.Instruction]:
+        generation = roster.generation
+        self.order(roster)
         self.tell(e.PeerSaid(Prepare(job=self.job, generation=generation, attempt=1, base=0, holders=holders)))
         self.tell(e.GroupBuilt(generation, 1))
         self.tell(e.PeerSaid(Commit(job=self.job, generation=generation, attempt=1)))
@@ -136,5 +140,5 @@ class Story:
         self.tell(e.StepApplied(run.step))
         return run.step
 
-    def suspend(self, saver: WorkerId | None = None) -> None:
-        self.tell(e.SuspendReceived(Suspend(job=self.job, saver=saver)))
+    def suspend(self, saver: WorkerId | None = None, saved: int | None = None, stand_by: bool = True) -> None:
+        self.tell(e.SuspendReceived(Suspend(job=self.job, saver=saver, stand_by=stand_by, saved=saved)))

@@ -202,6 +202,9 @@ class Worker(Process):
                 if self._group is not None and self._group.roster.generation == generation:
                     self._abandoned = True
                     self.later(COME_OUT_S, self.failed, self._group, "abandoned")
+            case w.RetireGroup(generation):
+                if self._group is not None and self._group.roster.generation == generation:
+                    self._group.lost(self, in_order=True)
             case w.EndProcess(code, reason):
                 self.exits(code, reason)
             case _:

@@ -1,0 +1,104 @@
+"""A preempted job whose saver cannot save: another one does, and all end when that is done."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from elasticd.protocol.messages import StopWorker
+from elasticd.protocol.model import WorkerPhase
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec = _module.World, _module.job_spec
+
+
+def preempted() -> tuple[Any, str, list[str], int]:
+    """A job on three servers that has just been told to give its GPUs back; its saver is first."""
+    world = World({"s1": 1, "s2": 1, "s3": 1}, policy="srtf")
+    job = world.submit(job_spec("long", 3, 3, max_steps=10_000))
+    world.settle(job.id)
+    generation = job.kept.committed
+    world.submit(job_spec("short", 3, 3, max_steps=1, throughput={3: 1000.0}))
+    world.turn()
+    if job.kept.target:
+        raise AssertionError(world.story())
+    stops = [stop for stop in world.messages(StopWorker) if stop.job == job.id]
+    (saver,) = {stop.saver for stop in stops}
+    others = [stop.worker for stop in stops if stop.worker != saver]
+    world.sent.clear()
+    return world, job.id, [saver, *others], generation
+
+
+def told(world: Any) -> list[tuple[str, str | None, int | None]]:
+    """To whom, who saves, what has been saved."""
+    stops = [(stop.worker, stop.saver, stop.saved) for stop in world.messages(StopWorker)]
+    world.sent.clear()
+    return stops
+
+
+def test_when_the_state_is_saved_all_who_stand_by_are_told_so_once():
+    world, _, (saver, second, third), generation = preempted()
+    world.report(second, WorkerPhase.TRAINING, generation, 10)
+    world.report(third, WorkerPhase.TRAINING, generation, 10)
+    assert told(world) == []
+    world.report(saver, WorkerPhase.TRAINING, generation, 10, saved=10)
+    world.report(saver, WorkerPhase.TRAINING, generation, 10, saved=10)
+    assert sorted(told(world)) == sorted((worker, saver, 10) for worker in (saver, second, third))
+
+
+def test_what_is_saved_of_an_earlier_step_does_not_dismiss():
+    world, _, (saver, second, _), generation = preempted()
+    world.report(second, WorkerPhase.TRAINING, generation, 10)
+    world.report(saver, WorkerPhase.TRAINING, generation, 10, saved=9)
+    assert told(world) == []
+
+
+def test_another_one_is_named_when_the_saver_fails_and_each_has_its_turn():
+    world, job, (saver, second, third), generation = preempted()
+    for worker in (second, third, saver):
+        world.report(worker, WorkerPhase.TRAINING, generation, 10)
+    world.report(saver, WorkerPhase.TRAINING, generation, 10, save_failures=1)
+    assert {(worker, named) for worker, named, _ in told(world)} == {(w, second) for w in (saver, second, third)}
+    assert "saver" in world.kinds(job)
+    world.report(second, WorkerPhase.TRAINING, generation, 10, save_failures=1)
+    assert {named for _, named, _ in told(world)} == {third}
+    world.report(third, WorkerPhase.TRAINING, generation, 10, save_failures=1)
+    assert told(world) == [], "all have failed as often: it tries again"
+
+
+def test_another_one_is_named_when_the_saver_is_lost():
+    world, _, (saver, second, third), generation = preempted()
+    for worker in (saver, second, third):
+        world.report(worker, WorkerPhase.TRAINING, generation, 10)
+    world.exit(saver, -9)
+    assert {named for _, named, _ in told(world)} == {second}
+
+
+def test_another_one_has_no_more_time_than_the_first():
+    world, job, (saver, second, _), generation = preempted()
+    world.report(second, WorkerPhase.TRAINING, generation, 10)
+    until_s = {entry.worker: entry.stop_by_s for entry in world.job(job).kept.workers}
+    world.pass_time(10)
+    world.report(saver, WorkerPhase.TRAINING, generation, 10, save_failures=1)
+    stops = {stop.worker: stop.grace_s for stop in world.messages(StopWorker)}
+    assert abs(world.now + stops[second] - until_s[second]) < 0.1
+    assert {entry.worker: entry.stop_by_s for entry in world.job(job).kept.workers} == until_s
+
+
+def test_the_next_controller_sees_to_it_likewise():
+    world, job, (saver, second, _), generation = preempted()
+    world.report(second, WorkerPhase.TRAINING, generation, 10)
+    world.report(saver, WorkerPhase.TRAINING, generation, 10, save_failures=1)
+    world.restart()
+    world.sent.clear()
+    world.report(second, WorkerPhase.TRAINING, generation, 10, saved=10)
+    world.report(saver, WorkerPhase.TRAINING, generation, 10, save_failures=2)
+    assert (saver, 10) in {(worker, saved) for worker, _, saved in told(world)}
+    assert world.job(job).kept.saved_step == 10
