@@ -497,7 +497,17 @@ def test_a_preempted_job_saves_its_state_and_is_not_started_again_before_that_is
     job.update(target=())
     suspend(world.machine.cluster, world.now, job)
     world.turn()
-    asked = [StopWorker(job=job.id, worker=first, grace_s=30.0, save=True, saver=first, uid=job.kept.uid)]
+    asked = [
+        StopWorker(
+            job=job.id,
+            worker=first,
+            grace_s=30.0,
+            save=True,
+            saver=first,
+            stand_by=True,
+            uid=job.kept.uid,
+        )
+    ]
     assert world.messages(StopWorker) == asked
     job.update(target=target)
     world.machine.cluster.stir(job)
