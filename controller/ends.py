@@ -117,7 +117,7 @@ def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -
 
 
 def stop_late(cluster: Cluster, now: float, job: Job) -> None:
-    """Stop the workers that have not come to their training loop in time. That is the script's fault."""
+    """Stop the workers that have not come to their loop in time. That is the script's fault, if it is so elsewhere, too."""
     for late in job.latenesses():
         entry = job.worker(late.worker)
         if entry is None or now < late.until_s:
@@ -128,6 +128,9 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
             continue
         broken = broken_by_loss(job, late.worker)
         fault = _judged(cluster, now, job, entry, late.reason)
+        alone = fault is Fault.SCRIPT and not holders(job)
+        if alone and second_opinion(cluster, now, job, entry, late.reason, late=True):
+            fault = Fault.SERVER  # whose storage may not answer
         job.update_worker(late.worker, fault=fault, reason=late.reason)
         stop_worker(cluster, now, job, late.worker)
         cluster.tell(now, "late", job.id, f"{late.reason}, on {entry.gpu}: it is stopped")

@@ -113,8 +113,8 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool]) -> Step:
         return None
     newest = job.newest
     if newest is None:
-        if any(entry.stopping for entry in job.kept.workers):
-            return None  # they may be saving the state
+        if any(entry.stopping and (entry.trained or entry.fault is None) for entry in job.kept.workers):
+            return None  # they may be saving the state; not those that hang at their start, perhaps for ever
         places = _assign(job, job.kept.target, None)
         if not _may_begin(job, places):
             return None

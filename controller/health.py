@@ -27,6 +27,8 @@ from .records import WorkerRecord, WorkerState
 FAILURES_OF_A_JOB = 2  # on one server, of a job that has run elsewhere
 JOBS_THAT_FAIL = 3  # on one server, in a row, none of which has failed elsewhere
 TRIES_ON_ONE_SERVER = 4  # of a job that gets no other
+TRIES_IF_LATE = 1  # likewise, where each takes as long as a worker may
+TRIES_IN_DOUBT = 7  # likewise, where the server fails other jobs, too: five minutes, with the times in between
 KEPT_DOUBTS = 16
 
 
@@ -118,20 +120,38 @@ def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerReco
     return True
 
 
-def second_opinion(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> bool:
-    """The script has ended with an error before its first step, and nobody has the state. Is the job to be tried elsewhere first?
+def second_opinion(
+    cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str, late: bool = False
+) -> bool:
+    """The script has failed before its first step, and nobody has the state. Is the job to be tried elsewhere first?
 
-    Not where it has failed on two servers, or again and again on the only one that it gets, or where there is only one at all.
+    Not where it has failed on two sound servers, or again and again on the only one that it gets, or where there is only one.
+    What a server says that fails jobs of other kinds, too, counts only in the end: else two such servers would fail every job.
+    late: the script has taken longer than it may, and will again: it is tried once on one other server, whatever that says.
     """
     server = entry.gpu.server
-    if len(cluster.sessions) < 2 or any(avoided.wholly for other, avoided in job.avoided.items() if other != server):
+    if len(cluster.sessions) < 2:
+        return False
+    sound = late or _is_sound(cluster, job, server)
+    others = [other for other, avoided in job.avoided.items() if avoided.wholly and other != server]
+    if sound and any(late or _is_sound(cluster, job, other) for other in others):
         return False
     before = job.avoided.get(server)
-    if before is not None and before.wholly and before.until_s is None and before.failures >= TRIES_ON_ONE_SERVER:
+    tries = TRIES_IF_LATE if late else TRIES_ON_ONE_SERVER if sound else TRIES_IN_DOUBT
+    if before is not None and before.wholly and before.until_s is None and before.failures >= tries:
         return False
     job.avoid(now, server, f"its script fails at its start on server {server}: {reason}", wholly=True)
     cluster.schedule_due = True
     return True
+
+
+def _is_sound(cluster: Cluster, job: Job, server: ServerId) -> bool:
+    """Does nothing speak against `server` but what has become of `job`, and others of its kind, there?"""
+    health = cluster.health.get(server)
+    if health is None:
+        return True
+    failed = [cluster.jobs[name].kind for name in health.doubts if name in cluster.jobs]
+    return health.until_s is None and all(kind == job.kind for kind in failed)
 
 
 def _has_run_elsewhere(job: Job, server: ServerId) -> bool:

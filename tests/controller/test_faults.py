@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from elasticd.controller.reconcile import suspend
-from elasticd.protocol.messages import GetJob, GetServers, Scale, StopWorker
+from elasticd.protocol.messages import Cancel, GetJob, GetServers, Scale, StopWorker
 from elasticd.protocol.model import CheckpointSpec, Fault, JobPhase, ServerId, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -277,7 +277,86 @@ def test_a_script_that_fails_on_every_server_has_failed():
     assert trouble(world, "s1") == trouble(world, "s2") == ""
 
 
+def jobs_of_two_kinds(world) -> list:
+    return [world.submit(job_spec(name, 1, 1, command=("python", f"{name}.py"))) for name in ("first", "second")]
+
+
+def test_two_servers_that_fail_every_script_do_not_fail_a_job():
+    world = World({"s1": 2, "s2": 2, "s3": 2})
+    good = world.submit(job_spec("good", 2, 2))
+    world.settle(good.id)
+    jobs = jobs_of_two_kinds(world)
+    bad = {entry.gpu.server for job in jobs for entry in job.kept.workers}
+    for _ in range(60):
+        for job in jobs:
+            for worker in world.running(job.id):
+                bad.add(next(entry.gpu.server for entry in job.kept.workers if entry.worker == worker))
+                world.exit(worker, 1, "exit code 1: no driver")
+        world.pass_time(1)
+    assert len(bad) == 2
+    assert not any(job.final for job in jobs)
+    world.ask(Cancel(job=good.id))
+    world.reap()
+    for job in jobs:
+        world.pass_time(2)
+        world.settle(job.id)
+    assert [job.kept.phase for job in jobs] == [JobPhase.RUNNING] * 2
+
+
+def test_two_jobs_of_different_kinds_that_fail_everywhere_have_failed_in_the_end():
+    world = World({"s1": 2, "s2": 2})
+    jobs = jobs_of_two_kinds(world)
+    began = world.now
+    while not all(job.final for job in jobs):
+        for job in jobs:
+            for worker in world.running(job.id):
+                world.exit(worker, 1, "exit code 1: ValueError")
+        world.pass_time(5)
+        assert world.now < began + 1200
+    assert [job.kept.exit_code for job in jobs] == [1, 1]
+
+
+def test_a_second_job_with_the_same_mistake_fails_as_soon_as_the_first():
+    world = World({"s1": 1, "s2": 1})
+    for _ in range(3):
+        job = world.submit(job_spec(low=1, high=1))
+        for _ in range(2):
+            world.exit(world.running(job.id)[0], 1, "exit code 1: ValueError")
+            world.pass_time(3)
+        assert job.kept.phase is JobPhase.FAILED
+
+
 # ------------------------------------------------------------------------------------------------- workers that are late
+
+
+def test_a_script_that_hangs_while_it_loads_is_tried_once_on_another_server():
+    world = World({"s1": 2, "s2": 2})
+    job = world.submit(job_spec(low=2, high=2, load_timeout_s=60.0))
+    (bad,) = {entry.gpu.server for entry in job.kept.workers}
+    for worker in world.running(job.id):
+        world.report(worker, WorkerPhase.STARTING)
+    world.pass_time(61)
+    assert not job.final
+    assert all(process.stopping for process in world.agents[ServerId(bad)].running.values())
+    world.pass_time(3)
+    assert {entry.gpu.server for entry in job.kept.workers if not entry.stopping} == {"s1", "s2"} - {bad}
+    for worker in world.running(job.id):
+        if not world.find(worker)[1].stopping:
+            world.report(worker, WorkerPhase.STARTING)
+    world.pass_time(61)
+    assert job.kept.phase is JobPhase.FAILED
+    assert "has not come to its training loop" in job.kept.reason
+
+
+def test_a_job_does_not_wait_for_the_end_of_workers_that_hang_at_their_start():
+    """They may read from a file system that never answers; then no signal ends them."""
+    world = World({"s1": 1, "s2": 1})
+    job = world.submit(job_spec(low=1, high=1, load_timeout_s=60.0))
+    (worker,) = world.running(job.id)
+    world.report(worker, WorkerPhase.STARTING)
+    world.pass_time(65)
+    assert worker in world.running(job.id)
+    assert len(world.running(job.id)) == 2
 
 
 def reason(world, job) -> str:

@@ -79,6 +79,7 @@ class Agent(Process):
         self.disk_full = False
         self.black_hole = False
         self.storage_hidden = False  # nothing here sees the directories of checkpoints
+        self.storage_hangs = False  # who reads from it now, waits for ever
         self._troubled_until = 0.0
         self._disk: dict[tuple[str, WorkerId], _Record] = {}  # by uid and worker
         self._starting: set[WorkerId] = set()  # told to start, and not started yet
@@ -241,6 +242,9 @@ class Agent(Process):
 
     def show_storage(self) -> None:
         self.storage_hidden = False
+
+    def wake_storage(self) -> None:
+        self.storage_hangs = False
 
     def slow_down(self, factor: float) -> None:
         self.slow = factor

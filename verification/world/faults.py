@@ -130,6 +130,9 @@ def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
         case Kind.HIDE_STORAGE:
             agent.storage_hidden = True
             world.after(for_s, agent.show_storage)
+        case Kind.HANG_STORAGE:
+            agent.storage_hangs = True
+            world.after(for_s, agent.wake_storage)
         case Kind.SLOW_SERVER:
             agent.slow_down(SLOWER)
             world.after(for_s, agent.slow_down, 1.0)

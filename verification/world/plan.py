@@ -107,6 +107,7 @@ class Kind(enum.Enum):
     FILL_SERVER = "fill the server's disk"
     BLACK_HOLE = "let every start fail on server"
     HIDE_STORAGE = "hide all checkpoints from server"
+    HANG_STORAGE = "let no script get on with loading on server"
     SLOW_SERVER = "slow server down"
     TWIN_AGENT = "start a second agent under the name of server"
     KILL_WORKER = "kill worker"

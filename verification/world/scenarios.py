@@ -51,6 +51,7 @@ FAULTS: dict[str, Kind] = {
     "switch-off server": Kind.LOSE_SERVER,
     "fill server": Kind.FILL_SERVER,
     "black-hole server": Kind.BLACK_HOLE,
+    "hang-storage server": Kind.HANG_STORAGE,
     "slow server": Kind.SLOW_SERVER,
     "twin server": Kind.TWIN_AGENT,
     "cut-in server": Kind.CUT_IN,
@@ -135,9 +136,9 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
     steps = int(options.get("steps", "100"))
     ending, _, ends_at = options.get("ending", "trains").partition("@")
     changes: dict[str, float] = dict(LIMITS)
-    for word, limit in (("start-timeout", "start_timeout_s"), ("step-timeout", "step_timeout_s")):
+    for word in ("start-timeout", "load-timeout", "step-timeout"):
         if word in options:
-            changes[limit] = _seconds(options[word])
+            changes[f"{word.replace('-', '_')}_s"] = _seconds(options[word])
     spec = JobSpec(
         name=words[0],
         command=("python", "train.py"),
@@ -249,6 +250,7 @@ def _worker(stage: Stage, name: str) -> Worker:
 
 
 def _strike(stage: Stage, fault: Fault) -> None:
+    stage.world.next_black_hole_at = 0.0  # a scenario may have as many as it names
     strike(stage.world, stage.requests, replace(fault, at=stage.world.elapsed_s))
 
 

@@ -125,6 +125,8 @@ class Worker(Process):
             limits=w.Limits(spec.step_timeout_s, spec.pause_timeout_s),
         )
         self._machine = WorkerMachine(place, self.now)
+        if self._agent.storage_hangs:
+            return
         self.later(self.chance.uniform(0.5, 1.0) * self._script.start_s, self._arrive, self._task)
 
     def _arrive(self, task: int) -> None:
