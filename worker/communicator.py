@@ -11,6 +11,8 @@ one in use, and the switch is the exchange of a pointer (design: worker-runtime 
   is done only to somebody who waits for it, so a thread for each direction and peer does.
 * *A device is not waited for without need.* What is issued later can be ordered after an operation that is still running there,
   so `poll` says yes at once; only what cannot be taken back, the update, has to `wait` (docs/design/gpus.md).
+* *A device tells when this worker's own part is done.* Kernels are only issued when the host comes to the step's reduction.
+  A mark is put behind the last kernel that depends on nobody else, and `wait` looks whether the device has come to it.
 * *Groups are destroyed elsewhere.* That takes 10 ms, and for ever where an operation is stuck. A daemon thread, the
   keeper, owns a communicator's groups; at the end of the process it is simply frozen (`ending`), with whatever it owns.
 """
@@ -26,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -50,6 +52,23 @@ DESTROYED_WITHIN_S = 5.0
 
 class CommunicatorBroken(ElasticError):
     """A peer is gone, or the communicator was abandoned: nothing more can be done with it."""
+
+
+class Mark(Protocol):
+    """A place in what a device has been given to do."""
+
+    def query(self) -> bool:
+        """Has the device come to it? Does not block."""
+
+
+NewMark = Callable[[], Mark]
+
+
+def mark_on_gpu() -> Mark:
+    """Behind all that the present stream has been given so far."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 class _Done(dist.Work):
@@ -119,7 +138,16 @@ class Communicator:
     one thread, as is `wait`; `abort` and `retire` are for any.
     """
 
-    def __init__(self, rank: int, size: int, groups: Groups | None, timeout_s: float, keep: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        groups: Groups | None,
+        timeout_s: float,
+        keep: tuple[Any, ...],
+        new_mark: NewMark | None = None,
+    ) -> None:
+        """new_mark: where collectives run on a device."""
         self.rank = rank
         self.size = size
         self._groups = groups
@@ -129,6 +157,9 @@ class Communicator:
         self._starting = threading.Lock()  # not for `abort`: to ask a device can take as long as the device is stuck
         self._in_flight: deque[_OnDevice] = deque()  # they own their tensors, which kernels use until they have ended
         self._started: deque[dist.Work] = deque()  # collectives: to drop the last reference to one may block
+        self._new_mark = new_mark
+        self._mark: Mark | None = None  # behind this worker's own part of the step
+        self._computed: Callable[[], None] | None = None  # to be called when the device has come to it
         self._keeper: _Keeper | None = None
         self._waiters: dict[tuple[str, int], queue.SimpleQueue[_Awaited | None]] = {}
         if groups is not None:
@@ -160,13 +191,14 @@ class Communicator:
         if size == 1:
             store.close()
             return cls.alone()
-        timeout = timedelta(seconds=timeout_s)
+        timeout, new_mark = timedelta(seconds=timeout_s), None
         try:
             groups = build_host_groups(store, rank, size, address, timeout)
             if backend == "nccl":
                 shield(os.environ)
                 gpu = device or torch.device("cuda", 0)
                 groups = add_device_groups(groups, store, rank, size, timeout, gpu, gpu_identity(gpu), nccl)
+                new_mark = mark_on_gpu
             elif backend != "gloo":
                 raise OperatorError(f"there is no backend {backend!r}: use gloo or nccl")
         except (RuntimeError, TimeoutError) as error:
@@ -175,7 +207,7 @@ class Communicator:
             raise CommunicatorBroken(f"cannot connect rank {rank} of {size}: {error}".partition("\n")[0]) from error
         finally:
             store.close()
-        return cls(rank, size, groups, timeout_s, (store,))
+        return cls(rank, size, groups, timeout_s, (store,), new_mark)
 
     # -- its end
 
@@ -203,6 +235,29 @@ class Communicator:
         if self._keeper is not None:
             self._keeper.release()
 
+    # -- this worker's own part of a step
+
+    def part_begins(self) -> None:
+        """What is issued from now on is this worker's own, until an operation is ordered after what others send."""
+        self._mark = self._computed = None
+
+    def part_issued(self, computed: Callable[[], None]) -> None:
+        """All of it is issued. `computed` is called when it is done: at once, or on a device from a later `wait`."""
+        if self._new_mark is None:
+            computed()
+            return
+        self._set_mark()
+        self._computed = computed
+
+    def _set_mark(self) -> None:
+        if self._mark is None and self._new_mark is not None:
+            self._mark = self._new_mark()
+
+    def _look_at_mark(self) -> None:
+        if self._computed is not None and self._mark is not None and self._mark.query():
+            computed, self._computed = self._computed, None
+            computed()
+
     # -- operations
 
     def wait(self, work: dist.Work | None) -> None:
@@ -212,6 +267,7 @@ class Communicator:
         pause_s, longest_s = POLL_FIRST_S, POLL_LAST_DEVICE_S if isinstance(work, _OnDevice) else POLL_LAST_S
         spins_until = time.perf_counter() + SPIN_S
         while not self._aborted.is_set() and not work.is_completed():
+            self._look_at_mark()
             if time.perf_counter() < spins_until:
                 os.sched_yield()
             else:
@@ -236,6 +292,7 @@ class Communicator:
             self.wait(work)
             return True
         if isinstance(work, _OnDevice):
+            self._set_mark()  # what is issued from now on waits for others
             work.order()
             return True
         return False

@@ -396,8 +396,7 @@ class Trainer:
                     "the loop asked for the next batch before optimizer.step(): call it once for every batch"
                 )
         if not self._hosted:
-            self._control.tell(PartComputed())
-            self._complete_step()
+            self._complete_own_part()
 
     def _begin_step(
         self,
@@ -423,6 +422,7 @@ class Trainer:
         within = step % self._sampler.steps_per_epoch
         self._hosted = [v for v in mine if self._sampler.has_samples(within, v)]
         self._accumulation.begin()
+        self._communicator.part_begins()
         self._word[0] = proposal
         self._word_work = self._communicator.all_reduce_max(self._word)
 
@@ -457,11 +457,23 @@ class Trainer:
         if virtual_worker == 0:
             self._buffers.keep()
         if virtual_worker == self._hosted[-1]:
-            self._control.tell(PartComputed())
             try:
-                self._complete_step()
+                self._complete_own_part()
             except CommunicatorBroken as error:
                 self._failure = str(error)
+
+    def _complete_own_part(self) -> None:
+        """This worker's part of the step is issued. Raises CommunicatorBroken, with nothing applied."""
+        told = False
+
+        def computed() -> None:
+            nonlocal told
+            if not told:
+                told = True
+                self._control.tell(PartComputed())
+
+        self._communicator.part_issued(computed)
+        self._complete_step(computed)
 
     def _complete_step(self, before_update: Callable[[], None] = lambda: None) -> None:
         """Reduce, read the control word, apply the update. Raises CommunicatorBroken, with nothing applied."""

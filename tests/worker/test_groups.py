@@ -60,6 +60,66 @@ def test_on_a_device_a_result_may_be_used_at_once_by_what_is_ordered_after_it() 
     world.run_ranks(2, run, "device")
 
 
+class Marks:
+    """Of a device that comes to them as told."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.reached = threading.Event()
+
+    def new(self) -> Marks:
+        self.made += 1
+        return self
+
+    def query(self) -> bool:
+        return self.reached.is_set()
+
+
+def test_a_workers_own_part_is_computed_when_the_device_has_come_to_its_end_not_when_it_is_issued() -> None:
+    def run(c: Communicator) -> list[str]:
+        marks, story = Marks(), []
+        c._new_mark = marks.new
+        device_of(c)[0].running.clear()
+        c.part_begins()
+        work = c.all_reduce(torch.ones(3))
+        c.part_issued(lambda: story.append("computed"))
+        threading.Timer(0.02, marks.reached.set).start()
+        threading.Timer(0.2, device_of(c)[0].running.set).start()
+        assert story == []
+        c.wait(work)
+        assert marks.made == 1
+        return story
+
+    assert world.run_ranks(2, run, "device") == [["computed"]] * 2
+
+
+def test_what_is_ordered_after_others_does_not_belong_to_a_workers_own_part() -> None:
+    """Else a worker whose peer hangs would seem to hang, too."""
+
+    def run(c: Communicator) -> int:
+        marks = Marks()
+        c._new_mark = marks.new
+        device_of(c)[0].running.clear()
+        c.part_begins()
+        work = c.all_reduce(torch.ones(3))
+        assert c.poll(work)
+        before = marks.made
+        c.part_issued(lambda: None)
+        device_of(c)[0].running.set()
+        c.wait(work)
+        c.part_begins()
+        assert marks.made == before
+        return before
+
+    assert world.run_ranks(2, run, "device") == [1, 1]
+
+
+def test_without_a_device_a_part_that_is_issued_is_computed() -> None:
+    story: list[str] = []
+    Communicator.alone().part_issued(lambda: story.append("computed"))
+    assert story == ["computed"]
+
+
 def test_control_words_stay_on_the_host_while_the_device_is_busy() -> None:
     def run(c: Communicator) -> int:
         for group in device_of(c):
