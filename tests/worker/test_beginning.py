@@ -1,0 +1,121 @@
+"""How a worker begins: the first holder loads a checkpoint or begins anew, a joiner receives the state."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticd.protocol import exits
+from elasticd.worker import events as e
+
+_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+Story = _module.Story
+ME, OTHER, STEPS = _module.ME, _module.OTHER, _module.STEPS
+
+
+def test_the_first_holder_loads_a_checkpoint_and_goes_on_after_it() -> None:
+    story = Story(checkpoint_step=5)
+    story.arrive()
+    enter, load = story.alone()
+    assert isinstance(enter, e.EnterGeneration)
+    assert load == e.LoadCheckpoint(1)
+    story.tell(e.CheckpointLoaded(5, 1))
+    assert story.take() == [e.EnterLoop(1)]
+    story.epoch = 1
+    assert story.begin_step().step == 6
+    assert (story.status.applied, story.status.saved) == (5, 5)
+
+
+def test_the_first_holder_begins_anew_where_there_is_no_checkpoint() -> None:
+    story = Story()
+    story.trains_alone()
+    run = story.begin_step()
+    assert (run.step, run.ranges) == (0, (range(4),))
+    assert story.status.applied == -1
+
+
+def test_without_checkpoints_nothing_is_loaded() -> None:
+    story = Story(checkpoint_every_s=None)
+    story.arrive()
+    assert story.alone()[1:] == [e.EnterLoop(0)]
+
+
+@pytest.mark.parametrize("found", [e.CheckpointMissing(), e.CheckpointLoaded(6, 1)])
+def test_a_first_holder_that_does_not_see_the_jobs_checkpoint_ends_and_says_so(found: e.Event) -> None:
+    story = Story(checkpoint_step=7)
+    story.arrive()
+    story.alone()
+    story.tell(found)
+    status = story.status
+    assert "a checkpoint of step 7" in status.note
+    (end,) = story.all(e.EndProcess)
+    assert end.code == exits.NO_CHECKPOINT
+    assert "a checkpoint of step 7" in end.reason
+    assert story.take() == []
+
+
+def test_a_joiner_hosts_nothing_in_its_first_step_and_its_share_from_the_next_one_on() -> None:
+    story = Story()
+    story.arrive()
+    enter, receive = story.follows(3, OTHER, ME, holders=(OTHER,))
+    assert isinstance(enter, e.EnterGeneration)
+    assert [(t.source_rank, t.target_rank) for t in enter.transfers] == [(0, 1)]
+    assert receive == e.ReceiveState(keep_own=False)
+    story.tell(e.StateArriving(4))
+    assert story.take() == [e.JoinStep(5, (range(4), range(0)), 0)]
+    story.tell(e.StateTaken(4, 1))
+    story.tell(e.WordRead(0))
+    story.tell(e.StepApplied(5))
+    story.tell(e.StepWanted(1))
+    assert story.take() == [e.ExchangeValues()]
+    story.tell(e.ValuesExchanged(1))
+    assert story.take() == [e.EnterLoop(1)]
+    story.epoch = 1
+    assert story.begin_step().ranges == (range(2), range(2, 4))
+    assert story.status.applied == 5
+
+
+def test_a_joiner_of_a_job_without_steps_left_takes_the_state_without_one() -> None:
+    story = Story()
+    story.arrive()
+    story.follows(3, OTHER, ME, holders=(OTHER,))
+    story.tell(e.StateArriving(STEPS - 1))
+    assert story.take() == [e.TakeState()]
+    story.tell(e.StateTaken(STEPS - 1, 3))
+    story.tell(e.StepWanted(3))
+    assert story.take() == [e.EnterLoop(3)]
+
+
+def test_a_holder_computes_and_sends_in_the_first_step_and_then_all_host() -> None:
+    story = Story()
+    story.trains_alone(0)
+    story.begin_step()
+    story.tell(e.CollectiveFailed("lost"))
+    assert story.take() == [e.GiveUpStep(restore_buffers=True)]
+    enter, run = story.follows(5, OTHER, ME, holders=(ME,))
+    assert isinstance(enter, e.EnterGeneration)
+    assert run == e.RunStep(1, (range(0), range(4)), 0, send=True)
+    story.tell(e.PartComputed())
+    story.tell(e.WordRead(0))
+    story.tell(e.StepApplied(1))
+    story.tell(e.StepWanted(0))
+    assert story.take() == [e.ExchangeValues()]
+    story.tell(e.ValuesExchanged(0))
+    assert story.take() == [e.RunStep(2, (range(2), range(2, 4)), 0, send=False)]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_told_by_who_begins_anew() -> None:
+    story = Story()
+    story.arrive()
+    story.alone()
+    story.tell(e.CheckpointMissing("/checkpoints cannot be listed: stale file handle"))
+    assert story.take() == [e.EnterLoop(0)]
+    assert "stale file handle" in story.status.note

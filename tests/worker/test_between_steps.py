@@ -1,0 +1,115 @@
+"""What a worker does between two steps: epochs, checkpoints, leaving."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from elasticd.protocol.model import WorkerPhase
+from elasticd.worker import events as e
+
+_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+Story = _module.Story
+STEPS, STEPS_PER_EPOCH = _module.STEPS, _module.STEPS_PER_EPOCH
+
+
+def test_an_epoch_ends_where_its_steps_end_and_the_job_where_all_do() -> None:
+    story = Story()
+    story.trains_alone(STEPS_PER_EPOCH - 1)
+    story.tell(e.StepWanted(0))
+    assert story.take() == [e.EndEpoch()]
+    for _ in range(STEPS - STEPS_PER_EPOCH):
+        story.step()
+    story.tell(e.StepWanted(2))
+    assert story.take() == [e.EndEpoch()]
+
+
+def test_the_leader_saves_when_it_is_time_and_tells_what_that_took() -> None:
+    story = Story(checkpoint_every_s=60.0)
+    story.trains_alone(1)
+    story.wait(60.0)
+    story.tell(e.StepWanted(0))
+    save, run = story.take()
+    assert save == e.SaveCheckpoint(1, 1, 0, 1)
+    assert isinstance(run, e.RunStep)
+    story.wait(7.0)
+    story.tell(e.CheckpointSaved(1))
+    assert (story.status.saved, story.status.saving_s) == (1, 7.0)
+
+
+def test_a_follower_does_not_save() -> None:
+    story = Story(checkpoint_every_s=60.0)
+    story.joins()
+    story.wait(100.0)
+    story.tell(e.StepWanted(1))
+    story.tell(e.ValuesExchanged(1))
+    assert not [each for each in story.take() if isinstance(each, e.SaveCheckpoint)]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_until_one_can() -> None:
+    story = Story(checkpoint_every_s=60.0)
+    story.trains_alone(1)
+    story.wait(60.0)
+    story.tell(e.StepWanted(0))
+    story.tell(e.CheckpointFailed(1, "no space left on device"))
+    assert story.status.note == "no checkpoint of step 1: no space left on device"
+    assert story.status.saved is None
+
+
+def test_an_older_checkpoint_that_is_still_written_counts_though_a_newer_one_has_failed() -> None:
+    story = Story(checkpoint_every_s=60.0)
+    story.trains_alone(1)
+    for _ in range(2):
+        story.wait(60.0)
+        story.step()
+    assert [save.number for save in story.saves] == [1, 2]
+    story.tell(e.CheckpointFailed(2, "it could not be copied: no memory"))
+    assert (story.status.saved, story.status.note) == (
+        None,
+        "no checkpoint of step 2: it could not be copied: no memory",
+    )
+    story.tell(e.CheckpointSaved(1))
+    assert (story.status.saved, story.status.saved_generation) == (1, 1)
+
+
+def test_a_checkpoint_that_was_left_out_is_not_waited_for() -> None:
+    """The writer left out the second, and tells nothing of it."""
+    story = Story(checkpoint_every_s=60.0)
+    story.trains_alone(0)
+    for _ in range(3):
+        story.wait(60.0)
+        story.step()
+    story.tell(e.CheckpointSaved(1))
+    story.suspend()
+    story.tell(e.StepWanted(0))
+    assert [save.number for save in story.saves] == [1, 2, 3, 4]
+    story.take()
+    story.tell(e.CheckpointSaved(3))
+    story.wait(10.0)
+    assert story.take() == []
+    story.tell(e.CheckpointSaved(4))
+    story.wait(1.0)
+    assert story.take() == [e.ExitScript(0)]
+
+
+def test_a_worker_that_is_no_longer_wanted_leaves_between_two_steps() -> None:
+    story = Story()
+    story.joins()
+    story.tell(e.StepWanted(1))
+    story.tell(e.ValuesExchanged(1))
+    story.take()
+    story.epoch = 1
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.tell(e.WordRead(4))  # a generation that it has not prepared
+    story.tell(e.StepApplied(6))
+    story.tell(e.StepWanted(1))
+    assert story.take() == []
+    assert story.status.phase is WorkerPhase.LEFT
+    assert story.take() == [e.ExitScript(0)]

@@ -1,0 +1,99 @@
+"""A step whose communicator has failed: what is repeated, and who still holds the state."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from elasticd.protocol import exits
+from elasticd.protocol.model import WorkerPhase
+from elasticd.worker import events as e
+
+_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+Story = _module.Story
+ME, OTHER = _module.ME, _module.OTHER
+
+
+def test_a_failure_repeats_the_step_in_progress_and_nothing_else() -> None:
+    story = Story()
+    story.trains_alone(2)
+    assert story.begin_step().step == 3
+    story.tell(e.PartComputed())
+    story.tell(e.CollectiveFailed("peer lost"))
+    assert story.take() == [e.GiveUpStep(restore_buffers=True)]
+    assert (story.status.phase, story.status.applied, story.status.note) == (WorkerPhase.BROKEN, 2, "peer lost")
+    enter, run = story.follows(5, OTHER, ME, holders=(ME, OTHER))
+    assert isinstance(enter, e.EnterGeneration)
+    assert (run.step, run.send) == (3, False)
+
+
+def test_a_joiner_whose_source_dies_before_the_values_come_is_no_holder() -> None:
+    story = Story()
+    story.joins(4, registers_values=True)
+    story.tell(e.StepWanted(1))
+    assert story.take() == [e.ExchangeValues()]
+    story.tell(e.CollectiveFailed("peer lost"))
+    assert story.take() == [e.GiveUpStep(restore_buffers=False)]
+    assert story.status.applied is None
+    assert story.follows(5, OTHER, ME, holders=(OTHER,))[-1] == e.ReceiveState(keep_own=False)
+
+
+def test_a_joiner_whose_source_dies_in_the_transfer_has_nothing() -> None:
+    story = Story()
+    story.arrive()
+    story.follows(3, OTHER, ME, holders=(OTHER,))
+    story.tell(e.StateArriving(4))
+    story.tell(e.CollectiveFailed("peer lost"))
+    assert story.take()[-1] == e.GiveUpStep(restore_buffers=False)
+    assert story.status.applied is None
+
+
+def test_a_joiner_without_registered_values_holds_the_state_as_soon_as_it_has_applied_the_step() -> None:
+    story = Story()
+    story.joins(4)
+    story.tell(e.StepWanted(1))
+    story.tell(e.CollectiveFailed("peer lost"))
+    assert story.status.applied == 5
+
+
+def test_a_survivor_keeps_its_own_state_until_the_newer_one_is_there() -> None:
+    story = Story()
+    story.trains_alone(2)
+    story.begin_step()
+    story.tell(e.CollectiveFailed("peer lost"))
+    story.take()
+    assert story.follows(5, OTHER, ME, holders=(OTHER,))[-1] == e.ReceiveState(keep_own=True)
+    story.tell(e.StateArriving(3))
+    story.tell(e.CollectiveFailed("peer lost"))
+    assert story.status.applied == 2
+
+
+def test_a_newcomer_that_lost_its_initial_values_to_a_lost_state_loads_a_checkpoint() -> None:
+    story = Story()
+    story.arrive()
+    story.follows(3, OTHER, ME, holders=(OTHER,))
+    story.tell(e.StateArriving(4))
+    story.tell(e.CollectiveFailed("peer lost"))
+    story.take()
+    assert story.alone(5)[-1] == e.LoadCheckpoint(5)
+    story.tell(e.CheckpointLoaded(2, 0))
+    assert story.take() == [e.EnterLoop(0)]
+
+
+def test_a_newcomer_that_lost_its_initial_values_ends_where_there_is_no_checkpoint() -> None:
+    story = Story()
+    story.arrive()
+    story.follows(3, OTHER, ME, holders=(OTHER,))
+    story.tell(e.StateArriving(4))
+    story.tell(e.CollectiveFailed("peer lost"))
+    story.take()
+    story.alone(5)
+    story.tell(e.CheckpointMissing())
+    assert "initial values" in story.status.note
+    assert [end.code for end in story.all(e.EndProcess)] == [exits.SPOILED]

@@ -1,0 +1,200 @@
+"""How long a worker's training thread may take, and how one that hangs is told from one that waits."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticd.protocol import exits, times
+from elasticd.worker import events as e
+
+_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+Story, roster = _module.Story, _module.roster
+ME, OTHER = _module.ME, _module.OTHER
+
+
+def test_a_worker_whose_own_part_of_a_step_does_not_come_ends_itself() -> None:
+    story = Story()
+    story.trains_alone(5)
+    story.begin_step()
+    story.wait(times.LEAST_STEP_TIMEOUT_S - 1)
+    assert not story.all(e.EndProcess)
+    story.wait(2.0)
+    (end,) = story.all(e.EndProcess)
+    assert end.code == exits.HUNG
+    assert (
+        end.reason
+        == "job.1 has been computing its part of step 6 for 600 s, which is too long: it ends, to be replaced"
+    )
+    assert story.all(e.SendStatus)[-1].status.note == end.reason
+
+
+def test_a_step_that_is_only_slow_is_given_twenty_times_what_it_takes() -> None:
+    story = Story()
+    story.trains_alone()
+    for _ in range(4):
+        story.step(takes_s=60.0)
+    story.begin_step()
+    story.wait(1199.0)
+    assert not story.all(e.EndProcess)
+    story.wait(2.0)
+    assert story.all(e.EndProcess)
+
+
+def test_the_first_steps_are_given_more() -> None:
+    story = Story()
+    story.trains_alone()
+    story.begin_step()
+    story.wait(times.FIRST_STEP_TIMEOUT_S - 1)
+    assert not story.all(e.EndProcess)
+    story.wait(2.0)
+    assert story.all(e.EndProcess)
+
+
+def test_a_jobs_own_limits_hold() -> None:
+    story = Story(limits=e.Limits(step_timeout_s=5.0, pause_timeout_s=20.0))
+    story.trains_alone()
+    story.wait(19.0)
+    assert not story.all(e.EndProcess)
+    story.begin_step()
+    story.wait(6.0)
+    assert story.all(e.EndProcess)
+
+
+def test_the_scripts_own_code_between_two_steps_has_a_limit_of_its_own() -> None:
+    story = Story()
+    story.trains_alone(5)
+    story.wait(times.PAUSE_TIMEOUT_S - 1)
+    assert not story.all(e.EndProcess)
+    story.wait(2.0)
+    assert [end.code for end in story.all(e.EndProcess)] == [exits.HUNG]
+
+
+def test_one_that_waits_for_another_outlasts_it_and_then_only_recovers() -> None:
+    story = Story()
+    story.trains_alone(5)
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.wait(times.PAUSE_TIMEOUT_S + times.FIRST_STEP_TIMEOUT_S)
+    assert not story.all(e.Abandon)
+    story.wait(times.OTHERS_MARGIN_S + 1)
+    assert story.all(e.Abandon) == [e.Abandon(1)]
+    story.tell(e.CollectiveFailed("abandoned"))
+    assert story.take() == [e.GiveUpStep(restore_buffers=True)]
+    story.wait(10_000.0)
+    assert not story.all(e.EndProcess)
+
+
+def test_one_that_has_waited_for_longer_than_an_exchange_may_take_says_so() -> None:
+    story = Story()
+    story.trains_alone()
+    for _ in range(4):
+        story.step(takes_s=1.0)
+    story.begin_step()
+    story.wait(times.STALL_TIMEOUT_S + 1.0)
+    assert story.status.waits_s == 0.0, "it computes its own part"
+    story.tell(e.PartComputed())
+    story.wait(times.STALL_TIMEOUT_S - 1.0)
+    assert story.status.waits_s == 0.0
+    story.wait(2.0)
+    assert story.status.waits_s > times.STALL_TIMEOUT_S
+    story.tell(e.WordRead(0))
+    assert story.status.waits_s == 0.0, "all has come"
+
+
+@pytest.mark.parametrize(
+    ("limits", "step_s", "limit_s"),
+    [
+        (e.Limits(), 60.0, times.STALL_TIMEOUT_FACTOR * 60.0),
+        (e.Limits(step_timeout_s=900.0), 60.0, 900.0),
+        (e.Limits(step_timeout_s=5.0), 1.0, times.STALL_TIMEOUT_S),
+    ],
+    ids=["by what steps take", "by the job's own limit", "not by one for a short part"],
+)
+def test_how_long_an_exchange_may_take(limits: e.Limits, step_s: float, limit_s: float) -> None:
+    story = Story(limits=limits)
+    story.trains_alone()
+    for _ in range(4):
+        story.step(takes_s=step_s)
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.wait(limit_s - 1.0)
+    assert story.status.waits_s == 0.0
+    story.wait(1.0)
+    assert story.status.waits_s >= limit_s
+
+
+def test_an_exchange_that_was_given_up_too_early_is_given_twice_the_time() -> None:
+    story = Story(limits=e.Limits(step_timeout_s=150.0))
+    story.trains_alone(2)
+    story.begin_step()
+    for generation, limit_s in ((2, 150.0), (3, 300.0), (4, 600.0)):
+        story.tell(e.PartComputed())
+        story.wait(limit_s - 1.0)
+        assert story.status.waits_s == 0.0
+        story.wait(2.0)
+        assert story.status.waits_s > limit_s
+        story.order(roster(generation, ME), broken=(generation - 1,))
+        story.tell(e.CollectiveFailed("abandoned"))
+        story.tell(e.GroupBuilt(generation, 1))
+        assert isinstance(story.take()[-1], e.RunStep)
+
+
+def test_what_the_update_takes_is_not_taken_for_waiting() -> None:
+    story = Story()
+    story.trains_alone(5)
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.tell(e.WordRead(0))
+    story.wait(times.PAUSE_TIMEOUT_S - 1)
+    assert story.status.waits_s == 0.0
+    assert not story.all(e.EndProcess)
+    story.wait(2.0)
+    assert [end.code for end in story.all(e.EndProcess)] == [exits.HUNG]
+
+
+def test_one_that_does_not_come_out_of_an_abandoned_communicator_ends_itself() -> None:
+    story = Story()
+    story.trains_alone(5)
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.order(roster(5, OTHER, ME), broken=(1,))
+    assert story.all(e.Abandon)
+    story.wait(times.COME_OUT_TIMEOUT_S + 1)
+    assert [end.code for end in story.all(e.EndProcess)] == [exits.HUNG]
+
+
+def test_a_process_that_was_stopped_itself_does_not_take_its_thread_for_hung() -> None:
+    """SIGSTOP, a frozen container: its own time ran on, its thread's did not."""
+    story = Story()
+    story.trains_alone(5)
+    story.begin_step()
+    story.wait(10.0)
+    story.now += 2 * times.FIRST_STEP_TIMEOUT_S
+    story.tell(e.TimePassed())
+    story.wait(times.LEAST_STEP_TIMEOUT_S - 11.0)
+    assert not story.all(e.EndProcess)
+    story.wait(2.0)
+    assert [end.code for end in story.all(e.EndProcess)] == [exits.HUNG]
+
+
+def test_what_a_worker_once_waited_for_is_not_told_for_ever() -> None:
+    story = Story()
+    story.trains_alone(5)
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.wait(times.others_timeout_s(times.FIRST_STEP_TIMEOUT_S, times.PAUSE_TIMEOUT_S) + 1)
+    assert "too long" in story.status.note
+    story.tell(e.CollectiveFailed("abandoned"))
+    assert "too long" in story.status.note
+    story.take()
+    story.alone(2)
+    assert story.status.note == ""

@@ -1,0 +1,44 @@
+"""Facts that cannot come now."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticd.protocol.errors import InvalidTransition
+from elasticd.worker import events as e
+
+_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+Story = _module.Story
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [e.StepWanted(0), e.StepApplied(0), e.PartComputed(), e.StateTaken(0, 0), e.CheckpointMissing(), e.WordRead(0)],
+    ids=lambda fact: type(fact).__name__,
+)
+def test_a_fact_that_cannot_come_now_changes_nothing(fact: e.Event) -> None:
+    story = Story()
+    with pytest.raises(InvalidTransition):
+        story.tell(fact)
+    story.trains_alone()
+
+
+def test_another_step_than_the_one_in_progress_cannot_be_applied() -> None:
+    story = Story()
+    story.trains_alone(2)
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.tell(e.WordRead(0))
+    with pytest.raises(InvalidTransition):
+        story.tell(e.StepApplied(4))
+    story.tell(e.StepApplied(3))
+    assert story.status.applied == 3

@@ -1,0 +1,273 @@
+"""A preempted job: who saves its state, who stands by, who ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from elasticd.protocol import times
+from elasticd.protocol.messages import Commit, Prepare
+from elasticd.protocol.model import GpuAddress, ServerId, WorkerId, WorkerPhase
+from elasticd.worker import events as e
+
+_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+Story, roster = _module.Story, _module.roster
+ME, OTHER, THIRD, STEPS_PER_EPOCH = _module.ME, _module.OTHER, _module.THIRD, _module.STEPS_PER_EPOCH
+
+
+def preempted(story: Story, saver: WorkerId | None) -> list[e.Instruction]:
+    story.suspend(saver)
+    story.tell(e.StepWanted(0))
+    return list(story.take())
+
+
+@pytest.mark.parametrize("saver", [None, ME, THIRD], ids=["the leader", "it", "one that has left"])
+def test_a_preempted_leader_saves_and_ends(saver: WorkerId | None) -> None:
+    story = Story()
+    story.trains_alone(2)
+    assert preempted(story, saver) == [e.SaveCheckpoint(1, 2, 0, 1)]
+    story.wait(3.0)
+    assert "preempted, and still writing a checkpoint since 00:16:40 UTC" in story.status.note
+    story.tell(e.CheckpointSaved(1))
+    assert story.take() == []
+    assert story.status.saved == 2
+    assert story.take() == [e.ExitScript(0)]
+    story.tell(e.LoopEnded(3))  # at the process's exit
+    assert story.take() == [e.Continue()]
+    assert story.status.phase is WorkerPhase.TRAINING, "it has not finished"
+
+
+def follower(*places: ServerId) -> Story:
+    """In its second step in a generation of OTHER, who leads, itself and THIRD, which are on these servers."""
+    story = Story()
+    story.trains_alone(2)
+    story.begin_step()
+    story.tell(e.CollectiveFailed("lost"))
+    story.take()
+    of = roster(5, OTHER, ME, THIRD)
+    members = tuple(
+        replace(member, gpu=GpuAddress(server=place, index=index))
+        for index, (member, place) in enumerate(zip(of.members, places, strict=True))
+    )
+    story.follow(replace(of, members=members), holders=(OTHER, ME, THIRD))
+    return story
+
+
+A, B = ServerId("a"), ServerId("b")
+
+
+@pytest.mark.parametrize(
+    ("places", "saver", "stands_by"),
+    [
+        ((A, A, B), OTHER, True),
+        ((A, B, B), OTHER, True),
+        ((B, A, A), THIRD, True),
+        ((A, A, A), THIRD, False),
+        ((B, B, A), THIRD, False),
+    ],
+    ids=["beside the saver", "first of its server", "alone beside the saver", "behind another", "behind another there"],
+)
+def test_one_on_each_server_stands_by_while_another_saves(
+    places: tuple[ServerId, ...], saver: WorkerId, stands_by: bool
+) -> None:
+    story = follower(*places)
+    story.suspend(saver)
+    story.tell(e.CollectiveFailed("peer lost"))
+    assert story.take() == [e.GiveUpStep(restore_buffers=True)]
+    story.wait(100.0)
+    assert story.take() == ([] if stands_by else [e.ExitScript(0)])
+    if stands_by:
+        assert "preempted, and still standing by until the state is saved" in story.status.note
+        assert story.all(e.RetireGroup) == [e.RetireGroup(5)], "the others notice at once that it does not come"
+
+
+def test_nobody_stands_by_where_no_controller_sees_to_it() -> None:
+    story = follower(A, B, B)
+    story.suspend(OTHER, stand_by=False)
+    story.tell(e.CollectiveFailed("peer lost"))
+    story.wait(1.0)
+    assert story.take()[-1] == e.ExitScript(0)
+
+
+def standing_by() -> Story:
+    story = follower(A, B, B)
+    story.suspend(OTHER)
+    story.tell(e.CollectiveFailed("peer lost"))
+    story.take()
+    return story
+
+
+def test_who_stands_by_ends_when_it_hears_that_its_step_is_saved() -> None:
+    story = standing_by()
+    story.suspend(OTHER, saved=1)
+    story.wait(1.0)
+    assert story.take() == [], "it has applied a later one"
+    story.suspend(OTHER, saved=2)
+    story.wait(1.0)
+    assert story.take() == [e.ExitScript(0)]
+
+
+def test_who_stands_by_saves_when_it_is_named() -> None:
+    story = standing_by()
+    story.suspend(ME)
+    assert story.take() == [e.SaveCheckpoint(1, 2, 0, 5)]
+    story.suspend(ME)  # the agent repeats it
+    assert story.take() == []
+    story.tell(e.CheckpointSaved(1))
+    assert story.status.saved == 2
+    assert story.take() == [e.ExitScript(0)]
+
+
+def test_a_saver_that_fails_tells_it_and_tries_again_as_long_as_no_other_is_named() -> None:
+    story = Story()
+    story.trains_alone(2)
+    story.suspend()
+    story.tell(e.StepWanted(0))
+    story.tell(e.CheckpointFailed(1, "no space left on device"))
+    assert story.status.save_failures == 1
+    assert "no space left on device" in story.status.note
+    story.wait(times.SAVE_RETRY_S)
+    assert [save.number for save in story.saves] == [1, 2]
+    story.tell(e.CheckpointFailed(2, "no space left on device"))
+    story.take()
+    story.wait(times.SAVE_RETRY_S)
+    story.tell(e.CheckpointSaved(3))
+    story.wait(1.0)
+    assert story.take()[-1] == e.ExitScript(0)
+
+
+def test_a_saver_that_has_failed_leaves_it_to_the_one_that_is_named_then() -> None:
+    story = follower(A, B, B)
+    story.suspend(ME)
+    story.tell(e.CollectiveFailed("peer lost"))
+    story.tell(e.CheckpointFailed(1, "no space left on device"))
+    story.suspend(OTHER)
+    story.wait(10 * times.SAVE_RETRY_S)
+    assert [save.number for save in story.saves] == [1]
+    story.suspend(ME)
+    assert [save.number for save in story.saves] == [1, 2]
+
+
+def test_who_stands_by_and_hears_nothing_more_ends_in_the_end() -> None:
+    story = standing_by()
+    story.wait(times.MOST_SAVE_S + 1.0)
+    assert story.take() == [e.ExitScript(0)]
+
+
+def test_what_is_durable_is_not_saved_again() -> None:
+    story = Story(checkpoint_every_s=60.0)
+    story.trains_alone(2)
+    story.wait(60.0)
+    story.tell(e.StepWanted(0))
+    story.tell(e.CheckpointSaved(1))
+    story.tell(e.CollectiveFailed("peer lost"))
+    story.take()
+    story.suspend()
+    story.wait(1.0)
+    assert story.take() == [e.ExitScript(0)]
+
+
+def test_a_preempted_worker_without_an_agent_ends_all_the_same() -> None:
+    story = Story(checkpoint_every_s=None)
+    story.acknowledges = False
+    story.arrive()
+    story.alone()
+    story.suspend()
+    story.tell(e.StepWanted(0))
+    story.wait(times.LAST_REPORT_TIMEOUT_S - 0.1)
+    assert story.take() == []
+    story.wait(0.2)
+    assert story.take() == [e.ExitScript(0)]
+
+
+def test_a_preempted_workers_step_is_given_up_when_the_others_have_ended() -> None:
+    story = Story()
+    story.trains_alone(2)
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.suspend()
+    story.wait(times.SUSPEND_PATIENCE_S - 0.1)
+    assert not story.all(e.Abandon)
+    story.wait(0.2)
+    assert story.all(e.Abandon) == [e.Abandon(1)]
+    story.tell(e.CollectiveFailed("abandoned"))
+    assert story.take() == [e.GiveUpStep(restore_buffers=True), e.SaveCheckpoint(1, 2, 0, 1)]
+
+
+@pytest.mark.parametrize("saver", [None, OTHER], ids=["the leader", "another"])
+def test_if_the_saver_does_not_come_to_the_step_the_first_of_the_others_saves_too(saver: WorkerId | None) -> None:
+    story = Story()
+    story.joins()
+    story.tell(e.StepWanted(1))
+    story.tell(e.ValuesExchanged(1))
+    story.take()
+    story.epoch = 1
+    story.begin_step()
+    story.tell(e.PartComputed())
+    story.suspend(saver)
+    story.wait(times.SUSPEND_PATIENCE_S + 0.1)
+    story.tell(e.CollectiveFailed("abandoned"))
+    assert [type(action) for action in story.take()] == [e.GiveUpStep, e.SaveCheckpoint]
+
+
+def test_patience_with_a_preempted_jobs_step_follows_from_what_steps_take() -> None:
+    story = Story()
+    story.trains_alone()
+    for _ in range(3):
+        story.step(takes_s=40.0)
+    story.begin_step()
+    assert story.status.longest_step_s == 40.0
+    story.suspend()
+    story.wait(55.0)
+    assert not story.all(e.Abandon)
+    story.wait(6.0)
+    assert story.all(e.Abandon)
+
+
+def test_a_preempted_worker_in_an_evaluation_says_what_it_waits_for() -> None:
+    story = Story()
+    story.trains_alone(STEPS_PER_EPOCH - 1)
+    story.tell(e.StepWanted(0))
+    story.suspend()
+    story.wait(100.0)
+    assert story.status.note == (
+        "preempted, and still running the script's own code between two steps since 00:16:40 UTC"
+    )
+    assert not story.all(e.EndProcess)
+    story.tell(e.StepWanted(1))
+    assert isinstance(story.take()[-1], e.SaveCheckpoint)
+
+
+def test_a_worker_preempted_before_its_loop_ends_when_it_comes_there() -> None:
+    story = Story()
+    story.suspend()
+    story.arrive()
+    story.wait(1.0)
+    assert story.take() == [e.ExitScript(0)]
+
+
+def test_a_saver_that_stood_still_goes_on_saving_whatever_its_leader_commits() -> None:
+    story = Story()
+    story.trains_alone(2)
+    story.begin_step()
+    story.tell(e.CollectiveFailed("lost"))
+    story.order(roster(5, OTHER, ME))
+    story.tell(e.PeerSaid(Prepare(job=story.job, generation=5, attempt=1, base=0, holders=(ME,))))
+    story.tell(e.GroupBuilt(5, 1))
+    story.take()
+    story.suspend(ME)
+    assert story.take() == [e.SaveCheckpoint(1, 2, 0, 1)]
+    story.tell(e.PeerSaid(Commit(job=story.job, generation=5, attempt=1)))
+    assert story.take() == []
+    story.tell(e.CheckpointSaved(1))
+    story.wait(1.0)
+    assert story.take() == [e.ExitScript(0)]
