@@ -139,6 +139,7 @@ class AgentMachine:
         self._hellos = 0
         self._turned_at = 0.0
         self._running: dict[WorkerId, _Process] = {}
+        self._stuck: dict[WorkerId, _Process] = {}  # given up, while their starts have not come to an end
         self._exited: dict[_Name, WorkerExit] = {}
         self._forgotten: dict[_Name, None] = {}  # newest last, bounded
         self._orders: dict[JobId, Order] = {}  # newest of each job; bounded
@@ -151,6 +152,9 @@ class AgentMachine:
         for process in self._running.values():
             silence = min(silence, process.heard_at + self._silence_allowed_s(process))
             soonest = min(soonest, process.give_up_at)
+            if process.kill_at is not None:
+                soonest = min(soonest, process.kill_at)
+        for process in self._stuck.values():
             if process.kill_at is not None:
                 soonest = min(soonest, process.kill_at)
         watch = self._turned_at + WATCH_INTERVAL_S if silence < float("inf") else silence  # so that an absence is seen
@@ -179,7 +183,7 @@ class AgentMachine:
             case WorkerStatusReceived(status):
                 return self._on_status(now, status)
             case ProcessStarted(worker):
-                return self._on_started(worker)
+                return self._on_started(now, worker)
             case LogRead(piece):
                 return [SendController(piece)]
             case IdentityWritten(error):
@@ -287,15 +291,45 @@ class AgentMachine:
         """Why this worker cannot be started here; empty: it can."""
         if all(gpu.index != start.gpu for gpu in self._server.gpus):
             return f"this server has no GPU {start.gpu}"
+        if any(process.gpu == start.gpu for process in self._stuck.values()):
+            return f"an earlier start on GPU {start.gpu} has not come to an end: a file system may not answer"
         if start.worker in self._running:
             return f"a worker of an earlier job with the same name, {start.worker}, still runs on this server"
         return ""
 
-    def _on_started(self, worker: WorkerId) -> list[Action]:
+    def _on_started(self, now: float, worker: WorkerId) -> list[Action]:
         process = self._running.get(worker)
         if process is not None:
             process.origin, process.give_up_at = Origin.STARTED, float("inf")
-        return []
+        stuck = self._stuck.get(worker)
+        if stuck is not None:
+            stuck.kill_at = now
+        return self._kill(now, worker, stuck) if stuck is not None else []
+
+    def _kill(self, now: float, worker: WorkerId, process: _Process) -> list[Action]:
+        """Kill it if it is time, and again later: it may be stuck in the kernel."""
+        if process.kill_at is None or now < process.kill_at:
+            return []
+        process.kill_at = now + 1.0
+        return [SignalProcess(worker, StopSignal.KILL)]
+
+    def _give_up(self, worker: WorkerId) -> list[Action]:
+        """Its start takes too long. The job is told, and can begin elsewhere; its GPU here waits until it is known what comes of
+        the start."""
+        process = self._stuck[worker] = self._running.pop(worker)
+        record = WorkerExit(
+            job=process.job,
+            worker=worker,
+            exit_code=None,
+            reason=f"could not be started within {START_PATIENCE_S:.0f} s: a file system may not answer",
+            fault=Fault.SERVER,
+            uid=process.uid,
+        )
+        return [*self._tell_end((process.uid, worker), record), SignalProcess(worker, StopSignal.KILL)]
+
+    def _end_stuck(self, worker: WorkerId, process: _Process) -> list[Action]:
+        name = (process.uid, worker)
+        return [ForgetWorker(process.job, worker, process.uid)] if name in self._forgotten else []
 
     def _on_stop(self, now: float, stop: StopWorker) -> list[Action]:
         process = self._running.get(stop.worker)
@@ -380,6 +414,9 @@ class AgentMachine:
         return [SendWorker(worker, self._orders[process.job])]
 
     def _end(self, worker: WorkerId, exit_code: int | None, reason: str, fault: Fault) -> list[Action]:
+        stuck = self._stuck.pop(worker, None)
+        if stuck is not None:
+            return self._end_stuck(worker, stuck)
         process = self._running.pop(worker, None)
         if process is None:
             return []
@@ -387,7 +424,7 @@ class AgentMachine:
         if exit_code == 0 and phase in OVER:
             fault = Fault.NONE
         elif process.hung:
-            fault, reason = Fault.SERVER if process.origin is Origin.ASKED else Fault.SILENT, process.hung
+            fault, reason = Fault.SILENT, process.hung
         elif process.kill_at is not None:
             fault = Fault.STOPPED
         record = WorkerExit(
@@ -410,20 +447,29 @@ class AgentMachine:
 
     def _pass_time(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        for worker, process in self._running.items():
+        for worker in [worker for worker, process in self._running.items() if now >= process.give_up_at]:
+            actions += self._give_up(worker)
+        for process in self._running.values():
             self._judge_silence(now, process)
-            if process.kill_at is not None and now >= process.kill_at:
-                process.kill_at = now + 1.0  # again, should the process be stuck in the kernel
-                actions.append(SignalProcess(worker, StopSignal.KILL))
+        for worker, process in (*self._running.items(), *self._stuck.items()):
+            actions += self._kill(now, worker, process)
         if now >= self._write_again_at:
             actions += self._keep()
         match self._session.due(now):
             case Due.HELLO:
                 actions.append(SendController(self._hello()))
             case Due.HEARTBEAT:
-                actions.append(SendController(AgentHeartbeat(server=self._server.server)))
+                actions.append(SendController(self._heartbeat()))
                 actions += [SendController(record) for record in self._ends_to_repeat()]
         return actions
+
+    def _heartbeat(self) -> AgentHeartbeat:
+        silent = [
+            worker
+            for worker, process in self._running.items()
+            if process.status is None and process.origin is not Origin.ASKED
+        ]
+        return AgentHeartbeat(server=self._server.server, starting=tuple(silent))
 
     def _ends_to_repeat(self) -> list[WorkerExit]:
         """Some of the ends that are not forgotten, each in its turn: there may be some that never will be."""
@@ -440,10 +486,6 @@ class AgentMachine:
         return self._worker_silence_s * (STARTING_PATIENCE if phase is WorkerPhase.STARTING else 1.0)
 
     def _judge_silence(self, now: float, process: _Process) -> None:
-        if now >= process.give_up_at:
-            process.hung = f"could not be started within {START_PATIENCE_S:.0f} s: a file system may not answer"
-            process.give_up_at = float("inf")
-            process.kill_at = now
         silent_s = now - process.heard_at
         if silent_s >= self._silence_allowed_s(process):
             process.hung = f"said nothing for {silent_s:.0f} s"

@@ -57,7 +57,9 @@ def on_agent_message(
         return
     session.last_heard_s = now
     match message:
-        case AgentHeartbeat():
+        case AgentHeartbeat(starting=starting):
+            for worker in starting:
+                _on_running(cluster, now, session, worker)
             cluster.send(server, _acknowledged(cluster, session.sent))
         case WorkerReport(status=status, uid=uid):
             _on_status(cluster, now, session, status, uid)
@@ -267,6 +269,14 @@ def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerI
         found[0].update_worker(worker, state=WorkerState.RUNNING)
         cluster.stir(found[0])
     return True
+
+
+def _on_running(cluster: Cluster, now: float, session: Session, worker: WorkerId) -> None:
+    """A worker's process runs, and has not spoken yet: from now on it has its time to join."""
+    found = _find(cluster, session, JobId(worker.rpartition(".")[0]), worker, session.uid(worker))
+    if found is not None and found[1].started_s is None:
+        found[0].update_worker(worker, state=WorkerState.RUNNING, started_s=now)
+        cluster.stir(found[0])
 
 
 def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatus, uid: str) -> bool:

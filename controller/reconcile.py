@@ -404,7 +404,7 @@ def _start_waiting(cluster: Cluster, now: float) -> None:
             continue
         for entry in job.kept.workers:
             if entry.state is WorkerState.ORDERED and cluster.gpu_free(entry.gpu):
-                job.update_worker(entry.worker, state=WorkerState.STARTED, started_s=now)
+                job.update_worker(entry.worker, state=WorkerState.STARTED)
                 cluster.stir(job)
                 send_start(cluster, job, entry)
 

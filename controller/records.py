@@ -30,7 +30,7 @@ class WorkerRecord(Value, frozen=True, kw_only=True):
     state: WorkerState = WorkerState.ORDERED
     stopping: bool = False  # told to stop, or to be told as soon as its agent is back
     trained: bool = False  # has held the job's state
-    started_s: float | None = None  # when its agent was first told to start it (Unix time), less what does not count
+    started_s: float | None = None  # when its process was first heard to run (Unix time), less what does not count
     joined_s: float | None = None  # when it first spoke, likewise
     stop_by_s: float | None = None  # its agent kills it then
     finished: bool = False  # it ended with exit code 0 after the training loop

@@ -176,6 +176,7 @@ class AgentHeartbeat(Message, frozen=True, kw_only=True):
     """Renews the server's lease."""
 
     server: ServerId
+    starting: tuple[WorkerId, ...] = ()  # processes that run but have not reported yet
 
 
 class WorkerReport(Message, frozen=True, kw_only=True):

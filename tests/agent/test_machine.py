@@ -586,14 +586,64 @@ def test_a_gpu_that_is_not_there_is_a_refusal_before_anything_is_started() -> No
     assert driven.hello().processes == ()
 
 
-def test_a_start_whose_answer_does_not_come_counts_as_running_and_is_given_up_with_a_reason() -> None:
+HANGS = "could not be started within 60 s: a file system may not answer"
+
+
+def stuck() -> Driven:
+    """An agent that has given up a start, and does not know what comes of it."""
     driven = Driven(FIRST)
     assert driven.hello().starting == (FIRST,)
-    assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(59.0)
-    assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(1.0)
     driven.told(Acknowledged(incarnation="another", sent=0))
-    (end,) = sent(driven.hear(ProcessFailed(FIRST, "it was stopped before it began")), WorkerExit)
-    assert end.reason == "could not be started within 60 s: a file system may not answer"
+    assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(59.0)
+    actions = driven.pass_time(1.0)
+    assert SignalProcess(FIRST, StopSignal.KILL) in actions
+    (end,) = sent(actions, WorkerExit)
+    assert (end.reason, end.fault) == (HANGS, Fault.SERVER)
+    return driven
+
+
+def test_a_start_whose_answer_does_not_come_counts_as_running_and_is_given_up_with_a_reason() -> None:
+    driven = stuck()
+    (end,) = sent(driven.told(start(SECOND)), WorkerExit)
+    assert end.reason == "an earlier start on GPU 0 has not come to an end: a file system may not answer"
+
+
+def test_a_start_that_was_given_up_and_comes_to_nothing_frees_its_gpu() -> None:
+    driven = stuck()
+    assert driven.hear(ProcessFailed(FIRST, "it was stopped before it began")) == []
+    assert StartProcess(start(SECOND)) in driven.told(start(SECOND))
+
+
+def test_a_process_that_begins_after_its_start_was_given_up_is_killed_and_leaves_nothing_behind() -> None:
+    driven = stuck()
+    driven.told(ForgetWorkers(workers=(FIRST,)))
+    assert driven.hear(ProcessStarted(FIRST)) == [SignalProcess(FIRST, StopSignal.KILL)]
+    assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(1.0)
+    assert driven.hear(ProcessExited(FIRST, -9, "killed by SIGKILL")) == [ForgetWorker(JOB, FIRST, "")]
+    assert StartProcess(start(SECOND)) in driven.told(start(SECOND))
+
+
+def test_heartbeats_name_the_processes_that_run_and_have_not_spoken() -> None:
+    driven = Driven(FIRST, SECOND)
+    driven.hear(ProcessStarted(FIRST))
+    (heartbeat,) = sent(driven.pass_time(1.0), AgentHeartbeat)
+    assert heartbeat.starting == (FIRST,)
+    driven.status(status())
+    (heartbeat,) = sent(driven.pass_time(1.0), AgentHeartbeat)
+    assert heartbeat.starting == ()
+
+
+def test_what_was_said_in_an_earlier_session_starts_nothing() -> None:
+    driven = Driven()
+    hello = driven.hello()
+    driven.told(Acknowledged(incarnation="another", sent=0))
+    late = msgspec.structs.replace(start(), session=f"{hello.incarnation}/{hello.number - 1}")
+    (again,) = sent(driven.told(late), AgentHello)
+    assert again.starting == ()
+    assert again.number == hello.number + 1
+    driven.told(Acknowledged(incarnation="another", sent=0))
+    now = msgspec.structs.replace(start(), session=again.session)
+    assert StartProcess(now) in driven.told(now)
 
 
 def test_a_worker_that_has_been_started_has_all_the_time_it_wants_until_it_speaks() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from elasticd.controller.events import AgentMessage
 from elasticd.controller.reconcile import suspend
-from elasticd.protocol.messages import Cancel, GetJob, GetServers, Scale, StopWorker
+from elasticd.protocol.messages import AgentHeartbeat, Cancel, GetJob, GetServers, Scale, StopWorker
 from elasticd.protocol.model import CheckpointSpec, Fault, JobPhase, ServerId, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -359,6 +360,18 @@ def test_a_job_does_not_wait_for_the_end_of_workers_that_hang_at_their_start():
     assert len(world.running(job.id)) == 2
 
 
+def test_a_start_that_takes_its_agent_long_does_not_count_as_the_script_s():
+    world = World({"s1": 1})
+    job = world.submit(job_spec(low=1, high=1, start_timeout_s=60.0))
+    for _ in range(100):
+        world.now += 1.0
+        world.feed(AgentMessage(ServerId("s1"), AgentHeartbeat(server=ServerId("s1"))))
+        world.turn()
+    assert job.kept.phase is JobPhase.STARTING
+    world.pass_time(62)
+    assert job.kept.phase is JobPhase.FAILED
+
+
 def reason(world, job) -> str:
     return world.ask(GetJob(job=job.id)).job.reason
 
@@ -367,7 +380,7 @@ def test_a_command_that_never_joins_is_stopped_and_fails_in_words():
     world = World({"s1": 2})
     job = world.submit(job_spec(low=2, high=2, start_timeout_s=60.0))
     world.pass_time(20)
-    assert reason(world, job) == "digits-1.0 has not called elastic.join() yet; at most 40 s more"
+    assert reason(world, job) == "digits-1.0 has not called elastic.join() yet; at most 41 s more"
     world.pass_time(41)
     assert job.kept.phase is JobPhase.FAILED
     assert job.kept.reason == "digits-1.0 has not called elastic.join() within 60 s"
@@ -393,8 +406,9 @@ def test_a_newcomer_that_never_joins_is_stopped_and_the_job_trains_on():
     job = world.submit(job_spec(low=1, high=1, start_timeout_s=60.0))
     world.settle(job.id)
     world.ask(Scale(job=job.id, share=2))
+    world.pass_time(1)
     assert reason(world, job) == "digits-1.1 has not called elastic.join() yet; at most 60 s more"
-    world.pass_time(61)
+    world.pass_time(60)
     assert [stop.worker for stop in world.messages(StopWorker)] == ["digits-1.1"]
     world.reap()
     assert job.kept.phase is JobPhase.RUNNING

@@ -197,7 +197,8 @@ class World:
             self.now = min(end, self.now + 1.0)
             for name, agent in self.agents.items():
                 if agent.connected:
-                    self.feed(AgentMessage(name, AgentHeartbeat(server=name), agent.identity))
+                    silent = tuple(worker for worker, process in agent.running.items() if process.status is None)
+                    self.feed(AgentMessage(name, AgentHeartbeat(server=name, starting=silent), agent.identity))
             self.turn()
 
     def restart(self, hello: bool = True) -> None:

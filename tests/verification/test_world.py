@@ -83,6 +83,6 @@ def test_a_planted_bug_is_found(tmp_path: Path) -> None:
     change = "-             ranges.append(range(0))\n+             ranges.append(range(1))"
     text = f"\n== a joiner hosts a virtual worker in its first step\nfile worker/hosting.py\n{change}\n"
     (bug,) = planted.bugs(text)
-    found = planted.search(bug, seeds=40, processes=1)
-    assert found.seeds is not None
+    found = planted.search(bug, seeds=40, anew=True)
+    assert found.seed is not None
     assert found.invariant

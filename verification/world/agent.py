@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 START_S = 0.05  # to start a process
 NOTICE_S = 0.002  # until an agent notices that a process has ended
+HANG_LOOK_S = 0.5  # whether a file system that hangs still does
 KEPT_WORDS = 10_000  # of workers, while their agent is away
 
 
@@ -79,7 +80,7 @@ class Agent(Process):
         self.disk_full = False
         self.black_hole = False
         self.storage_hidden = False  # nothing here sees the directories of checkpoints
-        self.storage_hangs = False  # who reads from it now, waits for ever
+        self.storage_hangs = False  # neither reading nor writing comes to an end here
         self._troubled_until = 0.0
         self._disk: dict[tuple[str, WorkerId], _Record] = {}  # by uid and worker
         self._starting: set[WorkerId] = set()  # told to start, and not started yet
@@ -156,16 +157,15 @@ class Agent(Process):
                 self._world.oracle.start_asked(f"{self.host}/{start.gpu}", start.worker)
                 self.later(START_S * (0.2 + self.chance.random()), self._start, start)
             case SignalProcess(worker, how):
-                if worker in self._starting:  # one errand for a worker is done after the other
-                    self.later(2 * START_S, self._signal, worker, how)
-                else:
-                    self._signal(worker, how)
+                self._signal(worker, how)
             case ForgetWorker(_, worker, uid):
                 self._disk.pop((uid, worker), None)
             case ReadLogPiece(request):
                 return LogRead(LogPiece(request=request.request, data=b"", next_offset=request.offset, end=True))
             case KeepIdentity(who):
-                return self._keep(who)
+                if not self.storage_hangs:
+                    return self._keep(who)
+                self.later(HANG_LOOK_S, self._keep_later, who)
             case Warn(text):
                 self._world.story.say(f"agent {self.name} warns: {text}")
         return None
@@ -176,13 +176,24 @@ class Agent(Process):
         self.kept = who
         return IdentityWritten()
 
+    def _keep_later(self, who: Identity) -> None:
+        if self.storage_hangs:
+            self.later(HANG_LOOK_S, self._keep_later, who)
+        else:
+            self._dispatch(self._keep(who))
+
     # -- processes
 
     def _signal(self, worker: WorkerId, how: StopSignal) -> None:
-        if worker in self.workers:
+        if worker in self._starting:  # one errand for a worker is done after the other
+            self.later(START_S, self._signal, worker, how)
+        elif worker in self.workers:
             self.workers[worker].signalled(how)
 
     def _start(self, start: StartWorker) -> None:
+        if self.storage_hangs:
+            self.later(HANG_LOOK_S, self._start, start)
+            return
         self._starting.discard(start.worker)
         if self.disk_full:
             self._dispatch(ProcessFailed(start.worker, "cannot be started: [Errno 28] No space left on device"))
@@ -243,7 +254,7 @@ class Agent(Process):
     def show_storage(self) -> None:
         self.storage_hidden = False
 
-    def wake_storage(self) -> None:
+    def free_storage(self) -> None:
         self.storage_hangs = False
 
     def slow_down(self, factor: float) -> None:

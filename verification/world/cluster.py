@@ -119,6 +119,7 @@ class World:
             agent.empty_disk()
             agent.close_black_hole()
             agent.show_storage()
+            agent.free_storage()
             agent.slow_down(1.0)
             agent.power_on()
             agent.go_on(agent.life)

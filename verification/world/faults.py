@@ -132,7 +132,7 @@ def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
             world.after(for_s, agent.show_storage)
         case Kind.HANG_STORAGE:
             agent.storage_hangs = True
-            world.after(for_s, agent.wake_storage)
+            world.after(for_s, agent.free_storage)
         case Kind.SLOW_SERVER:
             agent.slow_down(SLOWER)
             world.after(for_s, agent.slow_down, 1.0)

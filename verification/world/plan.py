@@ -107,7 +107,7 @@ class Kind(enum.Enum):
     FILL_SERVER = "fill the server's disk"
     BLACK_HOLE = "let every start fail on server"
     HIDE_STORAGE = "hide all checkpoints from server"
-    HANG_STORAGE = "let no script get on with loading on server"
+    HANG_STORAGE = "let the file systems of server hang"
     SLOW_SERVER = "slow server down"
     TWIN_AGENT = "start a second agent under the name of server"
     KILL_WORKER = "kill worker"
@@ -149,6 +149,7 @@ DRAWN: dict[Kind, Drawn] = {
     Kind.FILL_SERVER: Drawn(1, 5, 60),
     Kind.BLACK_HOLE: Drawn(1, 5, 60),
     Kind.HIDE_STORAGE: Drawn(1, 5, 60),
+    Kind.HANG_STORAGE: Drawn(1, 5, 60),
     Kind.SLOW_SERVER: Drawn(1, 10, 60),
     Kind.TWIN_AGENT: Drawn(0.5, 5, 60),
     Kind.KILL_WORKER: Drawn(5),
@@ -176,7 +177,14 @@ _STORE = (
     Kind.RESTORE_STORE,
 )
 _AGENTS = (Kind.KILL_AGENT, Kind.STOP_AGENT, Kind.TWIN_AGENT, Kind.STRANGER)
-_SERVERS = (Kind.LOSE_SERVER, Kind.FILL_SERVER, Kind.BLACK_HOLE, Kind.HIDE_STORAGE, Kind.SLOW_SERVER)
+_SERVERS = (
+    Kind.LOSE_SERVER,
+    Kind.FILL_SERVER,
+    Kind.BLACK_HOLE,
+    Kind.HIDE_STORAGE,
+    Kind.HANG_STORAGE,
+    Kind.SLOW_SERVER,
+)
 _WORKERS = (Kind.KILL_WORKER, Kind.STOP_WORKER, Kind.HANG_WORKER)
 _NETWORK = (Kind.CUT_IN, Kind.CUT_OUT, Kind.CUT_BOTH, Kind.CUT_PEERS)
 _USERS = (Kind.SCALE, Kind.CANCEL, Kind.SET_POLICY)  # in every history
@@ -317,7 +325,7 @@ def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> J
     every_s = chance.choice((10.0, 30.0, 120.0))
     evaluates = chance.random() < 0.3
     evaluate_every, evaluate_s = chance.randrange(10, 60), chance.choice((1.0, 8.0, 20.0))
-    at = round(1 + chance.uniform(0, shape.submit_s), 3)
+    at = round(1 + chance.uniform(0, min(shape.submit_s, 0.9 * shape.storm_s)), 3)
     absurd, which = chance.random() < 0.15, chance.randrange(7)
     throughput: dict[int, float] = {}
     if absurd and shape.absurd:

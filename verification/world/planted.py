@@ -1,13 +1,14 @@
 """Bugs planted one by one into a copy of the product: does the world find each of them, and after how many seeds?
 
-    python -m verification.world.planted [--only NAME ...] [--seeds 200] [--processes N] [--markdown]
+    python -m verification.world.planted [--only NAME ...] [--anew] [--record] [--seeds 200] [--processes N] [--markdown]
 
 A search that finds nothing proves little unless it is known to find what is there. Each bug is one that somebody made, or could
 easily make: mistakes of the membership protocol that its model also knows (`membership.pml`), faults that reviews have found, and
 for each fault that the world itself found, the mending taken back. `bugs.txt` has them, as a name, a file, the text as it is and
 the text with the bug. A text that is not in its file any more fails the run: the bug has to be planted anew.
 
-A history counts as found only if the product without the bug passes it.
+A bug counts as found by a history only if the product without the bug passes it. `bugs.txt` records which history has found a bug
+first; that one is played first, and the others only if it does not find the bug any more.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .campaign import Settings, cores
 from .history import play
-from .plan import Shape
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
@@ -64,15 +66,15 @@ class Bug:
 
     name: str  # a sentence that says what is wrong
     changes: tuple[Change, ...]
-    weather: str = ""  # for the search, where the mistake shows in one kind of weather only
+    seed: int | None = None  # of the first history that has found it
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the search made of a bug. `seeds` None: it was not found."""
+    """What the search made of a bug. `seed`: of the first history that has found it; None: none did."""
 
     bug: Bug
-    seeds: int | None
+    seed: int | None
     invariant: str
     took_s: float
 
@@ -80,7 +82,7 @@ class Found:
 def bugs(text: str) -> list[Bug]:
     """The bugs of a file. Raises BugsFileError.
 
-    A bug is a block: `== NAME`, perhaps `weather NAME`, and its places. A place is `file PATH`, the text as it is, each line
+    A bug is a block: `== NAME`, perhaps `seed NUMBER`, and its places. A place is `file PATH`, the text as it is, each line
     after `- `, and the text with the bug, each line after `+ `. A further place in the same file needs no `file`.
     """
     return [_bug(block) for block in text.split("\n== ")[1:]]
@@ -88,7 +90,7 @@ def bugs(text: str) -> list[Bug]:
 
 def _bug(block: str) -> Bug:
     name, *lines = block.splitlines()
-    file = weather = ""
+    file, seed = "", None
     changes: list[Change] = []
     before: list[str] = []
     after: list[str] = []
@@ -105,8 +107,8 @@ def _bug(block: str) -> Bug:
         if line.startswith("file "):
             close()
             file = line[5:].strip()
-        elif line.startswith("weather "):
-            weather = line[8:].strip()
+        elif line.startswith("seed "):
+            seed = int(line[5:])
         elif line.startswith("- ") or line == "-":
             if after:
                 close()
@@ -118,7 +120,7 @@ def _bug(block: str) -> Bug:
     close()
     if not changes:
         raise BugsFileError(f"{name}: changes nothing")
-    return Bug(name.strip(), tuple(changes), weather)
+    return Bug(name.strip(), tuple(changes), seed)
 
 
 def plant(bug: Bug, root: Path) -> None:
@@ -131,27 +133,32 @@ def plant(bug: Bug, root: Path) -> None:
         path.write_text(text.replace(change.before, change.after))
 
 
-def search(bug: Bug, seeds: int, processes: int) -> Found:
-    """Plant the bug into a copy, and play histories there until one fails that the product itself passes."""
+def search(bug: Bug, seeds: int, anew: bool) -> Found:
+    """Plant the bug into a copy, and play histories there until one fails that the product itself passes.
+
+    `anew`: also if the history is known that has found it.
+    """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="planted-") as directory:
         copy = Path(directory)
         for folder in FOLDERS:
             shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         plant(bug, copy)
+        if bug.seed is not None and not anew and (failure := _first_failure(bug, copy, bug.seed, bug.seed + 1)):
+            return Found(bug, bug.seed, failure[1], time.monotonic() - began)
         first = 0
-        while first < seeds and (failure := _first_failure(bug, copy, first, seeds, processes)) is not None:
+        while first < seeds and (failure := _first_failure(bug, copy, first, seeds)) is not None:
             seed, invariant = failure
-            if not play(Settings(bug.weather, Shape()).plan(seed)).failed:
-                return Found(bug, seed + 1, invariant, time.monotonic() - began)
+            if not play(Settings().plan(seed)).failed:
+                return Found(bug, seed, invariant, time.monotonic() - began)
             first = seed + 1
     return Found(bug, None, "", time.monotonic() - began)
 
 
-def _first_failure(bug: Bug, copy: Path, first: int, seeds: int, processes: int) -> tuple[int, str] | None:
+def _first_failure(bug: Bug, copy: Path, first: int, last: int) -> tuple[int, str] | None:
     """The seed and the invariant of the first history that fails in `copy`; None: none does."""
-    command = [sys.executable, "-m", "verification.world", "--seeds", f"{first}:{seeds}", "--processes", str(processes)]
-    command += ["--fail-fast", "--as-found", "--weather", bug.weather]
+    command = [sys.executable, "-m", "verification.world", "--seeds", f"{first}:{last}", "--processes", "1"]
+    command += ["--fail-fast", "--as-found"]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -163,35 +170,58 @@ def _first_failure(bug: Bug, copy: Path, first: int, seeds: int, processes: int)
     return int(seed), next(line.partition(": ")[2] for line in lines if " of " in line and ": " in line)
 
 
+def record(path: Path, found: Iterable[Found]) -> None:
+    """Write into the file which history has found each bug."""
+    text = path.read_text()
+    for one in found:
+        head, known = f"\n== {one.bug.name}\n", f"seed {one.bug.seed}\n" if one.bug.seed is not None else ""
+        now = f"seed {one.seed}\n" if one.seed is not None else ""
+        text = text.replace(head + known, head + now)
+    path.write_text(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make planted")
     parser.add_argument("--only", nargs="*", help="bugs whose name contains one of these")
     parser.add_argument("--file", type=Path, default=BUGS, help="another list of bugs")
+    parser.add_argument("--anew", action="store_true", help="search for all, whatever is recorded")
+    parser.add_argument("--record", action="store_true", help="write into the list which history has found what")
     parser.add_argument("--seeds", type=int, default=WITHIN)
     parser.add_argument("--processes", type=int, default=0, help="else one for each core")
     parser.add_argument("--markdown", action="store_true", help="print rows of a table (docs/design/world.md)")
     options = parser.parse_args(arguments)
-    missed = 0
+    chosen = [
+        bug
+        for bug in bugs(options.file.read_text())
+        if not options.only or any(part in bug.name for part in options.only)
+    ]
+    results = []
     print(_HEAD if options.markdown else f"{'seeds':>6} {'s':>5}  bug, and the invariant that it breaks")
-    for bug in bugs(options.file.read_text()):
-        if options.only and not any(part in bug.name for part in options.only):
-            continue
-        found = search(bug, options.seeds, options.processes or cores())
-        missed += found.seeds is None
-        print(_row(found) if options.markdown else _text(found), flush=True)
-    print(f"\n{missed} not found within {options.seeds} seeds")
+    with ThreadPoolExecutor(options.processes or cores()) as pool:
+        for found in pool.map(partial(search, seeds=options.seeds, anew=options.anew), chosen):
+            print(_row(found) if options.markdown else _text(found), flush=True)
+            results.append(found)
+    if options.record:
+        record(options.file, results)
+    missed = sum(found.seed is None for found in results)
+    print(f"\n{len(results) - missed} of {len(results)} found, each within {options.seeds} seeds")
     return int(missed > 0)
+
+
+def _seeds(found: Found) -> str:
+    """After how many histories it was found: they are played from seed 0 on."""
+    return str(found.seed + 1) if found.seed is not None else "none"
 
 
 _HEAD = "| bug | breaks | seeds |\n| --- | --- | ---: |"
 
 
 def _row(found: Found) -> str:
-    return f"| {found.bug.name} | {found.invariant or '-'} | {found.seeds or 'not found'} |"
+    return f"| {found.bug.name} | {found.invariant or '-'} | {_seeds(found)} |"
 
 
 def _text(found: Found) -> str:
-    return f"{found.seeds or 'NONE':>6} {found.took_s:5.0f}  {found.bug.name}\n{'':14}{found.invariant}"
+    return f"{_seeds(found):>6} {found.took_s:5.0f}  {found.bug.name}\n{'':14}{found.invariant}"
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ FAULTS: dict[str, Kind] = {
     "switch-off server": Kind.LOSE_SERVER,
     "fill server": Kind.FILL_SERVER,
     "black-hole server": Kind.BLACK_HOLE,
+    "hide-storage server": Kind.HIDE_STORAGE,
     "hang-storage server": Kind.HANG_STORAGE,
     "slow server": Kind.SLOW_SERVER,
     "twin server": Kind.TWIN_AGENT,

@@ -315,6 +315,9 @@ class Worker(Process):
         return self._world.checkpoints.setdefault(f"{self.job}.{self.uid}", [])
 
     def _load(self, generation: int) -> None:
+        if self._agent.storage_hangs:
+            self._soon(LOAD_S, self._load, generation)
+            return
         kept = [] if self._agent.storage_hidden else self._checkpoints
         newest = max(kept, key=lambda checkpoint: (checkpoint.generation, checkpoint.step), default=None)
         begins = newest if newest is not None else Checkpoint(-1, self._initial, 0, 0)
@@ -337,6 +340,9 @@ class Worker(Process):
         self._go_on()
 
     def _save(self, number: int, checkpoint: Checkpoint) -> None:
+        if self._agent.storage_hangs:
+            self.later(LOAD_S, self._save, number, checkpoint)
+            return
         if self._agent.disk_full:
             self._tell(w.CheckpointFailed(number, "no space left on device"))
             return
