@@ -203,6 +203,8 @@ class AgentMachine:
         if isinstance(message, HelloRefused):
             news = self._session.refused(now)
             return [Warn(f"the controller refuses this agent: {message.reason}")] if news else []
+        if isinstance(message, StartWorker) and not self._of_this_session(message.session):
+            return []
         self._session.message_received()
         match message:
             case Order():
@@ -218,6 +220,9 @@ class AgentMachine:
 
     def _on_acknowledged(self, now: float, message: Acknowledged) -> list[Action]:
         """At the beginning of a session the agent learns which cluster it is a member of."""
+        if not self._of_this_session(message.session):
+            self._session.heard(now)
+            return self._pass_time(now)
         refused = self._session.phase is Phase.REFUSED
         begins = self._session.acknowledged(now, message)
         news: list[Action] = [Warn("the controller has taken this agent in")] if begins and refused else []
@@ -227,6 +232,9 @@ class AgentMachine:
             kept = []
             self._note_event(now, message)
         return [*news, *kept, *self._pass_time(now)]
+
+    def _of_this_session(self, session: str) -> bool:
+        return session in ("", session_name(self._incarnation, self._hellos))
 
     def _note_event(self, now: float, message: Acknowledged) -> None:
         """How far the cluster's history is; it is written down once in a while."""
@@ -263,10 +271,6 @@ class AgentMachine:
         ]
 
     def _on_start(self, now: float, start: StartWorker) -> list[Action]:
-        if start.session not in ("", session_name(self._incarnation, self._hellos)):
-            # It has waited on its way, and the controller may have given this server up meanwhile, and the worker with it.
-            self._session.out_of_step(now)
-            return self._pass_time(now)
         name = (start.uid, start.worker)
         running = self._running.get(start.worker)
         if name in self._exited or (running is not None and running.uid == start.uid):

@@ -13,8 +13,10 @@ counted before it belongs to an earlier session. That makes repeated, late and d
 acknowledgement on the line starts the count that the last hello's messages add up to. While the agent waits for the one
 that answers its hello, other acknowledgements are of an earlier session and say nothing about this one.
 
-A `StartWorker` names its session, and is carried out in that one alone. One of an earlier session may have waited while the agent
-was stopped: the controller has given the server up meanwhile, and may have put another worker on that GPU.
+A hello has a name, and so has the session that it begins. An agent that has said hello again hears no other acknowledgement and
+starts no worker of an earlier session: those may have waited while the agent was stopped. The controller may have given the
+server up meanwhile, and may have put another worker on that GPU. A slow controller must answer before the next hello: so they
+come at longer and longer intervals.
 
 States::
 
@@ -34,6 +36,7 @@ from ..protocol.times import REFUSED_RETRY_S
 
 SILENT_INTERVALS = 3  # without an acknowledgement, after which the session is taken for lost
 FIRST_RETRY_S = 0.05
+LONGEST_RETRY_INTERVALS = 8  # between two hellos that have found a connection and no answer
 
 
 class Due(enum.Enum):
@@ -82,9 +85,13 @@ class Session:
         """A message other than Acknowledged came."""
         self._received += 1
 
+    def heard(self, now: float) -> None:
+        """The controller lives; what it said belongs to an earlier session."""
+        self._silent_at = now + SILENT_INTERVALS * self._interval_s
+
     def acknowledged(self, now: float, message: Acknowledged) -> bool:
         """An acknowledgement came. Whether it is the answer to the hello: a session begins."""
-        self._silent_at = now + SILENT_INTERVALS * self._interval_s
+        self.heard(now)
         if message.sent == 0:
             self._received = 0
         match self._phase:
@@ -106,6 +113,7 @@ class Session:
 
     def hello_not_sent(self) -> None:
         """The hello that was due found no connection."""
+        self._retry_s = min(self._retry_s, self._interval_s)
         self._phase = Phase.UNHEARD
 
     def due(self, now: float) -> Due:
@@ -123,13 +131,8 @@ class Session:
             case Phase.UNHEARD | Phase.ASKED:
                 self._phase = Phase.ASKED
                 self._due_at = now + self._retry_s
-                self._retry_s = min(2 * self._retry_s, self._interval_s)
+                self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_INTERVALS * self._interval_s)
         return Due.HELLO
-
-    def out_of_step(self, now: float) -> None:
-        """The controller has said something in another session: if it has not heard of this one, it never will."""
-        if self._phase is Phase.STANDS:
-            self._lose(now)
 
     def _lose(self, now: float) -> None:
         self._phase = Phase.UNHEARD

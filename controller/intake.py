@@ -60,7 +60,7 @@ def on_agent_message(
         case AgentHeartbeat(starting=starting):
             for worker in starting:
                 _on_running(cluster, now, session, worker)
-            cluster.send(server, _acknowledged(cluster, session.sent))
+            cluster.send(server, _acknowledged(cluster, session, session.sent))
         case WorkerReport(status=status, uid=uid):
             _on_status(cluster, now, session, status, uid)
         case WorkerExit():
@@ -106,7 +106,7 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
     )
     cluster.sessions[server] = session
     _greet(cluster, now, before, session)
-    cluster.send(server, _acknowledged(cluster, 0))
+    cluster.send(server, _acknowledged(cluster, session, 0))
     _take_in(cluster, now, session, hello)
     tell_of_unknown(cluster, now, before, session)
 
@@ -129,9 +129,13 @@ def _take_in(cluster: Cluster, now: float, session: Session, hello: AgentHello) 
     _repeat_to(cluster, now, server, seen)
 
 
-def _acknowledged(cluster: Cluster, sent: int) -> Acknowledged:
+def _acknowledged(cluster: Cluster, session: Session, sent: int) -> Acknowledged:
     return Acknowledged(
-        incarnation=cluster.settings.incarnation, sent=sent, cluster=cluster.id, newest_event=cluster.next_event - 1
+        incarnation=cluster.settings.incarnation,
+        sent=sent,
+        cluster=cluster.id,
+        newest_event=cluster.next_event - 1,
+        session=session.name,
     )
 
 

@@ -123,6 +123,7 @@ class Acknowledged(Message, frozen=True, kw_only=True):
     sent: int
     cluster: str = ""  # id of the cluster that the agent is a member of now; "": it is no member
     newest_event: int = 0  # how far the cluster's history is recorded
+    session: str = ""  # of the hello that has begun it (`AgentHello.session`); "": not told
 
 
 # ---------------------------------------------------------------------------------------------- agent -> controller

@@ -636,14 +636,14 @@ def test_heartbeats_name_the_processes_that_run_and_have_not_spoken() -> None:
 def test_what_was_said_in_an_earlier_session_starts_nothing() -> None:
     driven = Driven()
     hello = driven.hello()
-    driven.told(Acknowledged(incarnation="another", sent=0))
-    late = msgspec.structs.replace(start(), session=f"{hello.incarnation}/{hello.number - 1}")
-    (again,) = sent(driven.told(late), AgentHello)
-    assert again.starting == ()
-    assert again.number == hello.number + 1
-    driven.told(Acknowledged(incarnation="another", sent=0))
-    now = msgspec.structs.replace(start(), session=again.session)
+    before = f"{hello.incarnation}/{hello.number - 1}"
+    assert driven.told(Acknowledged(incarnation="another", sent=0, session=before)) == []
+    assert driven.told(msgspec.structs.replace(start(), session=before)) == []
+    driven.told(Acknowledged(incarnation="another", sent=0, session=hello.session))
+    assert driven.told(msgspec.structs.replace(start(), session=before)) == []
+    now = msgspec.structs.replace(start(), session=hello.session)
     assert StartProcess(now) in driven.told(now)
+    assert sent(driven.told(Acknowledged(incarnation="another", sent=1, session=hello.session)), AgentHello) == []
 
 
 def test_a_worker_that_has_been_started_has_all_the_time_it_wants_until_it_speaks() -> None:
