@@ -36,7 +36,7 @@ from ..protocol.times import REFUSED_RETRY_S
 
 SILENT_INTERVALS = 3  # without an acknowledgement, after which the session is taken for lost
 FIRST_RETRY_S = 0.05
-LONGEST_RETRY_INTERVALS = 8  # between two hellos that have found a connection and no answer
+LONGEST_RETRY_INTERVALS = 4  # between two hellos that have found a connection and no answer
 
 
 class Due(enum.Enum):
