@@ -1,4 +1,4 @@
-/* The membership protocol of one job: worker/membership.py under controller/generations.py, for three workers.
+/* The membership protocol of one job: worker/membership.py with worker/campaign.py under controller/generations.py, for three workers.
 
    The handlers have the names that they have in worker/membership.py; README.md has the table, what is left out, and why. All
    that a lock makes one piece there is one atomic step here. Messages are slots, one for each sender, receiver and kind: what

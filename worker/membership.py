@@ -42,12 +42,13 @@ The machine is pure. Its shell (`control`) owns sockets, threads and communicato
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..protocol import times
 from ..protocol.errors import InvalidTransition
 from ..protocol.messages import Commit, Order, Prepare, Prepared, Ready
 from ..protocol.model import JobId, Roster, WorkerId, WorkerPhase
+from .campaign import RETRY_INTERVAL_S, Campaign, Said, Stand
 from .membership_words import Abandon as Abandon
 from .membership_words import Action as Action
 from .membership_words import Arrived as Arrived
@@ -75,7 +76,6 @@ from .membership_words import Switch as Switch
 from .membership_words import TimePassed as TimePassed
 from .membership_words import WordRead as WordRead
 
-RETRY_INTERVAL_S = times.WORKER_RETRY_S
 PREPARE_TIMEOUT_S = times.BUILD_TIMEOUT_S + times.PREPARE_MARGIN_S
 MAX_EARLY = 4096
 
@@ -122,19 +122,6 @@ class _Group:
     built: bool = False
 
 
-@dataclass
-class _Campaign:
-    """A leader's way to one commit."""
-
-    generation: int
-    attempt: int = 0  # 0: no Prepare sent yet
-    base: int = 0
-    holders: tuple[WorkerId, ...] = ()
-    ready: dict[WorkerId, Ready] = field(default_factory=dict)
-    prepared: set[WorkerId] = field(default_factory=set)
-    deadline: float = 0.0
-
-
 class Membership:
     """The machine. `handle` is the only way in; the properties tell what a status report needs."""
 
@@ -152,7 +139,7 @@ class Membership:
         self._proposed = 0  # in flight in the present step's control word
         self._decided = 0  # read from it
         self._groups: dict[int, _Group] = {}
-        self._campaign: _Campaign | None = None
+        self._campaign: Campaign | None = None
         self._early: dict[WorkerId, Ready] = {}  # of orders that have reached a follower before us
         self._retry_at: float | None = None
         self._note = ""
@@ -189,9 +176,8 @@ class Membership:
         if order is None or order.generation <= self.generation or self._me not in order.roster.workers:
             return ()
         if self._leads():
-            campaign = self._campaign
-            heard = (campaign.prepared if campaign.attempt else campaign.ready.keys()) if campaign is not None else ()
-            return tuple(worker for worker in order.roster.workers if worker != self._me and worker not in heard)
+            assert self._campaign is not None
+            return self._campaign.unheard
         prepares = order.generation in self._groups
         return () if prepares or self._base() != 0 else (order.roster.leader,)
 
@@ -214,7 +200,8 @@ class Membership:
         """When `TimePassed` is wanted (Unix time, s)."""
         if self.over:
             return None
-        campaign, retry = self._campaign_deadline(), self._retry_at
+        campaign = self._campaign.deadline if self._campaign is not None else None
+        retry = self._retry_at
         if campaign is None or retry is None:
             return retry if campaign is None else campaign
         return min(campaign, retry)
@@ -275,11 +262,11 @@ class Membership:
         actions: list[Action] = []
         if newer:
             actions += [Report(), *self._cancel_unbuilt(order.generation), *self._check_broken()]
-            if self._leads() or (self._campaign and self._campaign.generation != order.generation):
-                self._campaign = _Campaign(order.generation) if self._leads() else None
-            if self._campaign is not None:
-                early = [ready for ready in self._early.values() if ready.worker in order.roster.workers]
-                self._campaign.ready = {r.worker: r for r in early if r.generation == order.generation}
+            self._campaign = None
+            if self._leads():
+                self._campaign = Campaign(self._job, self._me, order.roster, self._prepare_timeout_s)
+                for ready in self._early.values():
+                    self._campaign.knows_already(ready)
             self._early = {w: r for w, r in self._early.items() if r.generation > order.generation}
         return actions + self._advance(now)
 
@@ -351,9 +338,9 @@ class Membership:
         actions: list[Action] = []
         if self._retry_at is not None and now >= self._retry_at:
             actions += self._advance(now)
-        deadline = self._campaign_deadline()
-        if deadline is not None and now >= deadline:
-            actions += self._prepare(now)
+        campaign = self._campaign
+        if campaign is not None and campaign.deadline is not None and now >= campaign.deadline:
+            actions += self._say(now, campaign.try_again(now, self._stand()))
         return actions
 
     # -- fellow workers
@@ -383,60 +370,19 @@ class Membership:
         if ready.generation > self.order_generation and (ready.worker in self._early or len(self._early) < MAX_EARLY):
             self._early[ready.worker] = ready
             return []
-        if campaign is None or ready.generation != campaign.generation or self._order is None:
+        if campaign is None:
             return []
-        if ready.worker not in self._order.roster.workers:
-            return []
-        before = campaign.ready.get(ready.worker)
-        campaign.ready[ready.worker] = ready
-        if campaign.attempt and before is not None and _same_place(before, ready):
-            if ready.worker in campaign.prepared or ready.worker == self._me:
-                return []
-            return [SendFollower(ready.worker, self._prepare_message(campaign))]  # it has missed the first one
-        return self._prepare(now)
+        return self._say(now, campaign.on_ready(now, ready, self._stand()))
 
-    def _prepare(self, now: float) -> list[Action]:
-        """Start the next attempt if all of the roster are ready from one common base."""
-        campaign, order = self._campaign, self._order
-        base = self._base()
-        assert campaign is not None
-        assert order is not None
-        if base is None or self._in_flight() or set(campaign.ready) != set(order.roster.workers):
-            campaign.deadline = now + self._prepare_timeout_s
-            return []
-        readies = [campaign.ready[worker] for worker in order.roster.workers]
-        if any(ready.base not in (0, base) for ready in readies):
-            campaign.deadline = now + self._prepare_timeout_s
-            return []  # somebody is about to switch, or to be told that its generation is broken, and will say so
-        campaign.attempt += 1
-        campaign.base = base
-        campaign.holders = self._holders(base, readies)
-        campaign.prepared = set()
-        campaign.deadline = now + self._prepare_timeout_s
-        message = self._prepare_message(campaign)
-        others = [worker for worker in order.roster.workers if worker != self._me]
-        return [*(SendFollower(worker, message) for worker in others), *self._build(now, message)]
+    def _say(self, now: float, said: Said) -> list[Action]:
+        """What the leader says to its followers, and does itself."""
+        actions: list[Action] = []
+        for worker, message in said:
+            actions += self._build(now, message) if worker == self._me else [SendFollower(worker, message)]
+        return actions
 
-    def _in_flight(self) -> bool:
-        """May the step that runs decide for the attempt that stands? Then another one must not take its place."""
-        return self._proposed > 0 and self._stage is not Stage.STOPPED
-
-    def _holders(self, base: int, readies: list[Ready]) -> tuple[WorkerId, ...]:
-        if base:
-            return tuple(ready.worker for ready in readies if ready.base == base)
-        newest = max((ready.applied for ready in readies if ready.applied is not None), default=None)
-        if newest is None:
-            return (self._me,)
-        return tuple(ready.worker for ready in readies if ready.applied == newest)
-
-    def _prepare_message(self, campaign: _Campaign) -> Prepare:
-        return Prepare(
-            job=self._job,
-            generation=campaign.generation,
-            attempt=campaign.attempt,
-            base=campaign.base,
-            holders=campaign.holders,
-        )
+    def _stand(self) -> Stand:
+        return Stand(self._base(), in_flight=self._proposed > 0 and self._stage is not Stage.STOPPED)
 
     def _on_prepare(self, now: float, message: Prepare) -> list[Action]:
         order, base = self._order, self._base()
@@ -491,47 +437,19 @@ class Membership:
         return [SendLeader(group.leader_address, message)]
 
     def _on_prepared(self, now: float, message: Prepared) -> list[Action]:
-        campaign, order = self._campaign, self._order
-        if campaign is None or order is None:
+        campaign = self._campaign
+        if campaign is None:
             return []
-        if (message.generation, message.attempt) != (campaign.generation, campaign.attempt):
-            return []
-        if message.error:
-            campaign.deadline = min(campaign.deadline, now + RETRY_INTERVAL_S)
-            return []
-        said = campaign.ready.get(message.worker)
-        if said is None or not _same_place(said, message):
-            ready = Ready(
-                job=message.job,
-                generation=message.generation,
-                worker=message.worker,
-                base=message.base,
-                applied=message.applied,
-            )
-            return self._on_ready(now, ready)
-        campaign.prepared.add(message.worker)
-        if self._all_prepared(campaign) and campaign.base == 0:
+        said = campaign.on_prepared(now, message, self._stand())
+        if said is not None:
+            return self._say(now, said)
+        if campaign.all_prepared and campaign.base == 0:
             return self._commit_by_message(now, campaign)
         return []
 
-    def _all_prepared(self, campaign: _Campaign) -> bool:
-        order = self._order
-        return (
-            order is not None
-            and campaign.attempt > 0
-            and campaign.generation == order.generation
-            and campaign.prepared == set(order.roster.workers)
-        )
-
-    def _campaign_deadline(self) -> float | None:
-        campaign = self._campaign
-        if campaign is None or campaign.attempt == 0 or self._all_prepared(campaign):
-            return None
-        return campaign.deadline
-
     # -- commits
 
-    def _commit_by_message(self, now: float, campaign: _Campaign) -> list[Action]:
+    def _commit_by_message(self, now: float, campaign: Campaign) -> list[Action]:
         order = self._order
         assert order is not None
         if self._base() != 0:
@@ -561,7 +479,7 @@ class Membership:
         campaign = self._campaign
         self._decided = 0
         self._proposed = 0
-        if not last and campaign is not None and self._all_prepared(campaign) and campaign.base == self.generation:
+        if not last and campaign is not None and campaign.all_prepared and campaign.base == self.generation:
             self._proposed = campaign.generation
         return [Propose(self._proposed)]
 
@@ -611,7 +529,7 @@ class Membership:
             if self._campaign.generation <= generation:
                 self._campaign = None
             else:  # its preparation started from another base: everybody says Ready anew
-                self._campaign = _Campaign(self._campaign.generation, attempt=self._campaign.attempt)
+                self._campaign = self._campaign.anew()
         switch = Switch(group.roster, group.attempt, group.holders, recovery)
         return [switch, DropGroups(dropped), Report(), *self._check_broken(), *self._advance(now)]
 
@@ -652,8 +570,3 @@ _ALLOWED: dict[type, frozenset[Stage]] = {
     StateLost: _IN_GENERATION | {Stage.STOPPED},
     CollectiveFailed: _IN_GENERATION | {Stage.STOPPED},
 }
-
-
-def _same_place(one: Ready | Prepared, other: Ready | Prepared) -> bool:
-    """Do both say the same to a leader? How far somebody is who trains goes on changing, and does not matter."""
-    return one.base == other.base and (one.base > 0 or one.applied == other.applied)
