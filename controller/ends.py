@@ -21,7 +21,7 @@ from ..protocol.exits import NO_CHECKPOINT
 from ..protocol.model import Fault, GpuAddress, JobPhase, WorkerId, WorkerPhase
 from ..protocol.times import CUT_OFF_TIMEOUT_S
 from .cluster import Cluster
-from .generations import broken_by_loss, cut_off, ending, holders, usable
+from .generations import broken_by_loss, cut_off, ending, holders, unconnected, usable
 from .health import script_is_innocent, second_opinion, start_failed
 from .jobs import Job
 from .reconcile import end_job, stop_worker
@@ -146,16 +146,15 @@ def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
     """The network between servers is cut, and not between them and this controller: the job goes on with one side of it."""
     if job.cut_since is None or now < job.cut_since + CUT_OFF_TIMEOUT_S:
         return
-    gone, newest, job.cut_since = cut_off(job), job.newest, None
+    no_data, newest, job.cut_since = unconnected(job), job.newest, None
+    gone = no_data or cut_off(job)
     if not gone or newest is None:
         return
     lost = {member.gpu for member in newest.roster.members if member.worker in gone}
     here = {member.gpu.server for member in newest.roster.members if member.worker not in gone}
     there = {gpu.server for gpu in lost}
-    reason = (
-        f"for {CUT_OFF_TIMEOUT_S:g} s workers on {_names(there)} and on {_names(here)} have not heard of each other: "
-        "is the network between these servers whole?"
-    )
+    what = "cannot exchange data" if no_data else f"have not heard of each other for {CUT_OFF_TIMEOUT_S:g} s"
+    reason = f"workers on {_names(there)} and on {_names(here)} {what}: is the network between these servers whole?"
     for worker in gone:
         add_broken(job, broken_by_loss(job, worker))
         job.update_worker(worker, fault=Fault.LOST, reason=reason)

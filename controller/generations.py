@@ -29,6 +29,7 @@ from .jobs import Job
 from .records import OrderKind, OrderRecord, WorkerRecord, WorkerState
 
 OVER = (WorkerPhase.LEFT, WorkerPhase.FINISHED)
+STANDING_STILL = (WorkerPhase.READY, WorkerPhase.BROKEN)
 
 
 @dataclass(frozen=True)
@@ -298,6 +299,25 @@ def cut_off(job: Job) -> tuple[WorkerId, ...]:
     if 2 * len(apart) > len(members) and keeps_state and leads.phase is not WorkerPhase.TRAINING:
         return tuple(worker for worker in members if worker not in apart)
     return apart
+
+
+def unconnected(job: Job) -> tuple[WorkerId, ...]:
+    """The members without whom the newest order could be followed: all stand still and hear each other, and cannot connect.
+
+    Nobody can tell between whom data does not get through: hardly within the leader's server.
+    """
+    newest = job.newest
+    if newest is None or newest.generation <= job.kept.committed or len(newest.roster.members) < 2:
+        return ()
+    for worker in newest.roster.workers:
+        status = job.statuses.get(worker)
+        if status is None or status.order != newest.generation or status.phase not in STANDING_STILL:
+            return ()
+        if worker == newest.roster.leader and not status.unconnected_s:
+            return ()
+    here = next(member.gpu.server for member in newest.roster.members if member.worker == newest.roster.leader)
+    elsewhere = tuple(member.worker for member in newest.roster.members if member.gpu.server != here)
+    return elsewhere or tuple(worker for worker in newest.roster.workers if worker != newest.roster.leader)
 
 
 def stalled_s(job: Job) -> float:

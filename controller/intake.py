@@ -24,7 +24,7 @@ from ..protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerI
 from ..protocol.times import STOP_GRACE_S
 from .cluster import Cluster, Session
 from .ends import add_broken, unknown_there, worker_ended
-from .generations import broken_by_report, cut_off, stalled_s
+from .generations import broken_by_report, cut_off, stalled_s, unconnected
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .health import worked
 from .jobs import Job
@@ -380,7 +380,7 @@ def _note_broken(job: Job, status: WorkerStatus) -> None:
 
 
 def _note_cut(now: float, job: Job) -> None:
-    if not cut_off(job):
+    if not cut_off(job) and not unconnected(job):
         job.cut_since = None
     elif job.cut_since is None:
         job.cut_since = now

@@ -78,7 +78,7 @@ def _odd_figures(status: WorkerStatus) -> Iterator[tuple[str, object]]:
     """The fields that do not fit, and what stands for nothing there."""
     if not _within(status.samples_per_s, MAX_RATE):
         yield "samples_per_s", 0.0
-    for field in ("median_step_s", "saving_s", "longest_step_s", "waits_s"):
+    for field in ("median_step_s", "saving_s", "longest_step_s", "waits_s", "unconnected_s"):
         if not _within(getattr(status, field)):
             yield field, 0.0
     if not _steady_fits(status.steady):

@@ -259,5 +259,6 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     unheard: tuple[
         WorkerId, ...
     ] = ()  # of whom it hears nothing: a leader, of members of its order; a member, of the leader
+    unconnected_s: float = 0.0  # for so long it could not connect to the others, though it tried again; 0: it could
     # For so long it has waited for what others of its generation are to send: longer than that should take; 0: it has not.
     waits_s: float = 0.0

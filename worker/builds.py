@@ -84,6 +84,10 @@ class Builds:
         tried = f"tried {found.times} times since {clock_time(found.since)}" if found.times > 1 else "tried once"
         return f"cannot connect to the other workers of generation {found.generation}, {tried}: {found.reason}"
 
+    def failing_s(self, now: float) -> float:
+        """For so long nothing could be built, though it was tried again."""
+        return now - self._failures.since if self._failures is not None and self._failures.times > 1 else 0.0
+
     def out_of_patience(self, now: float) -> bool:
         """Has nothing been built for so long that somebody who has nothing to lose should make room?"""
         return self._failures is not None and now >= self._failures.since + times.UNREACHABLE_TIMEOUT_S

@@ -179,6 +179,7 @@ class WorkerMachine:
             training.saved_generation,
             training.waits_s(now),
             training.suspension.failures,
+            self._builds.failing_s(now),
             training.note,
         )
         return SendStatus(status)

@@ -59,6 +59,7 @@ class Reporting:
         saved_generation: int,
         waits_s: float,
         save_failures: int,
+        unconnected_s: float,
         note: str,
     ) -> WorkerStatus:
         """The next status; the heartbeat begins anew."""
@@ -91,5 +92,6 @@ class Reporting:
             saved_generation=saved_generation,
             waits_s=waits_s,
             save_failures=save_failures,
+            unconnected_s=unconnected_s,
             unheard=membership.unheard,
         )

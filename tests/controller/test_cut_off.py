@@ -88,3 +88,37 @@ def test_a_gang_that_would_be_too_small_for_good_tries_again_with_other_workers(
     world.pass_time(CUT_OFF_TIMEOUT_S + 1)
     assert len(world.job(job).kept.target) == 2
     assert "held" not in world.kinds(job)
+
+
+def cannot_connect(world: Any, members: list[str], trains: str = "") -> None:
+    """All hear each other, and cannot build a communicator; `trains` goes on where it is."""
+    generation = world.job(members[0].rpartition(".")[0]).kept.committed
+    for member in members:
+        phase = WorkerPhase.TRAINING if member == trains else WorkerPhase.BROKEN
+        world.report(member, phase, generation, 10, unconnected_s=70.0)
+
+
+def test_a_job_that_cannot_connect_its_servers_goes_on_with_that_of_its_leader() -> None:
+    world, job, members = broken({"s1": 2, "s2": 2})
+    cannot_connect(world, members)
+    world.pass_time(CUT_OFF_TIMEOUT_S - 5)
+    assert world.roster(job) == members
+    world.pass_time(6)
+    assert world.roster(job) == members[:2]
+    (told,) = [event.text for event in world.machine.cluster.events if event.kind == "cut-off"]
+    assert "cannot exchange data" in told
+    assert "held" in world.kinds(job)
+
+
+def test_workers_of_one_server_that_cannot_connect_leave_the_leader_alone() -> None:
+    world, job, members = broken({"s1": 3})
+    cannot_connect(world, members)
+    world.pass_time(CUT_OFF_TIMEOUT_S + 1)
+    assert world.roster(job) == members[:1]
+
+
+def test_a_job_that_trains_meanwhile_waits_until_its_newcomers_can_be_connected() -> None:
+    world, job, members = broken({"s1": 2, "s2": 2})
+    cannot_connect(world, members, trains=members[0])
+    world.pass_time(CUT_OFF_TIMEOUT_S + 1)
+    assert world.roster(job) == members

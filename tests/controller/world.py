@@ -313,6 +313,7 @@ class World:
         unheard: Sequence[str] = (),
         waits_s: float = 0.0,
         save_failures: int = 0,
+        unconnected_s: float = 0.0,
     ) -> None:
         """`worker` reports, having seen the order that its agent gave it last."""
         agent, process = self.find(worker)
@@ -335,6 +336,7 @@ class World:
             unheard=tuple(WorkerId(other) for other in unheard),
             waits_s=waits_s,
             save_failures=save_failures,
+            unconnected_s=unconnected_s,
         )
         self.now += 0.001
         if agent.connected:

@@ -80,6 +80,18 @@ def test_a_status_says_why_a_communicator_cannot_be_built_and_since_when() -> No
     assert story.status.note == ""
 
 
+def test_a_status_says_for_how_long_nothing_can_be_built_though_it_was_tried_again() -> None:
+    story = Story()
+    story.arrive()
+    story.order(roster(3, OTHER, ME))
+    failing_for(story, 3, 10.0)
+    assert story.status.unconnected_s == 0.0
+    failing_for(story, 3, 20.0)
+    assert story.status.unconnected_s > 10.0
+    story.follows(5, OTHER, ME, holders=(OTHER,))
+    assert story.status.unconnected_s == 0.0
+
+
 def test_a_newcomer_that_cannot_reach_the_others_makes_room() -> None:
     story = Story()
     story.arrive()

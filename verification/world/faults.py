@@ -138,6 +138,9 @@ def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
             world.after(for_s, agent.slow_down, 1.0)
         case Kind.TWIN_AGENT:
             world.start_twin(agent, for_s)
+        case Kind.CUT_DATA:
+            world.plane.apart.add(agent.host)
+            world.after(for_s, world.plane.apart.discard, agent.host)
         case _:
             _cut(world, agent, fault)
 

@@ -117,6 +117,7 @@ class Kind(enum.Enum):
     CUT_OUT = "cut what server says"
     CUT_BOTH = "cut server off"
     CUT_PEERS = "cut server off from the other servers alone"
+    CUT_DATA = "let no data, but messages, get from server to the others and back"
     STRANGER = "let a stranger speak to the controller"
     SCALE = "scale a job"
     CANCEL = "cancel a job"

@@ -179,7 +179,7 @@ class Group:
     def _waits(self) -> bool:
         """Is a member stopped, or cut off from another?"""
         stopped = any(member.process.state is State.STOPPED for member in self.members.values())
-        return stopped or self._plane.network.cut_among(self.hosts)
+        return stopped or self._plane.cut_among(self.hosts)
 
     def _meet(self, index: int) -> None:
         parts = self._parts.get(index)
@@ -293,6 +293,7 @@ class Plane:
     def __init__(self, timeline: Timeline, network: Network, seed: int, judge: Judge) -> None:
         """`judge`: looks at the parts of a step, and says which step it is and which state comes of it."""
         self.timeline, self.network, self.seed, self.judge = timeline, network, seed, judge
+        self.apart: set[str] = set()  # hosts whose gradients do not get to others, though messages do
         self._meetings: dict[tuple[JobId, int, int, str], _Meeting] = {}
         self._groups: dict[str, list[Group]] = {}
 
@@ -310,13 +311,17 @@ class Plane:
             return
         members = {str(worker): meeting.members[worker] for worker in meeting.roster.workers}
         hosts = frozenset(member.host for member in members.values())
-        if any(not member.process.alive for member in members.values()) or self.network.cut_among(hosts):
+        if any(not member.process.alive for member in members.values()) or self.cut_among(hosts):
             return  # who waits there gives up after a while
         del self._meetings[key]
         group = Group(self, meeting.roster, key[2], members)
         for member in members.values():
             self._groups[member.name] = [*self._groups.get(member.name, ())[-3:], group]
             member.process.later(0.02 * member.process.chance.random(), member.built, key[1], key[2], group, "")
+
+    def cut_among(self, hosts: frozenset[str]) -> bool:
+        """Can two of these hosts not exchange data?"""
+        return self.network.cut_among(hosts) or (len(hosts) > 1 and not self.apart.isdisjoint(hosts))
 
     def drop(self, member: Member, generation: int, attempt: int) -> None:
         """A member does not come to this meeting any more."""

@@ -59,6 +59,7 @@ FAULTS: dict[str, Kind] = {
     "cut-out server": Kind.CUT_OUT,
     "cut-off server": Kind.CUT_BOTH,
     "cut-peers server": Kind.CUT_PEERS,
+    "cut-data server": Kind.CUT_DATA,
     "kill worker": Kind.KILL_WORKER,
     "stop worker": Kind.STOP_WORKER,
     "hang worker": Kind.HANG_WORKER,
