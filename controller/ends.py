@@ -142,6 +142,14 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
             _newcomer_failed(cluster, now, job, late.reason, None, fault)
 
 
+def stop_again(cluster: Cluster, now: float, job: Job) -> None:
+    """Tell the agents of workers that should have ended by now. Whoever has heard it before gets no more time by that."""
+    for worker, due_s in job.overdue().items():
+        if now >= due_s:
+            job.told_to_stop_s[worker] = now
+            stop_worker(cluster, now, job, worker)
+
+
 def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
     """The network between servers is cut, and not between them and this controller: the job goes on with one side of it."""
     if job.cut_since is None or now < job.cut_since + CUT_OFF_TIMEOUT_S:

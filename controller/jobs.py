@@ -41,6 +41,7 @@ from ..protocol.times import (
     LONGEST_BACK_OFF_S,
     LONGEST_SERVER_BACK_OFF_S,
     REST_S,
+    STOP_AGAIN_S,
 )
 from .records import JobRecord, OrderRecord, Progress, WorkerRecord, WorkerState
 from .scheduling.throughput import KEPT_RATES, NOISE, Measured
@@ -139,6 +140,7 @@ class Job:
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
     saver: WorkerId | None = None  # who is to save the state of a preempted job (`saving`)
     dismissed: set[WorkerId] = field(default_factory=set)  # workers of it that were told that their state is saved
+    told_to_stop_s: dict[WorkerId, float] = field(default_factory=dict)  # once more, when they should have ended
     watched_s: float = 0.0  # since when this controller has: what began before has all its time from then on
     cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
 
@@ -252,6 +254,7 @@ class Job:
             return None
         status = self.statuses.pop(worker, None)
         self.leaving_since.pop(worker, None)
+        self.told_to_stop_s.pop(worker, None)
         ended = msgspec.structs.replace(
             entry,
             state=WorkerState.ENDED,
@@ -320,6 +323,15 @@ class Job:
                 found.append(Lateness(entry.worker, what, limit_s, began_s + limit_s))
         return tuple(found)
 
+    def overdue(self) -> dict[WorkerId, float]:
+        """When the agents of workers that do not end are told again to stop them (Unix time, s): they may not have heard it."""
+        found = {}
+        for entry in self.kept.workers:
+            if entry.stopping and entry.stop_by_s is not None:
+                since_s = max(entry.stop_by_s, self.watched_s, self.told_to_stop_s.get(entry.worker, 0.0))
+                found[entry.worker] = since_s + STOP_AGAIN_S
+        return found
+
     def allow_more(self, worker: WorkerId, by_s: float) -> None:
         """So much time does not count for a worker that starts."""
         entry = self.worker(worker)
@@ -331,6 +343,7 @@ class Job:
         """What happens by itself, and when (Unix time, s)."""
         found = {f"{late.worker} is late": late.until_s for late in self.latenesses()}
         found |= {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
+        found |= {f"{worker} is told to stop again": due_s for worker, due_s in self.overdue().items()}
         if not self.kept.target:  # while it is tried on another server, that decides
             avoided = {server: avoided.until_s for server, avoided in self.avoided.items()}
             found |= {f"{server} is avoided": until_s for server, until_s in avoided.items() if until_s is not None}
@@ -397,6 +410,7 @@ class Job:
             avoided.until_s = _later(avoided.until_s, gap_s)
         for late in self.latenesses():
             self.allow_more(late.worker, gap_s)
+        self.told_to_stop_s = {worker: told_s + gap_s for worker, told_s in self.told_to_stop_s.items()}
         self.leaving_since = {worker: since + gap_s for worker, since in self.leaving_since.items()}
         if self.descent is not None:
             self.descent.began_s += gap_s

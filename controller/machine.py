@@ -20,7 +20,7 @@ from ..protocol.messages import Refused
 from . import health
 from .absence import Absences
 from .cluster import Cluster, Settings
-from .ends import stop_cut_off, stop_late
+from .ends import stop_again, stop_cut_off, stop_late
 from .events import Action, AgentMessage, ClientRequest, Event, StoreReturned, TimePassed
 from .intake import on_agent_message, server_lost
 from .jobs import Job
@@ -120,6 +120,7 @@ class ControllerMachine:
             self._cluster.schedule_due = True
         stop_late(self._cluster, now, job)
         stop_cut_off(self._cluster, now, job)
+        stop_again(self._cluster, now, job)
         for avoided in job.avoided.values():
             if avoided.until_s is not None and now >= avoided.until_s and not job.kept.target:
                 avoided.until_s = None

@@ -20,6 +20,7 @@ from ..protocol.messages import StopWorker
 from ..protocol.model import WorkerId, WorkerStatus
 from .cluster import Cluster
 from .jobs import Job
+from .reconcile import save_grace_s
 from .records import WorkerRecord
 
 
@@ -43,11 +44,11 @@ def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
             _tell_change(cluster, now, job, saver)
             job.saver = saver
             for entry, _ in unsaved:
-                _ask(cluster, now, job, entry, None)
+                _ask(cluster, job, entry, None)
     for entry, status in waiting:
         if entry.worker not in job.dismissed and _is_saved(job, status):
             job.dismissed.add(entry.worker)
-            _ask(cluster, now, job, entry, status.applied)
+            _ask(cluster, job, entry, status.applied)
 
 
 def _is_saved(job: Job, status: WorkerStatus) -> bool:
@@ -72,13 +73,12 @@ def _tell_change(cluster: Cluster, now: float, job: Job, saver: WorkerId) -> Non
     cluster.tell(now, "saver", job.id, f"{saver} is to save its state in place of {job.saver}, {why}")
 
 
-def _ask(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, saved: int | None) -> None:
-    """Tell a worker anew who saves, or that `saved` is. It has no more time than before."""
-    grace_s = max(0.0, entry.stop_by_s - now) if entry.stop_by_s is not None else 0.0
+def _ask(cluster: Cluster, job: Job, entry: WorkerRecord, saved: int | None) -> None:
+    """Tell a worker anew who saves, or that `saved` is. If its agent has heard before that it is to end, it has no more time."""
     stop = StopWorker(
         job=job.id,
         worker=entry.worker,
-        grace_s=grace_s,
+        grace_s=save_grace_s(job),
         save=True,
         saver=job.saver,
         stand_by=True,

@@ -267,9 +267,10 @@ class Oracle:
         self._check_share(known, record)
 
     def _check_share(self, known: _Known, record: JobRecord) -> None:
-        """A share that a job did not ask for may last only until the scheduler has looked at it again."""
-        share, gpus = len(record.target), record.spec.gpus
-        if not share or share == record.manual_share or gpus.min <= share <= gpus.max:
+        """A share that nobody has asked for may last only until the scheduler has looked at it again. One that is set by hand may
+        be beyond the job's own maximum, and the job has as much of it as there is."""
+        share, gpus, by_hand = len(record.target), record.spec.gpus, record.manual_share or 0
+        if not share or share == by_hand or gpus.min <= share <= max(gpus.max, by_hand):
             known.odd_since = None
         elif known.odd_since is None:
             known.odd_since = self._timeline.now
