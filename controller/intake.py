@@ -181,7 +181,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
                 continue
             if entry.worker in seen:
                 if entry.stopping:
-                    job.dismissed.discard(entry.worker)
+                    job.saving.dismissed.discard(entry.worker)
                     stop_worker(cluster, now, job, entry.worker)
             elif entry.state is WorkerState.STARTED and not entry.stopping and not job.final:
                 send_start(cluster, job, entry)

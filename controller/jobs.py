@@ -118,6 +118,16 @@ class Avoided:
 
 
 @dataclass
+class Saving:
+    """The state of a preempted job is being saved (`saving`)."""
+
+    saver: WorkerId | None = None  # who was named last
+    until_s: float | None = None  # it should have saved by then
+    slow: set[WorkerId] = field(default_factory=set)  # who had not
+    dismissed: set[WorkerId] = field(default_factory=set)  # who was told that its state is saved
+
+
+@dataclass
 class Job:
     """A job: its record, and what is known beside it."""
 
@@ -138,8 +148,7 @@ class Job:
     stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
     avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # until it trains again
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
-    saver: WorkerId | None = None  # who is to save the state of a preempted job (`saving`)
-    dismissed: set[WorkerId] = field(default_factory=set)  # workers of it that were told that their state is saved
+    saving: Saving = field(default_factory=Saving)  # of a preempted job
     told_to_stop_s: dict[WorkerId, float] = field(default_factory=dict)  # once more, when they should have ended
     watched_s: float = 0.0  # since when this controller has: what began before has all its time from then on
     cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
@@ -349,6 +358,8 @@ class Job:
             found |= {f"{server} is avoided": until_s for server, until_s in avoided.items() if until_s is not None}
         if self.restart_at is not None:
             found["restart"] = self.restart_at
+        if self.saving.until_s is not None and self.newest is None and self.kept.workers and not self.final:
+            found["saving"] = self.saving.until_s
         if self.cut_since is not None:
             found["cut off"] = self.cut_since + CUT_OFF_TIMEOUT_S
         if self.hold_until is not None:
@@ -405,6 +416,7 @@ class Job:
         self.restart_at = _later(self.restart_at, gap_s)
         self.hold_until = _later(self.hold_until, gap_s)
         self.cut_since = _later(self.cut_since, gap_s)
+        self.saving.until_s = _later(self.saving.until_s, gap_s)
         self.stop_rest_at = _later(self.stop_rest_at, gap_s)
         for avoided in self.avoided.values():
             avoided.until_s = _later(avoided.until_s, gap_s)

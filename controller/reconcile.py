@@ -33,7 +33,7 @@ from .generations import (
     next_step,
     unneeded,
 )
-from .jobs import Job
+from .jobs import Job, Saving
 from .outlook import Outlook, outlook
 from .records import OrderRecord, WorkerRecord, WorkerState
 from .restored import furthest
@@ -158,13 +158,19 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
     for entry in job.kept.workers:
         if not entry.stopping:
             stop_worker(cluster, now, job, entry.worker, saver)
-    job.saver, job.dismissed = saver, set()
+    job.saving = Saving(saver, turn_of(job, saver, now))
     committed = job.committed_order
     leads = committed is not None and committed.roster.leader == saver
     job.update(orders=(), broken=(), cycle=job.kept.generation + 1, last_leader=saver if leads else None)
     job.restart_at = None
     job.enter(JobPhase.PENDING, now)
     cluster.stir(job)
+
+
+def turn_of(job: Job, saver: WorkerId | None, now: float) -> float | None:
+    """Until when `saver` should have saved: the other half of its time is another one's, should its storage not answer."""
+    entry = job.worker(saver) if saver is not None else None
+    return (now + entry.stop_by_s) / 2 if entry is not None and entry.stop_by_s is not None else None
 
 
 def save_grace_s(job: Job) -> float:
@@ -193,7 +199,7 @@ def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId, saver:
     by_s = now + grace_s if entry.stop_by_s is None else min(entry.stop_by_s, now + grace_s)
     job.update_worker(worker, stopping=True, stop_by_s=by_s)
     if save and saver is None:
-        saver = job.saver
+        saver = job.saving.saver
     stop = StopWorker(
         job=job.id, worker=worker, grace_s=grace_s, save=save, saver=saver, stand_by=save, uid=job.kept.uid
     )

@@ -7,7 +7,8 @@ stands by until that is done (`worker.suspension`). `see_to_saving` looks at wha
 
 * a worker whose step, or a later one, has been saved in its own or a later generation is told so, and ends;
 * while a worker has a step that is not saved, the one to save is whoever has failed least often, the present one first. It is
-  named to all as soon as it is another one.
+  named to all as soon as it is another one. Who has not saved after half of the time that is left is passed over for others, and
+  may go on: storage that does not answer does not fail.
 
 It is level-triggered: called after each report and each end, it looks at what is. Which one is named is not recorded: a
 controller that has just started may name another one, and then two save the same. The time that the agents give the workers to
@@ -20,14 +21,18 @@ from ..protocol.messages import StopWorker
 from ..protocol.model import WorkerId, WorkerStatus
 from .cluster import Cluster
 from .jobs import Job
-from .reconcile import save_grace_s
+from .reconcile import save_grace_s, turn_of
 from .records import WorkerRecord
 
 
 def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
-    """A worker of `job` has reported, or has ended."""
+    """A worker of `job` has reported, or has ended, or time has passed."""
+    saving = job.saving
     if job.final or job.newest is not None:
         return
+    if saving.until_s is not None and saving.saver is not None and now >= saving.until_s:
+        saving.until_s = None
+        saving.slow.add(saving.saver)
     waiting = [
         (entry, status)
         for entry in job.kept.workers
@@ -40,15 +45,15 @@ def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
     unsaved = [(entry, status) for entry, status in waiting if not _is_saved(job, status)]
     if unsaved:
         saver = _choose(job, [status for _, status in unsaved])
-        if saver != job.saver:
+        if saver != saving.saver:
             _tell_change(cluster, now, job, saver)
-            job.saver = saver
+            saving.saver, saving.until_s = saver, turn_of(job, saver, now)
             for entry, _ in unsaved:
-                _ask(cluster, job, entry, None)
+                _ask(cluster, now, job, entry, None)
     for entry, status in waiting:
-        if entry.worker not in job.dismissed and _is_saved(job, status):
-            job.dismissed.add(entry.worker)
-            _ask(cluster, job, entry, status.applied)
+        if entry.worker not in saving.dismissed and _is_saved(job, status):
+            saving.dismissed.add(entry.worker)
+            _ask(cluster, now, job, entry, status.applied)
 
 
 def _is_saved(job: Job, status: WorkerStatus) -> bool:
@@ -59,28 +64,34 @@ def _is_saved(job: Job, status: WorkerStatus) -> bool:
 
 
 def _choose(job: Job, able: list[WorkerStatus]) -> WorkerId:
-    def order(status: WorkerStatus) -> tuple[int, bool, int]:
-        return status.save_failures, status.worker != job.saver, -(status.applied or 0)
+    def order(status: WorkerStatus) -> tuple[bool, int, bool, int]:
+        worker, saving = status.worker, job.saving
+        return worker in saving.slow, status.save_failures, worker != saving.saver, -(status.applied or 0)
 
     return min(able, key=order).worker  # min() takes the first of equals: the oldest
 
 
 def _tell_change(cluster: Cluster, now: float, job: Job, saver: WorkerId) -> None:
-    if job.saver is None:
+    named = job.saving.saver
+    if named is None:
         return  # this controller has just started
-    before = job.statuses.get(job.saver)
-    why = f"which could not: {before.note}" if before is not None else "which has ended"
-    cluster.tell(now, "saver", job.id, f"{saver} is to save its state in place of {job.saver}, {why}")
+    before = job.statuses.get(named)
+    why = f"which has not: {before.note}" if before is not None else "which has ended"
+    cluster.tell(now, "saver", job.id, f"{saver} is to save its state in place of {named}, {why}")
 
 
-def _ask(cluster: Cluster, job: Job, entry: WorkerRecord, saved: int | None) -> None:
-    """Tell a worker anew who saves, or that `saved` is. If its agent has heard before that it is to end, it has no more time."""
+def _ask(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, saved: int | None) -> None:
+    """Tell a worker anew who saves, or that `saved` is. If its agent has heard before that it is to end, it has no more time.
+
+    It has no less either, although the one that is gone may have been the one that took long to save.
+    """
+    left_s = entry.stop_by_s - now if entry.stop_by_s is not None else 0.0
     stop = StopWorker(
         job=job.id,
         worker=entry.worker,
-        grace_s=save_grace_s(job),
+        grace_s=max(left_s, save_grace_s(job)),
         save=True,
-        saver=job.saver,
+        saver=job.saving.saver,
         stand_by=True,
         saved=saved,
         uid=job.kept.uid,

@@ -117,3 +117,17 @@ def test_an_agent_that_has_not_heard_that_its_worker_is_to_end_is_told_again_and
     world.reap()
     world.pass_time(2 * STOP_AGAIN_S)
     assert len(world.messages(StopWorker)) == 4
+
+
+def test_another_one_is_named_when_half_of_the_time_has_passed_without_a_word():
+    world, _, (saver, second, third), generation = preempted()
+    for worker in (saver, second, third):
+        world.report(worker, WorkerPhase.TRAINING, generation, 10)
+    world.pass_time(13)
+    assert told(world) == []
+    world.pass_time(3)
+    assert {named for _, named, _ in told(world)} == {second}
+    world.pass_time(8)
+    assert {named for _, named, _ in told(world)} == {third}
+    world.report(saver, WorkerPhase.TRAINING, generation, 10, saved=10)
+    assert {saved for _, _, saved in told(world)} == {10}, "it has gone on, and counts"
