@@ -39,6 +39,7 @@ from elasticd.protocol.messages import (
     LocalWorker,
     Order,
     Request,
+    Scale,
     StartWorker,
     StopWorker,
     Submit,
@@ -53,6 +54,7 @@ from elasticd.protocol.model import (
     GpuKind,
     GpuRange,
     JobId,
+    JobPhase,
     JobSpec,
     Resize,
     Server,
@@ -486,3 +488,15 @@ class FaultyStore:
 
     def close(self) -> None:
         pass
+
+
+def one_running(world: World, gpus: int = 1, step: int = 10, **changes: Any) -> Job:
+    """A job that trains on so many GPUs, and has applied a step. What was sent until then is forgotten."""
+    job = world.submit(job_spec(low=1, high=max(4, gpus), **changes))
+    world.ask(Scale(job=job.id, share=gpus))
+    world.settle(job.id, step)
+    assert job.kept.phase is JobPhase.RUNNING
+    assert len(world.roster(job.id)) == gpus
+    world.reap()
+    world.sent.clear()
+    return job

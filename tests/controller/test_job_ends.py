@@ -1,0 +1,225 @@
+"""How jobs end: finished, cancelled, preempted."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from elasticd.controller.reconcile import suspend
+from elasticd.protocol.messages import (
+    Cancel,
+    Cancelled,
+    ForgetWorkers,
+    GetJob,
+    StopWorker,
+)
+from elasticd.protocol.model import GpuAddress, JobPhase, WorkerPhase
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec, one_running = _module.World, _module.job_spec, _module.one_running
+B = WorkerPhase.BROKEN
+
+
+def test_a_job_is_finished_when_its_leader_exits_with_zero_and_the_rest_have_a_moment():
+    world = World()
+    job = one_running(world, 2)
+    first, second = world.roster(job.id)
+    world.report(first, WorkerPhase.FINISHED, job.kept.committed, 99)
+    world.exit(first, 0)
+    assert job.kept.phase is JobPhase.FINISHED
+    assert world.messages(StopWorker) == []
+    world.pass_time(6)
+    assert [stop.worker for stop in world.messages(StopWorker)] == [second]
+    world.exit(second, -15)
+    assert job.kept.workers == ()
+    assert world.ask(GetJob(job=job.id)).job.step == 99
+
+
+def test_a_leader_that_is_lost_after_the_training_leaves_its_last_work_to_a_restart():
+    world = World()
+    job = one_running(world, 2)
+    first, second = world.roster(job.id)
+    for worker in (first, second):
+        world.report(worker, WorkerPhase.FINISHED, job.kept.committed, 99)
+    world.exit(second, 0)
+    assert not job.final  # the leader is still saving the model
+    world.exit(first, -9)
+    world.pass_time(2)
+    assert not job.final
+    assert job.kept.restarts == 1
+    assert world.roster(job.id)
+
+
+def test_a_leader_that_those_who_train_do_not_know_is_replaced():
+    world = World({"s1": 1, "s2": 1})
+    job = world.submit(job_spec("digits", 1, 1))
+    world.arrive(job.id)
+    (first,) = world.roster(job.id)
+    job.update(target=(GpuAddress(server="s2", index=0),))  # moved before anybody has said that it trains
+    world.machine.cluster.stir(job)
+    world.turn()
+    assert first not in world.roster(job.id)
+    world.report(first, WorkerPhase.TRAINING, 1, 3)
+    world.turn()
+    assert job.newest.roster.leader == first
+    assert first in world.roster(job.id)
+
+
+def test_no_order_is_given_to_a_job_that_is_at_its_end():
+    world = World()
+    job = one_running(world, 2)
+    first, second = world.roster(job.id)
+    world.report(first, WorkerPhase.FINISHED, job.kept.committed, 99)
+    generation = job.kept.generation
+    world.exit(second, -9)
+    assert job.kept.generation == generation
+    world.exit(first, 0)
+    assert job.kept.phase is JobPhase.FINISHED
+
+
+def test_no_order_is_given_when_others_have_ended_before_their_leader_has_said_that_it_is_at_the_end():
+    world = World()
+    job = one_running(world, 3)
+    first, second, third = world.roster(job.id)
+    generation = job.kept.generation
+    for worker in (second, third):
+        world.report(worker, WorkerPhase.FINISHED, job.kept.committed, 99)
+        world.exit(worker, 0)
+    assert job.kept.generation == generation
+    world.report(first, WorkerPhase.FINISHED, job.kept.committed, 99)
+    world.exit(first, 0)
+    assert job.kept.phase is JobPhase.FINISHED
+    assert job.kept.generation == generation
+
+
+def test_a_leader_that_needs_its_fellows_for_the_last_step_goes_on_without_those_that_have_ended():
+    world = World()
+    job = one_running(world, 2)
+    first, second = world.roster(job.id)
+    world.report(second, WorkerPhase.FINISHED, job.kept.committed, 99)
+    world.exit(second, 0)
+    world.report(first, B, job.kept.committed, 98)
+    assert world.roster(job.id) == [first]
+
+
+def test_a_leader_that_is_lost_when_all_others_have_ended_leaves_its_last_work_to_a_restart():
+    world = World()
+    job = one_running(world, 2)
+    first, second = world.roster(job.id)
+    world.report(second, WorkerPhase.FINISHED, job.kept.committed, 99)
+    world.exit(second, 0)
+    world.exit(first, -9)
+    world.pass_time(2)
+    assert job.kept.restarts == 1
+    assert world.roster(job.id)
+
+
+def test_a_job_that_is_preempted_in_the_moment_of_its_end_has_finished():
+    world = World({"s1": 2})
+    job = one_running(world, 2)
+    first, second = world.roster(job.id)
+    committed = job.kept.committed
+    job.update(target=())
+    suspend(world.machine.cluster, world.now, job)
+    world.report(second, WorkerPhase.FINISHED, committed, 99)
+    world.exit(second, 0)
+    assert job.kept.phase is JobPhase.PENDING
+    world.report(first, WorkerPhase.FINISHED, committed, 99)
+    world.restart()
+    world.exit(first, 0)
+    assert world.job(job.id).kept.phase is JobPhase.FINISHED
+    assert world.running(job.id) == []
+
+
+def test_cancelling_stops_all_workers_and_frees_their_gpus_as_they_end():
+    world = World({"s1": 2})
+    job = one_running(world, 2)
+    waiting = world.submit(job_spec("other", 2, 2))
+    assert waiting.kept.phase is JobPhase.PENDING
+    first, second = world.roster(job.id)
+    assert world.ask(Cancel(job=job.id)) == Cancelled(job=job.id)
+    assert job.kept.phase is JobPhase.CANCELLED
+    assert {stop.worker for stop in world.messages(StopWorker)} == {first, second}
+    assert world.running(waiting.id) == []
+    world.exit(first, -15)
+    world.exit(second, -15)
+    assert len(world.running(waiting.id)) == 2
+    assert "lost" not in world.kinds(job.id)
+
+
+def test_a_preempted_job_saves_its_state_and_is_not_started_again_before_that_is_done():
+    world = World({"s1": 1})
+    job = one_running(world, 1)
+    (first,) = world.roster(job.id)
+    target = job.kept.target
+    job.update(target=())
+    suspend(world.machine.cluster, world.now, job)
+    world.turn()
+    asked = [
+        StopWorker(
+            job=job.id,
+            worker=first,
+            grace_s=30.0,
+            save=True,
+            saver=first,
+            stand_by=True,
+            uid=job.kept.uid,
+        )
+    ]
+    assert world.messages(StopWorker) == asked
+    job.update(target=target)
+    world.machine.cluster.stir(job)
+    world.turn()
+    world.hello("s1")
+    assert [(stop.grace_s, stop.save) for stop in world.messages(StopWorker)] == [(30.0, True)] * 2, "it still saves"
+    assert not world.roster(job.id), "it would begin with an older checkpoint"
+    world.exit(first, 0)
+    assert len(world.roster(job.id)) == 1
+    assert "restarted" not in world.kinds(job.id)
+
+
+def test_where_the_leader_is_lost_another_one_with_the_state_saves_it():
+    world = World({"s1": 1, "s2": 1})
+    job = world.submit(job_spec("digits", 2, 2))
+    world.settle(job.id)
+    leader = job.newest.roster.leader
+    (other,) = [worker for worker in world.roster(job.id) if worker != leader]
+    world.exit(leader, -9, turn=False)
+    job.update(target=())
+    suspend(world.machine.cluster, world.now, job)
+    world.turn()
+    assert [(stop.worker, stop.saver) for stop in world.messages(StopWorker) if stop.save] == [(other, other)]
+
+
+def test_a_preempted_job_that_is_cancelled_does_not_save():
+    world = World({"s1": 1})
+    job = one_running(world, 1)
+    (first,) = world.roster(job.id)
+    job.update(target=())
+    suspend(world.machine.cluster, world.now, job)
+    world.ask(Cancel(job=job.id))
+    assert [(stop.worker, stop.save) for stop in world.messages(StopWorker)] == [(first, True), (first, False)]
+
+
+def test_a_pending_job_is_cancelled_at_once():
+    world = World({"s1": 1})
+    job = world.submit(job_spec(low=2, high=2))
+    assert job.waiting_reason
+    assert world.ask(Cancel(job=job.id)) == Cancelled(job=job.id)
+    assert job.kept.phase is JobPhase.CANCELLED
+
+
+def test_ends_are_recorded_before_they_are_forgotten():
+    world = World()
+    job = one_running(world, 2)
+    worker = world.roster(job.id)[1]
+    world.exit(worker, -9)
+    assert ForgetWorkers(workers=(worker,), uids={worker: job.kept.uid}) in world.messages(ForgetWorkers)
+    world.restart()
+    assert worker in [entry.worker for entry in world.job(job.id).kept.past]

@@ -1,0 +1,173 @@
+"""Orders and commits: how a job starts, grows, shrinks and moves."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from elasticd.protocol.messages import (
+    Order,
+    Scale,
+    Scaled,
+    StartWorker,
+    StopWorker,
+)
+from elasticd.protocol.model import GpuAddress, JobPhase, Resize, ServerId, WorkerPhase
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec, one_running = _module.World, _module.job_spec, _module.one_running
+T = WorkerPhase.TRAINING
+
+
+def test_a_submitted_job_is_recorded_ordered_and_started():
+    world = World()
+    job = world.submit(job_spec(low=2, high=2))
+    assert job.id == "digits-1"
+    assert job.kept.phase is JobPhase.STARTING
+    assert world.roster(job.id) == ["digits-1.0", "digits-1.1"]
+    assert [start.worker for start in world.messages(StartWorker)] == ["digits-1.0", "digits-1.1"]
+    assert job.newest.roster.leader == "digits-1.0"
+    assert world.messages(Order)[0].leader_address == ""
+
+
+def test_an_order_is_repeated_as_soon_as_the_leaders_address_is_known():
+    world = World()
+    job = world.submit(job_spec(low=2, high=2))
+    world.report(f"{job.id}.0", WorkerPhase.STARTING)
+    assert world.messages(Order)[-1].leader_address == "tcp://127.0.0.1:5000"
+    count = len(world.messages(Order))
+    world.report(f"{job.id}.0", WorkerPhase.READY)
+    assert len(world.messages(Order)) == count
+
+
+def test_the_first_commit_makes_a_job_run():
+    world = World()
+    job = world.submit(job_spec(low=2, high=2))
+    world.settle(job.id)
+    assert (job.kept.phase, job.share_gpus, job.kept.committed) == (JobPhase.RUNNING, 2, 1)
+    assert [change.share for change in job.kept.shares] == [2]
+    assert world.kinds(job.id) == ["submitted", "ordered", "started"]
+
+
+def test_growing_keeps_workers_and_leader_and_waits_for_nobody():
+    world = World()
+    job = one_running(world)
+    answer = world.ask(Scale(job=job.id, share=3))
+    assert answer == Scaled(job=job.id, generation=job.kept.generation, share=3)
+    assert world.roster(job.id)[0] == f"{job.id}.0"
+    assert job.newest.roster.leader == f"{job.id}.0"
+    assert job.share_gpus == 1  # until it is committed
+    world.settle(job.id)
+    assert job.share_gpus == 3
+
+
+def test_leavers_end_by_themselves_and_are_not_lost():
+    world = World()
+    job = one_running(world, 3)
+    leavers = set(world.roster(job.id)[1:])
+    world.ask(Scale(job=job.id, share=1))
+    world.settle(job.id)
+    assert job.share_gpus == 1
+    assert world.messages(StopWorker) == []
+    assert "lost" not in world.kinds(job.id)
+    assert leavers <= {entry.worker for entry in job.kept.past}
+
+
+def test_a_measured_resize_is_told_in_words():
+    world = World()
+    job = one_running(world)
+    world.ask(Scale(job=job.id, share=3))
+    world.arrive(job.id)
+    resize = Resize(
+        generation=job.kept.generation,
+        step=812,
+        workers_before=1,
+        workers_after=3,
+        longest_gap_s=0.041,
+        median_step_s=0.02,
+        median_step_after_s=0.01,
+    )
+    world.report(f"{job.id}.0", T, job.kept.generation, 815, resizes=(resize,))
+    world.report(f"{job.id}.0", T, job.kept.generation, 816, resizes=(resize,))
+    texts = [event.text for event in world.machine.cluster.events if event.kind == "resized"]
+    assert texts == ["1 -> 3 GPUs at step 812, longest gap 41 ms (median step 20 ms, then 10 ms)"]
+
+
+def test_a_newcomer_of_an_overtaken_order_is_stopped_only_when_that_order_cannot_be_committed_any_more():
+    world = World()
+    job = one_running(world)
+    world.ask(Scale(job=job.id, share=2))
+    overtaken = job.kept.generation
+    world.arrive(job.id)
+    leader = f"{job.id}.0"
+    world.report(leader, T, job.kept.committed, 11, floor=overtaken)
+    world.ask(Scale(job=job.id, share=1))
+    assert world.messages(StopWorker) == []
+    world.report(leader, T, job.kept.committed, 12, floor=job.kept.generation)
+    assert [stop.worker for stop in world.messages(StopWorker)] == [job.kept.workers[1].worker]
+
+
+def test_two_jobs_that_pass_gpus_to_each_other_do_not_wait_for_each_other():
+    world = World({"s1": 4})
+    first, second = one_running(world, 2), one_running(world, 2, name="other")
+    places = [[member.gpu for member in job.newest.roster.members] for job in (first, second)]
+    first.update(target=(places[0][0], places[1][1]))
+    second.update(target=(places[1][0], places[0][1]))
+    world.machine.cluster.stir(first)
+    world.machine.cluster.stir(second)
+    world.turn()
+    for _ in range(3):
+        world.settle(first.id)
+        world.settle(second.id)
+    assert {member.gpu for member in first.newest.roster.members} == set(first.kept.target)
+    assert (first.share_gpus, second.share_gpus) == (2, 2)
+    assert first.kept.restarts == second.kept.restarts == 0
+
+
+def test_a_newcomer_that_is_still_wanted_keeps_what_it_has_prepared():
+    world = World()
+    job = one_running(world)
+    world.ask(Scale(job=job.id, share=2))
+    newcomer = world.roster(job.id)[1]
+    world.ask(Scale(job=job.id, share=3))
+    assert world.roster(job.id)[:2] == [f"{job.id}.0", newcomer]
+
+
+def test_a_worker_starts_only_when_its_gpu_is_free():
+    world = World({"s1": 2})
+    first = one_running(world, 2)
+    second = world.submit(job_spec("other", 1, 1))
+    world.ask(Scale(job=first.id, share=1))
+    place = second.newest.roster.members[0].gpu
+    assert [start for start in world.messages(StartWorker) if start.job == second.id] == []
+    world.settle(first.id)
+    assert [start.gpu for start in world.messages(StartWorker) if start.job == second.id] == [place.index]
+
+
+def test_a_migration_goes_through_the_union_of_old_and_new():
+    world = World({"s1": 1, "s2": 1})
+    job = one_running(world)
+    old = world.roster(job.id)
+    job.update(target=(GpuAddress(server=ServerId("s2"), index=0),))
+    world.machine.cluster.stir(job)
+    world.turn()
+    union = world.roster(job.id)
+    assert union[: len(old)] == old
+    assert len(union) == 2
+    world.arrive(job.id)
+    generation = job.kept.generation
+    world.report(old[0], T, generation, 20)
+    assert world.roster(job.id) == union  # the newcomer has not got the state yet
+    world.report(union[1], T, generation, None)
+    assert world.roster(job.id) == union
+    world.report(union[1], T, generation, 21)
+    assert world.roster(job.id) == [union[1]]
+    assert job.newest.roster.leader == union[1]
+    world.settle(job.id)
+    assert world.running(job.id) == [union[1]]
