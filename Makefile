@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-gpu bench-policies conformance papers verify-bits world planted model-check format clean
+.PHONY: help setup demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-gpu bench-policies conformance papers verify-bits world planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -43,6 +43,9 @@ bench-runtime: $(STAMP)  ## what elasticity costs, beside DDP, torchrun and stop
 
 bench-simulator: $(STAMP)  ## how fast simulations and decisions are, beside other simulators (ARGS=--quick: a minute)
 	@$(BIN)/python -m benchmarks.simulator $(ARGS)
+
+bench-control: $(STAMP)  ## what one controller bears: a thousand agents, 110,000 jobs (ARGS=--quick: a minute)
+	@$(BIN)/python -m benchmarks.control $(ARGS)
 
 bench-gpu: $(STAMP)  ## the runtime on this machine's GPUs (ARGS="--device cpu --quick" tries it without)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)

@@ -1,0 +1,1 @@
+"""What one controller bears: many agents, jobs and requests over real sockets (`python -m benchmarks.control`)."""

@@ -1,0 +1,308 @@
+"""What one controller bears. `make bench-control`
+
+    python -m benchmarks.control [--quick] [--agents N] [--gpus N] [--live N] [--ended N] [--seconds N] [--label TEXT] [--json FILE]
+
+One real controller process with its store on disk runs on a core of its own; agents and clients are other processes, which speak the
+real protocol over real sockets. The store is that of a cluster that has run for months. What is measured, in this order:
+
+* how long a controller takes from its start until all agents are taken in, and until nothing more is to be started;
+* its share of the core while nobody asks and workers say nothing new (agents' heartbeats alone), and while they report;
+* durable submissions per second, and what lists take meanwhile, with `scale` and `cancel` among it;
+* servers lost by that and by a stop of the controller for 12 s in the middle of it;
+* a kill of the controller: how long until all agents are taken in again, and how many hellos that takes;
+* what one heartbeat costs with few and with many jobs, without sockets.
+
+Results go to out/bench-control.json under their label and into docs/benchmarks.md (`--quick`: to out/bench-control-quick.json only).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.runtime import machine
+from benchmarks.runtime.processes import Family, MeasurementFailed, free_port, until
+from elasticd.ctl.client import Client
+from elasticd.protocol.errors import ElasticError
+from elasticd.protocol.messages import Ping, Pong
+
+from . import report
+from .store import fill
+
+ROOT = Path(__file__).resolve().parents[2]
+STOPPED_S = 12.0
+AGENTS_PER_PROCESS = 500
+SUBMITTERS = 32
+TAKEN_IN_WITHIN_S = 180.0
+CALM_WITHIN_S = 300.0
+
+
+class Bench:
+    """One run: a controller, its agents and clients, all in one directory."""
+
+    def __init__(self, options: argparse.Namespace, family: Family, directory: Path) -> None:
+        self.options = options
+        self._family = family
+        self._directory = directory
+        cores = sorted(os.sched_getaffinity(0))
+        self._core, self._others = cores[0], cores[1:] or cores
+        os.sched_setaffinity(0, self._others)
+        ports = free_port(), free_port()
+        self._clients_at, self._agents_at = (f"tcp://127.0.0.1:{port}" for port in ports)
+        self._config = directory / "controller.yaml"
+        self._config.write_text(
+            f"cluster: bench\nstate_directory: {directory / 'state'}\nlisten_clients: {self._clients_at}\n"
+            f"listen_agents: {self._agents_at}\nlog_file: {directory / 'controller.log'}\npolicy: {options.policy}\n"
+        )
+        self._client = Client(self._clients_at)
+        self._fleets: list[subprocess.Popen[bytes]] = []
+        self._crowd: subprocess.Popen[bytes] | None = None
+        self.controller: psutil.Process
+
+    def prepare(self) -> None:
+        (self._directory / "state").mkdir()
+        options = self.options
+        fill(self.store, options.agents, options.gpus, options.live, options.ended, time.time())
+
+    @property
+    def store(self) -> Path:
+        return self._directory / "state" / "cluster.db"
+
+    def start_controller(self) -> float:
+        """Start it, and return when (monotonic, s)."""
+        began = time.monotonic()
+        log = self._directory / "controller.err"
+        command = [sys.executable, "-m", "elasticd.controller", "--config", str(self._config)]
+        process = self._family.start(command, log=log)
+        self.controller = psutil.Process(process.pid)
+        self.controller.cpu_affinity([self._core])
+        return began
+
+    def start_load(self) -> None:
+        for first in range(0, self.options.agents, AGENTS_PER_PROCESS):
+            count = min(AGENTS_PER_PROCESS, self.options.agents - first)
+            self._fleets.append(self._child("agents", self._agents_at, str(first), str(count), str(self.options.gpus)))
+        self._crowd = self._child("clients", self._clients_at, str(SUBMITTERS))
+
+    def _child(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"benchmarks.control.{name}", *arguments]
+        log = self._directory / f"{name}.err"
+        return self._family.start(command, log=log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    # -- asking
+
+    def alive(self) -> int:
+        """How many servers the controller takes for present; -1: it does not answer."""
+        try:
+            answer = self._client.ask(Ping(), timeout_s=1.0)
+        except ElasticError:
+            return -1
+        return answer.servers if isinstance(answer, Pong) else -1
+
+    def until_taken_in(self, began: float) -> float:
+        """Seconds from `began` until all servers are there."""
+
+        def there() -> float | None:
+            return time.monotonic() - began if self.alive() >= self.options.agents else None
+
+        return until("all agents are taken in", there, TAKEN_IN_WITHIN_S, 0.05)
+
+    def until_calm(self, began: float) -> float:
+        """Seconds from `began` until the agents start no more workers."""
+        started, since = -1, time.monotonic()
+        deadline = time.monotonic() + CALM_WITHIN_S
+        while time.monotonic() < deadline:
+            now = self.sent().get("WorkerReport", 0)
+            if now != started:
+                started, since = now, time.monotonic()
+            elif time.monotonic() - since > 3.0:
+                return since - began
+            time.sleep(0.5)
+        raise MeasurementFailed(f"workers are still being started after {CALM_WITHIN_S:.0f} s")
+
+    def report_every(self, seconds: float) -> None:
+        for fleet in self._fleets:
+            _tell(fleet, f"report {seconds}")
+
+    def sent(self) -> dict[str, int]:
+        """How many messages of each kind the agents have sent."""
+        counts: dict[str, int] = {}
+        for fleet in self._fleets:
+            _tell(fleet, "tell")
+        for fleet in self._fleets:
+            for what, count in _hear(fleet)["sent"].items():
+                counts[what] = counts.get(what, 0) + count
+        return counts
+
+    def phase(self, what: str, seconds: float) -> dict[str, Any]:
+        assert self._crowd is not None
+        _tell(self._crowd, f"{what} {seconds}")
+        return _hear(self._crowd)
+
+    def begin_phase(self, what: str, seconds: float) -> None:
+        assert self._crowd is not None
+        _tell(self._crowd, f"{what} {seconds}")
+
+    def end_phase(self) -> dict[str, Any]:
+        assert self._crowd is not None
+        return _hear(self._crowd)
+
+    # -- the controller's process
+
+    def core_share(self, seconds: float) -> float:
+        """Of the controller's core, in per cent."""
+        before = self._cpu_s()
+        time.sleep(seconds)
+        return 100.0 * (self._cpu_s() - before) / seconds
+
+    def _cpu_s(self) -> float:
+        times = self.controller.cpu_times()
+        return times.user + times.system
+
+    def rss_mb(self) -> float:
+        return self.controller.memory_info().rss / 1e6
+
+    def kill_controller(self) -> None:
+        self.controller.kill()
+        self.controller.wait()
+
+
+def _tell(child: subprocess.Popen[bytes], line: str) -> None:
+    assert child.stdin is not None
+    child.stdin.write(line.encode() + b"\n")
+    child.stdin.flush()
+
+
+def _hear(child: subprocess.Popen[bytes]) -> Any:
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    if not line:
+        raise MeasurementFailed(f"{' '.join(map(str, child.args))} has ended")  # type: ignore[arg-type]
+    return json.loads(line)
+
+
+def measure(bench: Bench) -> dict[str, Any]:
+    """All figures of one run."""
+    options = bench.options
+    found: dict[str, Any] = {}
+    bench.prepare()
+    bench.start_load()
+    began = bench.start_controller()
+    found["first_start_s"] = bench.until_taken_in(began)
+    _say(f"all agents taken in after {found['first_start_s']:.1f} s")
+    found["calm_s"] = bench.until_calm(began)
+    _say(f"all workers started after {found['calm_s']:.1f} s")
+    found["idle_percent"] = bench.core_share(options.idle_seconds)
+    _say(f"idle: {found['idle_percent']:.1f} % of the core")
+    found["look"] = bench.phase("look", options.idle_seconds)
+    bench.report_every(options.report_s)
+    time.sleep(2.0)
+    found["reporting_percent"] = bench.core_share(options.idle_seconds)
+    _say(f"with reports: {found['reporting_percent']:.1f} % of the core")
+    found["load"] = bench.phase("load", options.seconds)
+    _say(f"load: {report.rate(found['load'])} submissions/s, {bench.rss_mb():.0f} MB")
+    bench.begin_phase("load", options.seconds + STOPPED_S)
+    time.sleep(options.seconds / 2)
+    bench.controller.send_signal(signal.SIGSTOP)
+    time.sleep(STOPPED_S)
+    bench.controller.send_signal(signal.SIGCONT)
+    found["stopped"] = bench.end_phase()
+    found["alive_in_the_end"] = bench.alive()
+    found["rss_mb"] = bench.rss_mb()
+    _say(f"after a stop of {STOPPED_S:.0f} s: {found['alive_in_the_end']} servers, {found['rss_mb']:.0f} MB")
+    bench.kill_controller()
+    hellos = bench.sent().get("AgentHello", 0)
+    began = bench.start_controller()
+    found["recovery_s"] = bench.until_taken_in(began)
+    time.sleep(3.0)
+    found["hellos"] = bench.sent().get("AgentHello", 0) - hellos
+    _say(f"recovered after {found['recovery_s']:.1f} s, with {found['hellos']} hellos")
+    bench.kill_controller()
+    return found
+
+
+def heartbeats(options: argparse.Namespace, directory: Path) -> Iterator[dict[str, float]]:
+    """What one costs, with a tenth of the jobs and with all."""
+    for part in (0.1, 1.0):
+        store = directory / f"heartbeats-{part}.db"
+        fill(store, options.agents, options.gpus, int(options.live * part), int(options.ended * part), time.time())
+        command = [sys.executable, "-m", "benchmarks.control.heartbeat"]
+        command += [str(store), str(options.agents - 1), str(options.gpus)]
+        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        yield {"part": part, **json.loads(done.stdout)}
+
+
+@contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    """On the disk that the checkout is on: /tmp may be memory, which syncs at once."""
+    (ROOT / "out").mkdir(exist_ok=True)
+    if keep is not None:
+        keep.mkdir(parents=True)
+        yield keep
+        return
+    path = Path(tempfile.mkdtemp(prefix="bench-control-", dir=ROOT / "out"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    options = _options()
+    name = "bench-control-quick.json" if options.quick else "bench-control.json"
+    target = options.json or ROOT / "out" / name
+    about = machine.describe()
+    with _directory(options.keep) as directory:
+        with Family() as family:
+            found = measure(Bench(options, family, directory))
+        found["heartbeats"] = list(heartbeats(options, directory))
+    sizes = {key: getattr(options, key) for key in ("agents", "gpus", "live", "ended", "seconds", "report_s", "policy")}
+    runs = report.add(target, options.label, {"machine": about, "sizes": sizes, **found})
+    print(report.table(runs))
+    if not options.quick:
+        report.publish(ROOT / "docs" / "benchmarks.md", runs)
+    _say(f"written to {target}")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.control", description="What one controller bears.")
+    parser.add_argument("--quick", action="store_true", help="100 agents, 500 live and 5,000 ended jobs")
+    parser.add_argument("--agents", type=int, help="default 1,000")
+    parser.add_argument("--gpus", type=int, default=8, help="of each agent")
+    parser.add_argument("--live", type=int, help="jobs that are not over; default 10,000")
+    parser.add_argument("--ended", type=int, help="jobs that are; default 100,000")
+    parser.add_argument("--seconds", type=float, help="of submissions")
+    parser.add_argument("--report-s", type=float, default=1.0, help="how often each worker tells its progress")
+    parser.add_argument("--policy", default="max-min")
+    parser.add_argument("--label", default="now", help="column of the table that this run fills")
+    parser.add_argument("--json", type=Path, help="where results go")
+    parser.add_argument("--keep", type=Path, help="a new directory for the store and logs, which stay")
+    options = parser.parse_args()
+    full, quick = (1000, 10_000, 100_000, 10.0), (100, 500, 5_000, 4.0)
+    for key, value in zip(("agents", "live", "ended", "seconds"), quick if options.quick else full, strict=True):
+        if getattr(options, key) is None:
+            setattr(options, key, value)
+    options.idle_seconds = 3.0 if options.quick else 8.0
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
