@@ -6,8 +6,8 @@ The agent decides nothing about jobs. It starts and stops what it is told to, pa
 tells the controller everything that changes. Both of its lines may lose messages, and it may itself be killed at any moment
 (cluster 1), so:
 
-* what the controller has missed is repeated: a worker's status with each of its heartbeats, a worker's end with each
-  heartbeat of the agent until the controller says that it is recorded;
+* what the controller has missed is repeated: a worker's status with each heartbeat of the agent, a worker's end likewise
+  until the controller says that it is recorded. A status that tells of nothing but progress waits for that heartbeat;
 * what the agent has missed comes again after a hello (`session`);
 * a worker gets the newest order of its job when it first speaks, whenever its status names an older one, and now and then
   as long as it has not committed it. Every local worker of the job gets it, also those that are no longer in the roster:
@@ -25,6 +25,7 @@ tells the controller everything that changes. Both of its lines may lose message
 from __future__ import annotations
 
 import enum
+import random
 from dataclasses import dataclass
 
 import msgspec
@@ -49,7 +50,7 @@ from ..protocol.messages import (
     WorkerReport,
     session_name,
 )
-from ..protocol.model import Fault, JobId, Server, WorkerId, WorkerPhase, WorkerStatus, job_number
+from ..protocol.model import Fault, JobId, Server, Steady, WorkerId, WorkerPhase, WorkerStatus, job_number
 from ..protocol.times import AWAY_S, EVENT_KEPT_S, START_PATIENCE_S, STATE_RETRY_S, WATCH_INTERVAL_S
 from .events import (
     Action,
@@ -77,13 +78,12 @@ from .events import (
 from .identity import Identity
 from .session import Due, Phase, Session
 
-# A status that only tells of progress is passed on this often: a little more than workers' heartbeats.
-REPORT_INTERVAL_S = 0.4
 ORDER_REPEAT_S = 2.0
 STARTING_PATIENCE = 10.0  # times the silence that is allowed later
 MAX_ORDERS = 4096
 MAX_FORGOTTEN = 4096
 MAX_EXITS_PER_HEARTBEAT = 64
+MAX_REPORTS_PER_HEARTBEAT = 128
 OVER = (WorkerPhase.FINISHED, WorkerPhase.LEFT)
 
 
@@ -108,7 +108,7 @@ class _Process:
     origin: Origin
     give_up_at: float = float("inf")  # the start, if it has not come about by then
     status: WorkerStatus | None = None
-    reported_at: float = 0.0
+    unreported: bool = False  # its status has not been passed on
     ordered_at: float = 0.0
     kill_at: float | None = None
     suspend: Suspend | None = None  # it has been asked to end by itself; no signal yet
@@ -133,7 +133,7 @@ class AgentMachine:
         self._identity = identity or Identity()
         self._write_again_at = float("inf")  # the identity
         self._write_failed = False
-        self._session = Session(heartbeat_interval_s)
+        self._session = Session(heartbeat_interval_s, random.Random(incarnation))
         self._worker_silence_s = worker_silence_s
         self._started = False
         self._hellos = 0
@@ -400,10 +400,8 @@ class AgentMachine:
             elif status.phase not in OVER:
                 process.suspend = None
                 actions.append(SignalProcess(status.worker, StopSignal.TERMINATE))
-        if before is None or _without_progress(status) != _without_progress(before):
-            process.reported_at = float("-inf")
-        if now - process.reported_at >= REPORT_INTERVAL_S:
-            process.reported_at = now
+        process.unreported = before is not None and _without_progress(status) == _without_progress(before)
+        if not process.unreported:
             actions += self._tell(WorkerReport(status=status, uid=process.uid))
         order = self._orders.get(status.job)
         if order is not None and order.uid == process.uid:
@@ -473,7 +471,16 @@ class AgentMachine:
             for worker, process in self._running.items()
             if process.status is None and process.origin is not Origin.ASKED
         ]
-        return AgentHeartbeat(server=self._server.server, starting=tuple(silent))
+        return AgentHeartbeat(server=self._server.server, starting=tuple(silent), reports=self._progress())
+
+    def _progress(self) -> tuple[WorkerReport, ...]:
+        """The statuses that have waited for this heartbeat. Of very many those that come first, and the others next time."""
+        found: list[WorkerReport] = []
+        for process in self._running.values():
+            if process.unreported and process.status is not None and len(found) < MAX_REPORTS_PER_HEARTBEAT:
+                process.unreported = False
+                found.append(WorkerReport(status=process.status, uid=process.uid))
+        return tuple(found)
 
     def _ends_to_repeat(self) -> list[WorkerExit]:
         """Some of the ends that are not forgotten, each in its turn: there may be some that never will be."""
@@ -546,8 +553,8 @@ def _without_progress(status: WorkerStatus) -> WorkerStatus:
         epoch=0,
         samples_per_s=0.0,
         median_step_s=0.0,
+        steady=Steady(),
         metrics={},
-        resizes=(),
         saving_s=0.0,
         longest_step_s=0.0,
     )

@@ -25,18 +25,25 @@ States::
        ^  <--- no connection stood ---+  \\              ^
        |                                  refused       | answered
        +------- no connection stood ------- REFUSED ----+         says hello again every `REFUSED_RETRY_S`
+
+Where no connection stands, one is looked for again at once, and then less and less often. A hello that a connection has taken
+is not repeated soon: a controller that has just started has a thousand of them to answer, each as large as all that its agent
+knows, and repetitions would only make it later. The waits are drawn, so that agents that lost their controller together do not
+come together again and again.
 """
 
 from __future__ import annotations
 
 import enum
+import random
 
 from ..protocol.messages import Acknowledged
 from ..protocol.times import REFUSED_RETRY_S
 
 SILENT_INTERVALS = 3  # without an acknowledgement, after which the session is taken for lost
-FIRST_RETRY_S = 0.05
-LONGEST_RETRY_INTERVALS = 4  # between two hellos that have found a connection and no answer
+FIRST_RETRY_S = 0.05  # until a connection is looked for again
+LONGEST_WAIT_INTERVALS = 4  # for the answer to a hello; the first time it is one
+SCATTER = 0.25  # of such a wait, more or less
 
 
 class Due(enum.Enum):
@@ -59,10 +66,13 @@ class Phase(enum.Enum):
 class Session:
     """Counts what came, and says when the next hello or heartbeat is due (Unix time, s)."""
 
-    def __init__(self, heartbeat_interval_s: float) -> None:
+    def __init__(self, heartbeat_interval_s: float, rng: random.Random) -> None:
         self._interval_s = heartbeat_interval_s
+        self._rng = rng
         self._phase = Phase.UNHEARD
-        self._retry_s = min(FIRST_RETRY_S, heartbeat_interval_s)
+        self._asked_at = 0.0
+        self._connect_s = min(FIRST_RETRY_S, heartbeat_interval_s)  # the next wait where there is no connection
+        self._answer_s = heartbeat_interval_s  # where there is one, and no answer
         self._received = 0
         self._due_at = 0.0
         self._silent_at = 0.0
@@ -113,8 +123,10 @@ class Session:
 
     def hello_not_sent(self) -> None:
         """The hello that was due found no connection."""
-        self._retry_s = min(self._retry_s, self._interval_s)
         self._phase = Phase.UNHEARD
+        self._answer_s = self._interval_s
+        self._due_at = self._asked_at + self._connect_s
+        self._connect_s = min(2 * self._connect_s, self._interval_s)
 
     def due(self, now: float) -> Due:
         """What to say now. Counts it as said."""
@@ -130,11 +142,12 @@ class Session:
                 self._due_at = now + REFUSED_RETRY_S
             case Phase.UNHEARD | Phase.ASKED:
                 self._phase = Phase.ASKED
-                self._due_at = now + self._retry_s
-                self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_INTERVALS * self._interval_s)
+                self._asked_at = now
+                self._due_at = now + self._answer_s * self._rng.uniform(1 - SCATTER, 1 + SCATTER)
+                self._answer_s = min(2 * self._answer_s, LONGEST_WAIT_INTERVALS * self._interval_s)
         return Due.HELLO
 
     def _lose(self, now: float) -> None:
         self._phase = Phase.UNHEARD
-        self._retry_s = min(FIRST_RETRY_S, self._interval_s)
+        self._connect_s, self._answer_s = min(FIRST_RETRY_S, self._interval_s), self._interval_s
         self._due_at = now

@@ -48,7 +48,7 @@ def _shift(cluster: Cluster, before: float, now: float) -> bool:
     waits = False
     for name, session in cluster.sessions.items():
         if session.alive or name in cluster.awaited:
-            session.last_heard_s = now
+            session.last_heard_s = now  # of all: which of them has been silent for longest stays as it is
             waits = True
     for guest in cluster.guests.values():
         guest.last_heard_s += now - before

@@ -31,17 +31,19 @@ def elsewhere(seen: Outlook, decision: Decision) -> tuple[Decision, tuple[Job, .
     """The decision with such exchanges made, and the jobs that cannot begin with what they would get."""
     placed: Placements = dict(decision.placements)
     shares = decision.shares.copy()
-    free = ((1 << len(seen.gpus)) - 1) & ~union(placed.values())
+    free = ((1 << seen.view.total_gpus) - 1) & ~union(placed.values())
     stuck = []
     for row, gpus in decision.placements.items():
         job = seen.jobs[row]
+        if not job.avoided:
+            continue
         dark, wholly = _dark(seen, job)
         give = gpus & wholly or (0 if gpus & ~dark else 1 << (gpus.bit_length() - 1))
         if not give:
             continue
         better = some(give.bit_count(), free & ~dark & seen.view.placements.get(row, 0), free & ~dark)
         new = gpus & ~give | better
-        if not new & ~dark or new.bit_count() < min(job.kept.spec.gpus.min, gpus.bit_count()):
+        if not new & ~dark or new.bit_count() < min(job.spec.gpus.min, gpus.bit_count()):
             stuck.append(job)
             continue
         placed[row], shares[row] = new, new.bit_count()

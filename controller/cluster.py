@@ -11,6 +11,7 @@ import math
 import random
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -22,23 +23,38 @@ from ..protocol.messages import (
     HelloRefused,
     LocalWorker,
     Reply,
+    Submitted,
     ToAgentFromController,
     session_name,
 )
-from ..protocol.model import GpuAddress, JobId, Server, ServerId, Value, WorkerId
-from ..protocol.times import DEATHS_IN_VAIN
-from .events import Action, Record, ReplyClient, SendAgent, Warn
+from ..protocol.model import GpuAddress, JobId, Server, ServerId, Value, WorkerId, job_number
+from ..protocol.times import DEATHS_IN_VAIN, DECISION_INTERVAL_PER_JOB_S, JOBS_DECIDED_AT_ONCE
+from .archive import Archive, first_key_of, job_of
+from .deadlines import Deadlines
+from .events import Action, ClientRequest, Fetch, Record, ReplyClient, SendAgent, Warn
+from .index import Index
 from .jobs import Job
-from .records import JobRecord, WorkerState
+from .records import ArchivedJob, JobRecord, Submission
+from .rows import Rows
 from .scheduling.measuring import OFF, Measuring
 from .scheduling.policies import Policy
 from .scheduling.scheduler import Scheduler
-from .scheduling.view import Ints
+from .scheduling.view import Ints, ServerInView
 from .throughput import Estimated, History, Profiles, estimated
 
 KEPT_EVENTS = 10_000
 KEPT_ANSWERS = 10_000
-KEPT_JOBS = 10_000  # that are over
+ARCHIVED_AT_ONCE = 64  # jobs in one event: as many leave the memory, and as many the archive
+LOOK_AT_AGES_S = 600.0  # between two looks for jobs that are too old to be kept
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How many jobs that are over are kept, and how long."""
+
+    recent: int = 1000  # in memory; those before them are in the archive
+    ended: int = 100_000  # in the archive
+    days: float = 365.0  # likewise, since they ended
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,7 @@ class Settings:
     max_restarts: int = DEATHS_IN_VAIN
     measuring: Measuring = OFF
     profiles: Profiles = field(default_factory=dict)
+    keeping: Keeping = Keeping()
 
 
 class ServerRecord(Value, frozen=True, kw_only=True):
@@ -67,6 +84,12 @@ class ClusterRecord(Value, frozen=True, kw_only=True):
 
     id: str  # random: tells it from a cluster that has had the same servers
     first_job: int = 1  # lower numbers may have been used by jobs that the store has lost
+
+
+class RequestRecord(Value, frozen=True, kw_only=True):
+    """A request has submitted a job: a repetition gets the same answer."""
+
+    job: JobId
 
 
 class AdoptionRecord(Value, frozen=True, kw_only=True):
@@ -95,6 +118,11 @@ class Session:
     def name(self) -> str:
         return session_name(self.incarnation, self.hello)
 
+    @cached_property
+    def whole(self) -> ServerInView:
+        """The server with all of its GPUs, for the scheduler."""
+        return ServerInView(server=self.server.server, gpus=tuple(gpu.index for gpu in self.server.gpus))
+
     def uid(self, worker: WorkerId) -> str:
         """Of the job of a worker in the last hello; "": not told."""
         return self.places[worker].uid if worker in self.places else ""
@@ -116,6 +144,14 @@ class Guest:
     ended: dict[WorkerId, str] = field(default_factory=dict)  # uids of their jobs
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """A job's script has failed at its start on a server."""
+
+    times: int
+    kind: str  # of the job, which may be over long since
+
+
 @dataclass
 class Health:
     """What the starts of workers on a server have come to since the last one that went well (`health`)."""
@@ -124,7 +160,7 @@ class Health:
     until_s: float | None = None  # it is left alone until then (Unix time)
     reason: str = ""
     suspected: bool = False  # the scripts' exit codes are laid at its door
-    doubts: dict[JobId, int] = field(default_factory=dict)  # a job's script failed at its start so often; newest last
+    doubts: dict[JobId, Doubt] = field(default_factory=dict)  # jobs whose scripts failed at their start; newest last
 
     def sentence(self, now: float) -> str:
         """Why it is left alone, and how long still; after the server's name and a colon."""
@@ -162,10 +198,23 @@ class Decider:
 POLICY_KEY = "/policy"
 CLUSTER_KEY = "/cluster"
 ADOPTED = "/adopted/"
+JOBS = "/jobs/"
+REQUESTS = "/requests/"
+SUBMISSION, STATE = "/spec", "/state"  # after a job's id
 
 
-def job_key(job: JobId) -> str:
-    return f"/jobs/{job}"
+def submission_key(job: JobId) -> str:
+    """Of what was submitted: written once."""
+    return JOBS + job + SUBMISSION
+
+
+def state_key(job: JobId) -> str:
+    """Of what has become of it."""
+    return JOBS + job + STATE
+
+
+def request_key(request: str) -> str:
+    return REQUESTS + request
 
 
 def event_key(number: int) -> str:
@@ -186,14 +235,21 @@ class Cluster:
         self.decider = Decider(configured, now)
         self.rng = rng
         self.started_s = now
-        self.jobs: dict[JobId, Job] = {}
+        self.jobs: dict[JobId, Job] = {}  # that are not over, and those that are over since lately
+        self.index = Index()
+        self.rows = Rows()
+        self.decided_s = -math.inf  # when the scheduler was last asked
+        self.archive = Archive()
         self.sessions: dict[ServerId, Session] = {}
+        self.known_gpus = 0  # of all servers known, absent ones included
         self.guests: dict[ServerId, Guest] = {}
         self.adopted: dict[ServerId, str] = {}  # to be taken over: the identity of the agent
         self.refused: OrderedDict[tuple[ServerId, str], None] = OrderedDict()  # agents that the operator was told of
         self.store_is_old = False  # the operator was told so
         self.health: dict[ServerId, Health] = {}  # of servers where a start has failed
         self.awaited: set[ServerId] = set()  # known from the store, not heard of since the start
+        # Servers that have a lease, or that are awaited; the one that has been silent for longest is first.
+        self.leases: OrderedDict[ServerId, None] = OrderedDict()
         self.events: deque[EventView] = deque(maxlen=KEPT_EVENTS)
         self.answers: OrderedDict[str, Answer] = OrderedDict()  # to requests that changed something
         self.pending_logs: dict[str, PendingLog] = {}
@@ -202,6 +258,7 @@ class Cluster:
         self.next_job = 1
         self.next_event = 1
         self.schedule_due = False
+        self.gpu_freed = False  # jobs may wait for it
         self.plan_unfinished = False  # part of the last plan waits for the rest to be carried out
         self.policy_trouble = ""  # what the policy raised when it was asked last
         self.policy_failures: set[str] = set()  # that have been told; one for each line that raises
@@ -209,7 +266,8 @@ class Cluster:
         self.stirred: dict[JobId, None] = {}  # jobs to look at, in the order in which they were stirred
         # Jobs that are over, without workers; first who was so first.
         self._over: OrderedDict[JobId, None] = OrderedDict()
-        self.timers: dict[JobId, float] = {}  # of the jobs that something happens to by itself: when first
+        self.timers: Deadlines[JobId] = Deadlines()  # of the jobs that something happens to by itself: when first
+        self._look_at_ages_s = now
         self._touched: dict[JobId, None] = {}  # jobs whose record may have changed
         self._written: dict[JobId, JobRecord] = {}
         self._puts: dict[str, bytes] = {}
@@ -223,53 +281,84 @@ class Cluster:
         """The policy that decides now."""
         return self.decider.scheduler.policy
 
-    def add_job(self, job: Job, written: JobRecord | None = None) -> None:
+    def add_job(self, job: Job, written: tuple[Submission, JobRecord] | None = None) -> None:
         """`written`: what the store holds of it already."""
         self.jobs[job.id] = job
+        job.on_change = self._job_changed
+        self.index.changed(job)
+        self.rows.changed(job)
+        if written is None or written[0] != job.submission:
+            self._puts[submission_key(job.id)] = msgspec.msgpack.encode(job.submission)
         if written is not None:
-            self._written[job.id] = written
+            self._written[job.id] = written[1]
             self.touch(job)
         else:
             self.stir(job)
+
+    def _job_changed(self, job: Job) -> None:
+        self._touched[job.id] = None
+        self.index.changed(job)
+        self.rows.changed(job)
 
     def stir(self, job: Job) -> None:
         """`job` has changed: record it, and look whether it needs something."""
         self.stirred[job.id] = None
         self._touched[job.id] = None
+        self.rows.changed(job)
 
     def touch(self, job: Job) -> None:
         """The record of `job` may have changed, but nothing that calls for a decision."""
         self._touched[job.id] = None
 
+    def moved(self, job: Job) -> None:
+        """`job` has come further; its record may have changed."""
+        self._touched[job.id] = None
+        self.rows.moved(job)
+
     def stir_all(self) -> None:
         """Everything may have changed: the controller knows enough to decide again."""
         self.schedule_due = True
-        for job in self.jobs.values():
-            if not job.final:
-                self.stir(job)
+        for job in self.index.live.values():
+            self.stir(job)
 
     def stir_waiting(self) -> None:
-        """A GPU may have become free: look at the jobs that wait for one."""
-        for job in self.jobs.values():
-            newest = job.newest
-            if job.final or newest is None:
-                continue
-            if {member.gpu for member in newest.roster.members} != set(job.kept.target) or any(
-                entry.state is WorkerState.ORDERED for entry in job.kept.workers
-            ):
-                self.stir(job)
+        """A GPU may have become free: look at the jobs that wait for one, once in this turn."""
+        self.gpu_freed = True
+
+    def heard_of(self, now: float, session: Session) -> None:
+        """The lease of a server begins anew."""
+        session.last_heard_s = now
+        name = session.server.server
+        self.leases[name] = None
+        self.leases.move_to_end(name)
 
     def estimate(self, now: float, job: Job, fewest: Ints) -> Estimated:
         """What is known of the throughput of `job`; `fewest` servers by share."""
         earlier = self.history.find(job.kind, now)
-        profile = self.settings.profiles.get(job.kept.spec.model.casefold(), {})
-        job.estimated = estimated(job.estimated, job.kept.spec, job.kept.measured, earlier, profile, fewest)
+        profile = self.settings.profiles.get(job.spec.model.casefold(), {})
+        job.estimated = estimated(job.estimated, job.spec, job.kept.measured, earlier, profile, fewest)
         return job.estimated
 
     def take_stirred(self) -> tuple[JobId, ...]:
+        if self.gpu_freed:
+            self.gpu_freed = False
+            for job in self.index.waiting():
+                self.stir(job)
         stirred = tuple(self.stirred)
         self.stirred.clear()
         return stirred
+
+    def put_session(self, session: Session) -> None:
+        """A server is known, or is known anew."""
+        name = session.server.server
+        before = self.sessions.get(name)
+        self.sessions[name] = session
+        self.known_gpus += len(session.server.gpus) - (len(before.server.gpus) if before is not None else 0)
+
+    @property
+    def present_gpus(self) -> int:
+        """Of all servers that are there."""
+        return sum([len(session.server.gpus) for session in self.sessions.values() if session.alive])
 
     def fit(self, server: ServerId) -> bool:
         """May workers be started on `server`? Not for a while after that has failed."""
@@ -283,19 +372,16 @@ class Cluster:
             return False
         if any(local.gpu == gpu.index for local in session.unknown.values()):
             return False
-        return not any(
-            entry.gpu == gpu and entry.state is not WorkerState.ORDERED
-            for job in self.jobs.values()
-            for entry in job.kept.workers
-        )
+        return self.index.on_gpu(gpu) is None
 
-    def held_by_unknown(self) -> set[GpuAddress]:
-        """GPUs with processes of jobs that are not in the store."""
-        return {
-            GpuAddress(server=name, index=local.gpu)
-            for name, session in self.sessions.items()
-            for local in session.unknown.values()
-        }
+    @property
+    def decision_due_s(self) -> float:
+        """When the scheduler may be asked again (Unix time): with many jobs not at once, as that takes a while."""
+        jobs = len(self.index.live)
+        return self.decided_s + (jobs * DECISION_INTERVAL_PER_JOB_S if jobs > JOBS_DECIDED_AT_ONCE else 0.0)
+
+    def may_decide(self, now: float) -> bool:
+        return now >= self.decision_due_s or now < self.decided_s
 
     # -- effects
 
@@ -305,6 +391,10 @@ class Cluster:
 
     def record_itself(self) -> None:
         self._puts[CLUSTER_KEY] = msgspec.msgpack.encode(self.record)
+
+    def replace_record(self, key: str) -> None:
+        """What an earlier version has recorded there stands elsewhere now."""
+        self._deletes.append(key)
 
     def skip_jobs(self, first: int) -> None:
         """Never use a number below `first` for a new job."""
@@ -331,6 +421,14 @@ class Cluster:
         self._puts[server_key(session.server.server)] = msgspec.msgpack.encode(
             ServerRecord(server=session.server, agent=session.agent)
         )
+
+    def forget_server(self, server: ServerId) -> None:
+        """It is not there, and will not come back."""
+        self.known_gpus -= len(self.sessions.pop(server).server.gpus)
+        self.health.pop(server, None)
+        self.record_adoption(server, None)
+        self._puts.pop(server_key(server), None)
+        self._deletes.append(server_key(server))
 
     def record_throughput(self, now: float, job: Job) -> None:
         """What `job` has been measured at is what later jobs of its kind start from."""
@@ -373,43 +471,74 @@ class Cluster:
     def answer(self, client: bytes, request: str, answer: Answer) -> None:
         self._effects.append(ReplyClient(client, Reply(id=request, answer=answer)))
 
-    def remember_answer(self, request: str, answer: Answer) -> None:
+    def fetch(self, request: ClientRequest, keys: tuple[str, ...]) -> None:
+        """These records of the archive are needed to answer `request`."""
+        self._effects.append(Fetch(request, keys))
+
+    def remember_answer(self, request: str, answer: Answer, recorded: bool = False) -> None:
+        """To a request that has changed something. `recorded`: the store holds it already.
+
+        Submissions are remembered by the store too: their jobs may be over, and in the archive, before a repetition comes.
+        """
         self.answers[request] = answer
+        if isinstance(answer, Submitted) and not recorded:
+            self._puts[request_key(request)] = msgspec.msgpack.encode(RequestRecord(job=answer.job))
         while len(self.answers) > KEPT_ANSWERS:
-            self.answers.popitem(last=False)
+            oldest, forgotten = self.answers.popitem(last=False)
+            if isinstance(forgotten, Submitted):
+                self._puts.pop(request_key(oldest), None)
+                self._deletes.append(request_key(oldest))
 
     def warn(self, text: str) -> None:
         self._effects.append(Warn(text))
 
-    def _forget_jobs(self) -> None:
-        """Jobs that were over first, where there are too many. The one with the highest number stays: none is used twice."""
-        while len(self._over) > KEPT_JOBS:
-            name = next(iter(self._over))
-            if name == next(reversed(self.jobs)):
-                self._over.move_to_end(name)
-                continue
-            del self._over[name], self.jobs[name]
+    def _archive_jobs(self) -> None:
+        """Jobs that were over first, where there are too many, leave the memory: some at a time."""
+        for _ in range(min(ARCHIVED_AT_ONCE, len(self._over) - self.settings.keeping.recent)):
+            name, _ = self._over.popitem(last=False)
+            job = self.jobs.pop(name)
             self._written.pop(name, None)
-            self.timers.pop(name, None)
+            self.timers.put(name, None)
             self.stirred.pop(name, None)
-            self._puts.pop(job_key(name), None)
-            self._deletes.append(job_key(name))
+            self.index.forget(job)
+            job.leave()
+            for key in (submission_key(name), state_key(name)):
+                self._puts.pop(key, None)
+                self._deletes.append(key)
+            archived = ArchivedJob(submission=job.submission, record=job.kept)
+            self._puts[job.ended_key] = msgspec.msgpack.encode(archived)
+            self.archive.add(job.ended_key)
 
-    def take_effects(self) -> list[Action]:
+    def _forget_archived(self, now: float) -> None:
+        """Jobs in the archive that are too many or too old: some at a time. No number is used twice for that."""
+        keeping = self.settings.keeping
+        if len(self.archive) <= keeping.ended and self._look_at_ages_s - now >= 0:
+            return
+        gone = self.archive.forget(keeping.ended, first_key_of(now, keeping.days), ARCHIVED_AT_ONCE)
+        if len(gone) < ARCHIVED_AT_ONCE:
+            self._look_at_ages_s = now + LOOK_AT_AGES_S
+        if gone:
+            for key in gone:
+                self._puts.pop(key, None)
+            self._deletes += gone
+            highest = max(job_number(job_of(key).job) for key in gone)
+            self.first_job = max(self.first_job, highest + 1)
+            self.record_itself()
+
+    def take_effects(self, now: float) -> list[Action]:
         """The effects since the last call: what is to be recorded, then the rest."""
         for name in self._touched:
             job = self.jobs[name]
-            if timers := job.timers():
-                self.timers[name] = min(timers.values())
-            else:
-                self.timers.pop(name, None)
+            timers = job.timers()
+            self.timers.put(name, min(timers.values()) if timers else None)
             if self._written.get(name) != job.kept:
-                self._puts[job_key(name)] = msgspec.msgpack.encode(job.kept)
+                self._puts[state_key(name)] = msgspec.msgpack.encode(job.kept)
                 self._written[name] = job.kept
             if job.final and not job.kept.workers:
                 self._over[name] = None
         self._touched.clear()
-        self._forget_jobs()
+        self._archive_jobs()
+        self._forget_archived(now)
         effects, self._effects = self._effects, []
         if self._puts or self._deletes:
             effects.insert(0, Record(tuple(self._puts.items()), tuple(self._deletes)))

@@ -22,7 +22,7 @@ from ..runtime.clock import WallClock
 from ..runtime.loop import Loop
 from .cluster import Settings
 from .config import ControllerConfig
-from .events import Action, AgentMessage, ClientRequest, Record, ReplyClient, SendAgent, Warn
+from .events import Action, AgentMessage, ClientRequest, Fetch, Record, ReplyClient, SendAgent, Warn
 from .machine import ControllerMachine
 from .scheduling.scheduler import Scheduler
 from .store import SqliteStore
@@ -129,8 +129,8 @@ class ControllerDaemon:
                 transport.send(self._clients, client, _encode_reply(self._from_client, reply))
             case Warn(text):
                 log.warning("%s", text)
-            case Record():
-                raise AssertionError("the turn commits records itself")
+            case Record() | Fetch():
+                raise AssertionError("the turn commits and reads records itself")
 
 
 def _encode_reply(codec: Codec[Envelope], reply: Reply) -> bytes:

@@ -27,13 +27,21 @@ class PolicyFailed(RequestRefused):
 
 @dataclass(frozen=True)
 class Decided:
-    """A decision, why each job has no more, by row, and the changes that can be ordered together now."""
+    """A decision, and the changes that can be ordered together now."""
 
     decision: Decision
-    reasons: tuple[str, ...]
+    policy: str
     changes: tuple[Change, ...]
     unfinished: bool  # other changes wait for these
     stuck: tuple[Job, ...]  # these cannot begin with what they would get (`avoiding`): decide again without them
+
+    def why(self, row: int) -> str:
+        """Why a job has no more, for people: asked for those alone that somebody looks at."""
+        try:
+            reason = self.decision.why(row)
+        except Exception as error:  # a policy is a plug-in, as above
+            return str(PolicyFailed(self.policy, error))
+        return reason.text if reason is not None else ""
 
 
 def decided(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decided:
@@ -42,12 +50,10 @@ def decided(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decided:
         decision = decision_of(scheduler, seen, rng)
         _check(decision, seen.view.total_gpus)
         decision, stuck = elsewhere(seen, decision)
-        why = [decision.why(row) for row in range(len(seen.jobs))]
         changes, unfinished = at_once(seen.view.placements, plan(seen.view, decision), seen.held)
     except Exception as error:  # a policy is a plug-in: what it raises for one job must not end the controller for all
         raise PolicyFailed(scheduler.policy.name, error) from error
-    reasons = tuple(reason.text if reason is not None else "" for reason in why)
-    return Decided(decision, reasons, changes, unfinished, stuck)
+    return Decided(decision, scheduler.policy.name, changes, unfinished, stuck)
 
 
 def decision_of(scheduler: Scheduler, seen: Outlook, rng: random.Random) -> Decision:

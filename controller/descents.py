@@ -10,7 +10,8 @@ from ..protocol.errors import RequestRefused
 from ..protocol.model import GpuAddress, JobPhase
 from .cluster import Cluster
 from .jobs import Descent, Job
-from .outlook import Outlook, left_s
+from .outlook import Outlook
+from .rows import left_s
 from .scheduling.measuring import smaller_shares, unknown, worth_measuring
 from .scheduling.packing import server_size
 from .scheduling.pipeline import Decision
@@ -22,7 +23,8 @@ from .scheduling.throughput import points
 def go_down(cluster: Cluster, now: float, seen: Outlook, decision: Decision) -> None:
     """After a decision, whose changes have ended the way down of those that they concern: send jobs down, on, and back up."""
     begin = cluster.settings.measuring.way_down and cluster.policy.name not in RIGID
-    for row, job in enumerate(seen.jobs):
+    for row in seen.view.placements:  # nobody else has anything to measure with
+        job = seen.jobs[row]
         if job.descent is not None:
             _go_on(cluster, now, job, in_order(decision.placements.get(row, 0), seen.gpus, job.kept.target))
         elif begin and (shares := _worthwhile(cluster, now, job, int(decision.shares[row]))):
@@ -41,7 +43,7 @@ def go_down_now(cluster: Cluster, now: float, job: Job) -> tuple[int, ...]:
         raise RequestRefused(f"{job.id} cannot be measured now: it does not train with the GPUs that it is to have")
     shares = _on_the_way(cluster, job)
     if not shares:
-        has, least = len(job.kept.target), job.kept.spec.gpus.min
+        has, least = len(job.kept.target), job.spec.gpus.min
         raise RequestRefused(f"{job.id} has {has} GPUs and needs {least} at least: there is no half of them to measure")
     _measure_with(cluster, now, job, shares)
     return shares
@@ -85,7 +87,7 @@ def _worthwhile(cluster: Cluster, now: float, job: Job, share: int) -> tuple[int
 def _on_the_way(cluster: Cluster, job: Job) -> tuple[int, ...]:
     sizes = [len(session.server.gpus) for session in cluster.sessions.values() if session.alive]
     packed = server_size(sizes) if cluster.decider.scheduler.stages.packing else None
-    return smaller_shares(len(job.kept.target), job.kept.spec.gpus.min, packed)
+    return smaller_shares(len(job.kept.target), job.spec.gpus.min, packed)
 
 
 def _undisturbed(job: Job) -> bool:

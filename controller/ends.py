@@ -169,7 +169,7 @@ def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
         stop_worker(cluster, now, job, worker)
     cluster.tell(now, "cut-off", job.id, f"goes on without {_names(gone)}: {reason}")
     keep = {gpu for gpu in job.kept.target if gpu not in lost and gpu.server not in there - here}
-    if len(keep) >= job.kept.spec.gpus.min:
+    if len(keep) >= job.spec.gpus.min:
         _hold_back(cluster, now, job, keep, f"workers on {_names(there)} could not be reached")
 
 

@@ -42,7 +42,15 @@ class StoreReturned:
     reason: str
 
 
-Event = AgentMessage | ClientRequest | TimePassed | StoreReturned
+@dataclass(frozen=True)
+class Fetched:
+    """What was to be fetched for a request: values by key; None: there is none (any more)."""
+
+    request: ClientRequest
+    records: tuple[tuple[str, bytes | None], ...]
+
+
+Event = AgentMessage | ClientRequest | Fetched | TimePassed | StoreReturned
 
 
 @dataclass(frozen=True)
@@ -71,10 +79,18 @@ class ReplyClient:
 
 
 @dataclass(frozen=True)
+class Fetch:
+    """Read these keys of the store, with all that has been recorded up to here: `Fetched` follows at once."""
+
+    request: ClientRequest
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Warn:
     """Tell the operator, in the log: a peer did what no correct peer does."""
 
     text: str
 
 
-Action = Record | SendAgent | ReplyClient | Warn
+Action = Record | SendAgent | ReplyClient | Fetch | Warn

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from ..protocol.model import JobId, ServerId
 from ..protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
-from .cluster import Cluster, Health
+from .cluster import Cluster, Doubt, Health
 from .generations import arrived
 from .jobs import Job
 from .records import WorkerRecord, WorkerState
@@ -44,7 +44,7 @@ def start_failed(cluster: Cluster, now: float, server: ServerId, reason: str, su
     health.until_s = now + back_off_s
     cluster.tell(now, "server-unfit", None, f"{server}: {health.sentence(now)}")
     cluster.schedule_due = True
-    for job in cluster.jobs.values():
+    for job in cluster.index.on_server(server):
         if not job.final:
             _leave(cluster, job, server)
 
@@ -106,13 +106,14 @@ def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerReco
     """
     server = entry.gpu.server
     health = cluster.health.setdefault(server, Health())
-    health.doubts[job.id] = health.doubts.pop(job.id, 0) + 1
+    before = health.doubts.pop(job.id, None)
+    health.doubts[job.id] = Doubt((before.times if before is not None else 0) + 1, job.kind)
     while len(health.doubts) > KEPT_DOUBTS:
         del health.doubts[next(iter(health.doubts))]
     if not any(session.alive and other != server and cluster.fit(other) for other, session in cluster.sessions.items()):
         return False
     enough = FAILURES_OF_A_JOB if job.kept.progressed else 1
-    comparable = _has_run_elsewhere(job, server) and health.doubts[job.id] >= enough
+    comparable = _has_run_elsewhere(job, server) and health.doubts[job.id].times >= enough
     unlike = [name for name in health.doubts if not _fails_elsewhere(cluster, name, server)]
     if not comparable and not (job.id in unlike and len(unlike) >= JOBS_THAT_FAIL):
         return False
@@ -150,8 +151,7 @@ def _is_sound(cluster: Cluster, job: Job, server: ServerId) -> bool:
     health = cluster.health.get(server)
     if health is None:
         return True
-    failed = [cluster.jobs[name].kind for name in health.doubts if name in cluster.jobs]
-    return health.until_s is None and all(kind == job.kind for kind in failed)
+    return health.until_s is None and all(doubt.kind == job.kind for doubt in health.doubts.values())
 
 
 def _has_run_elsewhere(job: Job, server: ServerId) -> bool:

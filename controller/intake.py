@@ -33,7 +33,7 @@ from .reconcile import leader_address, order_message, send_order, send_start, st
 from .records import WorkerRecord, WorkerState
 from .restored import ahead, bring_forward, note_age
 from .saving import see_to_saving
-from .statuses import exit_within_bounds, server_fault, unusable, without_odd_figures
+from .statuses import exit_within_bounds, sensible, server_fault, unusable, without_odd_figures
 
 MAX_STRAYS = 4096  # of one server
 MAX_SERVERS = 10_000
@@ -55,11 +55,13 @@ def on_agent_message(
     if session is None or not session.alive or session.agent != agent:
         cluster.ask_for_hello(server, agent)  # it has been given up, or this controller has not met it yet
         return
-    session.last_heard_s = now
+    cluster.heard_of(now, session)
     match message:
-        case AgentHeartbeat(starting=starting):
+        case AgentHeartbeat(starting=starting, reports=reports):
             for worker in starting:
                 _on_running(cluster, now, session, worker)
+            for report in reports:
+                _on_status(cluster, now, session, report.status, report.uid)
             cluster.send(server, _acknowledged(cluster, session, session.sent))
         case WorkerReport(status=status, uid=uid):
             _on_status(cluster, now, session, status, uid)
@@ -104,7 +106,8 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
         hello=hello.number,
         places={local.worker: local for local in hello.processes},
     )
-    cluster.sessions[server] = session
+    cluster.put_session(session)
+    cluster.heard_of(now, session)
     _greet(cluster, now, before, session)
     cluster.send(server, _acknowledged(cluster, session, 0))
     _take_in(cluster, now, session, hello)
@@ -166,7 +169,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
     What the hello does not name may have been started since it was said: its GPU is not free before the agent, told to stop
     it, has answered that it does not run.
     """
-    for job in cluster.jobs.values():
+    for job in cluster.index.on_server(server):
         here = [entry for entry in job.kept.workers if entry.gpu.server == server]
         if job.kept.overtaken:  # what is recorded of it is not so any more: its workers are about to be stopped
             for entry in here:
@@ -199,12 +202,11 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
     session.alive = False
     session.strays, session.unknown = {}, {}
     cluster.awaited.discard(name)
+    cluster.leases.pop(name, None)
     cluster.schedule_due = True
     silence_s = now - session.last_heard_s
     cluster.tell(now, "server-lost", None, f"server {name} is lost: not heard of for {silence_s:.0f} s")
-    for job in cluster.jobs.values():
-        if job.final and not job.kept.workers:
-            continue
+    for job in cluster.index.on_server(name):
         job.update(target=tuple(gpu for gpu in job.kept.target if gpu.server != name))
         job.descent = None
         cluster.stir(job)
@@ -234,6 +236,9 @@ def _unwanted(
     """A process runs that is not recorded, or further than the record. Whether it is of use."""
     local = session.places.get(worker, LocalWorker(worker=worker, job=job, uid=uid, gpu=NOWHERE))
     known = cluster.jobs.get(job)
+    if known is None and (over := cluster.archive.find(job)) is not None and over.has_uid(local.uid):
+        _stop_stray(cluster, session, over.job, None, local)
+        return False
     if known is None or not known.has_uid(local.uid):
         if len(session.unknown) < MAX_STRAYS:
             session.unknown[worker] = local
@@ -243,12 +248,12 @@ def _unwanted(
     if gpu.server == here.server and gpu.index != NOWHERE and ahead(known, worker, status):
         bring_forward(cluster, now, known, worker, gpu, status)
         return True
-    _stop_stray(cluster, session, known, local)
+    _stop_stray(cluster, session, known.id, known.known_worker(worker), local)
     return False
 
 
-def _stop_stray(cluster: Cluster, session: Session, job: Job, local: LocalWorker) -> None:
-    """A process runs that nobody wants (any more): its GPU is not free until it has ended."""
+def _stop_stray(cluster: Cluster, session: Session, job: JobId, known: WorkerRecord | None, local: LocalWorker) -> None:
+    """A process runs that nobody wants (any more): its GPU is not free until it has ended. `known`: what is recorded of it."""
     worker = local.worker
     if worker in session.strays:
         return
@@ -257,10 +262,10 @@ def _stop_stray(cluster: Cluster, session: Session, job: Job, local: LocalWorker
             f"{session.server.server} reports more than {MAX_STRAYS} processes that nobody knows: {worker} is ignored"
         )
         return
-    known, server = job.known_worker(worker), session.server.server
+    server = session.server.server
     told = GpuAddress(server=server, index=local.gpu) if local.gpu != NOWHERE else None
     session.strays[worker] = told or (known.gpu if known is not None else None)
-    cluster.send(server, StopWorker(job=job.id, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid))
+    cluster.send(server, StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid))
 
 
 def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerId) -> bool:
@@ -285,6 +290,8 @@ def _on_running(cluster: Cluster, now: float, session: Session, worker: WorkerId
 
 def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatus, uid: str) -> bool:
     """A worker has told its status. Whether it is one that should be there."""
+    if _goes_on(cluster, session, said, uid):
+        return True
     if fault := unusable(said):
         cluster.warn(f"dropped a status of {said.worker[:80]!r} on {session.server.server}: {fault}")
         return True
@@ -297,6 +304,47 @@ def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatu
     if found is not None:
         _note_status(cluster, now, found, status, odd)
     return True
+
+
+def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str) -> bool:
+    """Most statuses tell only that a worker of a generation which everybody knows has come further: that is noted at once.
+    Whether this is one."""
+    job = cluster.jobs.get(status.job)
+    before = job.statuses.get(status.worker) if job is not None and job.has_uid(uid) else None
+    if job is None or before is None or status.applied is None or status.applied >= job.rate_counts_from:
+        return False
+    newest, entry = job.newest, job.worker(status.worker)
+    if newest is None or not newest.generation == job.kept.committed == status.generation or job.kept.overtaken:
+        return False
+    if entry is None or not entry.trained or entry.stopping or entry.gpu.server != session.server.server:
+        return False
+    if status.waits_s or entry.gpu.server in cluster.health or not sensible(status):
+        return False
+    if status.sequence <= before.sequence or _told(status) != _told(before):
+        return False
+    job.statuses[status.worker] = status
+    job.note_progress(status)
+    cluster.rows.moved(job)
+    return True
+
+
+def _told(status: WorkerStatus) -> tuple[object, ...]:
+    """What is the same in statuses that differ only in how far a worker is, and how fast."""
+    return (
+        status.phase,
+        status.generation,
+        status.order,
+        status.floor,
+        status.pid,
+        status.saved,
+        status.saved_generation,
+        status.save_failures,
+        status.waits_s,
+        status.address,
+        status.unheard,
+        status.resizes,
+        status.applied is None,
+    )
 
 
 def _note_status(
@@ -333,7 +381,7 @@ def _note_status(
     if before is None or _matters(before) != _matters(status):
         cluster.stir(job)
     else:
-        cluster.touch(job)
+        cluster.moved(job)
 
 
 def _matters(status: WorkerStatus) -> tuple[object, ...]:

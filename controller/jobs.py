@@ -14,6 +14,7 @@ The *target* is what the scheduler wants (which GPUs); the *orders* are how the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,11 +28,13 @@ from ..protocol.model import (
     GpuAddress,
     JobId,
     JobPhase,
+    JobSpec,
     Resize,
     ServerId,
     WorkerId,
     WorkerPhase,
     WorkerStatus,
+    job_number,
 )
 from ..protocol.times import (
     CUT_OFF_TIMEOUT_S,
@@ -43,7 +46,8 @@ from ..protocol.times import (
     REST_S,
     STOP_AGAIN_S,
 )
-from .records import JobRecord, OrderRecord, Progress, WorkerRecord, WorkerState
+from .archive import key_of
+from .records import JobRecord, OrderRecord, Progress, Submission, WorkerRecord, WorkerState
 from .scheduling.throughput import KEPT_RATES, NOISE, Measured
 from .throughput import Estimated, fingerprint
 
@@ -117,6 +121,14 @@ class Avoided:
     until_s: float | None = None
 
 
+def _nobody(job: Job) -> None:
+    """Watches a job that no cluster has."""
+
+
+def _nothing() -> str:
+    return ""
+
+
 @dataclass
 class Saving:
     """The state of a preempted job is being saved (`saving`)."""
@@ -131,7 +143,8 @@ class Saving:
 class Job:
     """A job: its record, and what is known beside it."""
 
-    kept: JobRecord
+    submission: Submission
+    kept: JobRecord = field(default_factory=JobRecord)
     statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)  # of `kept.workers`
     best_applied: int = -1
     newest_progress: Progress | None = None
@@ -141,7 +154,7 @@ class Job:
     estimated: Estimated | None = None
     odd: set[str] = field(default_factory=set)  # figures that nobody can reckon with, which have been told of
     sent_address: str = ""  # the leader's address in the newest order as last sent
-    waiting_reason: str = ""  # the scheduler's
+    why_waiting: Callable[[], str] = _nothing  # the scheduler's reason for not giving it more
     restart_at: float | None = None
     start_failures: int = 0  # consecutive
     hold_until: float | None = None
@@ -151,15 +164,40 @@ class Job:
     saving: Saving = field(default_factory=Saving)  # of a preempted job
     told_to_stop_s: dict[WorkerId, float] = field(default_factory=dict)  # once more, when they should have ended
     watched_s: float = 0.0  # since when this controller has: what began before has all its time from then on
+    on_change: Callable[[Job], None] = _nobody  # called after each change of the record
     cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
 
-    @property
+    @cached_property
     def id(self) -> JobId:
-        return self.kept.job
+        return self.submission.job
+
+    @cached_property
+    def number(self) -> int:
+        """Greater than those of all jobs submitted before."""
+        return job_number(self.id)
+
+    @cached_property
+    def ended_key(self) -> str:
+        """Where a job that is over stands in the archive, or is going to."""
+        assert self.final
+        return key_of(self.submission, self.kept.finished_s or 0.0)
+
+    @property
+    def waiting_reason(self) -> str:
+        """Why it has no more GPUs, as the scheduler says."""
+        return self.why_waiting()
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.submission.spec
+
+    @property
+    def uid(self) -> str:
+        return self.submission.uid
 
     def has_uid(self, uid: str) -> bool:
         """May a worker of a job with this id and `uid` be one of this job? Earlier versions told none."""
-        return not uid or not self.kept.uid or uid == self.kept.uid
+        return not uid or not self.uid or uid == self.uid
 
     @property
     def final(self) -> bool:
@@ -168,12 +206,18 @@ class Job:
     @cached_property
     def kind(self) -> str:
         """Jobs of one kind take the same time for a step."""
-        return fingerprint(self.kept.spec)
+        return fingerprint(self.spec)
 
     @property
     def own_gpus(self) -> tuple[GpuAddress, ...]:
         """The GPUs that are its own: its target, and those that it leaves idle while it is measured with fewer."""
         return (*self.kept.target, *self.descent.reserved) if self.descent is not None else self.kept.target
+
+    @property
+    def most_gpus(self) -> int:
+        """No more than it has while its new workers end at their start."""
+        held = self.hold_until is not None and self.kept.target
+        return min(self.spec.gpus.max, len(self.kept.target)) if held else self.spec.gpus.max
 
     @property
     def running_gpus(self) -> tuple[GpuAddress, ...]:
@@ -223,9 +267,14 @@ class Job:
         """The record of a worker that lives or has lived."""
         return self.worker(worker) or next((entry for entry in self.kept.past if entry.worker == worker), None)
 
+    def leave(self) -> None:
+        """No cluster has it any more."""
+        self.on_change = _nobody
+
     def update(self, **changes: Any) -> None:
         """Replace fields of the record."""
         self.kept = msgspec.structs.replace(self.kept, **changes)
+        self.on_change(self)
 
     def update_worker(self, worker: WorkerId, **changes: Any) -> None:
         """Replace fields of one worker's record."""
@@ -252,6 +301,7 @@ class Job:
             self.change_share(now, 0)
             self.update(finished_s=now, exit_code=exit_code, target=(), progress=self.progress())
             self.restart_at = self.descent = self.cut_since = None
+            self.why_waiting = _nothing
             self.release()
 
     def end_worker(
@@ -316,7 +366,7 @@ class Job:
     def latenesses(self) -> tuple[Lateness, ...]:
         """The workers that have not come to their training loop yet, and how long they may take."""
         found = []
-        spec = self.kept.spec
+        spec = self.spec
         for entry in self.kept.workers:
             if entry.state is WorkerState.ORDERED or entry.stopping or entry.trained or self.final:
                 continue

@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from ..protocol.messages import Refused
 from . import health
 from .absence import Absences
-from .cluster import Cluster, Settings
+from .cluster import Cluster, Session, Settings
 from .ends import stop_again, stop_cut_off, stop_late
-from .events import Action, AgentMessage, ClientRequest, Event, StoreReturned, TimePassed
+from .events import Action, AgentMessage, ClientRequest, Event, Fetched, StoreReturned, TimePassed
 from .intake import on_agent_message, server_lost
 from .jobs import Job
 from .reconcile import settle, stop_worker
@@ -63,53 +63,66 @@ class ControllerMachine:
                 on_agent_message(self._cluster, now, server, message, agent)
             case ClientRequest(client, envelope):
                 on_request(self._cluster, now, client, envelope)
+            case Fetched(ClientRequest(client, envelope), records):
+                on_request(self._cluster, now, client, envelope, records)
             case TimePassed():
                 self._pass_time(now)
             case StoreReturned(since_s, reason):
                 text = f"nothing could be recorded for {max(0.0, now - since_s):.0f} s: {reason}"
                 self._cluster.tell(now, "store-back", None, text)
-        return self._cluster.take_effects()
+        return self._cluster.take_effects(now)
 
     def next_deadline(self) -> float | None:
         """When `TimePassed` is wanted (Unix time, s)."""
         cluster = self._cluster
-        if not cluster.awaited and (cluster.stirred or cluster.schedule_due):
+        decide = cluster.schedule_due and cluster.may_decide(self._now)
+        if not cluster.awaited and (cluster.stirred or cluster.gpu_freed or decide):
             return self._now
         soonest = min(self._deadlines())
         return min(soonest, self._now + self._absences.watch_s) if soonest < math.inf else None
 
     def _deadlines(self) -> list[float]:
         cluster, awaited = self._cluster, self._cluster.awaited
-        heard = [s.last_heard_s for name, s in cluster.sessions.items() if s.alive or name in awaited]
         due = [cluster.review_s, *health.deadlines(cluster)]
-        if heard:
-            due.append(min(heard) + cluster.settings.server_lease_s)
-        due += [pending.deadline_s for pending in cluster.pending_logs.values()]
+        if (silent := next(iter(cluster.leases), None)) is not None:  # the others have been heard of later
+            due.append(cluster.sessions[silent].last_heard_s + cluster.settings.server_lease_s)
+        if (pending := next(iter(cluster.pending_logs.values()), None)) is not None:  # likewise
+            due.append(pending.deadline_s)
         if not awaited:  # what jobs wait for is decided when all servers have spoken, or are given up
-            due += cluster.timers.values()
+            due.append(cluster.timers.soonest())
+            if cluster.schedule_due:
+                due.append(cluster.decision_due_s)
         return due
 
     def _pass_time(self, now: float) -> None:
         cluster = self._cluster
         awaited = bool(cluster.awaited)
-        for name, session in sorted(cluster.sessions.items()):
-            due = now >= session.last_heard_s + cluster.settings.server_lease_s
-            if due and (session.alive or name in cluster.awaited):
-                server_lost(cluster, now, session)
+        for session in self._silent(now):
+            server_lost(cluster, now, session)
         if awaited and not cluster.awaited:
             cluster.stir_all()
-        for request in [name for name, pending in cluster.pending_logs.items() if now >= pending.deadline_s]:
+        while cluster.pending_logs and now >= next(iter(cluster.pending_logs.values())).deadline_s:
+            request = next(iter(cluster.pending_logs))
             pending = cluster.pending_logs.pop(request)
             reason = f"server {pending.server} has not sent the log in time"
             cluster.answer(pending.client, request, Refused(reason=reason))
         health.pass_time(cluster, now)
-        due_jobs = [name for name, due_s in cluster.timers.items() if now >= due_s] if not cluster.awaited else []
-        for due_job in due_jobs:
+        for due_job in cluster.timers.due(now) if not cluster.awaited else ():
             self._pass_time_of(now, cluster.jobs[due_job])
         if now >= cluster.review_s:
             cluster.review_s = math.inf
             cluster.schedule_due = True
         settle(cluster, now)
+
+    def _silent(self, now: float) -> list[Session]:
+        """Servers whose leases have run out, by name."""
+        found = []
+        for name in self._cluster.leases:
+            session = self._cluster.sessions[name]
+            if now < session.last_heard_s + self._cluster.settings.server_lease_s:
+                break
+            found.append(session)
+        return sorted(found, key=lambda session: session.server.server)
 
     def _pass_time_of(self, now: float, job: Job) -> None:
         self._cluster.stir(job)

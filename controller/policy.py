@@ -77,7 +77,7 @@ def _switch(cluster: Cluster, now: float, decider: Decider, user: str) -> None:
     cluster.decider = decider
     cluster.record_policy(decider.record)
     cluster.schedule_due = True
-    settle(cluster, now)
+    settle(cluster, now, at_once=True)
 
 
 def _sentence(before: Scheduler, decider: Decider, user: str) -> str:
@@ -108,7 +108,7 @@ def _forecast(cluster: Cluster, now: float, scheduler: Scheduler) -> tuple[Share
     for row, job in enumerate(seen.jobs):
         before, after = len(job.kept.target), int(chosen.decision.shares[row])
         if after != before:
-            reason = chosen.reasons[row]
+            reason = chosen.why(row)
             found.append(ShareForecast(job=job.id, before_gpus=before, after_gpus=after, reason=reason))
     return tuple(found)
 

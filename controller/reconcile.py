@@ -7,6 +7,7 @@ happened to is brought nearer to its target, then workers whose GPUs have become
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from ..protocol.messages import Order, StartWorker, StopWorker
 from ..protocol.model import Fault, GpuAddress, JobId, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
@@ -45,18 +46,16 @@ KEPT_ORDERS = 64
 KEPT_POLICY_FAILURES = 64
 
 
-def settle(cluster: Cluster, now: float) -> None:
-    """Bring everything as near to what is wanted as can be done now."""
+def settle(cluster: Cluster, now: float, at_once: bool = False) -> None:
+    """Bring everything as near to what is wanted as can be done now. `at_once`: somebody waits for a decision."""
     if cluster.awaited:
         return  # too little is known yet
-    if cluster.plan_unfinished and all(map(_where_it_is_to_be, cluster.jobs.values())):
+    if cluster.plan_unfinished and not cluster.index.anyone_astray:
         cluster.schedule_due = True
-    if cluster.schedule_due:
-        cluster.schedule_due = False
+    if cluster.schedule_due and (at_once or cluster.may_decide(now)):
         _schedule(cluster, now)
     _steer_stirred(cluster, now)
-    if cluster.schedule_due:  # a job has ended meanwhile, or has given GPUs back
-        cluster.schedule_due = False
+    if cluster.schedule_due and cluster.may_decide(now):  # a job has ended meanwhile, or has given GPUs back
         _schedule(cluster, now)
         _steer_stirred(cluster, now)
     _start_waiting(cluster, now)
@@ -64,13 +63,15 @@ def settle(cluster: Cluster, now: float) -> None:
 
 def _steer_stirred(cluster: Cluster, now: float) -> None:
     for name in cluster.take_stirred():
-        _steer(cluster, now, cluster.jobs[name])
+        if (job := cluster.jobs.get(name)) is not None:
+            _steer(cluster, now, job)
 
 
 # ------------------------------------------------------------------------------------------------------------- scheduling
 
 
 def _schedule(cluster: Cluster, now: float) -> None:
+    cluster.schedule_due, cluster.decided_s = False, now
     seen = outlook(cluster, now)
     if tangled := standstill(seen.held, seen.view.placements):
         _stay(cluster, now, seen, tangled)
@@ -89,8 +90,8 @@ def _schedule(cluster: Cluster, now: float) -> None:
         return
     cluster.policy_trouble = ""
     cluster.review_s = found.decision.review_s if found.decision.review_s > now else math.inf
-    for job, reason in zip(seen.jobs, found.reasons, strict=True):
-        job.waiting_reason = reason
+    for row, job in enumerate(seen.jobs):
+        job.why_waiting = partial(found.why, row)
     cluster.plan_unfinished = found.unfinished
     for change in found.changes:
         job = seen.jobs[change.row]
@@ -104,11 +105,15 @@ def _keep_plan(cluster: Cluster, now: float, seen: Outlook, failure: PolicyFaile
     cluster.review_s = now + POLICY_RETRY_S
     cluster.plan_unfinished = False
     for job in seen.jobs:
-        job.waiting_reason = cluster.policy_trouble if not job.kept.target else ""
+        job.why_waiting = partial(_trouble, cluster.policy_trouble if not job.kept.target else "")
     if failure.where not in cluster.policy_failures and len(cluster.policy_failures) < KEPT_POLICY_FAILURES:
         cluster.policy_failures.add(failure.where)
         cluster.tell(now, "policy-failed", None, cluster.policy_trouble)
         cluster.warn(cluster.policy_trouble)
+
+
+def _trouble(text: str) -> str:
+    return text
 
 
 def _wait_elsewhere(cluster: Cluster, now: float, job: Job) -> None:
@@ -128,13 +133,6 @@ def _stay(cluster: Cluster, now: float, seen: Outlook, tangled: frozenset[int]) 
         if wanted != before:
             job = seen.jobs[row]
             _retarget(cluster, now, job, in_order(wanted, seen.gpus, job.kept.target))
-
-
-def _where_it_is_to_be(job: Job) -> bool:
-    """Do just the GPUs train that the scheduler wants, if any?"""
-    committed = job.committed_order
-    train = {member.gpu for member in committed.roster.members} if committed is not None else set()
-    return job.final or train == set(job.kept.target)
 
 
 def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...]) -> None:
@@ -175,7 +173,7 @@ def turn_of(job: Job, saver: WorkerId | None, now: float) -> float | None:
 
 def save_grace_s(job: Job) -> float:
     """How long its workers may take to save the state of `job`: the step in progress has to end first."""
-    told = job.kept.spec.checkpoint.save_timeout_s
+    told = job.spec.checkpoint.save_timeout_s
     if told is not None:
         return told
     statuses = job.statuses.values()
@@ -200,9 +198,7 @@ def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId, saver:
     job.update_worker(worker, stopping=True, stop_by_s=by_s)
     if save and saver is None:
         saver = job.saving.saver
-    stop = StopWorker(
-        job=job.id, worker=worker, grace_s=grace_s, save=save, saver=saver, stand_by=save, uid=job.kept.uid
-    )
+    stop = StopWorker(job=job.id, worker=worker, grace_s=grace_s, save=save, saver=saver, stand_by=save, uid=job.uid)
     cluster.send(entry.gpu.server, stop)
 
 
@@ -291,7 +287,7 @@ def order_message(job: Job) -> Order | None:
     if newest is None:
         return None
     return Order(
-        job=job.id, roster=newest.roster, leader_address=leader_address(job), broken=newest.broken, uid=job.kept.uid
+        job=job.id, roster=newest.roster, leader_address=leader_address(job), broken=newest.broken, uid=job.uid
     )
 
 
@@ -405,9 +401,7 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
 
 def _start_waiting(cluster: Cluster, now: float) -> None:
     """Start the workers whose place is ordered and whose GPU no process holds any more."""
-    for job in cluster.jobs.values():
-        if job.final:
-            continue
+    for job in cluster.index.unstarted():
         for entry in job.kept.workers:
             if entry.state is WorkerState.ORDERED and cluster.gpu_free(entry.gpu):
                 job.update_worker(entry.worker, state=WorkerState.STARTED)
@@ -420,10 +414,10 @@ def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
         job=job.id,
         worker=entry.worker,
         gpu=entry.gpu.index,
-        spec=job.kept.spec,
+        spec=job.spec,
         generation=entry.generation,
         checkpoint_step=job.kept.saved_step,
-        uid=job.kept.uid,
+        uid=job.uid,
         session=cluster.sessions[entry.gpu.server].name,
     )
     cluster.send(entry.gpu.server, message)

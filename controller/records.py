@@ -1,5 +1,8 @@
 """What is recorded of a job: all that a controller needs of it after a crash. Frozen, and replaced as a whole.
 
+What was submitted is large and never changes: it is written once. What becomes of it is small and changes often: it is written
+anew each time. A job that is over is one record with both, in the archive (`archive`).
+
 New fields have defaults, so that a controller reads what an earlier version has written.
 """
 
@@ -72,14 +75,19 @@ class Progress(Value, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
-class JobRecord(Value, frozen=True, kw_only=True):
-    """The durable part of a job."""
+class Submission(Value, frozen=True, kw_only=True):
+    """What was submitted: the part of a job that never changes."""
 
     job: JobId
     request: str  # id of the request that submitted it: a repetition must not submit it again
     uid: str = ""  # random: tells it from a job that had the same id in a store that is lost
     spec: JobSpec
     submitted_s: float
+
+
+class JobRecord(Value, frozen=True, kw_only=True):
+    """What has become of a job: the durable part of it that changes."""
+
     phase: JobPhase = JobPhase.PENDING
     reason: str = ""  # why it failed
     started_s: float | None = None
@@ -119,3 +127,10 @@ class JobRecord(Value, frozen=True, kw_only=True):
     last_leader: WorkerId | None = None
     saved_step: int | None = None  # of the newest checkpoint that a worker has written or loaded
     saved_generation: int = 0  # that it belongs to
+
+
+class ArchivedJob(Value, frozen=True, kw_only=True):
+    """A job that is over, and whose workers have all ended."""
+
+    submission: Submission
+    record: JobRecord

@@ -10,44 +10,75 @@ from msgspec.structs import replace
 
 from ..protocol.errors import OperatorError
 from ..protocol.messages import EventView, Submitted
-from ..protocol.model import ServerId
+from ..protocol.model import JobId, ServerId, job_number
+from . import archive
 from .cluster import (
     ADOPTED,
     CLUSTER_KEY,
+    JOBS,
     KEPT_EVENTS,
     POLICY_KEY,
+    REQUESTS,
+    STATE,
+    SUBMISSION,
     AdoptionRecord,
     Cluster,
     ClusterRecord,
     PolicyRecord,
+    RequestRecord,
     ServerRecord,
     Session,
     event_key,
-    job_key,
+    request_key,
     server_key,
+    state_key,
+    submission_key,
 )
 from .jobs import Job
 from .policy import recover_policy
-from .records import JobRecord, WorkerRecord
+from .records import JobRecord, Submission, WorkerRecord
 from .statuses import mended_progress, usable_measurement, usable_resize
 from .throughput import PREFIX, KindRecord
 from .validation import usable_rate
+
+_SUBMISSION = msgspec.msgpack.Decoder(Submission)
+_STATE = msgspec.msgpack.Decoder(JobRecord)
+_REQUEST = msgspec.msgpack.Decoder(RequestRecord)
 
 
 def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) -> None:
     """Fill `cluster` from (key, value) records. Raises OperatorError for a value that is no record of this version.
 
+    Of what is in the archive the keys are enough.
+
     Servers are taken for absent until their agents have said hello; nothing is decided before all have, or their leases
     have run out.
     """
-    jobs: list[JobRecord] = []
+    submitted: dict[JobId, Submission] = {}
+    states: dict[JobId, JobRecord] = {}
+    answered: dict[str, JobId] = {}
+    archived: list[str] = []
+    earlier: set[JobId] = set()
     events: list[EventView] = []
     kinds: list[KindRecord] = []
     policy: PolicyRecord | None = None
     for key, value in records:
         try:
-            if key.startswith("/jobs/"):
-                jobs.append(msgspec.msgpack.decode(value, type=JobRecord))
+            if key.startswith(archive.PREFIX):
+                archived.append(key)
+            elif key.startswith(JOBS) and key.endswith(SUBMISSION):
+                submission = _SUBMISSION.decode(value)
+                submitted[submission.job] = submission
+            elif key.startswith(JOBS) and key.endswith(STATE):
+                states[JobId(key.removeprefix(JOBS).removesuffix(STATE))] = _STATE.decode(value)
+            elif key.startswith(JOBS):  # an earlier version kept both in one record
+                submission = _SUBMISSION.decode(value)
+                submitted[submission.job], states[submission.job] = submission, _STATE.decode(value)
+                cluster.remember_answer(submission.request, Submitted(job=submission.job))
+                cluster.replace_record(key)
+                earlier.add(submission.job)
+            elif key.startswith(REQUESTS):
+                answered[key.removeprefix(REQUESTS)] = _REQUEST.decode(value).job
             elif key.startswith("/events/"):
                 events.append(msgspec.msgpack.decode(value, type=EventView))
             elif key.startswith(PREFIX):
@@ -55,8 +86,9 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             elif key.startswith("/servers/"):
                 known = msgspec.msgpack.decode(value, type=ServerRecord)
                 name = known.server.server
-                cluster.sessions[name] = Session(known.server, alive=False, last_heard_s=now, agent=known.agent)
+                cluster.put_session(Session(known.server, alive=False, last_heard_s=now, agent=known.agent))
                 cluster.awaited.add(name)
+                cluster.leases[name] = None
             elif key == CLUSTER_KEY:
                 itself = msgspec.msgpack.decode(value, type=ClusterRecord)
                 cluster.id, cluster.first_job = itself.id, itself.first_job
@@ -71,10 +103,14 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
         cluster.id = f"{cluster.rng.getrandbits(128):032x}"
         cluster.record_itself()
     cluster.history.recover(kinds)
-    for record in sorted(jobs, key=_number):
-        _recover_job(cluster, now, record)
+    cluster.archive = archive.Archive(archived)
+    for request, job in sorted(answered.items(), key=lambda known: job_number(known[1])):
+        cluster.remember_answer(request, Submitted(job=job), recorded=True)
+    for submission in sorted(submitted.values(), key=lambda one: job_number(one.job)):
+        _recover_job(cluster, now, submission, states.get(submission.job, JobRecord()), submission.job not in earlier)
     cluster.events.extend(sorted(events, key=lambda event: event.number)[-KEPT_EVENTS:])
-    cluster.next_job = max(cluster.first_job, max((_number(record) for record in jobs), default=0) + 1)
+    cluster.next_job = max(cluster.first_job, max(map(job_number, submitted), default=0) + 1)
+    cluster.next_job = max(cluster.next_job, cluster.archive.highest_number + 1)
     cluster.next_event = max((event.number for event in events), default=0) + 1
     if policy is not None and (trouble := recover_policy(cluster, policy)):
         cluster.tell(now, "policy", None, trouble)
@@ -83,15 +119,22 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
         cluster.stir_all()
 
 
-def mended(record: JobRecord, now: float) -> JobRecord:
-    """`record` without figures that nobody can reckon with, which an older version may have recorded."""
-    spec = record.spec
+def mended_submission(submission: Submission, now: float) -> Submission:
+    """`submission` without figures that nobody can reckon with, which an older version may have recorded."""
+    spec = submission.spec
     rates = {share: rate for share, rate in spec.throughput.items() if usable_rate(share, rate)}
+    return replace(
+        submission,
+        spec=replace(spec, throughput=rates) if rates != spec.throughput else spec,
+        submitted_s=_time(submission.submitted_s, now),
+    )
+
+
+def mended(record: JobRecord, now: float) -> JobRecord:
+    """`record` without such figures."""
     started_s, finished_s, counted_s = record.started_s, record.finished_s, record.counted_s
     return replace(
         record,
-        spec=replace(spec, throughput=rates) if rates != spec.throughput else spec,
-        submitted_s=_time(record.submitted_s, now),
         started_s=None if started_s is None else _time(started_s, now),
         finished_s=None if finished_s is None else _time(finished_s, now),
         counted_s=None if counted_s is None else min(_time(counted_s, now), now),
@@ -130,18 +173,13 @@ def _sum(seconds: float) -> float:
     return seconds if 0 <= seconds < math.inf else 0.0
 
 
-def _recover_job(cluster: Cluster, now: float, written: JobRecord) -> None:
-    record = mended(written, now)
+def _recover_job(cluster: Cluster, now: float, submitted: Submission, written: JobRecord, recorded: bool) -> None:
+    submission, record = mended_submission(submitted, now), mended(written, now)
     progress = record.progress
     step = progress.step if progress is not None and progress.step is not None else -1
-    job = Job(record, best_applied=max(record.best_at_restart, step))
+    job = Job(submission, record, best_applied=max(record.best_at_restart, step))
     job.begin_timers(now)
-    cluster.add_job(job, written)
-    cluster.remember_answer(record.request, Submitted(job=record.job))
-
-
-def _number(record: JobRecord) -> int:
-    return int(record.job.rpartition("-")[2])
+    cluster.add_job(job, (submitted, written) if recorded else None)
 
 
 # ----------------------------------------------------------------------------------------------- is the one equal to the other?
@@ -151,9 +189,15 @@ LASTING = ("restart", "hold", "rest")
 
 
 def durable(cluster: Cluster) -> dict[str, bytes]:
-    """All keys and values that the store must hold, after a turn, for the next controller to know as much."""
+    """All keys and values that the store must hold, after a turn, for the next controller to know as much; of the archive the
+    keys alone."""
     found = {event_key(event.number): msgspec.msgpack.encode(event) for event in cluster.events}
-    found |= {job_key(name): msgspec.msgpack.encode(job.kept) for name, job in cluster.jobs.items()}
+    found |= {state_key(name): msgspec.msgpack.encode(job.kept) for name, job in cluster.jobs.items()}
+    found |= {submission_key(name): msgspec.msgpack.encode(job.submission) for name, job in cluster.jobs.items()}
+    found |= dict.fromkeys(cluster.archive.keys, b"")
+    for request, answer in cluster.answers.items():
+        if isinstance(answer, Submitted):
+            found[request_key(request)] = msgspec.msgpack.encode(RequestRecord(job=answer.job))
     for name, session in cluster.sessions.items():
         found[server_key(name)] = msgspec.msgpack.encode(ServerRecord(server=session.server, agent=session.agent))
     found[CLUSTER_KEY] = msgspec.msgpack.encode(cluster.record)

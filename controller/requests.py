@@ -6,6 +6,8 @@ with its job, so that not even a crash between the record and the reply submits 
 
 from __future__ import annotations
 
+import itertools
+
 from ..protocol.errors import ElasticError, RequestRefused, UserError
 from ..protocol.messages import (
     PROTOCOL_VERSION,
@@ -15,6 +17,8 @@ from ..protocol.messages import (
     Cancelled,
     Envelope,
     Events,
+    ForgetServer,
+    GetEnded,
     GetEvents,
     GetJob,
     GetJobs,
@@ -22,7 +26,6 @@ from ..protocol.messages import (
     GetPolicy,
     GetServers,
     JobFound,
-    Jobs,
     Ping,
     Pong,
     Profile,
@@ -32,7 +35,6 @@ from ..protocol.messages import (
     Request,
     Scale,
     Scaled,
-    Servers,
     SetPolicy,
     Submit,
     Submitted,
@@ -41,16 +43,19 @@ from ..protocol.model import JobId, JobPhase, JobSpec
 from ..protocol.times import FIRST_HELLO_S, LOG_TIMEOUT_S
 from .cluster import Cluster, PendingLog
 from .descents import go_down_now
+from .events import ClientRequest
 from .guests import adopt
 from .jobs import Job
+from .pages import Fetched, NotAtHand, archived, ended_page, jobs_page, servers_page
 from .policy import in_use, set_policy
 from .reconcile import end_job, settle
-from .records import JobRecord
+from .records import Submission
 from .scheduling.admission import Newcomer, Situation
+from .servers import forget_server
 from .validation import refusal
-from .views import full_view, job_view, server_views
+from .views import full_view
 
-CHANGES = (Submit, Scale, Profile, Cancel, SetPolicy, AdoptServer)  # worthless unless they are recorded
+CHANGES = (Submit, Scale, Profile, Cancel, SetPolicy, AdoptServer, ForgetServer)  # worthless unless they are recorded
 
 MAX_REQUEST_ID = 256
 MAX_PENDING_LOGS = 1000
@@ -60,8 +65,14 @@ MAX_EVENTS_ANSWERED = 10_000
 MAX_UNFINISHED_JOBS = 100_000
 
 
-def on_request(cluster: Cluster, now: float, client: bytes, envelope: Envelope) -> None:
-    """Answer a request, or arrange that it will be answered."""
+def on_request(
+    cluster: Cluster,
+    now: float,
+    client: bytes,
+    envelope: Envelope,
+    records: tuple[tuple[str, bytes | None], ...] = (),
+) -> None:
+    """Answer a request, or arrange that it will be answered. `records`: what was fetched for it from the archive."""
     if not 0 < len(envelope.id) <= MAX_REQUEST_ID:
         text = f"the id of a request has 1 to {MAX_REQUEST_ID} characters, not {len(envelope.id)}"
         cluster.answer(client, envelope.id, Refused(reason=text, bad_input=True))
@@ -70,14 +81,17 @@ def on_request(cluster: Cluster, now: float, client: bytes, envelope: Envelope) 
     if known is not None:
         cluster.answer(client, envelope.id, known)
         return
-    request = envelope.request
+    request, fetched = envelope.request, dict(records)
     try:
         if isinstance(request, GetLog):
-            _get_log(cluster, now, client, envelope.id, request)
+            _get_log(cluster, now, client, envelope.id, request, fetched)
             return
-        answer = _answer(cluster, now, envelope.id, request)
+        answer = _answer(cluster, now, envelope.id, request, fetched)
         if answer is None:
             return  # the client repeats its request until it is answered
+    except NotAtHand as missing:
+        cluster.fetch(ClientRequest(client, envelope), missing.keys)
+        return
     except ElasticError as error:
         answer = Refused(reason=str(error), bad_input=isinstance(error, UserError))
     if isinstance(request, CHANGES) and not _only_asks(request):
@@ -89,25 +103,27 @@ def _only_asks(request: Request) -> bool:
     return isinstance(request, SetPolicy) and request.dry_run
 
 
-def _answer(cluster: Cluster, now: float, request_id: str, request: Request) -> Answer | None:
+def _answer(cluster: Cluster, now: float, request_id: str, request: Request, fetched: Fetched) -> Answer | None:
     """The answer to a request that can be answered at once; None: not yet."""
     match request:
         case Submit():
             return _submit(cluster, now, request_id, request)
         case Scale():
-            return _scale(cluster, now, request)
+            return _scale(cluster, now, request, fetched)
         case Profile():
-            return _profile(cluster, now, request)
+            return _profile(cluster, now, request, fetched)
         case Cancel():
-            return _cancel(cluster, now, request)
-        case GetJobs(final_too=final_too):
-            jobs = [job for job in cluster.jobs.values() if final_too or not job.final]
-            views = tuple(job_view(cluster, now, job) for job in jobs)
-            return Jobs(jobs=views, time_s=now, policy=cluster.policy.name)
+            return _cancel(cluster, now, request, fetched)
+        case GetJobs():
+            return jobs_page(cluster, now, request, fetched)
+        case GetEnded():
+            return ended_page(cluster, now, request, fetched)
         case GetJob(job=name):
-            return JobFound(job=full_view(cluster, now, find_job(cluster, name)), time_s=now)
+            return JobFound(job=full_view(cluster, now, find_job(cluster, name, fetched)), time_s=now)
         case GetServers():
-            return Servers(servers=server_views(cluster, now), time_s=now)
+            return servers_page(cluster, now, request)
+        case ForgetServer(server=name):
+            return forget_server(cluster, now, name)
         case AdoptServer(server=name):
             return adopt(cluster, now, name)
         case GetEvents():
@@ -122,17 +138,32 @@ def _answer(cluster: Cluster, now: float, request_id: str, request: Request) -> 
             raise AssertionError("logs are read through the agent")
 
 
-def find_job(cluster: Cluster, name: str) -> Job:
-    """The job with this id, or the only (unfinished) one with this name. Raises UserError."""
-    if (found := cluster.jobs.get(JobId(name))) is not None:
+def find_job(cluster: Cluster, name: str, fetched: Fetched) -> Job:
+    """The job with this id, or the only (unfinished) one with this name. Raises UserError, NotAtHand."""
+    found = cluster.jobs.get(find_id(cluster, name))
+    if found is not None:
         return found
-    named = [job for job in cluster.jobs.values() if job.kept.spec.name == name]
-    for candidates in ([job for job in named if not job.final], named):
-        if len(candidates) == 1:
+    over = cluster.archive.find(find_id(cluster, name))
+    job = archived(cluster, over.key, fetched) if over is not None else None
+    if job is None:
+        raise UserError(f"there is no job {name[:80]!r}")
+    return job
+
+
+def find_id(cluster: Cluster, name: str) -> JobId:
+    """The same, and it need not be at hand. Raises UserError."""
+    if JobId(name) in cluster.jobs or cluster.archive.find(JobId(name)) is not None:
+        return JobId(name)
+    named = cluster.index.named(name)
+    unfinished = [job.id for job in named if not job.final]
+    archived_too, newest = cluster.archive.named(name)
+    over = [*(job.id for job in named if job.final), *((newest,) if newest is not None else ())]
+    for count, candidates in ((len(unfinished), unfinished), (len(named) + archived_too, over)):
+        if count == 1:
             return candidates[0]
-        if candidates:
-            names = ", ".join(job.id for job in candidates[:5])
-            raise UserError(f"{len(candidates)} jobs are called {name!r}: name one of {names}")
+        if count:
+            names = ", ".join(candidates[:5])
+            raise UserError(f"{count} jobs are called {name!r}: name one of {names}")
     raise UserError(f"there is no job {name[:80]!r}")
 
 
@@ -145,12 +176,12 @@ def _submit(cluster: Cluster, now: float, request_id: str, request: Submit) -> A
     heard = not cluster.awaited or any(session.alive for session in cluster.sessions.values())
     if not heard and 0 <= now - cluster.started_s < FIRST_HELLO_S:
         return None
-    if sum(not job.final for job in cluster.jobs.values()) >= MAX_UNFINISHED_JOBS:
+    if len(cluster.index.live) >= MAX_UNFINISHED_JOBS:
         raise RequestRefused(f"there are {MAX_UNFINISHED_JOBS} unfinished jobs already")
     if reason := _admission_refusal(cluster, spec):
         raise RequestRefused(f"{spec.name} is not admitted: {reason}")
     name, uid = JobId(f"{spec.name}-{cluster.next_job}"), f"{cluster.rng.getrandbits(64):016x}"
-    job = Job(JobRecord(job=name, uid=uid, request=request_id, spec=spec, submitted_s=now))
+    job = Job(Submission(job=name, uid=uid, request=request_id, spec=spec, submitted_s=now))
     cluster.next_job += 1
     cluster.add_job(job)
     cluster.schedule_due = True
@@ -160,23 +191,22 @@ def _submit(cluster: Cluster, now: float, request_id: str, request: Submit) -> A
 
 
 def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:
-    unfinished = [job for job in cluster.jobs.values() if not job.final]
     situation = Situation(
-        gpus=sum(len(session.server.gpus) for session in cluster.sessions.values()),
-        waiting_jobs=sum(not job.kept.target for job in unfinished),
-        user_jobs=sum(job.kept.spec.user == spec.user for job in unfinished),
+        gpus=cluster.known_gpus,
+        waiting_jobs=cluster.index.without_target,
+        user_jobs=cluster.index.of_user(spec.user),
     )
     newcomer = Newcomer(min_gpus=spec.gpus.min, user=spec.user)
     return cluster.decider.scheduler.stages.admission.refusal(newcomer, situation)
 
 
-def _scale(cluster: Cluster, now: float, request: Scale) -> Answer | None:
+def _scale(cluster: Cluster, now: float, request: Scale, fetched: Fetched) -> Answer | None:
     """Fix the share, or give it back to the policy; the decision is taken at once, so that its generation can be named.
 
     None: a controller that has just started cannot decide before its servers are back.
     """
-    job = find_job(cluster, request.job)
-    share, spec = request.share, job.kept.spec
+    job = find_job(cluster, request.job, fetched)
+    share, spec = request.share, job.spec
     if share is not None and not 1 <= share <= spec.virtual_workers:
         raise UserError(
             f"{job.id} can use 1 to {spec.virtual_workers} GPUs (as many as it has virtual workers), not {share}"
@@ -194,16 +224,16 @@ def _scale(cluster: Cluster, now: float, request: Scale) -> Answer | None:
         cluster.tell(now, "scaled", job.id, text)
     cluster.schedule_due = True
     cluster.stir(job)
-    settle(cluster, now)
+    settle(cluster, now, at_once=True)
     newest = job.newest
     carried_out = newest is not None and {m.gpu for m in newest.roster.members} == set(job.kept.target)
     generation = job.kept.generation if carried_out else job.kept.generation + 1  # when its GPUs are free
     return Scaled(job=job.id, generation=generation, share=len(job.kept.target))
 
 
-def _profile(cluster: Cluster, now: float, request: Profile) -> Answer | None:
+def _profile(cluster: Cluster, now: float, request: Profile, fetched: Fetched) -> Answer | None:
     """Send the job on its way down, whatever is known of it. None: nothing can be decided yet."""
-    job = find_job(cluster, request.job)
+    job = find_job(cluster, request.job, fetched)
     if job.final:
         raise RequestRefused(f"{job.id} is over: it has {job.kept.phase.value}")
     if cluster.awaited:
@@ -213,8 +243,8 @@ def _profile(cluster: Cluster, now: float, request: Profile) -> Answer | None:
     return Profiling(job=job.id, shares=shares)
 
 
-def _cancel(cluster: Cluster, now: float, request: Cancel) -> Answer:
-    job = find_job(cluster, request.job)
+def _cancel(cluster: Cluster, now: float, request: Cancel, fetched: Fetched) -> Answer:
+    job = find_job(cluster, request.job, fetched)
     if job.kept.phase is JobPhase.CANCELLED:
         return Cancelled(job=job.id)
     if job.final:
@@ -224,11 +254,10 @@ def _cancel(cluster: Cluster, now: float, request: Cancel) -> Answer:
 
 
 def _events(cluster: Cluster, request: GetEvents) -> Answer:
-    wanted = None if request.job is None else find_job(cluster, request.job).id
+    wanted = None if request.job is None else find_id(cluster, request.job)
     limit = max(0, min(request.limit, MAX_EVENTS_ANSWERED))
-    found = [
-        event for event in cluster.events if event.number > request.after and (wanted is None or event.job == wanted)
-    ]
+    newer = list(itertools.takewhile(lambda event: event.number > request.after, reversed(cluster.events)))
+    found = [event for event in reversed(newer) if wanted is None or event.job == wanted]
     return Events(events=tuple(found[:limit]))
 
 
@@ -238,13 +267,13 @@ def _pong(cluster: Cluster) -> Answer:
         protocol=PROTOCOL_VERSION,
         cluster=cluster.settings.cluster,
         policy=cluster.policy.name,
-        servers=sum(session.alive for session in cluster.sessions.values()),
+        servers=len(cluster.leases) - len(cluster.awaited),
         pid=cluster.settings.pid,
     )
 
 
-def _get_log(cluster: Cluster, now: float, client: bytes, request_id: str, request: GetLog) -> None:
-    job = find_job(cluster, request.job)
+def _get_log(cluster: Cluster, now: float, client: bytes, request_id: str, request: GetLog, fetched: Fetched) -> None:
+    job = find_job(cluster, request.job, fetched)
     if not 0 <= request.offset <= MAX_LOG_OFFSET or not 1 <= request.limit <= MAX_LOG_BYTES:
         raise UserError(f"a piece of a log starts at 0 or later and has 1 to {MAX_LOG_BYTES} bytes")
     entry = job.known_worker(request.worker)
@@ -256,6 +285,7 @@ def _get_log(cluster: Cluster, now: float, client: bytes, request_id: str, reque
         raise RequestRefused(f"the log of {entry.worker} is on server {server}, which is not there")
     if len(cluster.pending_logs) >= MAX_PENDING_LOGS and request_id not in cluster.pending_logs:
         raise RequestRefused(f"{MAX_PENDING_LOGS} pieces of logs are being read already; try again in a moment")
+    cluster.pending_logs.pop(request_id, None)  # they stand in the order of their deadlines
     cluster.pending_logs[request_id] = PendingLog(client=client, server=server, deadline_s=now + LOG_TIMEOUT_S)
     message = ReadLog(
         request=request_id,
@@ -263,6 +293,6 @@ def _get_log(cluster: Cluster, now: float, client: bytes, request_id: str, reque
         worker=entry.worker,
         offset=request.offset,
         limit=request.limit,
-        uid=job.kept.uid,
+        uid=job.uid,
     )
     cluster.send(server, message)

@@ -120,7 +120,5 @@ def _is_old(cluster: Cluster, now: float, evidence: str) -> None:
     cluster.tell(now, "store-old", None, text)
     cluster.warn(text)
     cluster.skip_jobs(cluster.next_job + MARGIN)
-    for job in cluster.jobs.values():
-        if not job.final:
-            _lift(job, 0, 0)
-            cluster.touch(job)
+    for job in cluster.index.live.values():
+        _lift(job, 0, 0)

@@ -94,6 +94,6 @@ def _ask(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, saved: int
         saver=job.saving.saver,
         stand_by=True,
         saved=saved,
-        uid=job.kept.uid,
+        uid=job.uid,
     )
     cluster.send(entry.gpu.server, stop)

@@ -52,6 +52,24 @@ def unusable(status: WorkerStatus) -> str:
     return ""
 
 
+def sensible(status: WorkerStatus) -> bool:
+    """Is there nothing in `status` that `unusable` or `without_odd_figures` would find?"""
+    return (
+        -1 <= (status.applied or 0) <= MAX_COUNT
+        and 0 <= status.sequence <= MAX_COUNT
+        and 0 <= status.samples_per_s <= MAX_RATE
+        and 0 <= status.median_step_s <= MAX_DURATION_S
+        and 0 <= status.saving_s <= MAX_DURATION_S
+        and 0 <= status.longest_step_s <= MAX_DURATION_S
+        and 0 <= status.epoch <= MAX_COUNT
+        and 0 <= (status.total_steps or 0) <= MAX_COUNT
+        and _steady_fits(status.steady)
+        and len(status.metrics) <= MAX_METRICS
+        and all(math.isfinite(value) and len(name) <= MAX_NAME for name, value in status.metrics.items())
+        and len(status.note) <= MAX_TEXT
+    )
+
+
 def without_odd_figures(status: WorkerStatus) -> tuple[WorkerStatus, tuple[str, ...]]:
     """`status` with those figures left out that nobody can reckon with, and which these were."""
     kept: dict[str, object] = {}

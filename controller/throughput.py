@@ -10,16 +10,18 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 
 from ..protocol.model import JobSpec, Value
-from .scheduling.throughput import Known, Measured, Rate, Source, combined, estimate, layer
+from .scheduling.throughput import NOISE, Known, Measured, Rate, Source, combined, estimate, layer
 from .scheduling.view import Floats, Ints
 
 KEPT_KINDS = 1000
 KEPT_POINTS = 64  # of one kind
 KEPT_S = 90 * 86_400.0
+RENEWED_S = 3600.0  # figures that have not changed are written down again after so long, so that they do not become old
 PREFIX = "/throughput/"
 
 Profiles = Mapping[str, Mapping[int, float]]  # steps per second by share, by the name of the model in lower case
@@ -31,6 +33,15 @@ class KindRecord(Value, frozen=True, kw_only=True):
     fingerprint: str
     updated_s: float
     measured: tuple[Measured, ...]
+
+
+def _says(known: KindRecord, measured: Iterable[Measured]) -> bool:
+    """Does a kind's record say all of this already, within the noise?"""
+    rates = {(entry.share, entry.servers): entry.steps_per_s for entry in known.measured}
+    return all(
+        (rate := rates.get((entry.share, entry.servers))) is not None and abs(entry.steps_per_s - rate) <= NOISE * rate
+        for entry in measured
+    )
 
 
 def fingerprint(spec: JobSpec) -> str:
@@ -61,9 +72,12 @@ class History:
     def note(self, kind: str, measured: Iterable[Measured], now: float) -> tuple[dict[str, bytes], list[str]]:
         """A job of this kind has been measured: its figures replace earlier ones of the same shares.
 
-        Returns the puts and deletes for the store.
+        What is the same within the noise is no news. Returns the puts and deletes for the store.
         """
+        measured = tuple(measured)
         known = self.find(kind, now)
+        if known is not None and now - known.updated_s < RENEWED_S and _says(known, measured):
+            return {}, []
         entries = {(entry.share, entry.servers): entry for entry in (known.measured if known is not None else ())}
         entries.update({(entry.share, entry.servers): entry for entry in measured})
         fresh = sorted(
@@ -95,6 +109,12 @@ class Estimated:
     fewest: Ints  # servers by share
     known: Known
     curve: Floats  # steps per second by share; up to a factor if nothing is known
+
+    @cached_property
+    def speedup(self) -> Floats:
+        """T(n) / T(1) by share."""
+        found: Floats = self.curve / self.curve[1]
+        return found
 
 
 def estimated(

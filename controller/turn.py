@@ -22,12 +22,13 @@ from typing import TypeAlias
 
 from ..protocol.messages import Refused, Reply
 from ..protocol.times import STORE_RETRY_S
-from .events import Action, ClientRequest, Event, Record, ReplyClient, StoreReturned, TimePassed, Warn
+from .archive import PREFIX as ARCHIVE
+from .events import Action, ClientRequest, Event, Fetch, Fetched, Record, ReplyClient, StoreReturned, TimePassed, Warn
 from .machine import ControllerMachine
 from .requests import CHANGES
-from .store.interface import Delete, Put, Store, StoreUnavailable
+from .store.interface import AFTER_ALL, Delete, Put, Store, StoreUnavailable
 
-# Makes a machine of its own incarnation, from the time and all keys and values of the store.
+# Makes a machine of its own incarnation, from the time and all keys and values of the store; of the archive the keys alone.
 Build: TypeAlias = Callable[[float, Sequence[tuple[str, bytes]]], ControllerMachine]
 
 
@@ -82,6 +83,8 @@ class Turn:
             if isinstance(action, Record):
                 self._writes.update({key: Put(key, value) for key, value in action.puts})
                 self._writes.update({key: Delete(key) for key in action.deletes})
+            elif isinstance(action, Fetch):
+                self._fetch(now, action)
             else:
                 self._outbox.append(action)
 
@@ -105,7 +108,29 @@ class Turn:
     # -- the store
 
     def _recovered(self, now: float) -> ControllerMachine:
-        return self._build(now, [(record.key, record.value) for record in self._store.list("/").records])
+        """All records, and the keys of the archive: what is there is read when it is asked for."""
+        before, after = ARCHIVE, ARCHIVE + AFTER_ALL
+        found = [*self._store.between("", before).records, *self._store.between(after, AFTER_ALL).records]
+        archived = [(key, b"") for key in self._store.keys(ARCHIVE)]
+        return self._build(now, [*((record.key, record.value) for record in found), *archived])
+
+    def _fetch(self, now: float, fetch: Fetch) -> None:
+        """Read what a request needs; what this turn is about to write is as good as written."""
+        try:
+            found = tuple((key, self._read(key)) for key in fetch.keys)
+        except StoreUnavailable as error:
+            reason = f"the store cannot be read: {error}"
+            reply = Reply(id=fetch.request.envelope.id, answer=Refused(reason=reason))
+            self._outbox.append(ReplyClient(fetch.request.client, reply))
+            return
+        self.take(now, Fetched(fetch.request, found))
+
+    def _read(self, key: str) -> bytes | None:
+        write = self._writes.get(key)
+        if write is not None:
+            return write.value if isinstance(write, Put) else None
+        record = self._store.get(key)
+        return record.value if record is not None else None
 
     def _commit(self, now: float) -> None:
         """All records of the turn in one transaction; of several values for one key the last."""

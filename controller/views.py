@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Collection, Iterator
 
 from msgspec.structs import replace
 
 from ..protocol.messages import CurvePoint, JobView, ServerState, ServerView, WorkerView
-from ..protocol.model import GpuAddress, JobId, JobPhase
+from ..protocol.model import GpuAddress, JobPhase, ServerId
 from .cluster import Cluster, Guest, Session
 from .guests import present, sentence, unknown_sentence
 from .health import troubles
@@ -17,16 +18,18 @@ from .records import OrderKind, Progress, WorkerRecord, WorkerState
 from .scheduling.measuring import smaller_shares
 from .scheduling.throughput import Source, points
 
+NAMES_TOLD = 8
+
 
 def job_view(cluster: Cluster, now: float, job: Job) -> JobView:
     """One job in full."""
     kept, progress, newest = job.kept, job.progress(), job.newest
     return JobView(
         job=job.id,
-        spec=kept.spec,
+        spec=job.spec,
         phase=kept.phase,
         reason=_reason(cluster, now, job),
-        submitted_s=kept.submitted_s,
+        submitted_s=job.submission.submitted_s,
         started_s=kept.started_s,
         finished_s=kept.finished_s,
         share_gpus=job.share_gpus,
@@ -35,7 +38,7 @@ def job_view(cluster: Cluster, now: float, job: Job) -> JobView:
         generation=kept.committed,
         ordered_generation=newest.generation if newest is not None else kept.generation,
         step=progress.step,
-        total_steps=progress.total_steps if progress.total_steps is not None else kept.spec.max_steps,
+        total_steps=progress.total_steps if progress.total_steps is not None else job.spec.max_steps,
         epoch=progress.epoch,
         samples_per_s=0.0 if job.final else progress.samples_per_s,
         median_step_s=progress.median_step_s,
@@ -57,7 +60,7 @@ def full_view(cluster: Cluster, now: float, job: Job) -> JobView:
 
 def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:
     """What is known, by share and servers; and what is assumed of its maximum, half of that, and so on."""
-    spec = job.kept.spec
+    spec = job.spec
     servers = job.estimated.fewest if job.estimated is not None else fewest(cluster, spec.gpus.max)
     told = cluster.estimate(now, job, servers)
     batch = _samples_per_step(job.progress())
@@ -103,7 +106,7 @@ def _reason(cluster: Cluster, now: float, job: Job) -> str:
     if job.final:
         return job.kept.reason
     if cluster.awaited:
-        return f"the controller has just started and waits for {', '.join(sorted(cluster.awaited))}"
+        return f"the controller has just started and waits for {_some(cluster.awaited)}"
     if job.restart_at is not None:
         return f"starts again in {max(0.0, job.restart_at - now):.0f} s"
     if saves := _saving(now, job):
@@ -125,6 +128,13 @@ def _reason(cluster: Cluster, now: float, job: Job) -> str:
         return f"measures its throughput with {job.descent.share} of its {len(job.own_gpus)} GPUs"
     reasons = (job.waiting_reason, troubles(cluster, now)) if job.waiting_reason or not job.kept.target else ()
     return "; ".join(filter(None, reasons))
+
+
+def _some(names: Collection[str]) -> str:
+    """The first names, and how many more there are."""
+    first = heapq.nsmallest(NAMES_TOLD, names)
+    more = len(names) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
 
 
 def _avoidance(now: float, job: Job) -> str:
@@ -173,30 +183,26 @@ def _past_view(entry: WorkerRecord) -> WorkerView:
     )
 
 
-def server_views(cluster: Cluster, now: float) -> tuple[ServerView, ...]:
-    """All servers by name. A GPU is used while a process is on it."""
-    used: dict[GpuAddress, JobId] = {}
-    for job in cluster.jobs.values():
-        for entry in job.kept.workers:
-            if entry.state is not WorkerState.ORDERED:
-                used[entry.gpu] = job.id
-    for name, session in cluster.sessions.items():
-        used.update({GpuAddress(server=name, index=local.gpu): local.job for local in session.unknown.values()})
-    guests = {name: guest for name in sorted(cluster.guests) if (guest := present(cluster, now, name)) is not None}
-    views = {
-        name: ServerView(
-            server=session.server,
-            alive=session.alive,
-            last_heard_s=session.last_heard_s,
-            used={gpu.index: job for gpu, job in sorted(used.items()) if gpu.server == name},
-            state=_state(cluster, session),
-            trouble="; ".join(_troubles(cluster, now, session)),
-        )
-        for name, session in cluster.sessions.items()
-        if session.alive or name not in guests
+def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
+    """One server, which is known. A GPU is used while a process is on it."""
+    session, guest = cluster.sessions.get(name), present(cluster, now, name)
+    if guest is not None and (session is None or not session.alive):
+        return _guest_view(guest)
+    assert session is not None
+    used = {
+        gpu.index: job
+        for gpu in session.server.gpus
+        if (job := cluster.index.on_gpu(GpuAddress(server=name, index=gpu.index))) is not None
     }
-    views |= {name: _guest_view(guest) for name, guest in guests.items() if name not in views}
-    return tuple(view for _, view in sorted(views.items()))
+    used |= {local.gpu: local.job for local in session.unknown.values()}
+    return ServerView(
+        server=session.server,
+        alive=session.alive,
+        last_heard_s=session.last_heard_s,
+        used=dict(sorted(used.items())),
+        state=_state(cluster, session),
+        trouble="; ".join(_troubles(cluster, now, session)),
+    )
 
 
 def _state(cluster: Cluster, session: Session) -> ServerState:

@@ -173,18 +173,19 @@ class AgentHello(Message, frozen=True, kw_only=True):
         return session_name(self.incarnation, self.number)
 
 
-class AgentHeartbeat(Message, frozen=True, kw_only=True):
-    """Renews the server's lease."""
-
-    server: ServerId
-    starting: tuple[WorkerId, ...] = ()  # processes that run but have not reported yet
-
-
 class WorkerReport(Message, frozen=True, kw_only=True):
-    """A worker's status has changed, or its heartbeat came."""
+    """A worker's status has changed in more than how far the worker is."""
 
     status: WorkerStatus
     uid: str = ""  # of the job
+
+
+class AgentHeartbeat(Message, frozen=True, kw_only=True):
+    """Renews the server's lease, and tells how far its workers are."""
+
+    server: ServerId
+    starting: tuple[WorkerId, ...] = ()  # processes that run but have not reported yet
+    reports: tuple[WorkerReport, ...] = ()  # what has not been told yet
 
 
 class LogPiece(Message, frozen=True, kw_only=True):
@@ -306,9 +307,20 @@ class Submit(Message, frozen=True, kw_only=True):
 
 
 class GetJobs(Message, frozen=True, kw_only=True):
-    """All jobs (`final_too`) or those that are not over."""
+    """A page of the jobs that are not over, in the order of submission; after the last of them (`final_too`) those that are over,
+    the last one first. An answer is bounded in bytes, so that there may be fewer than `limit` in it."""
 
     final_too: bool = False
+    after: str = ""  # where the last page ended (`Jobs.next`); "": from the start
+    limit: int = 500
+
+
+class GetEnded(Message, frozen=True, kw_only=True):
+    """A page of the jobs that are over, the last one first: by the day on which they ended, and within a day by submission."""
+
+    after: str = ""  # likewise
+    before_job: str = ""  # only those that come after this one, which is over itself; with `after` it says nothing
+    limit: int = 500
 
 
 class GetJob(Message, frozen=True, kw_only=True):
@@ -333,11 +345,20 @@ class Cancel(Message, frozen=True, kw_only=True):
 
 
 class GetServers(Message, frozen=True, kw_only=True):
-    pass
+    """A page of the servers, by name."""
+
+    after: str = ""  # the last name of the page before
+    limit: int = 250
 
 
 class AdoptServer(Message, frozen=True, kw_only=True):
     """Take over what runs on a server and does not belong to a job of this cluster: its workers save their state and end."""
+
+    server: ServerId
+
+
+class ForgetServer(Message, frozen=True, kw_only=True):
+    """A lost server will not come back: do not know it any more."""
 
     server: ServerId
 
@@ -382,12 +403,14 @@ class Ping(Message, frozen=True, kw_only=True):
 Request = (
     Submit
     | GetJobs
+    | GetEnded
     | GetJob
     | Scale
     | Profile
     | Cancel
     | GetServers
     | AdoptServer
+    | ForgetServer
     | GetEvents
     | GetLog
     | GetPolicy
@@ -502,9 +525,12 @@ class Submitted(Message, frozen=True, kw_only=True):
 
 
 class Jobs(Message, frozen=True, kw_only=True):
+    """A page of jobs."""
+
     jobs: tuple[JobView, ...]
     time_s: float
     policy: str
+    next: str = ""  # `after` of the next page; "": this was the last one
 
 
 class JobFound(Message, frozen=True, kw_only=True):
@@ -532,8 +558,11 @@ class Cancelled(Message, frozen=True, kw_only=True):
 
 
 class Servers(Message, frozen=True, kw_only=True):
+    """A page of servers."""
+
     servers: tuple[ServerView, ...]
     time_s: float
+    next: str = ""  # `after` of the next page; "": this was the last one
 
 
 class ServerAdopted(Message, frozen=True, kw_only=True):
@@ -541,6 +570,12 @@ class ServerAdopted(Message, frozen=True, kw_only=True):
 
     server: ServerId
     workers: int
+
+
+class ServerForgotten(Message, frozen=True, kw_only=True):
+    """Should its agent say hello again, it joins as a new server."""
+
+    server: ServerId
 
 
 class Events(Message, frozen=True, kw_only=True):
@@ -622,6 +657,7 @@ Answer = (
     | Cancelled
     | Servers
     | ServerAdopted
+    | ServerForgotten
     | Events
     | Log
     | PolicyInUse

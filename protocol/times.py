@@ -19,6 +19,10 @@ REST_S = 5.0  # for the other workers of a finished job to end by themselves
 LEAVING_PATIENCE_S = 30.0  # for a worker that no roster names any more to leave by itself
 LOG_TIMEOUT_S = 5.0  # for an agent to send a piece of a log
 POLICY_RETRY_S = 30.0  # after a policy has raised, though nothing has happened since
+JOBS_DECIDED_AT_ONCE = (
+    1000  # with no more unfinished jobs than this the scheduler is asked whenever something has happened
+)
+DECISION_INTERVAL_PER_JOB_S = 1e-4  # with more, at most once in so long for each of them: with 10,000 once a second
 STORE_RETRY_S = 1.0  # between two attempts to write, while the store cannot be written
 
 # ------------------------------------------------------------------------------------------------------ a worker's start

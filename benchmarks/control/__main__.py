@@ -1,9 +1,10 @@
 """What one controller bears. `make bench-control`
 
-    python -m benchmarks.control [--quick] [--agents N] [--gpus N] [--live N] [--ended N] [--seconds N] [--label TEXT] [--json FILE]
+    python -m benchmarks.control [--quick] [--agents N] [--gpus N] [--live N] [--ended N] [--seconds N] [--label TEXT]
+                                 [--json FILE]
 
-One real controller process with its store on disk runs on a core of its own; agents and clients are other processes, which speak the
-real protocol over real sockets. The store is that of a cluster that has run for months. What is measured, in this order:
+One real controller process with its store on disk runs on a core of its own; agents and clients are other processes, which speak
+the real protocol over real sockets. The store is that of a cluster that has run for months. What is measured, in this order:
 
 * how long a controller takes from its start until all agents are taken in, and until nothing more is to be started;
 * its share of the core while nobody asks and workers say nothing new (agents' heartbeats alone), and while they report;
@@ -12,7 +13,8 @@ real protocol over real sockets. The store is that of a cluster that has run for
 * a kill of the controller: how long until all agents are taken in again, and how many hellos that takes;
 * what one heartbeat costs with few and with many jobs, without sockets.
 
-Results go to out/bench-control.json under their label and into docs/benchmarks.md (`--quick`: to out/bench-control-quick.json only).
+Results go to out/bench-control.json under their label and into docs/benchmarks.md (`--quick`: to out/bench-control-quick.json
+only).
 """
 
 from __future__ import annotations

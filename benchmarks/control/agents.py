@@ -5,8 +5,8 @@
 Lines on stdin tell it what to do: `report SECONDS` (how often each worker tells its progress; 0: never), `tell` (answer with
 one line of JSON about what was sent). It ends with its stdin.
 
-A worker follows each order as soon as it hears of it, and trains a step a second. Nothing else of a worker is there: no rendezvous,
-no state. That is enough for the controller, which hears statuses alone.
+A worker follows each order as soon as it hears of it, and trains a step a second. Nothing else of a worker is there: no
+rendezvous, no state. That is enough for the controller, which hears statuses alone.
 """
 
 from __future__ import annotations

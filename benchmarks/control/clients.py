@@ -2,8 +2,8 @@
 
     python -m benchmarks.control.clients ADDRESS SUBMITTERS
 
-Each line on stdin is a phase: `load SECONDS` (submit as fast as answers come, and look, scale and cancel among it), `look SECONDS`
-(look only). It is answered with one line of JSON. The process ends with its stdin.
+Each line on stdin is a phase: `load SECONDS` (submit as fast as answers come, and look, scale and cancel among it), `look
+SECONDS` (look only). It is answered with one line of JSON. The process ends with its stdin.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from elasticd.controller.cluster import CLUSTER_KEY, ClusterRecord, ServerRecord, job_key, server_key
-from elasticd.controller.records import JobRecord, Progress, WorkerRecord, WorkerState
+from elasticd.controller.archive import key_of
+from elasticd.controller.cluster import CLUSTER_KEY, ClusterRecord, ServerRecord, server_key, submission_key
+from elasticd.controller.records import ArchivedJob, JobRecord, Progress, Submission, WorkerRecord, WorkerState
 from elasticd.controller.scheduling.throughput import Measured
 from elasticd.controller.store import Put, SqliteStore
 from elasticd.protocol.messages import ShareChange
@@ -95,26 +96,28 @@ def _jobs(live: int, ended: int, now: float) -> Iterator[Put]:
     for number in range(1, ended + live + 1):
         what = spec(chance)
         job = JobId(f"{what.name}-{number}")
-        record = JobRecord(
+        submission = Submission(
             job=job,
             request=f"{chance.getrandbits(128):032x}",
             uid=f"{chance.getrandbits(64):016x}",
             spec=what,
             submitted_s=now - (ended + live - number) * DAY_S * 30 / (ended + live),
         )
-        if number <= ended:
-            record = _ended(record, chance)
-        yield Put(job_key(job), msgspec.msgpack.encode(record))
+        if number > ended:
+            yield Put(submission_key(job), msgspec.msgpack.encode(submission))
+            continue
+        archived = ArchivedJob(submission=submission, record=_ended(submission, chance))
+        yield Put(key_of(submission, archived.record.finished_s or 0.0), msgspec.msgpack.encode(archived))
 
 
-def _ended(record: JobRecord, chance: random.Random) -> JobRecord:
-    started_s = record.submitted_s + chance.uniform(1, 600)
+def _ended(submission: Submission, chance: random.Random) -> JobRecord:
+    started_s = submission.submitted_s + chance.uniform(1, 600)
     finished_s = started_s + chance.uniform(SHORTEST_S, LONGEST_S)
-    share = record.spec.gpus.min
+    share = submission.spec.gpus.min
     where = chance.randrange(1000)
     past = tuple(
         WorkerRecord(
-            worker=WorkerId(f"{record.job}.{i}"),
+            worker=WorkerId(f"{submission.job}.{i}"),
             gpu=GpuAddress(server=ServerId(f"server{where:04d}"), index=i),
             generation=1,
             state=WorkerState.ENDED,
@@ -132,8 +135,7 @@ def _ended(record: JobRecord, chance: random.Random) -> JobRecord:
     resize = Resize(
         generation=2, step=100, workers_before=share, workers_after=share, longest_gap_s=0.1, median_step_s=1.0
     )
-    return msgspec.structs.replace(
-        record,
+    return JobRecord(
         phase=JobPhase.FINISHED,
         started_s=started_s,
         finished_s=finished_s,
@@ -149,7 +151,9 @@ def _ended(record: JobRecord, chance: random.Random) -> JobRecord:
         counted_s=finished_s,
         progressed=True,
         progress=Progress(
-            step=record.spec.max_steps, total_steps=record.spec.max_steps, metrics={"loss": 0.1, "accuracy": 0.98}
+            step=submission.spec.max_steps,
+            total_steps=submission.spec.max_steps,
+            metrics={"loss": 0.1, "accuracy": 0.98},
         ),
         measured=(Measured(share=share, servers=1, recent=(1.0,), times=1, at_s=finished_s),),
     )

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from ...protocol.errors import OperatorError
 
+AFTER_ALL = "\U0010ffff"  # no key begins with it: it stands after all of them
+
 
 class StoreUnavailable(OperatorError):
     """The store cannot be read or written at present: the disk is full, the database is locked, the device fails.
@@ -75,6 +77,12 @@ class Store(Protocol):
 
     def list(self, prefix: str) -> Listing:
         """The records whose keys begin with `prefix`."""
+
+    def between(self, first: str, end: str) -> Listing:
+        """The records whose keys are `first` or greater, and less than `end`."""
+
+    def keys(self, prefix: str) -> tuple[str, ...]:
+        """The keys that begin with `prefix`, in their order, without reading what stands there."""
 
     def commit(self, conditions: Sequence[If], writes: Sequence[Put | Delete]) -> int | None:
         """All writes in one transaction: the revision they made, or None if a condition fails (nothing is written then).

@@ -53,8 +53,18 @@ class SqliteStore:
 
     def list(self, prefix: str) -> Listing:
         # Keys are compared as UTF-8, in which no byte is 0xff.
+        return self._range(prefix, prefix.encode() + b"\xff")
+
+    def between(self, first: str, end: str) -> Listing:
+        return self._range(first, end.encode())
+
+    def keys(self, prefix: str) -> tuple[str, ...]:
+        query = "select key from records where key >= ? and key < cast(? as text) order by key"
+        return tuple(key for (key,) in self._read(query, (prefix, prefix.encode() + b"\xff")))
+
+    def _range(self, first: str, end: bytes) -> Listing:
         query = "select key, value, mod_revision from records where key >= ? and key < cast(? as text) order by key"
-        rows = self._read(query, (prefix, prefix.encode() + b"\xff"))
+        rows = self._read(query, (first, end))
         return Listing(tuple(Record(*row) for row in rows), self._revision())
 
     def commit(self, conditions: Sequence[If], writes: Sequence[Put | Delete]) -> int | None:
@@ -126,17 +136,13 @@ class SqliteStore:
     def _write(self, db: sqlite3.Connection, writes: Sequence[Put | Delete]) -> int:
         """Carry the writes out; a commit that changes nothing makes no revision."""
         revision = self._revision() + 1
-        changed = 0
-        for write in writes:
-            if isinstance(write, Put):
-                upsert = "insert into records values (?, ?, ?) on conflict (key) do update set "
-                db.execute(
-                    upsert + "value = excluded.value, mod_revision = excluded.mod_revision",
-                    (write.key, write.value, revision),
-                )
-                changed += 1
-            else:
-                changed += db.execute("delete from records where key = ?", (write.key,)).rowcount
+        puts = [(write.key, write.value, revision) for write in writes if isinstance(write, Put)]
+        deletes = [(write.key,) for write in writes if isinstance(write, Delete)]
+        upsert = "insert into records values (?, ?, ?) on conflict (key) do update set "
+        db.executemany(upsert + "value = excluded.value, mod_revision = excluded.mod_revision", puts)
+        changed = len(puts)
+        if deletes:
+            changed += db.executemany("delete from records where key = ?", deletes).rowcount
         if not changed:
             return revision - 1
         db.execute("update meta set value = ? where name = 'revision'", (revision,))

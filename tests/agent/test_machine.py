@@ -239,8 +239,21 @@ def test_a_change_of_phase_is_reported_at_once_and_mere_progress_with_the_heartb
     assert sent(driven.status(status(sequence=2, applied=6)), WorkerReport) == []
     changed = status(sequence=3, applied=6, phase=WorkerPhase.BROKEN)
     assert sent(driven.status(changed), WorkerReport) == [WorkerReport(status=changed)]
-    driven.now += 0.5
-    assert len(sent(driven.status(status(sequence=4, applied=7, phase=WorkerPhase.BROKEN)), WorkerReport)) == 1
+    newest = status(sequence=4, applied=7, phase=WorkerPhase.BROKEN)
+    assert sent(driven.status(newest), WorkerReport) == []
+    assert sent(driven.pass_time(1.0), AgentHeartbeat) == [
+        AgentHeartbeat(server=SERVER.server, reports=(WorkerReport(status=newest),))
+    ]
+    assert sent(driven.pass_time(1.0), AgentHeartbeat) == [AgentHeartbeat(server=SERVER.server)]
+
+
+def test_a_report_that_was_lost_is_told_again_with_the_heartbeat_after_the_workers_next_one() -> None:
+    driven = Driven(FIRST)
+    driven.status(status(sequence=1))  # lost on its way
+    again = status(sequence=2)
+    driven.status(again)
+    (beat,) = sent(driven.pass_time(1.0), AgentHeartbeat)
+    assert beat.reports == (WorkerReport(status=again),)
 
 
 def test_every_status_is_answered_and_a_late_one_changes_nothing() -> None:

@@ -15,7 +15,7 @@ from elasticd.controller.cluster import Cluster, Session, Settings
 from elasticd.controller.deciding import decided, decision_of
 from elasticd.controller.jobs import Job
 from elasticd.controller.outlook import outlook
-from elasticd.controller.records import JobRecord, Progress
+from elasticd.controller.records import JobRecord, Progress, Submission
 from elasticd.controller.scheduling.measuring import Measuring
 from elasticd.controller.scheduling.policies import POLICIES
 from elasticd.controller.scheduling.scheduler import load_scheduler
@@ -61,7 +61,7 @@ def clusters(draw: Any, policy: dict[str, Any]) -> Cluster:
         name = ServerId(f"s{number}")
         gpus = tuple(Gpu(index=i, kind=GpuKind.CPU, name="slot") for i in range(size))
         alive = draw(st.integers(0, 3)) > 0
-        cluster.sessions[name] = Session(Server(server=name, address="", gpus=gpus), alive, last_heard_s=NOW)
+        cluster.put_session(Session(Server(server=name, address="", gpus=gpus), alive, last_heard_s=NOW))
         free += [GpuAddress(server=name, index=i) for i in range(size) if alive]
     for number in range(draw(st.integers(0, 6))):
         spec, age_s = draw(specs()), draw(AGES_S)
@@ -73,11 +73,8 @@ def clusters(draw: Any, policy: dict[str, Any]) -> Cluster:
         measured = [Measured(share=1, servers=1, recent=(draw(RATES),), times=1, at_s=NOW - age_s)]
         cluster.add_job(
             Job(
+                Submission(job=JobId(f"j-{number}"), request=str(number), spec=spec, submitted_s=NOW - age_s),
                 JobRecord(
-                    job=JobId(f"j-{number}"),
-                    request=str(number),
-                    spec=spec,
-                    submitted_s=NOW - age_s,
                     phase=JobPhase.RUNNING if target else JobPhase.PENDING,
                     target=target,
                     shares=shares,
@@ -86,7 +83,7 @@ def clusters(draw: Any, policy: dict[str, Any]) -> Cluster:
                     progress=Progress(step=step, total_steps=spec.max_steps),
                     measured=tuple(measured) if draw(st.booleans()) else (),
                     manual_share=draw(st.sampled_from((None, None, None, 1, 4096))),
-                )
+                ),
             )
         )
     return cluster
@@ -121,7 +118,7 @@ def test_every_policy_decides_what_is_possible(policy: dict[str, Any]) -> None:
             assert gpus < 1 << total
             taken |= gpus
             if job.kept.manual_share is None and share:
-                assert job.kept.spec.gpus.min <= share <= job.kept.spec.gpus.max
+                assert job.spec.gpus.min <= share <= job.spec.gpus.max
             reason = decision.why(row)
             if not share:
                 assert reason is not None, "who gets nothing is told why"

@@ -11,7 +11,6 @@ import pytest
 
 from elasticd.controller import cluster, intake, jobs, reconcile, requests
 from elasticd.controller.events import AgentMessage, Warn
-from elasticd.controller.recovery import durable
 from elasticd.protocol.messages import (
     AgentHello,
     Cancel,
@@ -157,38 +156,6 @@ def test_a_policy_of_endless_size_is_refused(changes: dict[str, Any]) -> None:
     assert isinstance(answer, Refused)
     assert answer.bad_input
     assert "/policy" not in world.store
-
-
-def test_jobs_that_are_over_are_forgotten_the_oldest_first_and_no_number_is_used_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cluster, "KEPT_JOBS", 3)
-    world = World({"s1": 1})
-    last = ""
-    for _ in range(8):
-        last = world.submit(job_spec(low=1, high=1)).id
-        world.settle(last)
-        world.ask(Cancel(job=last))
-        world.reap()
-        assert len(world.machine.cluster.jobs) <= 3
-    stored = sorted(key for key in world.store if key.startswith("/jobs/"))
-    assert stored == ["/jobs/digits-6", "/jobs/digits-7", "/jobs/digits-8"]
-    world.restart()
-    assert world.submit(job_spec(low=1, high=1)).id == "digits-9"
-    assert durable(world.machine.cluster) == world.store
-
-
-def test_the_job_with_the_highest_number_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "KEPT_JOBS", 1)
-    world = World({"s1": 1})
-    submitted = [world.submit(job_spec(low=1, high=1)).id for _ in range(4)]
-    for job in reversed(submitted):  # the newest is over first
-        world.settle(job)
-        world.ask(Cancel(job=job))
-        world.reap()
-    assert list(world.machine.cluster.jobs) == ["digits-4"]
-    world.restart()
-    assert world.submit(job_spec(low=1, high=1)).id == "digits-5"
 
 
 def test_the_history_in_the_store_is_bounded_also_where_numbers_were_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

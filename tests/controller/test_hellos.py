@@ -76,7 +76,7 @@ class Line:
 
     def second_hello(self) -> AgentHello:
         """The agent says hello again, before the answer to the first has come."""
-        self.now += 0.06
+        self.now += 1.3
         self.tell_agent(agent_events.TimePassed())
         hello = self.up.pop()
         assert isinstance(hello, AgentHello)
@@ -119,6 +119,6 @@ def test_a_start_that_the_agent_has_forgotten_is_answered() -> None:
     line.processes.clear()
     line.settle()
     start = StartWorker(job=JobId("a-1"), worker=WorkerId("a-1.0"), gpu=0, spec=spec("a"), generation=1)
-    start = msgspec.structs.replace(start, uid=line.controller.cluster.jobs[JobId("a-1")].kept.uid)
+    start = msgspec.structs.replace(start, uid=line.controller.cluster.jobs[JobId("a-1")].uid)
     line.tell_agent(agent_events.ControllerMessage(start))
     assert any(isinstance(message, WorkerExit) and message.worker == "a-1.0" for message in line.up)

@@ -219,7 +219,7 @@ def test_an_operator_takes_a_server_over_and_its_workers_save_before_it_joins() 
     said = len(world.sent)
     assert world.ask(AdoptServer(server=S1)) == ServerAdopted(server=S1, workers=2)
     stops = sent_since(world, said, StopWorker)
-    assert [(stop.worker, stop.save, stop.uid) for stop in stops] == [(w, True, job.kept.uid) for w in running]
+    assert [(stop.worker, stop.save, stop.uid) for stop in stops] == [(w, True, job.uid) for w in running]
     world.reap()
     assert not world.agents[S1].exited
     assert world.messages(_module.Acknowledged)[-1].sent != world.agents[S1].received  # which makes it say hello
@@ -289,7 +289,7 @@ def test_a_number_is_not_used_again_for_a_job_that_a_restored_or_new_store_does_
         lose_store(world, store)
         again = world.submit(job_spec())
         assert number_of(again) > number_of(job)
-        assert again.kept.uid != job.kept.uid
+        assert again.uid != job.uid
         world.settle(again.id)
         assert again.share_gpus == 2
         world.ask(Cancel(job=again.id))

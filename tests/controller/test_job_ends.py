@@ -169,7 +169,7 @@ def test_a_preempted_job_saves_its_state_and_is_not_started_again_before_that_is
             save=True,
             saver=first,
             stand_by=True,
-            uid=job.kept.uid,
+            uid=job.uid,
         )
     ]
     assert world.messages(StopWorker) == asked
@@ -220,6 +220,6 @@ def test_ends_are_recorded_before_they_are_forgotten():
     job = one_running(world, 2)
     worker = world.roster(job.id)[1]
     world.exit(worker, -9)
-    assert ForgetWorkers(workers=(worker,), uids={worker: job.kept.uid}) in world.messages(ForgetWorkers)
+    assert ForgetWorkers(workers=(worker,), uids={worker: job.uid}) in world.messages(ForgetWorkers)
     world.restart()
     assert worker in [entry.worker for entry in world.job(job.id).kept.past]

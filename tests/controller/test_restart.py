@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from elasticd.controller.cluster import submission_key
 from elasticd.controller.recovery import differences, durable
 from elasticd.protocol.messages import GetJob, StopWorker
 from elasticd.protocol.model import Fault, GpuAddress, JobPhase, ServerId, WorkerPhase
@@ -110,7 +112,8 @@ def test_growth_is_held_back_though_the_controller_was_restarted() -> None:
     world = World({"s1": 2})
     job = world.submit(job_spec(low=1, high=1)).id
     world.settle(job)
-    world.job(job).update(spec=job_spec(low=1, high=2))
+    world.job(job).submission = msgspec.structs.replace(world.job(job).submission, spec=job_spec(low=1, high=2))
+    world.store[submission_key(job)] = msgspec.msgpack.encode(world.job(job).submission)
     world.machine.cluster.stir_all()
     world.pass_time(1.0)
     for _ in range(5):

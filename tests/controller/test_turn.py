@@ -99,9 +99,9 @@ def sent(actions: list[Action]) -> list[Any]:
 def test_what_a_turn_sends_is_recorded_before() -> None:
     driven = Driven()
     driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="r1", request=Submit(spec=job_spec(high=2)))))
-    assert "/jobs/digits-1" not in driven.store.records, "nothing is recorded before the turn ends"
+    assert "/jobs/digits-1/spec" not in driven.store.records, "nothing is recorded before the turn ends"
     actions = driven.finish()
-    assert "/jobs/digits-1" in driven.store.records
+    assert "/jobs/digits-1/spec" in driven.store.records
     assert driven.answers(actions) == {"r1": Submitted(job="digits-1")}
     assert [type(message) for message in sent(actions)].count(StartWorker) == 2
 
@@ -161,7 +161,7 @@ def test_a_submission_of_unknown_outcome_is_settled_by_the_store(there: bool) ->
     driven.hello()  # what is not in the store is submitted when a server has spoken
     assert (answered or {"r1": driven.ask(Submit(spec=job_spec()), "r1")}) == {"r1": Submitted(job="digits-1")}
     assert bool(answered) == there
-    assert [key for key in driven.store.records if key.startswith("/jobs/")] == ["/jobs/digits-1"]
+    assert [key for key in driven.store.records if key.endswith("/spec")] == ["/jobs/digits-1/spec"]
 
 
 def test_what_only_reads_is_refused_though_the_outcome_of_its_turn_is_unknown() -> None:

@@ -10,12 +10,15 @@ from typing import Any
 
 import msgspec
 
-from elasticd.controller.cluster import Settings
+from elasticd.controller.archive import PREFIX, job_of
+from elasticd.controller.cluster import Settings, state_key, submission_key
 from elasticd.controller.events import (
     Action,
     AgentMessage,
     ClientRequest,
     Event,
+    Fetch,
+    Fetched,
     Record,
     ReplyClient,
     SendAgent,
@@ -166,12 +169,16 @@ class World:
                     for key in deletes:
                         self.store.pop(key, None)
                     self.after_record()
+                case Fetch(request, keys):
+                    self.feed(Fetched(request, tuple((key, self.store.get(key)) for key in keys)))
                 case SendAgent(server, message, agent):
                     self.deliver(server, message, agent)
                 case ReplyClient(_, reply):
                     self.answers[reply.id] = reply.answer
                     if isinstance(reply.answer, Submitted):
-                        assert f"/jobs/{reply.answer.job}" in self.store, "a job was promised that is not recorded"
+                        archived = [job_of(key).job for key in self.store if key.startswith(PREFIX)]
+                        recorded = submission_key(reply.answer.job) in self.store or reply.answer.job in archived
+                        assert recorded, "a job was promised that is not recorded"
 
     def turn(self, after_s: float = 0.0) -> None:
         """Let time pass without a word from anybody, and all that is due happen."""
@@ -254,7 +261,7 @@ class World:
                     agent.exited.pop(worker, None)
 
     def check_order(self, order: Order) -> None:
-        record = msgspec.msgpack.decode(self.store[f"/jobs/{order.job}"], type=JobRecord)
+        record = msgspec.msgpack.decode(self.store[state_key(order.job)], type=JobRecord)
         recorded = {given.generation: given.roster for given in record.orders}
         assert recorded.get(order.generation) == order.roster, "an order was sent that is not recorded"
         assert order.roster.leader in order.roster.workers
@@ -468,6 +475,15 @@ class FaultyStore:
             raise self.fail
         found = sorted((key, value) for key, value in self.records.items() if key.startswith(prefix))
         return Listing(tuple(StoredRecord(key, value, 1) for key, value in found), 1)
+
+    def between(self, first: str, end: str) -> Listing:
+        if self.fail is not None:
+            raise self.fail
+        found = sorted((key, value) for key, value in self.records.items() if first <= key < end)
+        return Listing(tuple(StoredRecord(key, value, 1) for key, value in found), 1)
+
+    def keys(self, prefix: str) -> tuple[str, ...]:
+        return tuple(sorted(key for key in self.records if key.startswith(prefix)))
 
     def commit(self, conditions: Sequence[If], writes: Sequence[Put | Delete]) -> int | None:
         if self.fail is not None and not self.commits_anyway:

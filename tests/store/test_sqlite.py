@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from elasticd.controller.store import Delete, If, Put, Record, SqliteStore, StoreUnavailable
+from elasticd.controller.store.interface import AFTER_ALL
 from elasticd.protocol.errors import OperatorError
 
 WRITER = """
@@ -196,4 +197,13 @@ def test_a_database_that_has_gone_is_not_made_anew_while_the_controller_runs(tmp
     (tmp_path / "db").touch()
     with pytest.raises(StoreUnavailable):
         store.probe(1)
+    store.close()
+
+
+def test_ranges_and_keys_leave_out_what_is_not_asked_for(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db")
+    store.commit([], [Put(key, key.encode()) for key in ("/a", "/b/1", "/b/\u00e92", "/b/\U0001f600", "/c")])
+    assert [r.key for r in store.between("", "/b/").records] == ["/a"]
+    assert [r.key for r in store.between("/b/" + AFTER_ALL, AFTER_ALL).records] == ["/c"]
+    assert store.keys("/b/") == ("/b/1", "/b/\u00e92", "/b/\U0001f600")
     store.close()

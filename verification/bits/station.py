@@ -35,7 +35,7 @@ from elasticd.controller.generations import OVER
 from elasticd.controller.intake import on_agent_message
 from elasticd.controller.jobs import Job
 from elasticd.controller.reconcile import settle, stop_worker
-from elasticd.controller.records import JobRecord
+from elasticd.controller.records import Submission
 from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.protocol.codec import Codec
 from elasticd.protocol.messages import StartWorker, ToAgentFromWorker
@@ -106,7 +106,7 @@ class Station:
             workdir="/",
             checkpoint=CheckpointSpec(every_s=1e9, keep=1),
         )
-        self.job = Job(JobRecord(job=JOB, request="1", spec=spec, submitted_s=self.now()))
+        self.job = Job(Submission(job=JOB, request="1", spec=spec, submitted_s=self.now()))
         self._work_off()
         self._cluster.add_job(self.job)
 
@@ -226,7 +226,7 @@ class Station:
     def _settle(self) -> None:
         self._cluster.schedule_due = False  # the driver is the scheduler
         settle(self._cluster, self.now())
-        for effect in self._cluster.take_effects():
+        for effect in self._cluster.take_effects(self.now()):
             if isinstance(effect, SendAgent):
                 self._events.append(ControllerMessage(effect.message))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from elasticd.controller.archive import PREFIX, job_of
+from elasticd.controller.cluster import submission_key
 from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.protocol.messages import Reply, Submitted, ToAgentFromController, ToControllerFromAgent
 from elasticd.protocol.model import JobId, ServerId
@@ -176,7 +178,10 @@ class World:
     def stored(self, reply: Reply) -> bool:
         """Is what this reply promises in the store?"""
         answer = reply.answer
-        return not isinstance(answer, Submitted) or self.disk.get(f"/jobs/{answer.job}") is not None
+        if not isinstance(answer, Submitted):
+            return True
+        archived = [job_of(key).job for key in self.disk.keys(PREFIX)]
+        return self.disk.get(submission_key(answer.job)) is not None or answer.job in archived
 
     def _committed(self, writes: Any) -> None:
         for job in self.oracle.recorded(writes, self.controller.machine.cluster.awaited):

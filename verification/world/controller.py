@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from elasticd.controller.cluster import Settings
+from elasticd.controller.cluster import Keeping, Settings
 from elasticd.controller.events import AgentMessage, ClientRequest, Event, ReplyClient, SendAgent, Warn
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.recovery import differences
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 YEAR_S = 3.2e7
 COMPARE_EVERY = 50  # commits
+RECENT = 1  # so many jobs that are over stay in the controller's memory: as few, that archived ones are met
 RESTART_S = 3.0  # after a crash, as systemd has it
 
 _MOMENTS: dict[type, Moment] = {StartWorker: Moment.START, Order: Moment.ORDER, StopWorker: Moment.STOP}
@@ -94,7 +95,13 @@ class Controller(Process):
         return self._make(now, records)
 
     def _make(self, now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
-        settings = Settings(cluster="world", incarnation=f"c{self.life}.{self._made}", version="0", pid=self.life)
+        settings = Settings(
+            cluster="world",
+            incarnation=f"c{self.life}.{self._made}",
+            version="0",
+            pid=self.life,
+            keeping=Keeping(recent=RECENT),
+        )
         chance = random.Random(f"{self._world.seed}/{settings.incarnation}")
         return ControllerMachine(settings, self._scheduler, chance, now, records)
 
@@ -146,7 +153,7 @@ class Controller(Process):
 
     def _check_stop(self, server: ServerId, stop: StopWorker) -> None:
         cluster = self.machine.cluster
-        job = cluster.jobs.get(stop.job)
+        job = cluster.jobs.get(stop.job) or cluster.archive.find(stop.job)
         if (job is None or not job.has_uid(stop.uid)) and server not in cluster.adopted:
             text = f"{stop.worker} on {server} is stopped; no job here is its own, and no operator has asked for it"
             raise Violation("what belongs to no job here is left alone", text)

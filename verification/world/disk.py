@@ -49,6 +49,15 @@ class Disk:
         found = tuple(self._records[key] for key in sorted(self._records) if key.startswith(prefix))
         return Listing(found, self._revision)
 
+    def between(self, first: str, end: str) -> Listing:
+        self._refuse_if_locked()
+        found = tuple(self._records[key] for key in sorted(self._records) if first <= key < end)
+        return Listing(found, self._revision)
+
+    def keys(self, prefix: str) -> tuple[str, ...]:
+        self._refuse_if_locked()
+        return tuple(key for key in sorted(self._records) if key.startswith(prefix))
+
     def commit(self, conditions: Sequence[If], writes: Sequence[Put | Delete]) -> int | None:
         for condition in conditions:
             known = self._records.get(condition.key)

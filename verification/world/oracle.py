@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from elasticd.controller.cluster import KEPT_ANSWERS, KEPT_EVENTS, Cluster
+from elasticd.controller import archive
+from elasticd.controller.cluster import JOBS, KEPT_ANSWERS, KEPT_EVENTS, STATE, SUBMISSION, Cluster
 from elasticd.controller.ends import KEPT_BROKEN
 from elasticd.controller.jobs import KEPT_PAST_WORKERS
 from elasticd.controller.reconcile import KEPT_ORDERS
-from elasticd.controller.records import JobRecord, WorkerState
+from elasticd.controller.records import ArchivedJob, JobRecord, Submission, WorkerState
 from elasticd.controller.requests import MAX_PENDING_LOGS
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import Cancelled, Order, Reply, StartWorker, Submitted
@@ -38,6 +39,7 @@ class _Known:
     """What the oracle knows of one job."""
 
     plan: JobPlan
+    submission: Submission | None = None
     record: JobRecord | None = None
     states: dict[int, int] = field(default_factory=lambda: {-1: 0})  # the hash chain: after each step
     decided: dict[int, int] = field(default_factory=dict)  # by generation: the step that has carried a decision
@@ -223,35 +225,62 @@ class Oracle:
         """
         self.commits += 1
         changed, ended = False, []
+        archived = {self._archived(write) for write in writes if write.key.startswith(archive.PREFIX)}
         for write in writes:
-            if not write.key.startswith("/jobs/"):
+            if not write.key.startswith(JOBS):
                 continue
+            job = JobId(write.key.removeprefix(JOBS).removesuffix(STATE).removesuffix(SUBMISSION))
             if isinstance(write, Delete):
-                raise Violation("an acknowledged request is never forgotten", f"{write.key} is deleted")
-            record = msgspec.msgpack.decode(write.value, type=JobRecord)
-            known = self.job(record.job)
-            if record.phase.final and known.record is not None and not known.record.phase.final:
-                ended.append(record.job)
-            if known.record is not None and not record.phase.final and not known.uncertain:
-                gone = {gpu.server for gpu in known.record.target if gpu not in record.target}.intersection(awaited)
-                if gone:
-                    text = (
-                        f"{record.job} is to leave {', '.join(sorted(gone))}, which the controller has not heard of yet"
-                    )
-                    raise Violation("a controller that starts disturbs nobody", text)
-            self.turning = self.turning or record.phase.final or (known.record or record).held != record.held
-            self._check_record(known, record)
-            changed = True
+                if job not in archived:
+                    raise Violation("an acknowledged request is never forgotten", f"{write.key} is deleted")
+            elif write.key.endswith(SUBMISSION):
+                self._check_submission(job, msgspec.msgpack.decode(write.value, type=Submission))
+            else:
+                record = msgspec.msgpack.decode(write.value, type=JobRecord)
+                known = self.job(job)
+                if record.phase.final and known.record is not None and not known.record.phase.final:
+                    ended.append(job)
+                if known.record is not None and not known.uncertain:
+                    self._check_leaving(job, known.record, record, awaited)
+                self.turning = self.turning or record.phase.final or (known.record or record).held != record.held
+                self._check_record(job, known, record)
+                changed = True
         if changed:
             self._check_gpus()
         return tuple(ended)
 
-    def _check_record(self, known: _Known, record: JobRecord) -> None:
-        before, known.record = known.record, record
-        job = record.job
-        if self._made_by.setdefault(record.request, job) != job:
-            text = f"{record.request} has made {self._made_by[record.request]} and {job}"
+    def _archived(self, write: Put | Delete) -> JobId:
+        """A job has been moved to the archive, as it was: over, and without workers."""
+        if isinstance(write, Delete):
+            raise Violation("an acknowledged request is never forgotten", f"{write.key} is deleted")
+        kept = msgspec.msgpack.decode(write.value, type=ArchivedJob)
+        job = kept.submission.job
+        known = self.job(job)
+        if archive.key_of(kept.submission, kept.record.finished_s or 0.0) != write.key:
+            raise Violation("an archived job is found again", f"{job} is put at {write.key}")
+        if not kept.record.phase.final or kept.record.workers:
+            raise Violation("an archived job is over", f"{job}: {kept.record.phase.value}, {kept.record.workers}")
+        self._check_submission(job, kept.submission)
+        self._check_record(job, known, kept.record)
+        return job
+
+    def _check_submission(self, job: JobId, submission: Submission) -> None:
+        known = self.job(job)
+        before, known.submission = known.submission, submission
+        if submission.job != job or (before is not None and not known.uncertain and before != submission):
+            raise Violation("what was submitted never changes", f"{job}: {before}, then {submission}")
+        if self._made_by.setdefault(submission.request, job) != job:
+            text = f"{submission.request} has made {self._made_by[submission.request]} and {job}"
             raise Violation("a request is answered once", text)
+
+    def _check_leaving(self, job: JobId, before: JobRecord, record: JobRecord, awaited: Collection[ServerId]) -> None:
+        gone = {gpu.server for gpu in before.target if gpu not in record.target}.intersection(awaited)
+        if gone and not record.phase.final:
+            text = f"{job} is to leave {', '.join(sorted(gone))}, which the controller has not heard of yet"
+            raise Violation("a controller that starts disturbs nobody", text)
+
+    def _check_record(self, job: JobId, known: _Known, record: JobRecord) -> None:
+        before, known.record = known.record, record
         if before is not None:
             if before.phase.final and (record.phase, record.reason) != (before.phase, before.reason):
                 raise Violation(
@@ -263,31 +292,31 @@ class Oracle:
                 text = f"{job}: {before.worker_count} workers, then {record.worker_count}"
                 raise Violation("an id is never used again", text)
         if before is None or record.phase is not before.phase:
-            self._check_phase(known, record)
-        self._check_share(known, record)
+            self._check_phase(job, known, record)
+        self._check_share(job, known, record)
 
-    def _check_share(self, known: _Known, record: JobRecord) -> None:
+    def _check_share(self, job: JobId, known: _Known, record: JobRecord) -> None:
         """A share that nobody has asked for may last only until the scheduler has looked at it again. One that is set by hand may
         be beyond the job's own maximum, and the job has as much of it as there is."""
-        share, gpus, by_hand = len(record.target), record.spec.gpus, record.manual_share or 0
+        share, gpus, by_hand = len(record.target), known.plan.spec.gpus, record.manual_share or 0
         if not share or share == by_hand or gpus.min <= share <= max(gpus.max, by_hand):
             known.odd_since = None
         elif known.odd_since is None:
             known.odd_since = self._timeline.now
         elif self._timeline.now - known.odd_since > ODD_S:
-            text = f"{record.job} is to have {share} GPUs for {ODD_S:.0f} s, and asks for {gpus.min} to {gpus.max}"
+            text = f"{job} is to have {share} GPUs for {ODD_S:.0f} s, and asks for {gpus.min} to {gpus.max}"
             raise Violation("a roster fits the plan", text)
 
-    def _check_phase(self, known: _Known, record: JobRecord) -> None:
+    def _check_phase(self, job: JobId, known: _Known, record: JobRecord) -> None:
         ending = known.plan.script.ending
         if record.phase is JobPhase.FAILED and ending not in FAILING:
-            raise Violation("only the script's fault fails a job", f"{record.job}: {record.reason}")
+            raise Violation("only the script's fault fails a job", f"{job}: {record.reason}")
         if record.phase is JobPhase.CANCELLED and not known.cancelled:
-            raise Violation("an ended job stays as it ended", f"{record.job} is cancelled, and nobody has asked for it")
+            raise Violation("an ended job stays as it ended", f"{job} is cancelled, and nobody has asked for it")
         if record.phase is JobPhase.FINISHED:
             last = known.plan.script.steps - 1
             if last not in known.states:
-                raise Violation("a finished job has trained to its end", f"{record.job}: step {last} was never applied")
+                raise Violation("a finished job has trained to its end", f"{job}: step {last} was never applied")
 
     def _check_gpus(self) -> None:
         taken: dict[GpuAddress, JobId] = {}
@@ -366,7 +395,7 @@ class Oracle:
         record = known.record
         if record is None:
             return "" if known.uncertain else f"{job} is acknowledged and forgotten"
-        if record.spec.gpus.max > cluster_gpus and record.phase is JobPhase.PENDING and why_it_waits:
+        if known.plan.spec.gpus.max > cluster_gpus and record.phase is JobPhase.PENDING and why_it_waits:
             return ""  # some policies give a job the most that it asks for, or nothing
         if not record.phase.final:
             return f"{job} is {record.phase.value}"
