@@ -11,6 +11,7 @@ import msgspec
 from ..protocol.errors import OperatorError, UserError
 from ..protocol.times import DEATHS_IN_VAIN
 from ..runtime import config, transport
+from .cluster import Keeping
 from .profiles.curves import load as load_profiles
 from .scheduling.measuring import Measuring
 from .scheduling.scheduler import Scheduler, StageChoice, load_scheduler, load_stages
@@ -28,6 +29,13 @@ class MeasuringConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     most_of_rest: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
 
 
+class HistoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many jobs that are over are kept, and how long."""
+
+    jobs: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 100_000
+    days: Annotated[float, msgspec.Meta(gt=0, le=36_500)] = 365.0
+
+
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the controller; the comments are in `configs/controller.yaml`."""
 
@@ -42,6 +50,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     server_lease_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 10.0
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = DEATHS_IN_VAIN
     measuring: MeasuringConfig = MeasuringConfig()
+    history: HistoryConfig = HistoryConfig()
     profiles: tuple[str, ...] = ()
     profiles_gpu_type: str | None = None
     log_file: str | None = None
@@ -50,6 +59,10 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     @property
     def state(self) -> Path:
         return Path(self.state_directory).expanduser().absolute()
+
+    @property
+    def keeping(self) -> Keeping:
+        return Keeping(ended=self.history.jobs, days=self.history.days)
 
     @property
     def how_to_measure(self) -> Measuring:

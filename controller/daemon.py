@@ -55,6 +55,7 @@ class ControllerDaemon:
                 max_restarts=options.max_restarts,
                 measuring=options.how_to_measure,
                 profiles=profiles,
+                keeping=options.keeping,
             )
             log.info("recovering from %d records", len(records))
             return ControllerMachine(settings, configured, random.Random(settings.incarnation), now, records)

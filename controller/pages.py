@@ -53,8 +53,13 @@ def jobs_page(cluster: Cluster, now: float, request: GetJobs, fetched: Fetched) 
         bytes_, at = bytes_ + _weight(views[-1]), at + 1
         if bytes_ >= MOST_BYTES:
             break
-    behind = ENDED if request.final_too else ""
-    following = str(numbers[at - 1]) if at < len(numbers) else behind
+    if at < len(numbers) or not request.final_too:
+        following = str(numbers[at - 1]) if at < len(numbers) else ""
+    elif len(views) == limit:
+        following = ENDED
+    else:
+        over = _ended(cluster, now, ENDED, limit - len(views), fetched)
+        views, following = [*views, *over.jobs], over.next
     return Jobs(jobs=tuple(views), time_s=now, policy=cluster.policy.name, next=following)
 
 

@@ -6,11 +6,25 @@ import re
 import secrets
 import time
 
+import msgspec
 import zmq
 
 from ..protocol.codec import Codec
-from ..protocol.errors import ClusterUnreachable, RequestRefused, UserError
-from ..protocol.messages import Answer, Envelope, Refused, Reply, Request
+from ..protocol.errors import ClusterUnreachable, PeerError, RequestRefused, UserError
+from ..protocol.messages import (
+    Answer,
+    Envelope,
+    GetEnded,
+    GetJobs,
+    GetServers,
+    Jobs,
+    JobView,
+    Refused,
+    Reply,
+    Request,
+    Servers,
+    ServerView,
+)
 from ..runtime import transport
 
 REPEAT_INTERVAL_S = 1.0
@@ -38,6 +52,32 @@ class Client:
             if reply is not None:
                 return _accepted(reply.answer)
         raise ClusterUnreachable(f"no controller answers at {self._address}")
+
+    def jobs(self, request: GetJobs | GetEnded, most: int | None = None) -> Jobs:
+        """All pages from `request` on, as one; or so many jobs, and `next` tells where the others begin."""
+        found: list[JobView] = []
+        while True:
+            limit = request.limit if most is None else min(request.limit, most - len(found))
+            page = self.ask(msgspec.structs.replace(request, limit=limit))
+            if not isinstance(page, Jobs):
+                raise PeerError(f"the controller answered a {type(request).__name__} with a {type(page).__name__}")
+            found += page.jobs
+            if not page.next or (most is not None and len(found) >= most):
+                return msgspec.structs.replace(page, jobs=tuple(found))
+            request = msgspec.structs.replace(request, after=page.next)
+
+    def servers(self) -> Servers:
+        """All servers."""
+        found: list[ServerView] = []
+        request = GetServers()
+        while True:
+            page = self.ask(request)
+            if not isinstance(page, Servers):
+                raise PeerError(f"the controller answered a GetServers with a {type(page).__name__}")
+            found += page.servers
+            if not page.next:
+                return msgspec.structs.replace(page, servers=tuple(found))
+            request = msgspec.structs.replace(request, after=page.next)
 
     def close(self) -> None:
         self._socket.close()

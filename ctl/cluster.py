@@ -1,4 +1,4 @@
-"""Commands about the cluster: up, down, servers, servers adopt, version."""
+"""Commands about the cluster: up, down, servers, servers adopt, servers forget, version."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ import typer
 
 from .. import __version__
 from ..protocol.errors import ClusterUnreachable
-from ..protocol.messages import PROTOCOL_VERSION, AdoptServer, GetServers, Ping, Pong, ServerAdopted, Servers
+from ..protocol.messages import (
+    PROTOCOL_VERSION,
+    AdoptServer,
+    ForgetServer,
+    Ping,
+    Pong,
+    ServerAdopted,
+    ServerForgotten,
+)
 from ..protocol.model import ServerId
 from . import render
-from .context import JSON, console, of, print_json, say
+from .context import DECIDED_WITHIN_S, JSON, console, of, print_json, say
 
 
 def add_to(app: typer.Typer) -> None:
@@ -21,6 +29,7 @@ def add_to(app: typer.Typer) -> None:
     group = typer.Typer(invoke_without_command=True)
     group.callback()(servers)
     group.command()(adopt)
+    group.command()(forget)
     app.add_typer(group, name="servers")
 
 
@@ -70,7 +79,7 @@ def servers(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> N
     """Show the servers and what runs on them."""
     if context.invoked_subcommand is not None:
         return
-    answer = of(context).ask(GetServers(), Servers)
+    answer = of(context).client.servers()
     if as_json:
         print_json({"servers": render.plain(answer.servers), "time_s": answer.time_s})
     else:
@@ -90,6 +99,19 @@ def adopt(
         print(f"{server} is taken over: {answer.workers} workers there save their state and end")
     else:
         print(f"{server} is taken over")
+
+
+def forget(
+    context: typer.Context,
+    server: Annotated[str, typer.Argument(help="Name of the server.")],
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Do not know a lost server any more, which will not come back. Should it, it joins as a new one."""
+    answer = of(context).ask(ForgetServer(server=ServerId(server)), ServerForgotten, DECIDED_WITHIN_S)
+    if as_json:
+        print_json(render.plain(answer))
+    else:
+        print(f"{server} is forgotten")
 
 
 def version(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> None:

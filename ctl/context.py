@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
+DECIDED_WITHIN_S = 60.0  # a controller that has just started waits for its servers before it decides anything
 PIPE_COLUMNS = 10_000  # programs read lines: nothing is wrapped for them
 
 JSON = typer.Option("--json", help="One JSON document instead of text.", show_default=False)

@@ -1,4 +1,4 @@
-"""Commands about jobs: submit, status, scale, cancel, wait."""
+"""Commands about jobs: submit, status, history, scale, profile, cancel, wait."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from ..protocol.errors import RequestRefused, UserError
 from ..protocol.messages import (
     Cancel,
     Cancelled,
+    GetEnded,
     GetJob,
     GetJobs,
     JobFound,
@@ -26,9 +28,9 @@ from ..protocol.messages import (
     Submit,
     Submitted,
 )
-from ..protocol.model import JobPhase, Resize
+from ..protocol.model import JobPhase, Resize, job_number
 from . import render
-from .context import JSON, Context, console, of, print_json, say
+from .context import DECIDED_WITHIN_S, JSON, Context, console, of, print_json, say
 from .waiting import Waiting, limit_s
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ WATCH_S = 0.5
 MEASURED_WITHIN_S = 10.0
 RESIZED_WITHIN = "15m"  # longer than a worker may take to its `elastic.join()`
 PROFILED_WITHIN = "1h"
-DECIDED_WITHIN_S = 60.0  # a controller that has just started waits for its servers before it decides anything
+MOST_ENDED = 1000  # that are over, of those that `status --all` shows
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,7 +50,7 @@ def add_to(app: typer.Typer) -> None:
         epilog="Give a job file, or a command after --. Of your environment PATH, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH, "
         "LD_LIBRARY_PATH, HOME, LANG and USER travel with the job, nothing else: use --env or the file.",
     )(submit)
-    for command in (status, scale, profile, cancel, wait):
+    for command in (status, history, scale, profile, cancel, wait):
         app.command()(command)
 
 
@@ -149,7 +151,9 @@ def status(
     context: typer.Context,
     job: Annotated[str | None, typer.Argument(help="One job in full.", show_default=False)] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing until Ctrl-C.")] = False,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Finished, failed and cancelled jobs too.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help=f"Also the last {MOST_ENDED} finished, failed and cancelled jobs.")
+    ] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Show the jobs, or one job in full."""
@@ -158,17 +162,53 @@ def status(
         raise UserError("--watch and --json exclude each other: call `status --json` again and again")
     if watch:
         _watch(lambda: _snapshot(shared, job, everything))
-    elif as_json:
-        print_json(_document(shared, job, everything))
+    elif job is not None:
+        if as_json:
+            print_json(render.plain(shared.job(job)))
+        else:
+            console().print(_snapshot(shared, job, everything)[1])
     else:
-        console().print(_snapshot(shared, job, everything)[1])
+        jobs = _jobs(shared, everything)
+        if as_json:
+            print_json({"jobs": render.plain(jobs.jobs), "time_s": jobs.time_s, "policy": jobs.policy})
+        else:
+            console().print(_table(jobs, everything))
+        if jobs.next:
+            say(f"elasticctl: more jobs are over than the {MOST_ENDED} shown: `elasticctl history` pages through them")
 
 
-def _document(shared: Context, job: str | None, everything: bool) -> object:
-    if job is not None:
-        return render.plain(shared.job(job))
-    answer = shared.ask(GetJobs(final_too=everything), Jobs)
-    return {"jobs": render.plain(answer.jobs), "time_s": answer.time_s, "policy": answer.policy}
+def _jobs(shared: Context, everything: bool) -> Jobs:
+    """The jobs that are not over, and those that ended last, in the order of submission."""
+    live = shared.client.jobs(GetJobs())
+    if not everything:
+        return live
+    ended = shared.client.jobs(GetEnded(), MOST_ENDED)
+    jobs = {view.job: view for view in (*live.jobs, *ended.jobs)}  # one that has ended meanwhile is in both
+    shown = sorted(jobs.values(), key=lambda view: job_number(view.job))
+    return msgspec.structs.replace(ended, jobs=tuple(shown))
+
+
+def history(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many jobs.")] = 50,
+    before: Annotated[
+        str | None, typer.Option(metavar="JOB", help="Only jobs that ended before this one.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Show the jobs that are over, the last one first: by the day on which they ended, then by submission."""
+    shared = of(context)
+    answer = shared.client.jobs(GetEnded(before_job=before or ""), limit)
+    if as_json:
+        more = answer.jobs[-1].job if answer.next else None
+        print_json({"jobs": render.plain(answer.jobs), "time_s": answer.time_s, "more_before": more})
+        return
+    if not answer.jobs:
+        print("no jobs that are over" if before is None else f"no jobs that ended before {before}")
+        return
+    console().print(render.job_table(answer.jobs, answer.time_s))
+    if answer.next:
+        say(f"elasticctl: more: elasticctl history --before {answer.jobs[-1].job}")
 
 
 def _snapshot(shared: Context, job: str | None, everything: bool) -> tuple[object, RenderableType]:
@@ -178,10 +218,16 @@ def _snapshot(shared: Context, job: str | None, everything: bool) -> tuple[objec
     if job is not None:
         answer = shared.ask(GetJob(job=job), JobFound)
         return answer.job, Text("\n".join(render.job_lines(answer.job, answer.time_s)))
-    jobs = shared.ask(GetJobs(final_too=everything), Jobs)
+    jobs = _jobs(shared, everything)
+    return jobs.jobs, _table(jobs, everything)
+
+
+def _table(jobs: Jobs, everything: bool) -> RenderableType:
+    from rich.text import Text
+
     if not jobs.jobs:
-        return (), Text("no jobs" if everything else "no unfinished jobs (status --all shows all)")
-    return jobs.jobs, render.job_table(jobs.jobs, jobs.time_s)
+        return Text("no jobs" if everything else "no unfinished jobs (status --all shows all)")
+    return render.job_table(jobs.jobs, jobs.time_s)
 
 
 def _watch(snapshot: Callable[[], tuple[object, RenderableType]]) -> None:

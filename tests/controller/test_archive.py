@@ -20,6 +20,7 @@ from elasticd.protocol.messages import (
     Cancel,
     Cancelled,
     Events,
+    ForgetServer,
     GetEnded,
     GetEvents,
     GetJob,
@@ -32,6 +33,7 @@ from elasticd.protocol.messages import (
     ReadLog,
     Refused,
     Scale,
+    ServerForgotten,
     StopWorker,
     Submit,
     Submitted,
@@ -321,6 +323,40 @@ def test_servers_come_in_pages_by_name() -> None:
         if not after:
             break
     assert found == [f"s{number}" for number in range(7)]
+
+
+# ---------------------------------------------------------------------------------------------------- servers that are gone
+
+
+def test_a_lost_server_is_forgotten_when_an_operator_says_so_and_not_before() -> None:
+    world = World({"s1": 1, "s2": 1})
+    assert "is there" in world.ask(ForgetServer(server=ServerId("s2"))).reason
+    assert "there is no server" in world.ask(ForgetServer(server=ServerId("s9"))).reason
+    world.agents[ServerId("s2")].connected = False
+    world.pass_time(12.0)
+    assert "server-lost" in world.kinds()
+    world.restart()
+    world.pass_time(1.0)
+    assert world.ask(ForgetServer(server=ServerId("s2")), "early") is None, "it may still be heard of"
+    world.pass_time(12.0)
+    assert world.ask(ForgetServer(server=ServerId("s2"))) == ServerForgotten(server=ServerId("s2"))
+    assert [view.server.server for view in world.ask(GetServers()).servers] == ["s1"]
+    assert world.machine.cluster.known_gpus == 1
+    assert durable(world.machine.cluster) == world.store
+    world.restart()
+    assert list(world.machine.cluster.sessions) == ["s1"]
+
+
+def test_a_server_that_was_forgotten_joins_as_a_new_one() -> None:
+    world = World({"s1": 1, "s2": 1})
+    world.agents[ServerId("s2")].connected = False
+    world.pass_time(12.0)
+    world.ask(ForgetServer(server=ServerId("s2")))
+    world.hello("s2")
+    world.turn()
+    assert world.kinds().count("server-joined") == 3
+    assert world.machine.cluster.known_gpus == 2
+    assert durable(world.machine.cluster) == world.store
 
 
 # -------------------------------------------------------------------------------------------------------------------- keys

@@ -119,6 +119,30 @@ def test_servers_and_version_are_shown(cli: Cli) -> None:
     assert cli("version").stdout.startswith("elasticctl 0.")
 
 
+def test_jobs_that_are_over_are_paged_through(cli: Cli) -> None:
+    jobs = [cli.json("submit", "sleep.yaml")["job"] for _ in range(3)]
+    for job in jobs:
+        cli("cancel", job)
+    first = cli.json("history", "--limit", "2")
+    assert [view["job"] for view in first["jobs"]] == [jobs[2], jobs[1]]
+    assert first["more_before"] == jobs[1]
+    rest = cli.json("history", "--before", jobs[1], "--limit", "1")
+    assert [view["job"] for view in rest["jobs"]] == [jobs[0]]
+    text = cli("history", "--limit", "2")
+    assert jobs[2] in text.stdout
+    assert f"history --before {jobs[1]}" in text.stderr
+    shown = [view["job"] for view in cli.json("status", "--all")["jobs"]]
+    assert shown[-3:] == jobs, "in the order of submission"
+    assert "there is no job" in one_line(cli("history", "--before", "nothing-7", code=2))
+
+
+def test_a_server_that_is_there_cannot_be_forgotten(cli: Cli) -> None:
+    (server,) = cli.json("servers")["servers"]
+    name = server["server"]["server"]
+    assert "is there" in one_line(cli("servers", "forget", name, code=1))
+    assert "there is no server" in one_line(cli("servers", "forget", "nowhere", code=2))
+
+
 def test_the_policy_is_shown_tried_out_changed_and_given_back(cli: Cli) -> None:
     assert cli.json("policy", "show")["policy"] == {"name": "max-min", "parameters": {}}
     assert "controller.yaml" in cli("policy", "show").stdout
