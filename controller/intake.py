@@ -340,6 +340,7 @@ def _told(status: WorkerStatus) -> tuple[object, ...]:
         status.saved_generation,
         status.save_failures,
         status.waits_s,
+        status.unconnected_s,
         status.address,
         status.unheard,
         status.resizes,
