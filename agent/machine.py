@@ -221,7 +221,9 @@ class AgentMachine:
     def _on_acknowledged(self, now: float, message: Acknowledged) -> list[Action]:
         """At the beginning of a session the agent learns which cluster it is a member of."""
         if not self._of_this_session(message.session):
-            self._session.heard(now)
+            incarnation, _, number = message.session.rpartition("/")
+            if incarnation == self._incarnation and number.isdecimal():
+                self._session.heard(now, self._hellos - int(number))
             return self._pass_time(now)
         refused = self._session.phase is Phase.REFUSED
         begins = self._session.acknowledged(now, message)

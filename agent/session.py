@@ -15,8 +15,8 @@ that answers its hello, other acknowledgements are of an earlier session and say
 
 A hello has a name, and so has the session that it begins. An agent that has said hello again hears no other acknowledgement and
 starts no worker of an earlier session: those may have waited while the agent was stopped. The controller may have given the
-server up meanwhile, and may have put another worker on that GPU. A slow controller must answer before the next hello: so they
-come at longer and longer intervals.
+server up meanwhile, and may have put another worker on that GPU. A slow controller's answer must come before the next hello, and
+its silence between two answers is not its end: how long answers take is measured, also with those that come too late.
 
 States::
 
@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import enum
 import random
+from collections import deque
 
 from ..protocol.messages import Acknowledged
 from ..protocol.times import REFUSED_RETRY_S
@@ -43,6 +44,8 @@ from ..protocol.times import REFUSED_RETRY_S
 SILENT_INTERVALS = 3  # without an acknowledgement, after which the session is taken for lost
 FIRST_RETRY_S = 0.05  # until a connection is looked for again
 LONGEST_WAIT_INTERVALS = 4  # for the answer to a hello; the first time it is one
+KEPT_HELLOS = 32  # of which it is known when they were said
+MOST_ANSWER_S = 60.0  # a hello whose answer takes longer has been held back, by a cut or a stop
 SCATTER = 0.25  # of such a wait, more or less
 
 
@@ -71,6 +74,10 @@ class Session:
         self._rng = rng
         self._phase = Phase.UNHEARD
         self._asked_at = 0.0
+        self._unanswered: deque[float] = deque(
+            maxlen=KEPT_HELLOS
+        )  # when hellos were said, the newest last; -inf: answered
+        self._took_s = 0.0  # the answer to a hello, the last time
         self._connect_s = min(FIRST_RETRY_S, heartbeat_interval_s)  # the next wait where there is no connection
         self._answer_s = heartbeat_interval_s  # where there is one, and no answer
         self._received = 0
@@ -95,9 +102,17 @@ class Session:
         """A message other than Acknowledged came."""
         self._received += 1
 
-    def heard(self, now: float) -> None:
-        """The controller lives; what it said belongs to an earlier session."""
-        self._silent_at = now + SILENT_INTERVALS * self._interval_s
+    def heard(self, now: float, hellos_since: int = 0) -> None:
+        """The controller lives. What it said belongs to the session of an earlier hello: so many have been said since."""
+        if 0 <= hellos_since < len(self._unanswered):
+            took_s = now - self._unanswered[-1 - hellos_since]
+            self._unanswered[-1 - hellos_since] = float("-inf")
+            if 0 <= took_s <= MOST_ANSWER_S:
+                self._took_s = took_s
+        longest_s = max(SILENT_INTERVALS * self._interval_s, self._interval_s + 2 * self._took_s)
+        self._silent_at = now + longest_s
+        if self._phase is Phase.ASKED:
+            self._due_at = max(self._due_at, self._asked_at + 2 * self._took_s)
 
     def acknowledged(self, now: float, message: Acknowledged) -> bool:
         """An acknowledgement came. Whether it is the answer to the hello: a session begins."""
@@ -143,7 +158,9 @@ class Session:
             case Phase.UNHEARD | Phase.ASKED:
                 self._phase = Phase.ASKED
                 self._asked_at = now
-                self._due_at = now + self._answer_s * self._rng.uniform(1 - SCATTER, 1 + SCATTER)
+                self._unanswered.append(now)
+                wait_s = max(self._answer_s, 2 * self._took_s)
+                self._due_at = now + wait_s * self._rng.uniform(1 - SCATTER, 1 + SCATTER)
                 self._answer_s = min(2 * self._answer_s, LONGEST_WAIT_INTERVALS * self._interval_s)
         return Due.HELLO
 

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticd.agent.events import ControllerMessage, SendController, Started, TimePassed
+from elasticd.agent.machine import AgentMachine
 from elasticd.agent.session import Due, Phase, Session
-from elasticd.protocol.messages import Acknowledged
+from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, AgentHello
+from elasticd.protocol.model import Server, ServerId
 
 INTERVAL_S = 1.0
 
@@ -236,3 +239,31 @@ def test_whatever_was_lost_the_agent_knows_everything_soon_after_the_line_has_he
             line.agent_hears()
     assert line.known == set(range(1, line.facts + 1)), f"after {steps}"
     assert Due.HELLO not in said[100:], f"hellos did not settle after {steps}"
+
+
+@pytest.mark.parametrize("answer_s", [0.01, 1.9, 3.0, 5.0, 20.0])
+def test_an_agent_of_a_controller_that_always_answers_late_comes_into_a_session_and_stays_there(
+    answer_s: float,
+) -> None:
+    server = Server(server=ServerId("s1"), address="127.0.0.1", gpus=())
+    machine, now = AgentMachine(server, "agent-1", INTERVAL_S), 0.0
+    answers: list[tuple[float, Acknowledged]] = []  # on their way
+    session, hellos = "", []
+    actions = machine.handle(now, Started(()))
+    while now < 300.0:
+        for action in actions:
+            if isinstance(action, SendController) and isinstance(action.message, AgentHello):
+                session = action.message.session
+                hellos.append(now)
+            if isinstance(action, SendController) and isinstance(action.message, AgentHello | AgentHeartbeat):
+                answers.append((now + answer_s, Acknowledged(incarnation="c1", sent=0, session=session)))
+        deadline = machine.next_deadline()
+        assert deadline is not None
+        if answers and answers[0][0] <= deadline:
+            now, answer = answers.pop(0)
+            actions = machine.handle(now, ControllerMessage(answer))
+        else:
+            now = max(now, deadline)
+            actions = machine.handle(now, TimePassed())
+    assert len(hellos) <= 12
+    assert hellos[-1] < 60.0
