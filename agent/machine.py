@@ -150,8 +150,7 @@ class AgentMachine:
             return None
         soonest, silence = min(self._session.deadline(), self._write_again_at), float("inf")
         for process in self._running.values():
-            silence = min(silence, process.heard_at + self._silence_allowed_s(process))
-            soonest = min(soonest, process.give_up_at)
+            silence = min(silence, process.heard_at + self._silence_allowed_s(process), process.give_up_at)
             if process.kill_at is not None:
                 soonest = min(soonest, process.kill_at)
         for process in self._stuck.values():
@@ -297,6 +296,8 @@ class AgentMachine:
         """Why this worker cannot be started here; empty: it can."""
         if all(gpu.index != start.gpu for gpu in self._server.gpus):
             return f"this server has no GPU {start.gpu}"
+        if start.worker in self._stuck:
+            return f"an earlier start of {start.worker} has not come to an end: a file system may not answer"
         if any(process.gpu == start.gpu for process in self._stuck.values()):
             return f"an earlier start on GPU {start.gpu} has not come to an end: a file system may not answer"
         if start.worker in self._running:
@@ -358,8 +359,14 @@ class AgentMachine:
         return [SignalProcess(stop.worker, StopSignal.TERMINATE)]
 
     def _ask_anew(self, process: _Process, stop: StopWorker) -> list[Action]:
-        """One that has been asked to end by itself may be told that another one saves, or has saved."""
+        """One that has been asked to end by itself may be told that another one saves, or has saved.
+
+        What has been saved stays so: a controller that has just started does not know whom it was told.
+        """
+        before = process.suspend.saved if process.suspend is not None else None
         suspend = _suspend(stop)
+        if before is not None and (stop.saved is None or stop.saved < before):
+            suspend = msgspec.structs.replace(suspend, saved=before)
         if suspend == process.suspend or (stop.saver is None and stop.saved is None):
             return []
         process.suspend = suspend
@@ -511,6 +518,7 @@ class AgentMachine:
         if away_s >= AWAY_S:
             for process in self._running.values():
                 process.heard_at += away_s
+                process.give_up_at += away_s
 
     def _hello(self) -> AgentHello:
         statuses = [process.status for process in self._running.values() if process.status is not None]

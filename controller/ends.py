@@ -26,7 +26,6 @@ from .health import script_is_innocent, second_opinion, start_failed
 from .jobs import Job
 from .reconcile import end_job, stop_worker
 from .records import WorkerRecord
-from .saving import see_to_saving
 
 START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
 FIRST_HOLD_S = 30.0
@@ -66,8 +65,6 @@ def worker_ended(
         cluster.schedule_due = True  # a preempted job that seemed to be at its end waits again
     if over and last is WorkerPhase.FINISHED and worker == job.kept.last_leader and not job.final:
         end_job(cluster, now, job, JobPhase.FINISHED, "", 0)  # it was preempted at that moment
-    if entry.stopping:
-        see_to_saving(cluster, now, job)
     if job.final or entry.stopping or last is WorkerPhase.LEFT:
         return
     if over:

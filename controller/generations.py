@@ -287,18 +287,20 @@ def cut_off(job: Job) -> tuple[WorkerId, ...]:
     leads = job.statuses.get(leader)
     if leads is None or leads.order != newest.generation or not leads.unheard:
         return ()
+    unheard = frozenset(leads.unheard)
     apart = tuple(
         worker
         for worker in members
-        if worker in leads.unheard
+        if worker in unheard
         and (status := job.statuses.get(worker)) is not None
         and status.order == newest.generation
         and leader in status.unheard
     )
-    keeps_state = not holders(job) or any(holds_state(job, worker) for worker in apart)
-    if 2 * len(apart) > len(members) and keeps_state and leads.phase is not WorkerPhase.TRAINING:
-        return tuple(worker for worker in members if worker not in apart)
-    return apart
+    if 2 * len(apart) <= len(members) or leads.phase is WorkerPhase.TRAINING:
+        return apart
+    others = frozenset(apart)
+    having = {entry.worker for entry in holders(job)}
+    return tuple(worker for worker in members if worker not in others) if not having or having & others else apart
 
 
 def unconnected(job: Job) -> tuple[WorkerId, ...]:

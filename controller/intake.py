@@ -32,7 +32,6 @@ from .joining import refuse_older, refused, stale
 from .reconcile import leader_address, order_message, send_order, send_start, stop_worker
 from .records import WorkerRecord, WorkerState
 from .restored import ahead, bring_forward, note_age
-from .saving import see_to_saving
 from .statuses import exit_within_bounds, sensible, server_fault, unusable, without_odd_figures
 
 MAX_STRAYS = 4096  # of one server
@@ -184,7 +183,6 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
                 continue
             if entry.worker in seen:
                 if entry.stopping:
-                    job.saving.dismissed.discard(entry.worker)
                     stop_worker(cluster, now, job, entry.worker)
             elif entry.state is WorkerState.STARTED and not entry.stopping and not job.final:
                 send_start(cluster, job, entry)
@@ -374,12 +372,10 @@ def _note_status(
         _note_cut(now, job)
         if status.waits_s:
             _note_stall(cluster, now, job)
-        if entry.stopping:
-            see_to_saving(cluster, now, job)
         newest = job.newest if not job.kept.overtaken else None
         if newest is not None and newest.roster.leader == status.worker and leader_address(job) != job.sent_address:
             send_order(cluster, job)
-    if before is None or _matters(before) != _matters(status):
+    if before is None or entry.stopping or _matters(before) != _matters(status):
         cluster.stir(job)
     else:
         cluster.moved(job)

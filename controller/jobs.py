@@ -134,9 +134,9 @@ class Saving:
     """The state of a preempted job is being saved (`saving`)."""
 
     saver: WorkerId | None = None  # who was named last
-    until_s: float | None = None  # it should have saved by then
-    slow: set[WorkerId] = field(default_factory=set)  # who had not
-    dismissed: set[WorkerId] = field(default_factory=set)  # who was told that its state is saved
+    until_s: float | None = None  # its turn is over then (Unix time)
+    slow: set[WorkerId] = field(default_factory=set)  # savers whose turn has passed without a saved state
+    dismissed: dict[WorkerId, int] = field(default_factory=dict)  # the last step that each was told is saved
 
 
 @dataclass
@@ -162,7 +162,9 @@ class Job:
     avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # until it trains again
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
     saving: Saving = field(default_factory=Saving)  # of a preempted job
-    told_to_stop_s: dict[WorkerId, float] = field(default_factory=dict)  # once more, when they should have ended
+    told_to_stop_s: dict[WorkerId, float] = field(
+        default_factory=dict
+    )  # when each was last told again to stop (Unix time)
     watched_s: float = 0.0  # since when this controller has: what began before has all its time from then on
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
     cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
@@ -466,7 +468,7 @@ class Job:
         self.restart_at = _later(self.restart_at, gap_s)
         self.hold_until = _later(self.hold_until, gap_s)
         self.cut_since = _later(self.cut_since, gap_s)
-        self.saving.until_s = _later(self.saving.until_s, gap_s)
+        self._leave_out_saving(now, gap_s)
         self.stop_rest_at = _later(self.stop_rest_at, gap_s)
         for avoided in self.avoided.values():
             avoided.until_s = _later(avoided.until_s, gap_s)
@@ -477,6 +479,20 @@ class Job:
         if self.descent is not None:
             self.descent.began_s += gap_s
             self.descent.until_s += gap_s
+
+    def _leave_out_saving(self, now: float, gap_s: float) -> None:
+        """The agents have gone on counting: no turn is longer than half of what they still give. A clock that was set back has
+        to be followed."""
+        saving = self.saving
+        saving.until_s = _later(saving.until_s, gap_s)
+        if gap_s < 0:
+            for entry in self.kept.workers:
+                if entry.stop_by_s is not None:
+                    self.update_worker(entry.worker, stop_by_s=entry.stop_by_s + gap_s)
+        saver = self.worker(saving.saver) if saving.saver is not None else None
+        left_s = saver.stop_by_s - now if saver is not None and saver.stop_by_s is not None else 0.0
+        if saving.until_s is not None and left_s > 0:
+            saving.until_s = min(saving.until_s, now + left_s / 2)
 
     def note_saved(self, status: WorkerStatus) -> None:
         """Remember the newest checkpoint: no worker may begin with less.

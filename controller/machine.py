@@ -27,7 +27,6 @@ from .jobs import Job
 from .reconcile import settle, stop_worker
 from .recovery import recover
 from .requests import on_request
-from .saving import see_to_saving
 from .scheduling.scheduler import Scheduler
 
 
@@ -135,7 +134,6 @@ class ControllerMachine:
         stop_late(self._cluster, now, job)
         stop_cut_off(self._cluster, now, job)
         stop_again(self._cluster, now, job)
-        see_to_saving(self._cluster, now, job)
         for avoided in job.avoided.values():
             if avoided.until_s is not None and now >= avoided.until_s and not job.kept.target:
                 avoided.until_s = None

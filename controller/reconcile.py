@@ -11,15 +11,7 @@ from functools import partial
 
 from ..protocol.messages import Order, StartWorker, StopWorker
 from ..protocol.model import Fault, GpuAddress, JobId, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
-from ..protocol.times import (
-    LEAST_SAVE_S,
-    LEAVING_PATIENCE_S,
-    MOST_SAVE_S,
-    POLICY_RETRY_S,
-    REST_S,
-    SAVE_MARGIN,
-    STOP_GRACE_S,
-)
+from ..protocol.times import LEAVING_PATIENCE_S, POLICY_RETRY_S, REST_S, STOP_GRACE_S
 from .cluster import Cluster
 from .deciding import PolicyFailed, decided
 from .descents import go_down
@@ -38,6 +30,7 @@ from .jobs import Job, Saving
 from .outlook import Outlook, outlook
 from .records import OrderRecord, WorkerRecord, WorkerState
 from .restored import furthest
+from .saving import save_grace_s, see_to_saving, turn_of
 from .scheduling.placement import in_order
 from .scheduling.plan import standstill
 from .scheduling.sets import union
@@ -153,10 +146,11 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
     able = tuple(entry.worker for entry in holders(job))
     if saver is None:
         saver = choose_leader(job, able) if able else None
+    job.saving = Saving(saver)
     for entry in job.kept.workers:
         if not entry.stopping:
-            stop_worker(cluster, now, job, entry.worker, saver)
-    job.saving = Saving(saver, turn_of(job, saver, now))
+            stop_worker(cluster, now, job, entry.worker)
+    job.saving.until_s = turn_of(job, saver, now)
     committed = job.committed_order
     leads = committed is not None and committed.roster.leader == saver
     job.update(orders=(), broken=(), cycle=job.kept.generation + 1, last_leader=saver if leads else None)
@@ -165,25 +159,8 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
     cluster.stir(job)
 
 
-def turn_of(job: Job, saver: WorkerId | None, now: float) -> float | None:
-    """Until when `saver` should have saved: the other half of its time is another one's, should its storage not answer."""
-    entry = job.worker(saver) if saver is not None else None
-    return (now + entry.stop_by_s) / 2 if entry is not None and entry.stop_by_s is not None else None
-
-
-def save_grace_s(job: Job) -> float:
-    """How long its workers may take to save the state of `job`: the step in progress has to end first."""
-    told = job.spec.checkpoint.save_timeout_s
-    if told is not None:
-        return told
-    statuses = job.statuses.values()
-    saving_s = max((status.saving_s for status in statuses), default=0.0)
-    step_s = max((max(status.longest_step_s, status.median_step_s) for status in statuses), default=0.0)
-    return min(MOST_SAVE_S, max(LEAST_SAVE_S, SAVE_MARGIN * (saving_s + step_s)))
-
-
-def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId, saver: WorkerId | None = None) -> None:
-    """Stop a worker's process; one that was never started is forgotten. `saver`: who saves a preempted job's state."""
+def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId) -> None:
+    """Stop a worker's process; one that was never started is forgotten."""
     entry = job.worker(worker)
     if entry is None:
         return
@@ -196,9 +173,16 @@ def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId, saver:
     grace_s = save_grace_s(job) if save else STOP_GRACE_S
     by_s = now + grace_s if entry.stop_by_s is None else min(entry.stop_by_s, now + grace_s)
     job.update_worker(worker, stopping=True, stop_by_s=by_s)
-    if save and saver is None:
-        saver = job.saving.saver
-    stop = StopWorker(job=job.id, worker=worker, grace_s=grace_s, save=save, saver=saver, stand_by=save, uid=job.uid)
+    stop = StopWorker(
+        job=job.id,
+        worker=worker,
+        grace_s=grace_s,
+        save=save,
+        saver=job.saving.saver if save else None,
+        stand_by=save,
+        saved=job.saving.dismissed.get(worker) if save else None,
+        uid=job.uid,
+    )
     cluster.send(entry.gpu.server, stop)
 
 
@@ -221,6 +205,7 @@ def _steer(cluster: Cluster, now: float, job: Job) -> None:
         _order(cluster, now, job, step)
     if not job.final:
         _stop_unneeded(cluster, now, job)
+        see_to_saving(cluster, now, job)
 
 
 def _order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:

@@ -34,8 +34,8 @@ class WorkerRecord(Value, frozen=True, kw_only=True):
     stopping: bool = False  # told to stop, or to be told as soon as its agent is back
     trained: bool = False  # has held the job's state
     started_s: float | None = None  # when its process was first heard to run (Unix time), less what does not count
-    joined_s: float | None = None  # when it first spoke, likewise
-    stop_by_s: float | None = None  # its agent kills it then
+    joined_s: float | None = None  # when it first spoke (Unix time), less what does not count
+    stop_by_s: float | None = None  # its agent kills it then (Unix time), if it has been told
     finished: bool = False  # it ended with exit code 0 after the training loop
     fault: Fault | None = None  # whose its end is; of one that lives, only if it is stopped because of that
     pid: int | None = None

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ..protocol.errors import OperatorError
 from ..protocol.messages import EventView, Submitted
 from ..protocol.model import JobId, ServerId, job_number
+from ..protocol.times import MOST_SAVE_S
 from . import archive
 from .cluster import (
     ADOPTED,
@@ -130,8 +131,8 @@ def mended_submission(submission: Submission, now: float) -> Submission:
     )
 
 
-def mended(record: JobRecord, now: float) -> JobRecord:
-    """`record` without such figures."""
+def mended(record: JobRecord, now: float, save_s: float) -> JobRecord:
+    """`record` without such figures. `save_s`: how long its workers may take to save at most."""
     started_s, finished_s, counted_s = record.started_s, record.finished_s, record.counted_s
     return replace(
         record,
@@ -140,7 +141,7 @@ def mended(record: JobRecord, now: float) -> JobRecord:
         counted_s=None if counted_s is None else min(_time(counted_s, now), now),
         attained_gpu_s=_sum(record.attained_gpu_s),
         executed_s=_sum(record.executed_s),
-        workers=tuple(_not_after(entry, now) for entry in record.workers),
+        workers=tuple(_not_after(entry, now, save_s) for entry in record.workers),
         shares=tuple(change for change in record.shares if math.isfinite(change.time_s)),
         progress=mended_progress(record.progress) if record.progress is not None else None,
         measured=tuple(entry for entry in record.measured if usable_measurement(entry)),
@@ -157,16 +158,18 @@ def _time(time_s: float, now: float) -> float:
     return time_s if math.isfinite(time_s) else now
 
 
-def _not_after(entry: WorkerRecord, now: float) -> WorkerRecord:
+def _not_after(entry: WorkerRecord, now: float, save_s: float) -> WorkerRecord:
     """The clock may have been set back since."""
-    started_s, joined_s = entry.started_s, entry.joined_s
-    if (started_s or 0.0) <= now and (joined_s or 0.0) <= now:
-        return entry
     return replace(
         entry,
-        started_s=min(started_s, now) if started_s is not None else None,
-        joined_s=min(joined_s, now) if joined_s is not None else None,
+        started_s=_at_most(entry.started_s, now),
+        joined_s=_at_most(entry.joined_s, now),
+        stop_by_s=_at_most(entry.stop_by_s, now + save_s),
     )
+
+
+def _at_most(time_s: float | None, latest_s: float) -> float | None:
+    return None if time_s is None else min(time_s, latest_s)
 
 
 def _sum(seconds: float) -> float:
@@ -174,7 +177,9 @@ def _sum(seconds: float) -> float:
 
 
 def _recover_job(cluster: Cluster, now: float, submitted: Submission, written: JobRecord, recorded: bool) -> None:
-    submission, record = mended_submission(submitted, now), mended(written, now)
+    submission = mended_submission(submitted, now)
+    told_s = submission.spec.checkpoint.save_timeout_s
+    record = mended(written, now, told_s if told_s is not None else MOST_SAVE_S)
     progress = record.progress
     step = progress.step if progress is not None and progress.step is not None else -1
     job = Job(submission, record, best_applied=max(record.best_at_restart, step))

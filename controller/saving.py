@@ -10,25 +10,25 @@ stands by until that is done (`worker.suspension`). `see_to_saving` looks at wha
   named to all as soon as it is another one. Who has not saved after half of the time that is left is passed over for others, and
   may go on: storage that does not answer does not fail.
 
-It is level-triggered: called after each report and each end, it looks at what is. Which one is named is not recorded: a
-controller that has just started may name another one, and then two save the same. The time that the agents give the workers to
-end is not made longer by any of this.
+It is level-triggered: called in each turn in which a worker of the job has reported or ended, or a turn of a saver is over, it
+looks at what is, once all that has come is taken in. Which one is named is not recorded: a controller that has just started may
+name another one, and then two save the same. The time that the agents give the workers to end is not made longer by any of this.
 """
 
 from __future__ import annotations
 
 from ..protocol.messages import StopWorker
 from ..protocol.model import WorkerId, WorkerStatus
+from ..protocol.times import LEAST_SAVE_S, MOST_SAVE_S, SAVE_MARGIN
 from .cluster import Cluster
 from .jobs import Job
-from .reconcile import save_grace_s, turn_of
 from .records import WorkerRecord
 
 
 def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
-    """A worker of `job` has reported, or has ended, or time has passed."""
+    """If `job` is preempted: name another saver where that is called for, and tell those whose state is saved."""
     saving = job.saving
-    if job.final or job.newest is not None:
+    if job.final or job.newest is not None or not job.kept.workers:
         return
     if saving.until_s is not None and saving.saver is not None and now >= saving.until_s:
         saving.until_s = None
@@ -37,6 +37,7 @@ def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
         (entry, status)
         for entry in job.kept.workers
         if entry.stopping
+        and _is_there(cluster, entry)
         and (status := job.statuses.get(entry.worker)) is not None
         and status.phase.may_have_state
         and status.applied is not None
@@ -51,9 +52,36 @@ def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
             for entry, _ in unsaved:
                 _ask(cluster, now, job, entry, None)
     for entry, status in waiting:
-        if entry.worker not in saving.dismissed and _is_saved(job, status):
-            saving.dismissed.add(entry.worker)
+        if _is_saved(job, status) and saving.dismissed.get(entry.worker, -1) < (status.applied or 0):
+            saving.dismissed[entry.worker] = status.applied or 0
             _ask(cluster, now, job, entry, status.applied)
+
+
+def turn_of(job: Job, saver: WorkerId | None, now: float) -> float | None:
+    """Until when `saver` should have saved (Unix time): the other half of its time is another one's, should its storage not
+    answer. If that time is over, and it still lives, its agent has heard late that it is to end, and gives it all of it."""
+    entry = job.worker(saver) if saver is not None else None
+    if entry is None or entry.stop_by_s is None:
+        return None
+    grace_s = save_grace_s(job)
+    left_s = min(entry.stop_by_s - now, grace_s)
+    return now + (left_s if left_s > 0 else grace_s) / 2
+
+
+def save_grace_s(job: Job) -> float:
+    """How long its workers may take to save the state of `job`: the step in progress has to end first."""
+    told = job.spec.checkpoint.save_timeout_s
+    if told is not None:
+        return told
+    statuses = job.statuses.values()
+    saving_s = max((status.saving_s for status in statuses), default=0.0)
+    step_s = max((max(status.longest_step_s, status.median_step_s) for status in statuses), default=0.0)
+    return min(MOST_SAVE_S, max(LEAST_SAVE_S, SAVE_MARGIN * (saving_s + step_s)))
+
+
+def _is_there(cluster: Cluster, entry: WorkerRecord) -> bool:
+    session = cluster.sessions.get(entry.gpu.server)
+    return session is not None and session.alive
 
 
 def _is_saved(job: Job, status: WorkerStatus) -> bool:
@@ -76,8 +104,8 @@ def _tell_change(cluster: Cluster, now: float, job: Job, saver: WorkerId) -> Non
     if named is None:
         return  # this controller has just started
     before = job.statuses.get(named)
-    why = f"which has not: {before.note}" if before is not None else "which has ended"
-    cluster.tell(now, "saver", job.id, f"{saver} is to save its state in place of {named}, {why}")
+    why = f"has not saved it ({before.note})" if before is not None else "has ended"
+    cluster.tell(now, "saver", job.id, f"{saver} is to save the job's state, since {named} {why}")
 
 
 def _ask(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, saved: int | None) -> None:

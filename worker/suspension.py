@@ -50,7 +50,11 @@ class Suspension:
         return self._again_at if self.saves(roster) else None
 
     def covers(self, step: int) -> bool:
-        """Has somebody else saved the state after `step`?"""
+        """Has somebody else saved the state after `step`?
+
+        That of an epoch's last step may have been saved before the script's lines between two epochs, of which nothing tells
+        here. Such lines (an evaluation) run again after the next start, as they do after every other checkpoint of that step.
+        """
         saved = self._asked.saved if self._asked is not None else None
         return saved is not None and saved >= step
 

@@ -303,6 +303,16 @@ def test_a_worker_that_was_asked_to_save_hears_who_saves_in_its_stead_and_when_t
     assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(28.0)
 
 
+def test_what_has_been_saved_is_not_taken_back_by_a_controller_that_does_not_know_it() -> None:
+    driven = Driven(FIRST)
+    driven.status(status())
+    driven.told(StopWorker(job=JOB, worker=FIRST, grace_s=30.0, save=True, saver=SECOND, saved=7))
+    anew = StopWorker(job=JOB, worker=FIRST, grace_s=29.0, save=True, saver=FIRST)
+    assert driven.told(anew) == [SendWorker(FIRST, Suspend(job=JOB, saver=FIRST, saved=7))]
+    later = msgspec.structs.replace(anew, saved=8)
+    assert driven.told(later) == [SendWorker(FIRST, Suspend(job=JOB, saver=FIRST, saved=8))]
+
+
 def test_who_is_to_be_stopped_at_once_is_not_given_the_time_to_save() -> None:
     driven = Driven(FIRST)
     driven.status(status())
@@ -607,7 +617,8 @@ def stuck() -> Driven:
     driven = Driven(FIRST)
     assert driven.hello().starting == (FIRST,)
     driven.told(Acknowledged(incarnation="another", sent=0))
-    assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(59.0)
+    for _ in range(59):
+        assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(1.0)
     actions = driven.pass_time(1.0)
     assert SignalProcess(FIRST, StopSignal.KILL) in actions
     (end,) = sent(actions, WorkerExit)
@@ -619,6 +630,24 @@ def test_a_start_whose_answer_does_not_come_counts_as_running_and_is_given_up_wi
     driven = stuck()
     (end,) = sent(driven.told(start(SECOND)), WorkerExit)
     assert end.reason == "an earlier start on GPU 0 has not come to an end: a file system may not answer"
+
+
+def test_a_worker_of_a_later_job_with_the_name_of_one_whose_start_has_no_end_yet_is_not_started() -> None:
+    driven = stuck()
+    (end,) = sent(driven.told(start(gpu=1, uid="new")), WorkerExit)
+    assert end.reason == f"an earlier start of {FIRST} has not come to an end: a file system may not answer"
+    assert (end.uid, end.fault) == ("new", Fault.SERVER)
+
+
+def test_the_time_in_which_an_agent_was_away_does_not_count_for_a_start() -> None:
+    driven = Driven(FIRST)
+    deadline = driven.machine.next_deadline()
+    assert deadline is not None
+    assert deadline <= driven.now + 1.0, "it would not notice its absence"
+    assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(100.0)
+    for _ in range(59):
+        assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(1.0)
+    assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(1.0)
 
 
 def test_a_start_that_was_given_up_and_comes_to_nothing_frees_its_gpu() -> None:

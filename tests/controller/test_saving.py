@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from elasticd.controller.saving import save_grace_s, turn_of
 from elasticd.protocol.messages import Cancel, StopWorker
 from elasticd.protocol.model import WorkerPhase
 from elasticd.protocol.times import STOP_AGAIN_S, STOP_GRACE_S
@@ -52,6 +53,20 @@ def test_when_the_state_is_saved_all_who_stand_by_are_told_so_once():
     world.report(saver, WorkerPhase.TRAINING, generation, 10, saved=10)
     world.report(saver, WorkerPhase.TRAINING, generation, 10, saved=10)
     assert sorted(told(world)) == sorted((worker, saver, 10) for worker in (saver, second, third))
+
+
+def test_who_has_been_told_that_its_state_is_saved_is_told_again_after_one_more_step():
+    world, _, (saver, second, third), generation = preempted()
+    for worker in (second, third):
+        world.report(worker, WorkerPhase.TRAINING, generation, 10)
+    world.report(saver, WorkerPhase.TRAINING, generation, 10, saved=10)
+    assert {saved for _, _, saved in told(world)} == {10}, "a checkpoint of the step before"
+    for worker in (second, third):
+        world.report(worker, WorkerPhase.TRAINING, generation, 11)
+    world.report(saver, WorkerPhase.TRAINING, generation, 11, saved=11)
+    assert {(worker, saved) for worker, _, saved in told(world) if saved == 11} == {
+        (worker, 11) for worker in (saver, second, third)
+    }
 
 
 def test_what_is_saved_of_an_earlier_step_does_not_dismiss():
@@ -131,3 +146,27 @@ def test_another_one_is_named_when_half_of_the_time_has_passed_without_a_word():
     assert {named for _, named, _ in told(world)} == {third}
     world.report(saver, WorkerPhase.TRAINING, generation, 10, saved=10)
     assert {saved for _, _, saved in told(world)} == {10}, "it has gone on, and counts"
+
+
+def test_a_turn_is_half_of_what_is_left_whatever_the_clock_has_done_meanwhile():
+    world, name, (saver, *_), _ = preempted()
+    job = world.job(name)
+    whole_s = save_grace_s(job)
+    assert turn_of(job, saver, world.now) == world.now + whole_s / 2
+    for odd_s in (-5.0, 3600.0):  # its agent has heard of it late; the clock was set back
+        job.update_worker(saver, stop_by_s=world.now + odd_s)
+        assert turn_of(job, saver, world.now) == world.now + whole_s / 2
+    job.update_worker(saver, stop_by_s=world.now + 8.0)
+    assert turn_of(job, saver, world.now) == world.now + 4.0
+
+
+def test_a_controller_that_was_stopped_gives_no_turn_that_lasts_longer_than_the_agents_wait():
+    world, name, (saver, *_), _ = preempted()
+    job = world.job(name)
+    by_s = job.worker(saver).stop_by_s
+    job.leave_out(world.now, world.now + 20.0)
+    assert job.worker(saver).stop_by_s == by_s
+    assert world.now + 20.0 < job.saving.until_s < by_s
+    job.leave_out(world.now + 20.0, world.now - 3600.0)
+    assert job.worker(saver).stop_by_s == by_s - 3620.0
+    assert job.saving.until_s < by_s - 3620.0
