@@ -114,6 +114,21 @@ def test_a_step_that_is_new_makes_the_count_of_deaths_begin_anew():
     assert not job.final
 
 
+def test_a_worker_that_has_trained_on_a_server_before_says_nothing_of_starts_there():
+    world = World({"s1": 2, "s2": 1})
+    job = world.submit(job_spec(low=1, high=1))
+    world.settle(job.id)
+    (first,) = world.roster(job.id)
+    world.ask(Scale(job=job.id, share=2))
+    (newcomer,) = [worker for worker in world.running(job.id) if worker != first]
+    server = str(job.worker(newcomer).gpu.server)
+    assert server == str(job.worker(first).gpu.server)
+    fail_to_start(world, newcomer)
+    assert trouble(world, server)
+    world.report(first, WorkerPhase.TRAINING, job.kept.committed, 60)
+    assert trouble(world, server)
+
+
 def test_newcomers_that_are_killed_at_their_start_hold_growth_back_but_fail_nothing():
     world = World()
     job = world.submit(job_spec(low=1, high=1))
