@@ -357,7 +357,8 @@ def _note_status(
     for what in job.newly_odd(odd):
         cluster.tell(now, "odd-figure", job.id, f"{status.worker} reports {what}: it is left out")
     _note_worker(now, job, entry, status)
-    arrives = before is None or before.phase is WorkerPhase.STARTING  # who has trained there before says nothing of a start now
+    # Only a worker's arrival says that starts succeed on its server now; who has trained there for long does not.
+    arrives = before is None or before.phase is WorkerPhase.STARTING
     if arrives and status.phase in (WorkerPhase.READY, WorkerPhase.TRAINING) and entry.gpu.server in cluster.health:
         worked(cluster, entry.gpu.server)
     if not job.final:

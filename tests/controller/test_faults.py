@@ -115,7 +115,7 @@ def test_a_step_that_is_new_makes_the_count_of_deaths_begin_anew():
 
 
 def test_a_worker_that_has_trained_on_a_server_before_says_nothing_of_starts_there():
-    world = World({"s1": 2, "s2": 1})
+    world = World({"s1": 2})
     job = world.submit(job_spec(low=1, high=1))
     world.settle(job.id)
     (first,) = world.roster(job.id)
