@@ -1,17 +1,19 @@
-"""Jobs that cannot begin on some servers are tried on others.
+"""Jobs that cannot work on some servers are tried on others.
 
 Theory of operation
 -------------------
-Two things keep a job from beginning on a server while the server may be good for others:
+Three things keep a job from a server while the server may be good for others:
 
 * It does not see the job's checkpoint: the first worker ends with a code of its own (`protocol.exits`). The first worker hands
   the state on, so it is enough that this one is elsewhere (`generations.choose_leader`).
 * The script has failed there before its first step, and nowhere else yet (`ends`): is it the script or the server? The job is
-  tried without that server (*wholly*), and fails for good if it fails there too.
+  tried without that server, and fails for good if it fails there too.
+* The job's workers there cannot reach its workers on other servers, and it needs more GPUs than there are on one side
+  (`ends.stop_cut_off`). A job that can go on with fewer GPUs does so, and avoids nothing. One that cannot be moved stays.
 
-`Job.avoid` leaves a server alone, for that job, for a while. As long as nobody holds the job's state, GPUs there are exchanged
-for free ones elsewhere; where these are too few the job takes less, and where that is less than its minimum it waits, and
-holds nothing. Placement itself knows nothing of this: it happens seldom.
+`Job.avoid` leaves a server alone, for that job, for a while. GPUs there are exchanged for free ones elsewhere: in the first two
+cases as long as nobody holds the job's state. Where the free ones are too few the job takes less, and where that is less than
+its minimum it waits, and holds nothing. Placement itself knows nothing of this: it happens seldom.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .generations import holders
-from .jobs import Job
+from .jobs import Avoidance, Job
 from .outlook import Outlook
 from .scheduling.pipeline import Decision
 from .scheduling.placement import Placements
@@ -44,7 +46,8 @@ def elsewhere(seen: Outlook, decision: Decision) -> tuple[Decision, tuple[Job, .
         better = some(give.bit_count(), free & ~dark & seen.view.placements.get(row, 0), free & ~dark)
         new = gpus & ~give | better
         if not new & ~dark or new.bit_count() < min(job.spec.gpus.min, gpus.bit_count()):
-            stuck.append(job)
+            if not holders(job):
+                stuck.append(job)
             continue
         placed[row], shares[row] = new, new.bit_count()
         free = free & ~better | give
@@ -55,9 +58,13 @@ def elsewhere(seen: Outlook, decision: Decision) -> tuple[Decision, tuple[Job, .
 
 def _dark(seen: Outlook, job: Job) -> tuple[Gpus, Gpus]:
     """The GPUs where `job` cannot begin, as long as that matters, and those of them where no worker of it may start."""
-    if not job.avoided_servers or holders(job):
+    able = bool(holders(job))
+    dark_servers = {
+        server for server in job.avoided_servers if not able or job.avoided[server].extent is Avoidance.STAY
+    }
+    if not dark_servers:
         return 0, 0
-    wholly = {server for server in job.avoided_servers if job.avoided[server].wholly}
-    dark = [1 << bit for bit, gpu in enumerate(seen.gpus) if gpu.server in job.avoided_servers]
+    wholly = {server for server in dark_servers if job.avoided[server].extent is not Avoidance.BEGIN}
+    dark = [1 << bit for bit, gpu in enumerate(seen.gpus) if gpu.server in dark_servers]
     strict = [1 << bit for bit, gpu in enumerate(seen.gpus) if gpu.server in wholly]
     return sum(dark), sum(strict)

@@ -23,7 +23,7 @@ from ..protocol.times import CUT_OFF_TIMEOUT_S
 from .cluster import Cluster
 from .generations import broken_by_loss, cut_off, ending, holders, unconnected, usable
 from .health import script_is_innocent, second_opinion, start_failed
-from .jobs import Job
+from .jobs import Avoidance, Job
 from .reconcile import end_job, stop_worker
 from .records import WorkerRecord
 
@@ -88,7 +88,7 @@ def _at_the_start(
     server = entry.gpu.server
     if exit_code == NO_CHECKPOINT and job.kept.saved_step is not None:
         reason = _sees_no_checkpoint(job, entry, reason)
-        job.avoid(now, server, reason, wholly=False)
+        job.avoid(now, server, reason, Avoidance.BEGIN)
         cluster.schedule_due = True
         return Fault.SERVER, reason
     if fault is Fault.SERVER:
@@ -168,6 +168,10 @@ def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
     keep = {gpu for gpu in job.kept.target if gpu not in lost and gpu.server not in there - here}
     if len(keep) >= job.spec.gpus.min:
         _hold_back(cluster, now, job, keep, f"workers on {_names(there)} could not be reached")
+        return
+    for server in there - here:
+        job.avoid(now, server, reason, Avoidance.STAY, CUT_OFF_TIMEOUT_S)
+    cluster.schedule_due = True
 
 
 def _names(names: Iterable[str]) -> str:

@@ -21,14 +21,14 @@ from ..protocol.model import JobId, ServerId
 from ..protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
 from .cluster import Cluster, Doubt, Health
 from .generations import arrived
-from .jobs import Job
+from .jobs import Avoidance, Job
 from .records import WorkerRecord, WorkerState
 
 FAILURES_OF_A_JOB = 2  # on one server, of a job that has run elsewhere
 JOBS_THAT_FAIL = 3  # on one server, in a row, none of which has failed elsewhere
 TRIES_ON_ONE_SERVER = 4  # of a job that gets no other
-TRIES_IF_LATE = 1  # likewise, where each takes as long as a worker may
-TRIES_IN_DOUBT = 7  # likewise, where the server fails other jobs, too: five minutes, with the times in between
+TRIES_IF_LATE = 1  # of a job that gets no other, where each takes as long as a worker may
+TRIES_IN_DOUBT = 7  # of such a job, where the server fails other jobs, too: five minutes with the times between
 KEPT_DOUBTS = 16
 
 
@@ -134,14 +134,17 @@ def second_opinion(
     if len(cluster.sessions) < 2:
         return False
     sound = late or _is_sound(cluster, job, server)
-    others = [other for other, avoided in job.avoided.items() if avoided.wholly and other != server]
+    others = [other for other, avoided in job.avoided.items() if avoided.extent is Avoidance.START and other != server]
     if sound and any(late or _is_sound(cluster, job, other) for other in others):
         return False
     before = job.avoided.get(server)
     tries = TRIES_IF_LATE if late else TRIES_ON_ONE_SERVER if sound else TRIES_IN_DOUBT
-    if before is not None and before.wholly and before.until_s is None and before.failures >= tries:
+    tried = before is not None and before.extent is Avoidance.START and before.until_s is None
+    if before is not None and tried and before.failures >= tries:
         return False
-    job.avoid(now, server, f"its script fails at its start on server {server}: {reason}", wholly=True)
+    # Another server may come free in the time that this one was given, and not in the first few seconds.
+    at_least_s = now - entry.started_s if late and entry.started_s is not None else 0.0
+    job.avoid(now, server, f"its script fails at its start on server {server}: {reason}", Avoidance.START, at_least_s)
     cluster.schedule_due = True
     return True
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import Any
 
@@ -111,12 +112,20 @@ class Descent:
         return self.shares[0]
 
 
+class Avoidance(Enum):
+    """What a job may not do on a server that it avoids."""
+
+    BEGIN = "its first worker starts elsewhere, and hands the state on to others there"
+    START = "no worker starts there as long as no worker has the job's state"
+    STAY = "no worker starts there at all"
+
+
 @dataclass
 class Avoided:
-    """A server where a job cannot begin. It is not tried for that job for a while, longer each time (`avoiding`)."""
+    """A server where a job cannot work. It is not tried for that job for a while, longer each time (`avoiding`)."""
 
     reason: str
-    wholly: bool  # no worker may start there; else one elsewhere is enough, the first
+    extent: Avoidance
     failures: int = 0
     until_s: float | None = None
 
@@ -250,14 +259,14 @@ class Job:
         """Where it may not begin now."""
         return frozenset(server for server, avoided in self.avoided.items() if avoided.until_s is not None)
 
-    def avoid(self, now: float, server: ServerId, reason: str, wholly: bool) -> None:
-        """The job cannot begin on `server`: leave it alone for a while."""
+    def avoid(self, now: float, server: ServerId, reason: str, extent: Avoidance, at_least_s: float = 0.0) -> None:
+        """The job cannot work on `server`: leave it alone for a while, `at_least_s` seconds of it."""
         before = self.avoided.get(server)
         if before is not None and before.until_s is not None:
             return  # one of several workers that were started together
         failures = before.failures if before is not None else 0
         back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(failures, 30))
-        self.avoided[server] = Avoided(reason, wholly, failures + 1, now + back_off_s)
+        self.avoided[server] = Avoided(reason, extent, failures + 1, now + max(back_off_s, at_least_s))
 
     def order(self, generation: int) -> OrderRecord | None:
         return next((order for order in self.kept.orders if order.generation == generation), None)
