@@ -130,6 +130,8 @@ class Controller(Process):
                 case Warn(text):
                     self._world.story.say(f"controller warns: {text}")
         self._look()
+        if troubles := self.machine.cluster.policy_failures:
+            raise Violation("every policy decides, whatever the jobs are", "; ".join(sorted(troubles)))
         if self._world.oracle.turning or self._world.oracle.commits >= self._compare_at:
             self._world.oracle.turning = False
             self._compare_at = self._world.oracle.commits + COMPARE_EVERY
