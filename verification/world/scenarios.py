@@ -160,6 +160,7 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
         evaluate_s=_seconds(options.get("evaluate", "0s")),
         ending=_ENDINGS[ending],
         ends_at=int(ends_at or 0),
+        after_s=_seconds(options.get("after", "0.2s")),
     )
     plan = JobPlan(stage.world.elapsed_s, spec, script)
     stage.world.add_job(plan)
