@@ -13,6 +13,13 @@ from typing import Annotated, Literal
 import msgspec
 
 from ..protocol.errors import OperatorError
+from ..protocol.times import (
+    HEARTBEAT_INTERVAL_S,
+    LEAST_HEARTBEAT_INTERVAL_S,
+    LEAST_WORKER_SILENCE_S,
+    MOST_HEARTBEAT_INTERVAL_S,
+    WORKER_SILENCE_S,
+)
 from ..runtime import config, transport
 
 log = logging.getLogger(__name__)
@@ -31,8 +38,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     address: str = "127.0.0.1"
     cpu_slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     checkpoint_directory: str | None = None
-    heartbeat_interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=60)] = 1.0
-    worker_silence_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
+    heartbeat_interval_s: Annotated[
+        float, msgspec.Meta(ge=LEAST_HEARTBEAT_INTERVAL_S, le=MOST_HEARTBEAT_INTERVAL_S)
+    ] = HEARTBEAT_INTERVAL_S
+    worker_silence_s: Annotated[float, msgspec.Meta(ge=LEAST_WORKER_SILENCE_S)] = WORKER_SILENCE_S
     warm_start: bool = True
     worker_environment: dict[Variable, str] = msgspec.field(default_factory=dict)
     log_file: str | None = None

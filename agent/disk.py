@@ -20,7 +20,7 @@ import msgspec
 from ..protocol.errors import OperatorError, PeerError
 from ..protocol.messages import LogPiece, ReadLog, StartWorker
 from ..protocol.model import Fault, JobId, WorkerId
-from ..protocol.times import SHIM_GRACE_S
+from ..protocol.times import RECORD_PATIENCE_S, RECORD_RETRY_S, SHIM_GRACE_S
 from . import launch, shim
 from .adoption import ExitRecord, Found, Record
 from .environment import Surroundings
@@ -31,6 +31,7 @@ from .logfiles import JobFiles, read_piece
 log = logging.getLogger(__name__)
 
 IDENTITY_FILE = "identity.json"
+SHIM_TIMES = shim.Times(SHIM_GRACE_S, RECORD_PATIENCE_S, RECORD_RETRY_S)
 
 Watched = Mapping[WarmKey, Mapping[str, int]]  # what warm processes have loaded: modification times (ns) of files
 
@@ -91,7 +92,7 @@ class Disk:
         """Start a worker's shim. Returns it with its pidfd."""
         directory = self._files.directory(start.job, start.uid)
         keeper = [sys.executable, "-I", "-S", shim.__file__, str(directory), start.job, start.uid, start.worker]
-        command = [*keeper, str(start.gpu), str(SHIM_GRACE_S), start.spec.workdir, *start.spec.command]
+        command = [*keeper, str(start.gpu), str(SHIM_TIMES), start.spec.workdir, *start.spec.command]
         try:
             child = subprocess.Popen(
                 command,

@@ -51,7 +51,15 @@ from ..protocol.messages import (
     session_name,
 )
 from ..protocol.model import Fault, JobId, Server, Steady, WorkerId, WorkerPhase, WorkerStatus, job_number
-from ..protocol.times import AWAY_S, EVENT_KEPT_S, START_PATIENCE_S, STATE_RETRY_S, WATCH_INTERVAL_S
+from ..protocol.times import (
+    AWAY_S,
+    EVENT_KEPT_S,
+    ORDER_REPEAT_S,
+    START_PATIENCE_S,
+    STARTING_PATIENCE,
+    STATE_RETRY_S,
+    WATCH_INTERVAL_S,
+)
 from .events import (
     Action,
     ControllerMessage,
@@ -78,8 +86,6 @@ from .events import (
 from .identity import Identity
 from .session import Due, Phase, Session
 
-ORDER_REPEAT_S = 2.0
-STARTING_PATIENCE = 10.0  # times the silence that is allowed later
 MAX_ORDERS = 4096
 MAX_FORGOTTEN = 4096
 MAX_EXITS_PER_HEARTBEAT = 64
@@ -133,6 +139,7 @@ class AgentMachine:
         self._identity = identity or Identity()
         self._write_again_at = float("inf")  # the identity
         self._write_failed = False
+        self._heartbeat_interval_s = heartbeat_interval_s
         self._session = Session(heartbeat_interval_s, random.Random(incarnation))
         self._worker_silence_s = worker_silence_s
         self._started = False
@@ -536,6 +543,7 @@ class AgentMachine:
             cluster=self._identity.cluster,
             highest_job=self._identity.highest_job,
             newest_event=self._identity.newest_event,
+            heartbeat_interval_s=self._heartbeat_interval_s,
             processes=tuple(
                 LocalWorker(worker=worker, job=process.job, uid=process.uid, gpu=process.gpu)
                 for worker, process in self._running.items()

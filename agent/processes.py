@@ -34,12 +34,11 @@ from typing import TypeVar
 from ..protocol.errors import PeerError
 from ..protocol.messages import StartWorker
 from ..protocol.model import Fault, JobId, WorkerId
-from ..protocol.times import SHIM_GRACE_S
 from ..runtime.clock import Clock
 from ..runtime.loop import Loop
 from . import shim
 from .adoption import Ended, Found, Record, adopt, ended
-from .disk import Disk, Failed, Forkable, not_started, runs
+from .disk import SHIM_TIMES, Disk, Failed, Forkable, not_started, runs
 from .environment import Surroundings, environment
 from .errands import Errands
 from .events import ProcessExited, ProcessFailed, ProcessStarted, Started, StopSignal
@@ -183,7 +182,7 @@ class Processes:
             "uid": order.uid,
             "worker": order.worker,
             "gpu": order.gpu,
-            "grace_s": SHIM_GRACE_S,
+            "times": str(SHIM_TIMES),
             "workdir": spec.workdir,
             "command": spec.command,
             "environment": start.environment,

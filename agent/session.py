@@ -39,9 +39,8 @@ import random
 from collections import deque
 
 from ..protocol.messages import Acknowledged
-from ..protocol.times import REFUSED_RETRY_S
+from ..protocol.times import REFUSED_RETRY_S, SILENT_INTERVALS
 
-SILENT_INTERVALS = 3  # without an acknowledgement, after which the session is taken for lost
 FIRST_RETRY_S = 0.05  # until a connection is looked for again
 LONGEST_WAIT_INTERVALS = 4  # for the answer to a hello; the first time it is one
 KEPT_HELLOS = 32  # of which it is known when they were said

@@ -35,8 +35,6 @@ import time
 
 MAX_LINE_BYTES = 64 << 10
 MAX_REASON_CHARACTERS = 300
-RECORD_PATIENCE_S = 60.0  # for an exit record that cannot be written
-RECORD_RETRY_S = 0.5
 COMMANDS_FAULT = (
     errno.ENOENT,
     errno.EACCES,
@@ -142,12 +140,30 @@ class Child:
         self.stderr = stderr
 
 
+class Times:
+    """How patient a shim is (s). It cannot import `protocol.times`, where they stand: its agent tells it."""
+
+    def __init__(self, grace_s: float, record_patience_s: float, record_retry_s: float) -> None:
+        """grace_s: from SIGTERM to SIGKILL. The others: for an exit record that cannot be written, and between attempts."""
+        self.grace_s = grace_s
+        self.record_patience_s = record_patience_s
+        self.record_retry_s = record_retry_s
+
+    @classmethod
+    def of(cls, text: str) -> Times:
+        """From one word of a command line."""
+        return cls(*(float(each) for each in text.split(",")))
+
+    def __str__(self) -> str:
+        return f"{self.grace_s},{self.record_patience_s},{self.record_retry_s}"
+
+
 class Shim:
     """One worker from its start to its exit record."""
 
-    def __init__(self, directory: str, worker: str, grace_s: float) -> None:
+    def __init__(self, directory: str, worker: str, times: Times) -> None:
         self._base = os.path.join(directory, worker)
-        self._grace_s = grace_s
+        self._times = times
         self._output = Output(f"{self._base}.log")
         self._kill_at: float | None = None
         self._asked_to_stop = False
@@ -255,11 +271,11 @@ class Shim:
     def _stop_if_asked(self, group: int) -> None:
         now = time.monotonic()
         if self._asked_to_stop and self._kill_at is None:
-            self._kill_at = now + self._grace_s
+            self._kill_at = now + self._times.grace_s
             signal_group(group, signal.SIGTERM)
         if self._kill_at is not None and now >= self._kill_at:
             signal_group(group, signal.SIGKILL)
-            self._kill_at = now + self._grace_s
+            self._kill_at = now + self._times.grace_s
 
     def _wait_s(self) -> float | None:
         return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
@@ -273,7 +289,7 @@ class Shim:
         document: dict[str, object] = {"exit_code": exit_code, "reason": reason}
         if fault is not None:
             document["fault"] = fault
-        give_up_at = time.monotonic() + RECORD_PATIENCE_S
+        give_up_at = time.monotonic() + self._times.record_patience_s
         while True:
             try:
                 self._write_end(document)
@@ -281,7 +297,7 @@ class Shim:
             except OSError:
                 if time.monotonic() >= give_up_at:
                     raise
-            time.sleep(RECORD_RETRY_S)
+            time.sleep(self._times.record_retry_s)
 
     def _write_end(self, document: dict[str, object]) -> None:
         room = f"{self._base}.exit.new"
@@ -317,9 +333,9 @@ def signal_name(number: int) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """``shim.py DIRECTORY JOB UID WORKER GPU GRACE_S WORKDIR ARGV...``"""
-    directory, job, uid, worker, gpu, grace_s, workdir, *argv = arguments
-    shim = Shim(directory, worker, float(grace_s))
+    """``shim.py DIRECTORY JOB UID WORKER GPU TIMES WORKDIR ARGV...``"""
+    directory, job, uid, worker, gpu, times, workdir, *argv = arguments
+    shim = Shim(directory, worker, Times.of(times))
     shim.run({"job": job, "uid": uid, "worker": worker, "gpu": int(gpu), "argv": argv}, argv, workdir)
     os._exit(0)  # there is nothing to tidy up, and others wait for this end
 

@@ -46,7 +46,7 @@ class Request:
         self.uid: str = document["uid"]
         self.worker: str = document["worker"]
         self.gpu: int = document["gpu"]
-        self.grace_s: float = document["grace_s"]
+        self.times: str = document["times"]
         self.workdir: str = document["workdir"]
         self.command: list[str] = document["command"]
         self.environment: dict[str, str] = document["environment"]
@@ -179,7 +179,7 @@ def keep(request: Request, channel: int) -> bool:
     os.close(null)
     _introduce(channel)
     names = [request.directory, request.job, request.uid, request.worker]
-    where = [*names, str(request.gpu), str(request.grace_s), request.workdir]
+    where = [*names, str(request.gpu), request.times, request.workdir]
     show([request.executable, "-I", "-S", shim.__file__, *where, *request.command])
     record = {
         "job": request.job,
@@ -188,7 +188,8 @@ def keep(request: Request, channel: int) -> bool:
         "gpu": request.gpu,
         "argv": request.command,
     }
-    return ForkingShim(request.directory, request.worker, request.grace_s).run(record, request.command, request.workdir)
+    times = shim.Times.of(request.times)
+    return ForkingShim(request.directory, request.worker, times).run(record, request.command, request.workdir)
 
 
 def _introduce(channel: int) -> None:

@@ -28,7 +28,12 @@ from ..protocol.messages import (
     session_name,
 )
 from ..protocol.model import GpuAddress, JobId, Server, ServerId, Value, WorkerId, job_number
-from ..protocol.times import DEATHS_IN_VAIN, DECISION_INTERVAL_PER_JOB_S, JOBS_DECIDED_AT_ONCE
+from ..protocol.times import (
+    DEATHS_IN_VAIN,
+    DECISION_INTERVAL_PER_JOB_S,
+    JOBS_DECIDED_AT_ONCE,
+    SERVER_LEASE_S,
+)
 from .archive import Archive, first_key_of, job_of
 from .deadlines import Deadlines
 from .events import Action, ClientRequest, Fetch, Record, ReplyClient, SendAgent, Warn
@@ -65,7 +70,7 @@ class Settings:
     incarnation: str  # new for each start
     version: str
     pid: int
-    server_lease_s: float = 10.0
+    server_lease_s: float = SERVER_LEASE_S
     max_restarts: int = DEATHS_IN_VAIN
     measuring: Measuring = OFF
     profiles: Profiles = field(default_factory=dict)

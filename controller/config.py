@@ -9,7 +9,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from ..protocol.errors import OperatorError, UserError
-from ..protocol.times import DEATHS_IN_VAIN
+from ..protocol.times import (
+    DEATHS_IN_VAIN,
+    LEAST_HEARTBEAT_INTERVAL_S,
+    MOST_SERVER_LEASE_S,
+    SERVER_LEASE_S,
+)
 from ..runtime import config, transport
 from .cluster import Keeping
 from .profiles.curves import load as load_profiles
@@ -47,7 +52,9 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     admission: str | StageChoice = "all"
     packing: str = "none"
     placement: str | StageChoice = "fewest-servers"
-    server_lease_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 10.0
+    server_lease_s: Annotated[float, msgspec.Meta(gt=2 * LEAST_HEARTBEAT_INTERVAL_S, le=MOST_SERVER_LEASE_S)] = (
+        SERVER_LEASE_S
+    )
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = DEATHS_IN_VAIN
     measuring: MeasuringConfig = MeasuringConfig()
     history: HistoryConfig = HistoryConfig()

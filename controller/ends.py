@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from ..protocol.exits import NO_CHECKPOINT
 from ..protocol.model import Fault, GpuAddress, JobPhase, WorkerId, WorkerPhase
-from ..protocol.times import CUT_OFF_TIMEOUT_S
+from ..protocol.times import CUT_OFF_TIMEOUT_S, FIRST_HOLD_S, LONGEST_HOLD_S
 from .cluster import Cluster
 from .generations import broken_by_loss, cut_off, ending, holders, unconnected, usable
 from .health import script_is_innocent, second_opinion, start_failed
@@ -28,8 +28,6 @@ from .reconcile import end_job, stop_worker
 from .records import WorkerRecord
 
 START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
-FIRST_HOLD_S = 30.0
-LONGEST_HOLD_S = 960.0
 KEPT_BROKEN = 64
 
 

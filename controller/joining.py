@@ -4,6 +4,10 @@ An agent has an identity, made once in its state directory. While the agent of o
 another one is refused: two servers were given one name, or a server was installed anew. When the lease has run out, the second
 one joins.
 
+An agent whose heartbeats come so seldom that losing one of them would lose the server is refused, too: what each of the two
+configuration files says may be right, and both together are not (`protocol.times`). As for any other, what runs on its server
+goes on, and nothing is started there.
+
 A hello that comes late, or twice, must not undo what has happened since. So an agent counts its hellos, and its own starts.
 """
 
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 from ..protocol.messages import AgentHello
 from ..protocol.model import ServerId
+from ..protocol.times import lease_outlasts
 from .cluster import Cluster, Guest, Session
 from .guests import present
 
@@ -27,18 +32,34 @@ def stale(known: Session | Guest | None, hello: AgentHello) -> bool:
 
 
 def refused(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> bool:
-    """Refuse `hello` if another agent speaks for `server`. Whether that is so."""
+    """Refuse `hello` if another agent speaks for `server`, or this one would speak too seldom. Whether that is so."""
+    reason = _other_agent(cluster, now, server, hello) or _too_seldom(cluster, server, hello)
+    if reason:
+        _refuse(cluster, now, server, hello, reason)
+    return bool(reason)
+
+
+def _other_agent(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> str:
     holder = _holder(cluster, now, server)
     if holder is None or holder.agent in ("", hello.agent):
-        return False
+        return ""
     silence_s = max(0.0, now - holder.last_heard_s)
-    reason = (
+    return (
         f"another agent is server {server}: identity {holder.agent}, at {holder.server.address}, "
         f"heard of {silence_s:.0f} s ago; this one, {hello.agent or 'without identity'} at {hello.server.address}, "
         "may join under another name, or when the other one's lease has run out"
     )
-    _refuse(cluster, now, server, hello, reason)
-    return True
+
+
+def _too_seldom(cluster: Cluster, server: ServerId, hello: AgentHello) -> str:
+    lease_s, interval_s = cluster.settings.server_lease_s, hello.heartbeat_interval_s
+    if lease_outlasts(lease_s, interval_s):
+        return ""
+    return (
+        f"the agent of server {server} says a heartbeat every {interval_s:g} s, and server_lease_s of the controller is "
+        f"{lease_s:g} s: it must be more than twice as long, so that a server is not lost with one heartbeat; lower "
+        "heartbeat_interval_s in the agent's file, or raise server_lease_s in the controller's"
+    )
 
 
 def refuse_older(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> None:

@@ -165,6 +165,7 @@ class AgentHello(Message, frozen=True, kw_only=True):
     cluster: str = ""  # id of the cluster that the agent has been a member of last; "": none yet
     highest_job: int = 0  # greatest number of a job that it has ever been told to start
     newest_event: int = 0  # greatest number of an event of its cluster that it has heard of
+    heartbeat_interval_s: float = 0.0  # between the heartbeats that will follow; 0: not told
     processes: tuple[LocalWorker, ...] = ()  # where each of `workers` and `starting` runs
 
     @property

@@ -10,10 +10,25 @@ from __future__ import annotations
 WATCH_INTERVAL_S = 1.0  # between the turns of a process that counts how long others have been silent
 AWAY_S = 2.5  # without a turn for so long, it was itself stopped or starved: that time is nobody's silence
 
+# ----------------------------------------------------------------------------------------------- the lease of a server
+
+SERVER_LEASE_S = (
+    10.0  # without a word from its agent, after which a server is lost, unless the controller's file says else
+)
+HEARTBEAT_INTERVAL_S = 1.0  # of an agent, unless its file says otherwise
+LEAST_HEARTBEAT_INTERVAL_S = 0.05  # that an agent's file may say
+MOST_HEARTBEAT_INTERVAL_S = 60.0  # likewise
+MOST_SERVER_LEASE_S = 3600.0  # that the controller's file may say
+SILENT_INTERVALS = 3  # an agent's, without an answer of the controller, after which it says hello again
+CONNECTION_HEARTBEAT_S = 1.0  # of the connections between processes
+CONNECTION_TIMEOUT_S = 5.0  # without one, after which a connection is made anew
+
 # ------------------------------------------------------------------------------------------------------ the controller
 
 FIRST_BACK_OFF_S = 1.0  # of a job that has lost all workers, until it starts again
 LONGEST_BACK_OFF_S = 30.0
+FIRST_HOLD_S = 30.0  # of a job whose newcomers end at their start, until it is given more GPUs again
+LONGEST_HOLD_S = 960.0
 CUT_OFF_TIMEOUT_S = 120.0  # for members of an order to hear of each other, once all of them stand ready to follow it
 REST_S = 5.0  # for the other workers of a finished job to end by themselves
 LEAVING_PATIENCE_S = 30.0  # for a worker that no roster names any more to leave by itself
@@ -55,6 +70,12 @@ REFUSED_RETRY_S = 5.0  # between two hellos of an agent that the controller has 
 SHIM_GRACE_S = 60.0  # from SIGTERM to SIGKILL by a worker's shim alone, should the agent that was to kill it be gone
 START_PATIENCE_S = 60.0  # for a worker's process to be started: its directories are made, its record is written
 EVENT_KEPT_S = 60.0  # at most, until an agent has written down how far the cluster's history is
+ORDER_REPEAT_S = 2.0  # until a worker that has not followed an order is told it again
+WORKER_SILENCE_S = 10.0  # of a worker, after which its agent kills it, unless the agent's file says otherwise
+LEAST_WORKER_SILENCE_S = 1.0  # that the agent's file may say
+STARTING_PATIENCE = 10.0  # times that silence, for a worker that still loads its model and data
+RECORD_PATIENCE_S = 60.0  # for a worker's shim to write down how it ended, while the disk is full
+RECORD_RETRY_S = 0.5  # between its attempts
 STATE_RETRY_S = 10.0  # until an agent tries again to write its own state, after its disk was full
 
 # ------------------------------------------------------------------------------------------------- a worker's communicator
@@ -84,6 +105,11 @@ SUSPEND_PATIENCE_S = 10.0  # at least, for the step in progress of a preempted j
 SUSPEND_PATIENCE_FACTOR = 1.5  # times the longest of the last steps
 
 
+def lease_outlasts(server_lease_s: float, heartbeat_interval_s: float) -> bool:
+    """Is a server not lost when one heartbeat of its agent is? Both times come from configuration files, of two daemons."""
+    return server_lease_s > 2 * heartbeat_interval_s
+
+
 def others_timeout_s(step_timeout_s: float, pause_timeout_s: float) -> float:
     """How long a worker waits for the others in a step: one of them may be in a pause, and have its part before it."""
     return pause_timeout_s + step_timeout_s + OTHERS_MARGIN_S
@@ -97,12 +123,30 @@ def suspend_patience_s(longest_step_s: float) -> float:
 def check() -> None:
     """Raises AssertionError, naming the rule, if two of these times do not fit together."""
     rules = {
+        "a heartbeat of an agent may be lost, and its server is not": lease_outlasts(
+            SERVER_LEASE_S, HEARTBEAT_INTERVAL_S
+        ),
+        "what an agent says without being told otherwise may also be set": (
+            LEAST_HEARTBEAT_INTERVAL_S <= HEARTBEAT_INTERVAL_S <= MOST_HEARTBEAT_INTERVAL_S
+            and SERVER_LEASE_S <= MOST_SERVER_LEASE_S
+        ),
+        "for each heartbeat interval there is a lease": lease_outlasts(MOST_SERVER_LEASE_S, MOST_HEARTBEAT_INTERVAL_S),
+        "an agent says hello again before its server is lost": SILENT_INTERVALS * HEARTBEAT_INTERVAL_S < SERVER_LEASE_S,
+        "an agent has had an answer to another heartbeat before it says hello again": SILENT_INTERVALS >= 2,
+        "a broken connection is made anew before a server is lost": (
+            2 * CONNECTION_HEARTBEAT_S < CONNECTION_TIMEOUT_S < SERVER_LEASE_S
+        ),
+        "an absence of the controller is noticed before a server is lost": AWAY_S < SERVER_LEASE_S,
+        "an agent has said a heartbeat before a controller that has started goes without": (
+            HEARTBEAT_INTERVAL_S < FIRST_HELLO_S < SERVER_LEASE_S
+        ),
         "two turns are left out before a process takes itself for absent": 2 * WATCH_INTERVAL_S < AWAY_S,
         "a worker that saves has more time than one that has nothing to save": STOP_GRACE_S < LEAST_SAVE_S,
         "an agent kills a worker before its shim does, which knows no reason": STOP_GRACE_S < SHIM_GRACE_S,
         "the least time for saving is less than the most": LEAST_SAVE_S < MOST_SAVE_S,
         "a worker that could not save tries again before it is killed": 2 * SAVE_RETRY_S < LEAST_SAVE_S,
         "a job's first back-off is shorter than the longest": FIRST_BACK_OFF_S < LONGEST_BACK_OFF_S,
+        "a job is first held back for a shorter time than at last": FIRST_HOLD_S < LONGEST_HOLD_S,
         "a server's first back-off is shorter than the longest": FIRST_SERVER_BACK_OFF_S < LONGEST_SERVER_BACK_OFF_S,
         "all that building a communicator consists of fits into the time for it": (
             RENDEZVOUS_TIMEOUT_S + CONNECT_TIMEOUT_S + WARM_UP_TIMEOUT_S < DEVICE_BUILD_TIMEOUT_S
@@ -113,6 +157,13 @@ def check() -> None:
         "what workers say to each other is repeated often before they count as cut off": (
             30 * WORKER_RETRY_S < CUT_OFF_TIMEOUT_S and 30 * WORKER_HEARTBEAT_S < CUT_OFF_TIMEOUT_S
         ),
+        "a worker has said whether it follows an order before that is repeated": WORKER_HEARTBEAT_S < ORDER_REPEAT_S,
+        "an order is repeated often before members count as cut off": 30 * ORDER_REPEAT_S < CUT_OFF_TIMEOUT_S,
+        "a worker may be silent for more than one heartbeat": 2 * WORKER_HEARTBEAT_S <= LEAST_WORKER_SILENCE_S,
+        "a worker that is silent by default was so while its agent listened": (
+            max(AWAY_S, LEAST_WORKER_SILENCE_S) < WORKER_SILENCE_S and STARTING_PATIENCE > 1.0
+        ),
+        "how a worker ended is tried to be written down more than once": 10 * RECORD_RETRY_S < RECORD_PATIENCE_S,
         "a worker's last status can be lost and repeated": 2 * WORKER_HEARTBEAT_S < LAST_REPORT_TIMEOUT_S,
         "a step that is slow for once is not taken for one that hangs": (
             LEAST_STEP_TIMEOUT_S < FIRST_STEP_TIMEOUT_S and STEP_TIMEOUT_FACTOR > 10.0

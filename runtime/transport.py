@@ -15,10 +15,9 @@ from pathlib import Path
 import zmq
 
 from ..protocol.errors import OperatorError
+from ..protocol.times import CONNECTION_HEARTBEAT_S, CONNECTION_TIMEOUT_S
 
 QUEUE_MESSAGES = 10_000  # per peer; beyond that ZeroMQ drops at a ROUTER and blocks at a DEALER
-HEARTBEAT_INTERVAL_MS = 1_000
-HEARTBEAT_TIMEOUT_MS = 5_000
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class Keys:
 def _common(socket: zmq.Socket[bytes]) -> None:
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = QUEUE_MESSAGES
-    socket.heartbeat_ivl = HEARTBEAT_INTERVAL_MS
-    socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+    socket.heartbeat_ivl = int(CONNECTION_HEARTBEAT_S * 1000)
+    socket.heartbeat_timeout = int(CONNECTION_TIMEOUT_S * 1000)
     socket.reconnect_ivl = 20
     socket.reconnect_ivl_max = 500
     socket.maxmsgsize = 32 << 20

@@ -156,6 +156,7 @@ def test_it_says_hello_at_its_start_with_the_workers_it_has_adopted() -> None:
         exited=(gone,),
         number=1,
         start=1,
+        heartbeat_interval_s=1.0,
         processes=(local(),),
     )
 

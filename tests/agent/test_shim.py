@@ -26,7 +26,8 @@ class Shimmed:
 
     def __init__(self, directory: Path, argv: list[str], workdir: str = "/", grace_s: float = 20.0) -> None:
         self.directory = directory
-        command = [sys.executable, "-I", "-S", shim.__file__, str(directory), "digits-1", "", WORKER, "0", str(grace_s)]
+        command = [sys.executable, "-I", "-S", shim.__file__, str(directory), "digits-1", "", WORKER, "0"]
+        command.append(str(shim.Times(grace_s, 60.0, 0.5)))
         environment = {"PATH": os.environ["PATH"], "GREETING": "hello"}
         self.process = subprocess.Popen([*command, workdir, *argv], env=environment, start_new_session=True)
 
@@ -165,6 +166,7 @@ class Refused(shim.Shim):
 
     def __init__(self, base: Path) -> None:
         self._base = str(base)
+        self._times = shim.Times(20.0, 60.0, 0.5)
         self._output = shim.Output(f"{base}.log")
 
     def _start(self, argv: list[str], workdir: str) -> shim.Child | None:

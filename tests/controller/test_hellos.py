@@ -6,6 +6,7 @@ import random
 from collections import deque
 
 import msgspec
+import pytest
 
 from elasticd.agent import events as agent_events
 from elasticd.agent.machine import AgentMachine
@@ -27,13 +28,14 @@ def spec(name: str) -> JobSpec:
 class Line:
     """Both machines. What they send lies on the line until somebody says that it arrives."""
 
-    def __init__(self) -> None:
+    def __init__(self, server_lease_s: float = 10.0, heartbeat_interval_s: float = 1.0) -> None:
         self.now = 100.0
-        settings = Settings(cluster="test", incarnation="c1", version="0", pid=1)
+        settings = Settings(cluster="test", incarnation="c1", version="0", pid=1, server_lease_s=server_lease_s)
         self.controller = ControllerMachine(
             settings, load_scheduler({"policy": "max-min"}, "test"), random.Random(0), self.now
         )
-        self.agent = AgentMachine(SERVER, "a1", 1.0)
+        self.agent = AgentMachine(SERVER, "a1", heartbeat_interval_s)
+        self.warnings: list[str] = []  # in the agent's log
         self.down: deque = deque()  # to the agent
         self.up: deque = deque()
         self.processes: dict[WorkerId, int] = {}
@@ -50,6 +52,8 @@ class Line:
             match action:
                 case agent_events.SendController(message):
                     self.up.append(message)
+                case agent_events.Warn(text):
+                    self.warnings.append(text)
                 case agent_events.StartProcess(start):
                     assert not self.processes, f"{start.worker} is started beside {list(self.processes)}"
                     self.processes[start.worker] = start.gpu
@@ -122,3 +126,36 @@ def test_a_start_that_the_agent_has_forgotten_is_answered() -> None:
     start = msgspec.structs.replace(start, uid=line.controller.cluster.jobs[JobId("a-1")].uid)
     line.tell_agent(agent_events.ControllerMessage(start))
     assert any(isinstance(message, WorkerExit) and message.worker == "a-1.0" for message in line.up)
+
+
+@pytest.mark.parametrize(("lease_s", "interval_s"), [(10.0, 60.0), (10.0, 5.0), (0.5, 1.0)])
+def test_an_agent_whose_heartbeats_do_not_fit_the_lease_is_refused_and_both_sides_say_why(
+    lease_s: float, interval_s: float
+) -> None:
+    line = Line(lease_s, interval_s)
+    line.settle()
+    told = [event.text for event in line.controller.cluster.events if event.kind == "server-refused"]
+    assert len(told) == len(line.warnings) == 1
+    for said in (told[0], line.warnings[0]):
+        assert f"a heartbeat every {interval_s:g} s, and server_lease_s of the controller is {lease_s:g} s" in said
+        assert "lower heartbeat_interval_s in the agent's file, or raise server_lease_s in the controller's" in said
+    assert S1 not in line.controller.cluster.sessions
+    line.ask(Submit(spec=spec("a")))
+    line.settle()
+    assert line.processes == {}
+
+
+@pytest.mark.parametrize(("lease_s", "interval_s"), [(10.0, 4.9), (121.0, 60.0), (0.2, 0.05)])
+def test_an_agent_that_may_lose_a_heartbeat_within_the_lease_is_taken_in(lease_s: float, interval_s: float) -> None:
+    line = Line(lease_s, interval_s)
+    line.settle()
+    assert line.controller.cluster.sessions[S1].alive
+    assert line.warnings == []
+
+
+def test_a_hello_that_does_not_tell_its_heartbeats_is_taken_in() -> None:
+    line = Line()
+    (hello,) = line.up
+    line.up = deque([msgspec.structs.replace(hello, heartbeat_interval_s=0.0)])
+    line.settle()
+    assert line.controller.cluster.sessions[S1].alive
