@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from elasticd.controller.cluster import POLICY_KEY, Decider, PolicyRecord
+from elasticd.controller.cluster import POLICY_KEY, PolicyRecord
 from elasticd.controller.scheduling.placement import Placements
 from elasticd.controller.scheduling.placements import FEWEST_SERVERS
-from elasticd.controller.scheduling.scheduler import load_scheduler
-from elasticd.protocol.messages import GetPolicy, PolicySet, Refused, SetPolicy, Submitted
+from elasticd.controller.scheduling.scheduler import Stages
+from elasticd.protocol.messages import GetPolicy, PolicySet, Refused, Scale, SetPolicy, Submitted
 from elasticd.protocol.model import JobPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world_of_policies", Path(__file__).with_name("world.py"))
@@ -203,11 +202,8 @@ class Elsewhere:
 @pytest.mark.parametrize("idle", [0, 1])
 def test_jobs_that_are_to_exchange_their_gpus_do_so_over_an_idle_one_or_stay_but_never_start_anew(idle: int) -> None:
     """One rigid job of two GPUs and two of one; each is where the others are to be."""
-    world = World({"s1": 2, "s2": 2, **({"s3": 1} if idle else {})})
     placement = Elsewhere({0: 0b0011, 1: 0b0100, 2: 0b1000})
-    configured = load_scheduler({"policy": "max-min"}, "test")
-    stages = replace(configured.stages, placement=placement)
-    world.machine.cluster.decider = Decider(replace(configured, stages=stages), world.now)
+    world = World({"s1": 2, "s2": 2, **({"s3": 1} if idle else {})}, stages=Stages(placement=placement))
     jobs = [world.submit(job_spec(low=size, high=size)) for size in (2, 1, 1)]
     for job in jobs:
         world.settle(job.id)
@@ -219,8 +215,7 @@ def test_jobs_that_are_to_exchange_their_gpus_do_so_over_an_idle_one_or_stay_but
     assert held() == [0b0011, 0b0100, 0b1000]
     placement.wanted = {0: 0b1100, 1: 0b0001, 2: 0b0010}
     for _ in range(8):
-        world.machine.cluster.schedule_due = True
-        world.turn()
+        world.ask(Scale(job=jobs[0].id, share=None))  # changes nothing, but lets the scheduler decide again
         for job in jobs:
             world.settle(job.id)
     assert held() == ([0b1100, 0b0001, 0b0010] if idle else [0b0011, 0b0100, 0b1000])

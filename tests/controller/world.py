@@ -27,7 +27,7 @@ from elasticd.controller.events import (
 from elasticd.controller.jobs import Job
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.records import JobRecord
-from elasticd.controller.scheduling.scheduler import load_scheduler
+from elasticd.controller.scheduling.scheduler import Stages, load_scheduler
 from elasticd.controller.store import Delete, If, Listing, Put, StoreUnavailable
 from elasticd.controller.store import Record as StoredRecord
 from elasticd.protocol.exits import fault_of
@@ -117,9 +117,17 @@ class Agent:
 class World:
     """Drives the machine; `turn` ends a loop turn. Everything that is sent is kept in `sent`, answers in `answers`."""
 
-    def __init__(self, servers: dict[str, int] | None = None, policy: str = "max-min", seed: int = 0, **settings: Any):
+    def __init__(
+        self,
+        servers: dict[str, int] | None = None,
+        policy: str = "max-min",
+        seed: int = 0,
+        stages: Stages | None = None,
+        **settings: Any,
+    ):
         self.now = 1000.0
         self.policy = policy
+        self.stages = stages or Stages()
         self.seed = seed
         self.settings = settings
         self.store: dict[str, bytes] = {}
@@ -142,7 +150,7 @@ class World:
     def new_machine(self) -> ControllerMachine:
         values = {"cluster": "test", "incarnation": f"c{next(self.incarnations)}", "version": "0", "pid": 1}
         settings = Settings(**{**values, **self.settings})  # type: ignore[arg-type]
-        configured = load_scheduler({"policy": self.policy}, "test")
+        configured = load_scheduler({"policy": self.policy}, "test", self.stages)
         records = sorted(self.store.items())
         return ControllerMachine(settings, configured, random.Random(self.seed), self.now, records)
 

@@ -1,8 +1,8 @@
 """Points of a worker's life at which it can be made to die, and what it tells of itself while it lives.
 
-The product knows nothing of this: methods of its classes are wrapped in the worker's process, before the training begins. The
-driver arms a worker by writing to its slot of a board, a file that both have in memory: "die when you come to this point for the
-n-th time". A worker tells its progress in the same slot, and in a journal that its death leaves intact.
+The product knows nothing of this: public methods of its classes are wrapped in the worker's process, before the training
+begins. The driver arms a worker by writing to its slot of a board, a file that both have in memory: "die when you come to this
+point for the n-th time". A worker tells its progress in the same slot, and in a journal that its death leaves intact.
 """
 
 from __future__ import annotations
@@ -163,13 +163,13 @@ def wrap(
 
 def install(fuse: Fuse, journal: Journal) -> None:
     """Put the points into the product's classes, in this process."""
+    from elasticd.protocol.codec import Codec
     from elasticd.protocol.messages import Commit
     from elasticd.worker import events as e
     from elasticd.worker.communicator import Communicator
     from elasticd.worker.control import ClusterControl
     from elasticd.worker.replication import Replication
     from elasticd.worker.state import TrainingState
-    from elasticd.worker.trainer import Trainer
     from elasticd.worker.update import Update
 
     def at(point: Point) -> Callable[..., None]:
@@ -215,22 +215,23 @@ def install(fuse: Fuse, journal: Journal) -> None:
         if isinstance(fact, e.StepApplied):
             fuse.at(Point.APPLIED)
 
+    generation = 0  # the last one entered
+
     def instructed(instruction: object) -> None:
+        nonlocal generation
         if isinstance(instruction, e.EnterGeneration):
+            generation = instruction.roster.generation
             fuse.at(Point.RECOVERED if recovers else Point.SWITCHED)
+        elif isinstance(instruction, e.RunStep | e.JoinStep):
+            fuse.at(Point.STEP)
+            journal.note("began", generation, instruction.step)
         elif isinstance(instruction, e.ExitScript):
             fuse.at(Point.LEAVING)
 
-    def act(control: ClusterControl, action: object) -> None:
-        if isinstance(action, e.SendFollower) and isinstance(action.message, Commit):
+    def encoding(codec: Codec[Any], message: object) -> None:
+        if isinstance(message, Commit):
             fuse.at(Point.COMMITTING)
-
-    def begin_step(trainer: Trainer, step: int, *rest: object) -> None:
-        fuse.at(Point.STEP)
-        assert trainer._entered is not None
-        journal.note("began", trainer._entered.roster.generation, step)
 
     setattr(ClusterControl, "tell", told)  # noqa: B010
     wrap(ClusterControl, "next", None, instructed)
-    wrap(ClusterControl, "_act", act)
-    wrap(Trainer, "_begin_step", begin_step)
+    wrap(Codec, "encode", encoding)

@@ -1,11 +1,12 @@
 """The controller and the agent of one job in this process, its workers as real processes.
 
-All decisions are the product's: the controller's `intake` and `reconcile`, the agent's machine. Only the scheduler is left out:
-the driver says itself on which GPUs the job is to train. Nothing is lost between the two, and nothing is waited for.
+All decisions are the product's: the controller's machine, the agent's machine. Only the scheduler is another one: the driver
+says itself on which GPUs the job is to train. Nothing is lost between the two, and nothing is waited for.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -29,20 +30,17 @@ from elasticd.agent.events import (
     WorkerStatusReceived,
 )
 from elasticd.agent.machine import AgentMachine
-from elasticd.controller.cluster import Cluster, Settings
-from elasticd.controller.events import SendAgent
+from elasticd.controller.cluster import Settings
+from elasticd.controller.events import AgentMessage, ClientRequest, SendAgent
+from elasticd.controller.events import Event as ControllerEvent
+from elasticd.controller.events import TimePassed as ControllerTimePassed
 from elasticd.controller.generations import OVER
-from elasticd.controller.intake import on_agent_message
-from elasticd.controller.jobs import Job
-from elasticd.controller.reconcile import settle, stop_worker
-from elasticd.controller.records import Submission
-from elasticd.controller.scheduling.scheduler import load_scheduler
+from elasticd.controller.machine import ControllerMachine
 from elasticd.protocol.codec import Codec
-from elasticd.protocol.messages import StartWorker, ToAgentFromWorker
+from elasticd.protocol.messages import Envelope, Request, Scale, StartWorker, Submit, ToAgentFromWorker
 from elasticd.protocol.model import (
     CheckpointSpec,
     Gpu,
-    GpuAddress,
     GpuKind,
     GpuPlace,
     GpuRange,
@@ -58,6 +56,7 @@ from elasticd.runtime.loop import Loop
 
 from .nursery import Began, Ended, Nursery
 from .points import Board
+from .steering import Steering
 from .worker import Errand
 
 SERVER = ServerId("server")
@@ -94,8 +93,9 @@ class Station:
         self._loop.add_socket(self._router, self._on_worker)
         self._loop.add_descriptor(nursery.descriptor, self._on_nursery)
         settings = Settings(cluster="bits", incarnation="1", version="0", pid=os.getpid(), max_restarts=1000)
-        scheduler = load_scheduler({"policy": "max-min"}, "bits")
-        self._cluster = Cluster(settings, scheduler, random.Random(0), self.now())
+        self._steering = Steering()
+        self._controller = ControllerMachine(settings, self._steering.scheduler(), random.Random(0), self.now())
+        self._requests = itertools.count(1)
         self._agent = AgentMachine(_server(), "1", HEARTBEAT_INTERVAL_S)
         self._events: deque[Event] = deque([Started()])
         spec = JobSpec(
@@ -106,9 +106,9 @@ class Station:
             workdir="/",
             checkpoint=CheckpointSpec(every_s=1e9, keep=1),
         )
-        self.job = Job(Submission(job=JOB, request="1", spec=spec, submitted_s=self.now()))
+        self._ask(Submit(spec=spec))
+        self.job = self._controller.cluster.jobs[JOB]  # to look at
         self._work_off()
-        self._cluster.add_job(self.job)
 
     def close(self) -> None:
         """End what still runs, and let go of everything."""
@@ -132,9 +132,8 @@ class Station:
 
     def aim(self, gpus: Sequence[int]) -> None:
         """The job is to train on these GPUs."""
-        self.job.update(target=tuple(GpuAddress(server=SERVER, index=gpu) for gpu in gpus))
-        self._cluster.stir(self.job)
-        self._settle()
+        self._steering.gpus = tuple(gpus)
+        self._ask(Scale(job=JOB, share=None))  # decides at once
         self._work_off()
 
     def kill(self, worker: str) -> None:
@@ -163,7 +162,7 @@ class Station:
 
     def story(self) -> list[str]:
         """What the controller has told of the job."""
-        return [event.text for event in self._cluster.events]
+        return [event.text for event in self._controller.cluster.events]
 
     # -- facts in
 
@@ -192,29 +191,33 @@ class Station:
         if deadline is not None and self.now() >= deadline:
             self._events.append(TimePassed())
         self._work_off()
-        if any(timer is not None and self.now() >= timer for timer in (self.job.restart_at, self.job.stop_rest_at)):
-            self._pass_time()
 
-    def _pass_time(self) -> None:
-        """The timers of the controller that a history can meet: a restart after the loss of all, and a job's end."""
-        job = self.job
-        if job.stop_rest_at is not None and self.now() >= job.stop_rest_at:
-            job.stop_rest_at = None
-            for entry in job.kept.workers:
-                stop_worker(self._cluster, self.now(), job, entry.worker)
-        self._cluster.stir(job)
-        self._settle()
-        self._work_off()
+    # -- the controller
+
+    def _ask(self, request: Request) -> None:
+        self._tell_controller(ClientRequest(b"driver", Envelope(id=f"{next(self._requests)}", request=request)))
+
+    def _tell_controller(self, event: ControllerEvent) -> None:
+        """Nothing is written down: this controller is never started again."""
+        for action in self._controller.handle(self.now(), event):
+            if isinstance(action, SendAgent):
+                self._events.append(ControllerMessage(action.message))
+
+    def _let_decide(self) -> None:
+        deadline = self._controller.next_deadline()
+        if deadline is not None and self.now() >= deadline:
+            self._tell_controller(ControllerTimePassed())
 
     # -- effects out
 
     def _work_off(self) -> None:
+        self._let_decide()
         while self._events:
             for action in self._agent.handle(self.now(), self._events.popleft()):
                 match action:
                     case SendController(message):
-                        on_agent_message(self._cluster, self.now(), SERVER, message)
-                        self._settle()
+                        self._tell_controller(AgentMessage(SERVER, message))
+                        self._let_decide()
                     case SendWorker(worker, message):
                         transport.send(self._router, worker.encode(), self._codec.encode(message))
                     case StartProcess(start):
@@ -222,13 +225,6 @@ class Station:
                     case SignalProcess(worker, how):
                         self.told_to_stop[worker] = None
                         self._signal(worker, signal.SIGKILL if how is StopSignal.KILL else signal.SIGTERM)
-
-    def _settle(self) -> None:
-        self._cluster.schedule_due = False  # the driver is the scheduler
-        settle(self._cluster, self.now())
-        for effect in self._cluster.take_effects(self.now()):
-            if isinstance(effect, SendAgent):
-                self._events.append(ControllerMessage(effect.message))
 
     def _start(self, start: StartWorker) -> None:
         self.asked[start.worker] = None

@@ -1,0 +1,47 @@
+"""The scheduler of a history: the only job gets the GPUs that the driver has chosen, whatever else is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from elasticd.controller.scheduling.placement import Placements
+from elasticd.controller.scheduling.policies.base import Shares
+from elasticd.controller.scheduling.scheduler import Scheduler, Stages
+from elasticd.controller.scheduling.view import Gpus, Ints, JobTable, ServerInView
+
+
+class NoParameters(msgspec.Struct, frozen=True):
+    """None."""
+
+
+class Steering:
+    """A policy and a placement in one. It holds for one job and one server."""
+
+    name = "steering"
+    needs_lengths = False
+    parameters = NoParameters()
+
+    def __init__(self) -> None:
+        self.gpus: tuple[int, ...] = ()  # where the job is to train
+
+    def scheduler(self) -> Scheduler:
+        return Scheduler(self, self.parameters, Stages(placement=self), "the driver")
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        return Shares(np.full(len(jobs), len(self.gpus), dtype=np.int64), lambda row: None)
+
+    def place(
+        self,
+        servers: Sequence[ServerInView],
+        present: Mapping[int, Gpus],
+        shares: Ints | Mapping[int, int],
+        first: Mapping[int, Gpus] | None = None,
+    ) -> Placements:
+        if not self.gpus or not len(shares):
+            return {}
+        (server,) = servers
+        return {0: sum(1 << bit for bit, gpu in enumerate(server.gpus) if gpu in self.gpus)}
