@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 The thread does one thing at a time (`Doing`), and the table at the end says which facts may come meanwhile; any other raises
-InvalidTransition and changes nothing. Between two steps it is at a *boundary*: the only place where the generation changes, where
-a preempted worker ends, and where a checkpoint is begun.
+InvalidTransition and changes nothing. Another table says what it may do next. Between two steps it is at a *boundary*: the only
+place where the generation changes, where a preempted worker ends, and where a checkpoint is begun.
 
 What the worker has of the job's state is one of four things (`Holding`): the script's initial values; nothing of use, after a
 state has begun to overwrite them; the whole state of a step; or that but for the script's registered values, which a joiner
@@ -108,6 +108,29 @@ ALONE = (Doing.LOADING, Doing.UPDATING, Doing.SCRIPT, Doing.SAVING)  # and may t
 TOGETHER = (Doing.RECEIVING, Doing.TAKING, Doing.JOINING, Doing.REDUCING, Doing.EXCHANGING, Doing.SENDING)
 WITH_STATE = (Doing.TAKING, Doing.JOINING, Doing.SENDING)
 IN_STEP = (Doing.COMPUTING, Doing.REDUCING)
+
+# From a boundary. A step that was reached in a generation that is broken meanwhile is not begun: the thread waits (again).
+_AFTER_BOUNDARY = frozenset(
+    {Doing.SCRIPT, Doing.COMPUTING, Doing.WAITING, Doing.SAVING, Doing.STANDING_BY, Doing.CLOSING}
+)
+_TRANSITIONS: dict[Doing, frozenset[Doing]] = {
+    Doing.STARTING: frozenset({Doing.WAITING, Doing.CLOSING}),
+    Doing.WAITING: _AFTER_BOUNDARY | {Doing.LOADING, Doing.RECEIVING},
+    Doing.LOADING: _AFTER_BOUNDARY,
+    Doing.RECEIVING: frozenset({Doing.TAKING, Doing.JOINING, Doing.WAITING, Doing.CLOSING}),
+    Doing.TAKING: frozenset({Doing.SCRIPT, Doing.WAITING, Doing.CLOSING}),
+    Doing.JOINING: frozenset({Doing.UPDATING, Doing.WAITING, Doing.CLOSING}),
+    Doing.COMPUTING: frozenset({Doing.REDUCING, Doing.WAITING, Doing.SENDING, Doing.CLOSING}),
+    Doing.REDUCING: frozenset({Doing.UPDATING, Doing.WAITING, Doing.SENDING, Doing.CLOSING}),
+    Doing.UPDATING: frozenset({Doing.SCRIPT, Doing.SENDING, Doing.CLOSING}),
+    Doing.EXCHANGING: _AFTER_BOUNDARY | {Doing.RECEIVING},
+    Doing.SCRIPT: _AFTER_BOUNDARY | {Doing.EXCHANGING, Doing.RECEIVING, Doing.SENDING},
+    Doing.SENDING: frozenset({Doing.SAVING, Doing.CLOSING}),
+    Doing.SAVING: frozenset({Doing.STANDING_BY, Doing.CLOSING}),
+    Doing.STANDING_BY: frozenset({Doing.SAVING, Doing.CLOSING}),
+    Doing.CLOSING: frozenset({Doing.OVER}),
+    Doing.OVER: frozenset(),
+}
 
 SAVES_UNDER_WAY = 3  # one is written, one waits for its turn, one is copied
 
@@ -510,7 +533,7 @@ class Training:
         if self._transfers is Transfers.PENDING:
             self._transfers = Transfers.DUE
         self._reporting.times.applied(fact.step, now)
-        self.doing = Doing.SCRIPT  # since the update has begun, which is the script's code, too
+        self._become(Doing.SCRIPT)  # since the update has begun, which is the script's code, too
         return []
 
     def _on_arriving(self, now: float, fact: StateArriving) -> list[Action]:
@@ -664,9 +687,15 @@ class Training:
     # -- time
 
     def _go(self, now: float, doing: Doing) -> None:
-        self.doing, self._since = doing, now
+        self._become(doing)
+        self._since = now
         if doing not in TOGETHER:
             self._come_out_by = None
+
+    def _become(self, doing: Doing) -> None:
+        if doing not in _TRANSITIONS[self.doing]:
+            raise InvalidTransition(f"the training thread is {self.doing.value}, and cannot be {doing.value} next")
+        self.doing = doing
 
     @property
     def _hosted(self) -> int:

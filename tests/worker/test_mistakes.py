@@ -10,6 +10,7 @@ import pytest
 
 from elasticd.protocol.errors import InvalidTransition
 from elasticd.worker import events as e
+from elasticd.worker.training import _TRANSITIONS, Doing
 
 _spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
 assert _spec is not None
@@ -42,3 +43,23 @@ def test_another_step_than_the_one_in_progress_cannot_be_applied() -> None:
         story.tell(e.StepApplied(4))
     story.tell(e.StepApplied(3))
     assert story.status.applied == 3
+
+
+def test_the_training_thread_cannot_be_made_to_do_what_cannot_come_next() -> None:
+    story = Story()
+    story.trains_alone(2)
+    training = story.machine._training
+    with pytest.raises(InvalidTransition, match="between two steps, and cannot be reading a checkpoint next"):
+        training._go(story.now, Doing.LOADING)
+    assert training.doing is Doing.SCRIPT
+    story.begin_step()
+
+
+def test_whatever_the_training_thread_does_it_can_still_come_to_its_end() -> None:
+    assert set(_TRANSITIONS) == set(Doing)
+    assert [doing for doing, following in _TRANSITIONS.items() if Doing.CLOSING not in following] == [
+        Doing.CLOSING,
+        Doing.OVER,
+    ]
+    reached = {Doing.STARTING}.union(*_TRANSITIONS.values())
+    assert reached == set(Doing)
