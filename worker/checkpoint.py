@@ -7,9 +7,7 @@ that a file with a checkpoint's name is complete whenever the process or the mac
 tensors, read without unpickling code. A file that cannot be read all the same (a disk may lie) is passed over for the one
 before it.
 
-*Lineages.* A server that is cut off does not hear that its job goes on elsewhere, and may write on. So the newest checkpoint is
-the one of the greatest generation, and only within a generation that of the greatest step. Whoever goes on from a checkpoint
-gives it the number of the own generation first, and a writer neither writes nor removes anything where it sees a greater one.
+Which of several checkpoints is the newest, and who may write or remove one, is decided by `lineages`.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ import torch
 
 from ..protocol.errors import OperatorError
 from .events import CheckpointFailed, CheckpointSaved, SaveCheckpoint
+from .lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"(?:generation-(\d{8,})-)?step-(\d{12,})\.pt")  # earlier versions did not name the generation
 _TEMPORARY = re.compile(r"\.(?:generation-\d{8,}-)?step-\d{12,}\.pt\.[0-9a-f]+")
 STALE_AFTER_S = 3600.0  # a temporary file of that age has no writer any more
 
@@ -46,19 +44,6 @@ class Document:
     tensors: list[torch.Tensor]
 
 
-@dataclass(frozen=True, order=True)
-class Name:
-    """Which state a checkpoint contains. The greatest is the newest."""
-
-    generation: int
-    step: int
-    file: str = ""
-
-    @classmethod
-    def of(cls, generation: int, step: int) -> Name:
-        return cls(generation, step, f"generation-{generation:08d}-step-{step:012d}.pt")
-
-
 def checkpoints(directory: Path) -> list[Name]:
     """All files with a checkpoint's name, newest first. Raises OperatorError if the directory is there and cannot be listed."""
     try:
@@ -67,8 +52,7 @@ def checkpoints(directory: Path) -> list[Name]:
         return []
     except OSError as error:
         raise OperatorError(f"{directory} cannot be listed: {error.strerror}") from error
-    found = [Name(int(match[1] or 0), int(match[2]), file) for file in files if (match := _NAME.fullmatch(file))]
-    return sorted(found, reverse=True)
+    return newest_first(name for file in files if (name := Name.parse(file)) is not None)
 
 
 def load(path: Path) -> Document:
@@ -101,10 +85,11 @@ def latest(directory: Path, generation: int) -> tuple[Document | None, str]:
 
 
 def _take_over(directory: Path, name: Name, generation: int) -> None:
-    if name.generation >= generation:
+    own = taken_over(name, generation)
+    if own == name:
         return
     try:
-        os.rename(directory / name.file, directory / Name.of(generation, name.step).file)
+        os.rename(directory / name.file, directory / own.file)
     except OSError as error:  # it can be used all the same
         log.warning("%s cannot be renamed: %s", directory / name.file, error)
 
@@ -118,7 +103,7 @@ class CheckpointWriter:
     def __init__(self, directory: Path, keep: int, tell: Callable[[CheckpointSaved | CheckpointFailed], None]) -> None:
         """keep: how many checkpoints to leave in `directory`, which is made if it is not there. tell: called by any thread."""
         self.directory = directory
-        self._keep = max(keep, 1)
+        self._keep = keep
         self._tell = tell
         self._lock = threading.Lock()
         self._queued: tuple[SaveCheckpoint, Document] | None = None
@@ -204,9 +189,9 @@ class CheckpointWriter:
 
     def _check_not_overtaken(self, generation: int) -> None:
         """Raises OperatorError where a newer generation has a checkpoint."""
-        newest = next(iter(checkpoints(self.directory)), None)
-        if newest is not None and newest.generation > generation:
-            raise OperatorError(f"generation {newest.generation} of the job goes on, this is generation {generation}")
+        newer = overtaken_by(checkpoints(self.directory), generation)
+        if newer is not None:
+            raise OperatorError(f"generation {newer} of the job goes on, this is generation {generation}")
 
     def _flush_directory(self) -> None:
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -216,10 +201,8 @@ class CheckpointWriter:
             os.close(descriptor)
 
     def _prune(self, generation: int) -> None:
-        names = checkpoints(self.directory)
-        if names and names[0].generation <= generation:
-            for name in names[self._keep :]:
-                (self.directory / name.file).unlink(missing_ok=True)
+        for name in superfluous(checkpoints(self.directory), generation, self._keep):
+            (self.directory / name.file).unlink(missing_ok=True)
         for path in sorted(self.directory.iterdir()):
             if _TEMPORARY.fullmatch(path.name):
                 _remove_if_stale(path)

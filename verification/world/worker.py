@@ -25,6 +25,7 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import GpuAddress, WorkerId, WorkerPhase
 from elasticd.worker import events as w
+from elasticd.worker.lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 from elasticd.worker.machine import WorkerMachine
 
 from .plan import Ending, Moment
@@ -48,6 +49,11 @@ class Checkpoint:
     state: int
     epoch: int
     generation: int
+
+    @property
+    def name(self) -> Name:
+        """By which the product's rules know it."""
+        return Name.of(self.generation, self.step)
 
 
 class Worker(Process):
@@ -311,7 +317,7 @@ class Worker(Process):
 
     @property
     def _checkpoints(self) -> list[Checkpoint]:
-        """In the job's directory (what they do: `worker.checkpoint`)."""
+        """In the job's directory. What becomes of them, the product's rules say (`worker.lineages`)."""
         return self._world.checkpoints.setdefault(f"{self.job}.{self.uid}", [])
 
     def _load(self, generation: int) -> None:
@@ -319,7 +325,8 @@ class Worker(Process):
             self._soon(LOAD_S, self._load, generation)
             return
         kept = [] if self._agent.storage_hidden else self._checkpoints
-        newest = max(kept, key=lambda checkpoint: (checkpoint.generation, checkpoint.step), default=None)
+        files = {checkpoint.name: checkpoint for checkpoint in kept}
+        newest = next((files[name] for name in newest_first(files)), None)
         begins = newest if newest is not None else Checkpoint(-1, self._initial, 0, 0)
         before = self._applied, self._state
         self._applied, self._state, self._values = begins.step, begins.state, begins.step
@@ -328,8 +335,9 @@ class Worker(Process):
         fact = w.CheckpointLoaded(begins.step, begins.epoch) if newest is not None else w.CheckpointMissing()
         actions = self._machine.handle(self.now, fact)
         if self._machine.applied == begins.step:
-            if newest is not None and newest.generation < generation:  # it goes on under the new number
-                kept[kept.index(newest)] = replace(newest, generation=generation)
+            if newest is not None:
+                own = taken_over(newest.name, generation)
+                kept[kept.index(newest)] = replace(newest, generation=own.generation)
             least = self._start.checkpoint_step
             oracle, name = self._world.oracle, WorkerId(self.name)
             self.lineage = oracle.begins(self.job, name, begins.step, begins.state, least if least is not None else -1)
@@ -350,10 +358,13 @@ class Worker(Process):
             self._tell(w.CheckpointFailed(number, "stale file handle"))
             return
         self._world.oracle.saved(self.job, WorkerId(self.name), checkpoint.step, checkpoint.epoch)
-        if any(other.generation > checkpoint.generation for other in self._checkpoints):
+        kept, name = self._checkpoints, checkpoint.name
+        if overtaken_by((other.name for other in kept), checkpoint.generation) is not None:
             self._tell(w.CheckpointFailed(number, "a newer generation goes on from a checkpoint here"))
             return
-        self._checkpoints.append(checkpoint)
+        kept[:] = [*(other for other in kept if other.name != name), checkpoint]
+        gone = superfluous((other.name for other in kept), checkpoint.generation, self._start.spec.checkpoint.keep)
+        kept[:] = [other for other in kept if other.name not in gone]
         self._tell(w.CheckpointSaved(number))
 
     # -- a step
