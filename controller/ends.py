@@ -24,7 +24,7 @@ from .cluster import Cluster
 from .generations import broken_by_loss, cut_off, ending, holders, unconnected, usable
 from .health import script_is_innocent, second_opinion, start_failed
 from .jobs import Avoidance, Job
-from .reconcile import end_job, stop_worker
+from .reconcile import end_job, order_message, send_start, stop_worker
 from .records import WorkerRecord
 
 START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
@@ -143,6 +143,22 @@ def stop_again(cluster: Cluster, now: float, job: Job) -> None:
         if now >= due_s:
             job.told_to_stop_s[worker] = now
             stop_worker(cluster, now, job, worker)
+
+
+def tell_again(cluster: Cluster, now: float, job: Job) -> None:
+    """Tell agents again of the newest order, and to start workers, if nothing tells that they have heard. Who has ignores it."""
+    again_s = job.tell_again_s()
+    if again_s is None or now < again_s:
+        return
+    job.told_s = now
+    order = order_message(job)
+    alive = {name for name, session in cluster.sessions.items() if session.alive}
+    for server in dict.fromkeys(entry.gpu.server for entry in job.uninformed()):
+        if order is not None and server in alive:
+            cluster.send(server, order)
+    for entry in job.unstarted():
+        if entry.gpu.server in alive:
+            send_start(cluster, job, entry)
 
 
 def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:

@@ -94,3 +94,4 @@ class Warn:
 
 
 Action = Record | SendAgent | ReplyClient | Fetch | Warn
+Outgoing = SendAgent | ReplyClient | Warn  # what is left to do when all is recorded

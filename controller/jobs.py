@@ -46,6 +46,7 @@ from ..protocol.times import (
     LONGEST_SERVER_BACK_OFF_S,
     REST_S,
     STOP_AGAIN_S,
+    TELL_AGAIN_S,
 )
 from .archive import key_of
 from .records import JobRecord, OrderRecord, Progress, Submission, WorkerRecord, WorkerState
@@ -174,6 +175,7 @@ class Job:
     told_to_stop_s: dict[WorkerId, float] = field(
         default_factory=dict
     )  # when each was last told again to stop (Unix time)
+    told_s: float = 0.0  # when its newest order and the starts for it were last told (Unix time)
     watched_s: float = 0.0  # since when this controller has: what began before has all its time from then on
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
     cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
@@ -402,6 +404,36 @@ class Job:
                 found[entry.worker] = since_s + STOP_AGAIN_S
         return found
 
+    def unstarted(self) -> list[WorkerRecord]:
+        """The workers whose agents were told to start them, and have not said yet that they do."""
+        return [
+            entry
+            for entry in self.kept.workers
+            if entry.state is WorkerState.STARTED
+            and not entry.stopping
+            and entry.started_s is None
+            and entry.worker not in self.statuses
+        ]
+
+    def uninformed(self) -> list[WorkerRecord]:
+        """The workers that speak, and have not heard of the newest order."""
+        newest = self.newest
+        if newest is None or newest.generation <= self.kept.committed:
+            return []
+        return [
+            entry
+            for entry in self.kept.workers
+            if not entry.stopping
+            and (status := self.statuses.get(entry.worker)) is not None
+            and status.phase not in (WorkerPhase.LEFT, WorkerPhase.FINISHED)
+            and status.order < newest.generation
+        ]
+
+    def tell_again_s(self) -> float | None:
+        """When agents are told again of the newest order, and to start workers (Unix time, s); None: all have heard."""
+        waits = not self.final and (self.unstarted() or self.uninformed())
+        return max(self.told_s, self.watched_s) + TELL_AGAIN_S if waits else None
+
     def allow_more(self, worker: WorkerId, by_s: float) -> None:
         """So much time does not count for a worker that starts."""
         entry = self.worker(worker)
@@ -417,6 +449,8 @@ class Job:
         if not self.kept.target:  # while it is tried on another server, that decides
             avoided = {server: avoided.until_s for server, avoided in self.avoided.items()}
             found |= {f"{server} is avoided": until_s for server, until_s in avoided.items() if until_s is not None}
+        if (again_s := self.tell_again_s()) is not None:
+            found["agents are told again"] = again_s
         if self.restart_at is not None:
             found["restart"] = self.restart_at
         if self.saving.until_s is not None and self.newest is None and self.kept.workers and not self.final:
@@ -483,6 +517,7 @@ class Job:
             avoided.until_s = _later(avoided.until_s, gap_s)
         for late in self.latenesses():
             self.allow_more(late.worker, gap_s)
+        self.told_s += gap_s
         self.told_to_stop_s = {worker: told_s + gap_s for worker, told_s in self.told_to_stop_s.items()}
         self.leaving_since = {worker: since + gap_s for worker, since in self.leaving_since.items()}
         if self.descent is not None:

@@ -20,7 +20,7 @@ from ..protocol.messages import Refused
 from . import health
 from .absence import Absences
 from .cluster import Cluster, Session, Settings
-from .ends import stop_again, stop_cut_off, stop_late
+from .ends import stop_again, stop_cut_off, stop_late, tell_again
 from .events import Action, AgentMessage, ClientRequest, Event, Fetched, StoreReturned, TimePassed
 from .intake import on_agent_message, server_lost
 from .jobs import Job
@@ -134,6 +134,7 @@ class ControllerMachine:
         stop_late(self._cluster, now, job)
         stop_cut_off(self._cluster, now, job)
         stop_again(self._cluster, now, job)
+        tell_again(self._cluster, now, job)
         for avoided in job.avoided.values():
             if avoided.until_s is not None and now >= avoided.until_s and not job.kept.target:
                 avoided.until_s = None

@@ -240,6 +240,7 @@ def _order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
         text += f" (before: {_gpus(len(before.roster.members))})"
     cluster.tell(now, "ordered", job.id, text)
     cluster.stir(job)
+    job.told_s = now
     send_order(cluster, job)
 
 
@@ -389,6 +390,7 @@ def _start_waiting(cluster: Cluster, now: float) -> None:
     for job in cluster.index.unstarted():
         for entry in job.kept.workers:
             if entry.state is WorkerState.ORDERED and cluster.gpu_free(entry.gpu):
+                job.told_s = now
                 job.update_worker(entry.worker, state=WorkerState.STARTED)
                 cluster.stir(job)
                 send_start(cluster, job, entry)

@@ -35,7 +35,7 @@ def note_age(cluster: Cluster, now: float, hello: AgentHello) -> None:
         _is_old(cluster, now, f"server {hello.server.server} {what}")
     if cluster.next_job <= hello.highest_job <= MAX_NUMBER:
         what = f"has run a job with the number {hello.highest_job}, which the store does not know"
-        cluster.skip_jobs(hello.highest_job + 1)
+        cluster.skip_jobs(hello.highest_job + MARGIN)
         if ours:
             _is_old(cluster, now, f"server {hello.server.server} {what}")
 

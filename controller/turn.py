@@ -23,7 +23,7 @@ from typing import TypeAlias
 from ..protocol.messages import Refused, Reply
 from ..protocol.times import STORE_RETRY_S
 from .archive import PREFIX as ARCHIVE
-from .events import Action, ClientRequest, Event, Fetch, Fetched, Record, ReplyClient, StoreReturned, TimePassed, Warn
+from .events import ClientRequest, Event, Fetch, Fetched, Outgoing, Record, ReplyClient, StoreReturned, TimePassed, Warn
 from .machine import ControllerMachine
 from .requests import CHANGES
 from .store.interface import AFTER_ALL, Delete, Put, Store, StoreUnavailable
@@ -51,7 +51,7 @@ class Turn:
         self._build = build
         self._turned_s = now
         self._away: _Away | None = None
-        self._outbox: list[Action] = []
+        self._outbox: list[Outgoing] = []
         self._writes: dict[str, Put | Delete] = {}
         self._asked: list[ClientRequest] = []  # in this turn
         self._unsettled: dict[str, ClientRequest] = {}  # by id; one turn's at most: later ones are refused
@@ -92,8 +92,8 @@ class Turn:
         """Send this answer with the turn: to bytes that were no request."""
         self._outbox.append(action)
 
-    def finish(self, now: float) -> list[Action]:
-        """Let time pass if that is due, commit, and return what is to be sent; there is no `Record` in it."""
+    def finish(self, now: float) -> list[Outgoing]:
+        """Let time pass if that is due, commit, and return what is to be sent."""
         if self._away is not None and (now >= self._away.probe_s or now < self._turned_s):
             self._return(now, self._away)
         if self._away is None:

@@ -49,6 +49,7 @@ LOAD_TIMEOUT_S = 3600.0  # from there to its training loop: model, data
 
 STOP_GRACE_S = 5.0  # from SIGTERM to SIGKILL, for a worker that has nothing to save
 STOP_AGAIN_S = 10.0  # after a worker should have ended, until its agent is told again to stop it
+TELL_AGAIN_S = 10.0  # after an order or a start, until an agent is told again if nothing tells that it has heard
 LEAST_SAVE_S = 30.0  # for the step in progress to end and a checkpoint to be written, before a worker is killed
 MOST_SAVE_S = 3600.0
 SAVE_MARGIN = 3.0  # times what the last checkpoint and the longest step took

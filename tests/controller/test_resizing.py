@@ -14,6 +14,7 @@ from elasticd.protocol.messages import (
     StopWorker,
 )
 from elasticd.protocol.model import GpuAddress, JobPhase, Resize, ServerId, WorkerPhase
+from elasticd.protocol.times import TELL_AGAIN_S
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -171,3 +172,30 @@ def test_a_migration_goes_through_the_union_of_old_and_new():
     assert job.newest.roster.leader == union[1]
     world.settle(job.id)
     assert world.running(job.id) == [union[1]]
+
+
+def test_a_start_that_no_agent_has_heard_is_told_again():
+    world = World({"s1": 1})
+    job = world.submit(job_spec(low=1, high=1))
+    (worker,) = world.running(job.id)
+    del world.agents["s1"].running[worker]  # the message has got lost
+    world.agents["s1"].seen.discard(worker)
+    world.sent.clear()
+    world.pass_time(TELL_AGAIN_S - 1)
+    assert world.messages(StartWorker) == []
+    world.pass_time(2)
+    assert [start.worker for start in world.messages(StartWorker)] == [worker]
+    world.pass_time(3 * TELL_AGAIN_S)
+    assert len(world.messages(StartWorker)) == 1  # its agent says now that it starts it
+
+
+def test_an_order_that_no_worker_has_heard_is_told_again():
+    world = World({"s1": 2})
+    job = world.submit(job_spec(low=2, high=2))
+    for process in world.agents["s1"].running.values():
+        process.order = None  # the message has got lost
+    for worker in world.running(job.id):
+        world.report(worker, WorkerPhase.READY)
+    world.sent.clear()
+    world.pass_time(TELL_AGAIN_S + 2)
+    assert world.messages(Order)[-1].roster.generation == job.kept.generation

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from verification.world import planted
-from verification.world.campaign import Journal, Settings
+from verification.world.campaign import Journal, OtherCampaign, Settings
 from verification.world.cluster import World
 from verification.world.history import Outcome, play, shrink
 from verification.world.plan import WEATHERS, Shape, draw
@@ -62,12 +62,14 @@ def test_a_failing_history_is_made_short(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_campaign_goes_on_from_where_it_was_interrupted(tmp_path: Path) -> None:
     path = tmp_path / "campaign"
-    journal = Journal(path)
+    journal = Journal(path, Settings())
     journal.note(Outcome(7, "an invariant", "why", 3, 1.0, 2.0))
     with path.open("a") as file:
         file.write('{"seed": 8, "inv')
-    known = Journal(path).known
+    known = Journal(path, Settings()).known
     assert known == {7: Outcome(7, "an invariant", "why", 3, 1.0, 2.0)}
+    with pytest.raises(OtherCampaign, match="with other options"):
+        Journal(path, Settings("calm"))
 
 
 def test_every_planted_bug_fits_the_code() -> None:

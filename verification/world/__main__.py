@@ -15,12 +15,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .campaign import Journal, Settings, cores, first_failures, run
+from .campaign import ROOT, Journal, OtherCampaign, Settings, cores, first_failures, run
 from .history import Outcome, play, shrink
 from .plan import STORM_S, WEATHERS, Plan, Shape
 
 WEEK_S = 7 * 86400.0
 SHOWN = 5  # kinds of failures whose shortest story is looked for
+CAMPAIGN = (
+    1000  # histories; as many or more are written down, so that the same command goes on where it was interrupted
+)
 console = Console(soft_wrap=True, highlight=False)
 
 
@@ -35,10 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = settings.plan(options.seed)
         if options.keep is not None:
             plan = plan.keep(frozenset(int(part) for part in options.keep.split(",") if part))
-        return _replay(plan, settings, options.shrink)
+        return _replay(plan, settings, options)
     first, _, last = options.seeds.rpartition(":")
     seeds = range(int(first or 0), int(last))
-    journal = Journal(Path(options.campaign) if options.campaign else None)
+    path = Path(options.campaign) if options.campaign else None
+    if path is None and len(seeds) >= CAMPAIGN:
+        path = ROOT / "out" / "world" / f"campaign-{settings.mark}.jsonl"
+    try:
+        journal = Journal(path, settings)
+    except (OtherCampaign, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if path is not None:
+        print(f"{path} has what has been played: the same command goes on from there")
     return _campaign(settings, seeds, options, journal)
 
 
@@ -61,17 +73,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--processes", type=int, default=0, help="else one for each core")
     parser.add_argument(
-        "--campaign", help="a file that keeps what has been played: the same command goes on from there"
+        "--campaign",
+        help=f"the file that keeps what has been played (from {CAMPAIGN} histories on there is one under out/)",
     )
     parser.add_argument("--as-found", action="store_true", help="do not look for shorter stories")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
     return parser
 
 
-def _replay(plan: Plan, settings: Settings, shorter: bool) -> int:
+def _replay(plan: Plan, settings: Settings, options: argparse.Namespace) -> int:
     outcome = play(plan, tell=True)
-    if outcome.failed and shorter:
-        _print_shortest(outcome, settings)
+    if outcome.failed and options.shrink:
+        _print_shortest(outcome, settings, options)
         return 1
     print("\n".join([*map(str, plan.entries), "", *outcome.story]))
     print(
@@ -103,19 +116,29 @@ def _campaign(settings: Settings, seeds: range, options: argparse.Namespace, jou
     found = first_failures(played)
     _print_summary(played, found)
     for outcomes in [] if options.as_found else list(found.values())[:SHOWN]:
-        _print_shortest(outcomes[0], settings)
+        _print_shortest(outcomes[0], settings, options)
     return int(bool(found))
 
 
-def _print_shortest(outcome: Outcome, settings: Settings) -> None:
+def _print_shortest(outcome: Outcome, settings: Settings, options: argparse.Namespace) -> None:
     plan = settings.plan(outcome.seed)
     short, kept = shrink(plan, outcome.invariant)
     told = play(short, tell=True)
-    options = f"--seed {outcome.seed} --keep {','.join(map(str, sorted(kept)))}"
-    if settings.weather:
-        options += f" --weather {settings.weather}"
-    print(f'\n== {outcome.invariant}\n   {outcome.text}\n   make world ARGS="{options}"')
+    again = f"--seed {outcome.seed} --keep {','.join(map(str, sorted(kept)))}{_of_its_kind(options)}"
+    print(f'\n== {outcome.invariant}\n   {outcome.text}\n   make world ARGS="{again}"')
     print("\n".join([*map(str, short.entries), "", *told.story[-200:]]))
+
+
+def _of_its_kind(options: argparse.Namespace) -> str:
+    """What else has to be said for a seed to mean the same history."""
+    usual = _parser().parse_args([])
+    names = ("weather", "policy", "servers", "gpus", "jobs", "storm_s")
+    told = {name: getattr(options, name) for name in names if getattr(options, name) != getattr(usual, name)}
+    words = [
+        f" --{name.replace('_', '-')} {value:g}" if isinstance(value, float) else f" --{name.replace('_', '-')} {value}"
+        for name, value in told.items()
+    ]
+    return "".join(words) + (" --week" if options.week else "")
 
 
 def _print_summary(played: Sequence[Outcome], found: dict[str, list[Outcome]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
@@ -81,6 +81,7 @@ class Agent(Process):
         self.black_hole = False
         self.storage_hidden = False  # nothing here sees the directories of checkpoints
         self.storage_hangs = False  # neither reading nor writing comes to an end here
+        self.clock_of_new_s = 0.0  # so far ahead is the clock of processes that start now; each reads it once
         self._troubled_until = 0.0
         self._disk: dict[tuple[str, WorkerId], _Record] = {}  # by uid and worker
         self._starting: set[WorkerId] = set()  # told to start, and not started yet
@@ -92,6 +93,7 @@ class Agent(Process):
         if self.alive or not self.powered:
             return
         self.born()
+        self.clock_ahead_s = self.clock_of_new_s
         self._starting.clear()
         who = msgspec.structs.replace(self.kept, start=self.kept.start + 1)
         self._machine = AgentMachine(self.server, f"{self.name}.{self.life}", 1.0, 10.0, who)
@@ -168,6 +170,8 @@ class Agent(Process):
                 self.later(HANG_LOOK_S, self._keep_later, who)
             case Warn(text):
                 self._world.story.say(f"agent {self.name} warns: {text}")
+            case _:
+                assert_never(action)
         return None
 
     def _keep(self, who: Identity) -> IdentityWritten:
@@ -205,7 +209,7 @@ class Agent(Process):
         if self.timeline.now <= self._troubled_until:
             self._world.oracle.disturbed(start.job, self._troubled_until - self.timeline.now)
         worker.born()
-        worker.slow = self.slow
+        worker.slow, worker.clock_ahead_s = self.slow, self.clock_of_new_s
         if self.black_hole:
             worker.later(0.3, worker.exits, 1, "exit code 1: RuntimeError: no driver")
         else:

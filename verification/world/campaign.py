@@ -1,7 +1,8 @@
-"""Many histories, in several processes; what failed is written down, so that a campaign can be interrupted and go on."""
+"""Many histories, in several processes. What was played is written down, so that a campaign can be interrupted and go on."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -14,6 +15,14 @@ from .history import Outcome, play
 from .plan import WEATHERS, Plan, Shape, draw
 
 CHUNK = 4  # histories that a process takes at a time
+ROOT = Path(__file__).parents[2]
+PLAYED = (
+    "protocol",
+    "controller",
+    "agent",
+    "worker",
+    "verification/world",
+)  # whose code decides what happens in a history
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,18 @@ class Settings:
         """The history of a seed."""
         name = self.weather or ("hostile" if seed % 2 else "tcp")
         return draw(seed, WEATHERS[name], self.shape)
+
+    @property
+    def mark(self) -> str:
+        """The same for campaigns whose histories can be counted together: of one kind, and of the same code."""
+        digest = hashlib.sha256(repr(self).encode())
+        for path in sorted(path for folder in PLAYED for path in (ROOT / folder).rglob("*.py")):
+            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+        return digest.hexdigest()[:12]
+
+
+class OtherCampaign(Exception):
+    """A campaign's file holds histories of another kind, or of other code."""
 
 
 def _play(settings: Settings, seed: int) -> Outcome:
@@ -43,18 +64,30 @@ def outcomes(settings: Settings, seeds: Iterable[int], processes: int) -> Iterat
 
 
 class Journal:
-    """A campaign's file: one line for each history that has been played. Without a path nothing is kept."""
+    """A campaign's file: a line that tells which campaign it is, and one for each history that has been played.
 
-    def __init__(self, path: Path | None) -> None:
+    Without a path nothing is kept.
+    """
+
+    def __init__(self, path: Path | None, settings: Settings) -> None:
+        """Raises OtherCampaign if there is such a file and it is another campaign's, OSError if it cannot be read or made."""
         self._path = path
         self.known: dict[int, Outcome] = {}
-        if path is not None and path.exists():
-            for line in path.read_text().splitlines():
-                try:
-                    outcome = Outcome(**{**json.loads(line), "story": ()})
-                except (ValueError, TypeError):
-                    continue  # the last line, when the campaign was killed while it wrote
-                self.known[outcome.seed] = outcome
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(json.dumps({"campaign": settings.mark}) + "\n")
+            return
+        head, *lines = path.read_text().splitlines() or [""]
+        if head != json.dumps({"campaign": settings.mark}):
+            raise OtherCampaign(f"{path} is a campaign with other options, or of other code: name another file")
+        for line in lines:
+            try:
+                outcome = Outcome(**{**json.loads(line), "story": ()})
+            except (ValueError, TypeError):
+                continue  # the last line, when the campaign was killed while it wrote
+            self.known[outcome.seed] = outcome
 
     def note(self, outcome: Outcome) -> None:
         """Write an outcome down."""

@@ -55,6 +55,8 @@ class World:
         self.users = Users(self)
         self.controller = Controller(self, self.disk, load_scheduler({"policy": plan.policy}, "world"))
         self.agents = [Agent(self, f"s{i}", f"s{i}", plan.gpus, f"id{i}") for i in range(plan.servers)]
+        for agent, ahead_s in zip(self.agents, plan.clocks_ahead_s, strict=False):
+            agent.clock_of_new_s = ahead_s
         self.twins: list[Agent] = []
         self.after(0.0, self.controller.boot)
         for agent in self.agents:

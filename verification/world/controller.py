@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from elasticd.controller.cluster import Keeping, Settings
 from elasticd.controller.events import AgentMessage, ClientRequest, Event, ReplyClient, SendAgent, Warn
@@ -129,6 +129,9 @@ class Controller(Process):
                     self._world.users.answered(client, reply)
                 case Warn(text):
                     self._world.story.say(f"controller warns: {text}")
+                case _:
+                    assert_never(action)
+        self._world.oracle.shares_are_recorded()
         self._look()
         if troubles := self.machine.cluster.policy_failures:
             raise Violation("every policy decides, whatever the jobs are", "; ".join(sorted(troubles)))

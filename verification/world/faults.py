@@ -138,6 +138,8 @@ def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
             world.after(for_s, agent.slow_down, 1.0)
         case Kind.TWIN_AGENT:
             world.start_twin(agent, for_s)
+        case Kind.JUMP_SERVER_CLOCK:
+            agent.clock_of_new_s += for_s if fault.who % 2 else -for_s
         case Kind.CUT_DATA:
             world.plane.apart.add(agent.host)
             world.after(for_s, world.plane.apart.discard, agent.host)

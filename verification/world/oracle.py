@@ -16,8 +16,8 @@ from elasticd.controller.reconcile import KEPT_ORDERS
 from elasticd.controller.records import ArchivedJob, JobRecord, Submission, WorkerState
 from elasticd.controller.requests import MAX_PENDING_LOGS
 from elasticd.controller.store import Delete, Put
-from elasticd.protocol.messages import Cancelled, Order, Reply, StartWorker, Submitted
-from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId, WorkerId
+from elasticd.protocol.messages import Cancelled, Order, Reply, Request, Scale, Scaled, StartWorker, Submitted
+from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId, WorkerId, job_number
 
 from .plan import Ending, JobPlan
 from .plane import Group, Part
@@ -43,6 +43,8 @@ class _Known:
     record: JobRecord | None = None
     states: dict[int, int] = field(default_factory=lambda: {-1: 0})  # the hash chain: after each step
     decided: dict[int, int] = field(default_factory=dict)  # by generation: the step that has carried a decision
+    follows: dict[int, int] = field(default_factory=dict)  # by generation: the one that was decided
+    rosters: dict[int, tuple[WorkerId, ...]] = field(default_factory=dict)  # by generation: who is ordered to be in it
     epochs: set[int] = field(default_factory=set)  # whose last lines have run
     frontier: dict[int, int] = field(default_factory=lambda: {0: -1})  # furthest applied step, by lineage
     generation: int = 0  # the newest that has applied a step
@@ -52,6 +54,7 @@ class _Known:
     cancelled: bool = False  # a user has asked for it
     uncertain: bool = False  # the store was lost or restored after it had been submitted
     odd_since: float | None = None  # its share is none that it has asked for
+    answered: list[int | None] = field(default_factory=list)  # shares by hand that were acknowledged in this turn
     repeated: int = 0  # steps done again, in all
 
 
@@ -66,6 +69,8 @@ class Oracle:
         self._jobs: dict[JobId, _Known] = {}
         self._requests: dict[str, JobId] = {}
         self._made_by: dict[str, JobId] = {}  # the job that a request has made, in the present store
+        self._numbers: dict[int, JobId] = {}  # that jobs have had, in any store
+        self._rescaled: set[JobId] = set()  # in this turn
         self._on_gpu: dict[str, list[WorkerId]] = {}
         self._starts: dict[str, deque[float]] = {}
         self.commits = 0
@@ -144,8 +149,10 @@ class Oracle:
         if covered != wanted:
             text = f"{name}, step {step}: {[str(part.hosted) for part in parts.values()]} of {wanted}"
             raise Violation("a step has each virtual worker once", text)
-        if any(part.word for part in parts.values()):
+        word = max(part.word for part in parts.values())
+        if word:
             known.decided[group.roster.generation] = step
+            known.follows[group.roster.generation] = word
         return step, hash((state, step, wanted))
 
     def applied(self, job: JobId, worker: WorkerId, generation: int, lineage: int, step: int, state: int) -> None:
@@ -175,8 +182,13 @@ class Oracle:
 
     def left(self, job: JobId, worker: WorkerId, generation: int) -> None:
         """A worker ends because no roster names it any more. Its generation counts on it until a step has said so."""
-        if generation not in self.job(job).decided:
+        known = self.job(job)
+        if generation not in known.decided:
             raise Violation("nobody leaves before everybody knows", f"{worker} leaves generation {generation}")
+        follows = known.follows[generation]
+        if worker in known.rosters.get(follows, ()) and not known.uncertain:
+            text = f"{worker} leaves generation {generation}, and {follows}, which it is in, has been decided"
+            raise Violation("nobody leaves who is in the generation that follows", text)
 
     def epoch_ended(self, job: JobId, epoch: int) -> None:
         """A script has run the last lines of an epoch: evaluation, schedulers."""
@@ -266,6 +278,9 @@ class Oracle:
 
     def _check_submission(self, job: JobId, submission: Submission) -> None:
         known = self.job(job)
+        other = self._numbers.setdefault(job_number(job), job)
+        if other != job:
+            raise Violation("an id is never used again", f"{other} and {job} have one number")
         before, known.submission = known.submission, submission
         if submission.job != job or (before is not None and not known.uncertain and before != submission):
             raise Violation("what was submitted never changes", f"{job}: {before}, then {submission}")
@@ -337,6 +352,9 @@ class Oracle:
         """The controller tells an agent something that it must have recorded before."""
         known = self.job(message.job)
         record = known.record
+        if isinstance(message, Order):
+            known.rosters[message.roster.generation] = message.roster.workers
+            known.rosters.pop(message.roster.generation - KEPT_ORDERS, None)
         if record is None or known.uncertain:
             return
         if isinstance(message, Order):
@@ -346,8 +364,11 @@ class Oracle:
         if not recorded:
             raise Violation("record, then act", f"{message.job} is told of what is not in the store: {message}"[:200])
 
-    def answered(self, reply: Reply, stored: bool) -> None:
-        """A client has its answer. `stored`: of a submission, whether the store has the job."""
+    def answered(self, request: Request | None, reply: Reply, stored: bool) -> None:
+        """A client has its answer. `request`: None if it was answered before.
+
+        `stored`: of a submission, whether the store has the job.
+        """
         if isinstance(reply.answer, Submitted):
             job = reply.answer.job
             before = self._requests.setdefault(reply.id, job)
@@ -356,7 +377,25 @@ class Oracle:
             if not stored:
                 raise Violation("record, then act", f"{job} is acknowledged and not in the store")
         elif isinstance(reply.answer, Cancelled):
-            self.job(reply.answer.job).cancelled = True
+            known = self.job(reply.answer.job)
+            known.cancelled = True
+            if known.record is not None and known.record.phase is not JobPhase.CANCELLED:
+                text = f"{reply.answer.job} is said to be cancelled, and is {known.record.phase.value}"
+                raise Violation("record, then act", text)
+        elif isinstance(reply.answer, Scaled) and isinstance(request, Scale):
+            self.job(reply.answer.job).answered.append(request.share)
+            self._rescaled.add(reply.answer.job)
+
+    def shares_are_recorded(self) -> None:
+        """The controller has answered whoever asked in this turn: of several shares for one job the last one asked for stands."""
+        for job in self._rescaled:
+            known = self.job(job)
+            answered, known.answered = known.answered, []
+            record = known.record
+            if record is not None and record.manual_share not in answered and not record.phase.final:
+                text = f"{job} is said to have a share of {answered} by hand, and has {record.manual_share}"
+                raise Violation("record, then act", text)
+        self._rescaled.clear()
 
     def asked_to_cancel(self, job: JobId) -> None:
         self.job(job).cancelled = True

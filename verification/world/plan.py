@@ -6,10 +6,13 @@ The list is kept apart from all other randomness, so that entries can be left ou
 from __future__ import annotations
 
 import enum
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
 
@@ -96,6 +99,7 @@ class Kind(enum.Enum):
     CRASH_AFTER_COMMIT = "kill controller after its next commit"
     STOP_CONTROLLER = "stop controller"
     JUMP_CLOCK = "jump the controller's clock"
+    JUMP_SERVER_CLOCK = "jump the clock of server, for processes that start from now on"
     TEAR_COMMIT = "let the controller's next commit fail, done or not done"
     FILL_STORE = "fill the controller's disk"
     LOCK_STORE = "lock the controller's store"
@@ -144,6 +148,7 @@ DRAWN: dict[Kind, Drawn] = {
     Kind.LOCK_STORE: Drawn(0.7, 0.5, 15),
     Kind.LOSE_STORE: Drawn(0.15, 0.5, 5),
     Kind.RESTORE_STORE: Drawn(0.3, 0.5, 5),
+    Kind.JUMP_SERVER_CLOCK: Drawn(0.5, 1, 7200),
     Kind.KILL_AGENT: Drawn(3, 0.1, 15),
     Kind.STOP_AGENT: Drawn(2, 1, 15),
     Kind.LOSE_SERVER: Drawn(2, 1, 60),
@@ -160,6 +165,7 @@ DRAWN: dict[Kind, Drawn] = {
     Kind.CUT_OUT: Drawn(1, 0.5, 20),
     Kind.CUT_BOTH: Drawn(2, 0.5, 20),
     Kind.CUT_PEERS: Drawn(2, 0.5, 40),
+    Kind.CUT_DATA: Drawn(0.7, 0.5, 60),
     Kind.STRANGER: Drawn(1),
     Kind.SCALE: Drawn(4),
     Kind.CANCEL: Drawn(0.5),
@@ -177,7 +183,7 @@ _STORE = (
     Kind.LOSE_STORE,
     Kind.RESTORE_STORE,
 )
-_AGENTS = (Kind.KILL_AGENT, Kind.STOP_AGENT, Kind.TWIN_AGENT, Kind.STRANGER)
+_AGENTS = (Kind.KILL_AGENT, Kind.STOP_AGENT, Kind.TWIN_AGENT, Kind.STRANGER, Kind.JUMP_SERVER_CLOCK)
 _SERVERS = (
     Kind.LOSE_SERVER,
     Kind.FILL_SERVER,
@@ -187,10 +193,23 @@ _SERVERS = (
     Kind.SLOW_SERVER,
 )
 _WORKERS = (Kind.KILL_WORKER, Kind.STOP_WORKER, Kind.HANG_WORKER)
-_NETWORK = (Kind.CUT_IN, Kind.CUT_OUT, Kind.CUT_BOTH, Kind.CUT_PEERS)
+_NETWORK = (Kind.CUT_IN, Kind.CUT_OUT, Kind.CUT_BOTH, Kind.CUT_PEERS, Kind.CUT_DATA)
 _USERS = (Kind.SCALE, Kind.CANCEL, Kind.SET_POLICY)  # in every history
 GROUPS = (_CONTROLLER, _STORE, _AGENTS, _SERVERS, _WORKERS, _NETWORK)
 
+# Histories of resizes: workers die at the moments of resizes that users ask for, again and again, and nothing else happens.
+RESIZES = 0.25  # which part of the histories
+RESIZES_JOBS, RESIZES_STEP_S, RESIZES_STEPS = 2, 4.0, 400
+RESIZES_DRAWN: dict[Kind, Drawn] = {
+    Kind.SCALE: Drawn(4),
+    Kind.KILL_WORKER: Drawn(3),
+    Kind.STOP_WORKER: Drawn(1, 0.2, 8),
+    Kind.STOP_AGENT: Drawn(0.3, 1, 8),
+    Kind.CUT_PEERS: Drawn(0.3, 0.5, 20),
+}
+RESIZES_FAULTS = 2  # times as many as in other histories
+
+WAIT = 0.4  # this part of the faults waits for a moment
 BURSTS, BURST_S, IN_BURSTS = 6, 5.0, 0.4  # how many there are, how long each lasts, which part of the faults they have
 
 
@@ -252,6 +271,7 @@ class Plan:
     faults: tuple[Fault, ...] = ()
     storm_s: float = STORM_S
     peer_loss: float = 0.0  # of messages among the workers of a job
+    clocks_ahead_s: tuple[float, ...] = ()  # of the servers' clocks, at the beginning; empty: they show the same
 
     @property
     def entries(self) -> tuple[JobPlan | Fault, ...]:
@@ -293,20 +313,29 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
     kinds = tuple(kind for group in (*groups, _USERS) for kind in group if kind not in weather.without)
     bursts = tuple(chance.uniform(5, shape.storm_s) for _ in range(BURSTS))
     count = weather.faults if shape.faults is None else shape.faults
-    faults = (_fault(random.Random(f"{seed}/fault/{i}"), kinds, bursts, shape) for i in range(count))
+    resizes = count > 0 and chance.random() < RESIZES
+    drawn = RESIZES_DRAWN if resizes else {kind: DRAWN[kind] for kind in kinds}
+    faults = (
+        _fault(random.Random(f"{seed}/fault/{i}"), drawn, _resize_moment if resizes else _moment, bursts, shape)
+        for i in range(count * (RESIZES_FAULTS if resizes else 1))
+    )
+    jobs: Iterable[JobPlan] = (
+        _job(random.Random(f"{seed}/job/{i}"), f"job{_letters(i)}", shape, shape.servers * gpus)
+        for i in range(shape.jobs)
+    )
+    if resizes:
+        jobs = map(_for_resizes, itertools.islice(jobs, RESIZES_JOBS))
     return Plan(
         seed=seed,
         weather=weather,
         servers=shape.servers,
         gpus=gpus,
         policy=policy,
-        jobs=tuple(
-            _job(random.Random(f"{seed}/job/{i}"), f"job{_letters(i)}", shape, shape.servers * gpus)
-            for i in range(shape.jobs)
-        ),
+        jobs=tuple(jobs),
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         storm_s=shape.storm_s,
         peer_loss=peer_loss,
+        clocks_ahead_s=tuple(chance.choice((0.0, chance.uniform(-3600, 3600))) for _ in range(shape.servers)),
     )
 
 
@@ -327,8 +356,9 @@ def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> J
     evaluates = chance.random() < 0.3
     evaluate_every, evaluate_s = chance.randrange(10, 60), chance.choice((1.0, 8.0, 20.0))
     at = round(1 + chance.uniform(0, min(shape.submit_s, 0.9 * shape.storm_s)), 3)
-    absurd, which = chance.random() < 0.15, chance.randrange(7)
+    absurd, which = chance.random() < 0.2, chance.randrange(11)
     throughput: dict[int, float] = {}
+    limits = LIMITS
     if absurd and shape.absurd:
         if which == 0:
             low, high, virtual = 4096, 4096, 4096
@@ -339,9 +369,18 @@ def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> J
             throughput = {1: 1e-300, 2: 1e15}
         elif which == 3:
             high, virtual = 4096, 4096
-        elif which == 4:  # these three are refused
+        elif which == 4:
+            step_s = 0.0
+        elif which == 5:  # minutes
+            step_s, steps, ending = 150.0, 4, Ending.TRAINS
+            limits = {**LIMITS, "step_timeout_s": 600.0, "pause_timeout_s": 900.0}
+        elif which == 6:  # these five are refused
             throughput = {1: float("nan")}
-        elif which == 5:
+        elif which == 7:
+            throughput = {1: 0.0}
+        elif which == 8:
+            throughput = {1: float("inf")}
+        elif which == 9:
             every_s = float("inf")
         else:
             low, high, virtual = 10**6, 10**6, 10**6
@@ -355,7 +394,7 @@ def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> J
         checkpoint=CheckpointSpec(every_s=every_s),
         throughput=throughput,
         max_steps=steps,
-        **LIMITS,
+        **limits,
     )
     script = Script(
         steps=steps,
@@ -373,10 +412,36 @@ def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> J
     return JobPlan(at, spec, script)
 
 
-def _fault(chance: random.Random, kinds: Sequence[Kind], bursts: Sequence[float], shape: Shape) -> Fault:
-    (kind,) = chance.choices(kinds, [DRAWN[kind].weight for kind in kinds])
+def _for_resizes(job: JobPlan) -> JobPlan:
+    """A job that trains for long, and that asks for nothing odd."""
+    script = replace(job.script, ending=Ending.TRAINS, step_s=RESIZES_STEP_S, steps=RESIZES_STEPS)
+    spec = msgspec.structs.replace(
+        job.spec, gpus=GpuRange(min=1, max=8), virtual_workers=8, throughput={}, max_steps=RESIZES_STEPS, **LIMITS
+    )
+    return JobPlan(1 + job.at / 10, spec, script)
+
+
+def _moment(chance: random.Random, kind: Kind) -> Moment:
+    return chance.choice(list(Moment)) if chance.random() < WAIT else Moment.AT_ONCE
+
+
+def _resize_moment(chance: random.Random, kind: Kind) -> Moment:
+    if kind is Kind.SCALE:
+        return chance.choice((Moment.AT_ONCE, Moment.AT_ONCE, Moment.ORDER, Moment.SWITCH, Moment.JOIN))
+    moments: list[Moment] = [*[Moment.DECISION] * 4, *Moment]
+    return chance.choice(moments)
+
+
+def _fault(
+    chance: random.Random,
+    drawn: Mapping[Kind, Drawn],
+    moment_of: Callable[[random.Random, Kind], Moment],
+    bursts: Sequence[float],
+    shape: Shape,
+) -> Fault:
+    (kind,) = chance.choices(list(drawn), [one.weight for one in drawn.values()])
     alone, burst = chance.uniform(5, shape.storm_s), chance.choice(bursts) + chance.uniform(0, BURST_S)
     at = round(burst if chance.random() < IN_BURSTS else alone, 3)
-    moment = chance.choice(list(Moment)) if chance.random() < 0.4 else Moment.AT_ONCE
-    lasts = round(chance.uniform(DRAWN[kind].shortest_s, DRAWN[kind].longest_s), 1)
+    moment = moment_of(chance, kind)
+    lasts = round(chance.uniform(drawn[kind].shortest_s, drawn[kind].longest_s), 1)
     return Fault(at, kind, chance.randrange(1000), lasts, moment)

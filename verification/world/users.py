@@ -101,8 +101,9 @@ class Users(Process):
 
     def answered(self, client: bytes, reply: Reply) -> None:
         """The controller answers. What it promises must be in the store."""
-        self._world.oracle.answered(reply, self._world.stored(reply))
         envelope = self.waiting.pop(reply.id, None)
+        request = envelope.request if envelope is not None else None
+        self._world.oracle.answered(request, reply, self._world.stored(reply))
         self.answers_by_id[reply.id] = reply.answer
         if isinstance(reply.answer, Refused):
             if self._world.story.on:

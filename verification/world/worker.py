@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from elasticd.agent.events import StopSignal
 from elasticd.protocol.messages import (
@@ -304,6 +304,8 @@ class Worker(Process):
                 if self._machine.phase is WorkerPhase.LEFT:
                     self._world.oracle.left(self.job, WorkerId(self.name), self._machine.generation)
                 self._soon(SCRIPT_S, self.exits, code, f"exit code {code}")
+            case _:
+                assert_never(instruction)
 
     def _in_group(self, work: Callable[[Group], None]) -> None:
         """Do something with the other members; a communicator that was abandoned fails at once."""
