@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from ..protocol.messages import EventKind
 from ..protocol.times import AWAY_S, WATCH_INTERVAL_S
 from .cluster import Cluster
 
@@ -33,7 +34,7 @@ class Absences:
         if 0 <= now - self._told_s < TELL_INTERVAL_S:
             self._untold += 1
             return
-        cluster.tell(now, "controller-away", None, _sentence(gap_s, self._untold))
+        cluster.tell(now, EventKind.CONTROLLER_AWAY, None, _sentence(gap_s, self._untold))
         self._told_s, self._untold = now, 0
 
 

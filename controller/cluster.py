@@ -19,6 +19,7 @@ import msgspec
 from ..protocol.messages import (
     Acknowledged,
     Answer,
+    EventKind,
     EventView,
     HelloRefused,
     LocalWorker,
@@ -441,7 +442,7 @@ class Cluster:
         self._puts.update(puts)
         self._deletes += deletes
 
-    def tell(self, now: float, kind: str, job: JobId | None, text: str) -> None:
+    def tell(self, now: float, kind: EventKind, job: JobId | None, text: str) -> None:
         """Add to the history of the cluster."""
         event = EventView(number=self.next_event, time_s=now, kind=kind, job=job, text=text)
         self.next_event += 1

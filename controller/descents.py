@@ -7,6 +7,7 @@ ends the way down at once if the figures so far say that it should have another 
 from __future__ import annotations
 
 from ..protocol.errors import RequestRefused
+from ..protocol.messages import EventKind
 from ..protocol.model import GpuAddress, JobPhase
 from .cluster import Cluster
 from .jobs import Descent, Job
@@ -111,7 +112,7 @@ def _measure_with(cluster: Cluster, now: float, job: Job, shares: tuple[int, ...
     job.descent = Descent(shares, reserved, began_s=now, until_s=now + cluster.settings.measuring.longest_s)
     job.update(target=target)
     cluster.stir(job)
-    cluster.tell(now, "measuring", job.id, f"measures its throughput with {shares[0]} of its {len(own)} GPUs")
+    cluster.tell(now, EventKind.MEASURING, job.id, f"measures its throughput with {shares[0]} of its {len(own)} GPUs")
 
 
 def _some(gpus: tuple[GpuAddress, ...], share: int) -> tuple[GpuAddress, ...]:

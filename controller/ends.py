@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..protocol.exits import NO_CHECKPOINT
+from ..protocol.messages import EventKind
 from ..protocol.model import Fault, GpuAddress, JobPhase, WorkerId, WorkerPhase
 from ..protocol.times import CUT_OFF_TIMEOUT_S, FIRST_HOLD_S, LONGEST_HOLD_S
 from .cluster import Cluster
@@ -69,7 +70,7 @@ def worker_ended(
         if speaks_for(job, worker):
             end_job(cluster, now, job, JobPhase.FINISHED, "", 0)
         return
-    cluster.tell(now, "lost", job.id, f"{worker} on {entry.gpu}: {reason}")
+    cluster.tell(now, EventKind.LOST, job.id, f"{worker} on {entry.gpu}: {reason}")
     add_broken(job, broken)
     if ending(job):
         return  # another worker is at the end of the training already: it decides
@@ -107,7 +108,7 @@ def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -
     cluster.stir(job)
     if job.final:
         return
-    cluster.tell(now, "lost", job.id, f"{entry.worker} on {entry.gpu}: {reason}")
+    cluster.tell(now, EventKind.LOST, job.id, f"{entry.worker} on {entry.gpu}: {reason}")
     add_broken(job, broken)
 
 
@@ -128,7 +129,7 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
             fault = Fault.SERVER  # whose storage may not answer
         job.update_worker(late.worker, fault=fault, reason=late.reason)
         stop_worker(cluster, now, job, late.worker)
-        cluster.tell(now, "late", job.id, f"{late.reason}, on {entry.gpu}: it is stopped")
+        cluster.tell(now, EventKind.LATE, job.id, f"{late.reason}, on {entry.gpu}: it is stopped")
         add_broken(job, broken)
         if fault is Fault.SCRIPT and not job.kept.progressed:
             end_job(cluster, now, job, JobPhase.FAILED, late.reason)
@@ -178,7 +179,7 @@ def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
         add_broken(job, broken_by_loss(job, worker))
         job.update_worker(worker, fault=Fault.LOST, reason=reason)
         stop_worker(cluster, now, job, worker)
-    cluster.tell(now, "cut-off", job.id, f"goes on without {_names(gone)}: {reason}")
+    cluster.tell(now, EventKind.CUT_OFF, job.id, f"goes on without {_names(gone)}: {reason}")
     keep = {gpu for gpu in job.kept.target if gpu not in lost and gpu.server not in there - here}
     if len(keep) >= job.spec.gpus.min:
         _hold_back(cluster, now, job, keep, f"workers on {_names(there)} could not be reached")
@@ -240,4 +241,4 @@ def _hold_back(cluster: Cluster, now: float, job: Job, keep: set[GpuAddress], wh
     job.update(target=tuple(gpu for gpu in job.kept.target if gpu in keep))
     job.descent = None
     cluster.schedule_due = True
-    cluster.tell(now, "held", job.id, f"does not grow for {job.kept.hold_s:.0f} s: {why}")
+    cluster.tell(now, EventKind.HELD, job.id, f"does not grow for {job.kept.hold_s:.0f} s: {why}")

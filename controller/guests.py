@@ -16,6 +16,7 @@ from ..protocol.messages import (
     Acknowledged,
     AgentHeartbeat,
     AgentHello,
+    EventKind,
     ForgetWorkers,
     LocalWorker,
     ServerAdopted,
@@ -59,7 +60,7 @@ def receive(cluster: Cluster, now: float, hello: AgentHello) -> None:
     )
     cluster.guests[name] = guest
     if before is None or before.agent != guest.agent or not set(guest.running) <= set(before.running):
-        cluster.tell(now, "server-foreign", None, f"server {name} {sentence(guest)}")
+        cluster.tell(now, EventKind.SERVER_FOREIGN, None, f"server {name} {sentence(guest)}")
     cluster.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=0))
     if cluster.adopted.get(name) == guest.agent:
         _clear(cluster, guest)
@@ -103,7 +104,7 @@ def tell_of_unknown(cluster: Cluster, now: float, before: Session | None, sessio
     """A member has said hello: do workers of jobs run there that the store does not know?"""
     name = session.server.server
     if session.unknown and not set(session.unknown) <= set(before.unknown if before is not None else ()):
-        cluster.tell(now, "workers-unknown", None, f"server {name}: {unknown_sentence(session)}")
+        cluster.tell(now, EventKind.WORKERS_UNKNOWN, None, f"server {name}: {unknown_sentence(session)}")
     if not session.unknown:
         cluster.record_adoption(name, None)
     elif cluster.adopted.get(name) == session.agent:
@@ -147,7 +148,7 @@ def adopt(cluster: Cluster, now: float, name: ServerId) -> ServerAdopted:
         cluster.record_adoption(name, session.agent)
         stop_unknown(cluster, session)
     what = f": {_workers(workers)} there save their state and end" if workers else ""
-    cluster.tell(now, "server-adopted", None, f"server {name} is taken over{what}")
+    cluster.tell(now, EventKind.SERVER_ADOPTED, None, f"server {name} is taken over{what}")
     return ServerAdopted(server=name, workers=workers)
 
 

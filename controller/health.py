@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..protocol.messages import EventKind
 from ..protocol.model import JobId, ServerId
 from ..protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
 from .cluster import Cluster, Doubt, Health
@@ -42,7 +43,7 @@ def start_failed(cluster: Cluster, now: float, server: ServerId, reason: str, su
     health.failures += 1
     health.suspected = suspected
     health.until_s = now + back_off_s
-    cluster.tell(now, "server-unfit", None, f"{server}: {health.sentence(now)}")
+    cluster.tell(now, EventKind.SERVER_UNFIT, None, f"{server}: {health.sentence(now)}")
     cluster.schedule_due = True
     for job in cluster.index.on_server(server):
         if not job.final:

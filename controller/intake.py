@@ -10,6 +10,7 @@ from ..protocol.messages import (
     Acknowledged,
     AgentHeartbeat,
     AgentHello,
+    EventKind,
     ForgetWorkers,
     LocalWorker,
     Log,
@@ -153,9 +154,9 @@ def _greet(cluster: Cluster, now: float, before: Session | None, session: Sessio
     if before is None or (before.server, before.agent) != (session.server, session.agent):
         cluster.record_server(session)
     if before is None:
-        cluster.tell(now, "server-joined", None, f"server {name} joined with {len(session.server.gpus)} GPUs")
+        cluster.tell(now, EventKind.SERVER_JOINED, None, f"server {name} joined with {len(session.server.gpus)} GPUs")
     elif not before.alive and not expected:
-        cluster.tell(now, "server-back", None, f"server {name} is back")
+        cluster.tell(now, EventKind.SERVER_BACK, None, f"server {name} is back")
     if before is None or not before.alive or before.server != session.server:
         cluster.schedule_due = True
     if expected and not cluster.awaited:
@@ -203,7 +204,7 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
     cluster.leases.pop(name, None)
     cluster.schedule_due = True
     silence_s = now - session.last_heard_s
-    cluster.tell(now, "server-lost", None, f"server {name} is lost: not heard of for {silence_s:.0f} s")
+    cluster.tell(now, EventKind.SERVER_LOST, None, f"server {name} is lost: not heard of for {silence_s:.0f} s")
     for job in cluster.index.on_server(name):
         job.update(target=tuple(gpu for gpu in job.kept.target if gpu.server != name))
         job.descent = None
@@ -355,7 +356,7 @@ def _note_status(
         return
     job.statuses[status.worker] = status
     for what in job.newly_odd(odd):
-        cluster.tell(now, "odd-figure", job.id, f"{status.worker} reports {what}: it is left out")
+        cluster.tell(now, EventKind.ODD_FIGURE, job.id, f"{status.worker} reports {what}: it is left out")
     _note_worker(now, job, entry, status)
     # Only a worker's arrival says that starts succeed on its server now; who has trained there for long does not.
     arrives = before is None or before.phase is WorkerPhase.STARTING
@@ -368,7 +369,7 @@ def _note_status(
             cluster.record_throughput(now, job)
             cluster.schedule_due = True
         for resize in job.note_resizes(status):
-            cluster.tell(now, "resized", job.id, resize_text(resize))
+            cluster.tell(now, EventKind.RESIZED, job.id, resize_text(resize))
         _note_commit(cluster, now, job, status)
         _note_broken(job, status)
         _note_cut(now, job)
@@ -417,7 +418,7 @@ def _note_commit(cluster: Cluster, now: float, job: Job, status: WorkerStatus) -
         job.enter(JobPhase.RUNNING, now)
     job.change_share(now, share)
     if starts:
-        cluster.tell(now, "started", job.id, f"trains on {share} {'GPU' if share == 1 else 'GPUs'}")
+        cluster.tell(now, EventKind.STARTED, job.id, f"trains on {share} {'GPU' if share == 1 else 'GPUs'}")
 
 
 def _note_broken(job: Job, status: WorkerStatus) -> None:
@@ -445,7 +446,7 @@ def _note_stall(cluster: Cluster, now: float, job: Job) -> None:
         f"all {len(order.roster.members)} workers of generation {generation} have waited for each other for {waited_s:.0f} s: "
         f"does the network carry data between their GPUs ({servers})? The step is given up"
     )
-    cluster.tell(now, "stalled", job.id, text)
+    cluster.tell(now, EventKind.STALLED, job.id, text)
     for worker in order.roster.workers:
         add_broken(job, broken_by_report(job, worker, generation))
     cluster.stir(job)

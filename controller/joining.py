@@ -13,7 +13,7 @@ A hello that comes late, or twice, must not undo what has happened since. So an 
 
 from __future__ import annotations
 
-from ..protocol.messages import AgentHello
+from ..protocol.messages import AgentHello, EventKind
 from ..protocol.model import ServerId
 from ..protocol.times import lease_outlasts
 from .cluster import Cluster, Guest, Session
@@ -81,7 +81,7 @@ def _refuse(cluster: Cluster, now: float, server: ServerId, hello: AgentHello, r
         cluster.refused[server, hello.agent] = None
         if len(cluster.refused) > KEPT_REFUSED:
             cluster.refused.popitem(last=False)
-        cluster.tell(now, "server-refused", None, f"refused an agent: {reason}")
+        cluster.tell(now, EventKind.SERVER_REFUSED, None, f"refused an agent: {reason}")
 
 
 def _holder(cluster: Cluster, now: float, server: ServerId) -> Session | Guest | None:

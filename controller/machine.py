@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Iterable
 
-from ..protocol.messages import Refused
+from ..protocol.messages import EventKind, Refused
 from . import health
 from .absence import Absences
 from .cluster import Cluster, Session, Settings
@@ -68,7 +68,7 @@ class ControllerMachine:
                 self._pass_time(now)
             case StoreReturned(since_s, reason):
                 text = f"nothing could be recorded for {max(0.0, now - since_s):.0f} s: {reason}"
-                self._cluster.tell(now, "store-back", None, text)
+                self._cluster.tell(now, EventKind.STORE_BACK, None, text)
         return self._cluster.take_effects(now)
 
     def next_deadline(self) -> float | None:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..protocol.errors import OperatorError, UserError
-from ..protocol.messages import PolicyInUse, PolicySet, SetPolicy, ShareForecast, StageView
+from ..protocol.messages import EventKind, PolicyInUse, PolicySet, SetPolicy, ShareForecast, StageView
 from .cluster import Cluster, Decider, PolicyRecord
 from .deciding import decided
 from .outlook import outlook
@@ -73,7 +73,7 @@ def _load(cluster: Cluster, record: PolicyRecord) -> Scheduler:
 
 
 def _switch(cluster: Cluster, now: float, decider: Decider, user: str) -> None:
-    cluster.tell(now, "policy", None, _sentence(cluster.decider.scheduler, decider, user))
+    cluster.tell(now, EventKind.POLICY, None, _sentence(cluster.decider.scheduler, decider, user))
     cluster.decider = decider
     cluster.record_policy(decider.record)
     cluster.schedule_due = True

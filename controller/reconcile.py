@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from ..protocol.messages import Order, StartWorker, StopWorker
+from ..protocol.messages import EventKind, Order, StartWorker, StopWorker
 from ..protocol.model import Fault, GpuAddress, JobId, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
 from ..protocol.times import LEAVING_PATIENCE_S, POLICY_RETRY_S, REST_S, STOP_GRACE_S
 from .cluster import Cluster
@@ -101,7 +101,7 @@ def _keep_plan(cluster: Cluster, now: float, seen: Outlook, failure: PolicyFaile
         job.why_waiting = partial(_trouble, cluster.policy_trouble if not job.kept.target else "")
     if failure.where not in cluster.policy_failures and len(cluster.policy_failures) < KEPT_POLICY_FAILURES:
         cluster.policy_failures.add(failure.where)
-        cluster.tell(now, "policy-failed", None, cluster.policy_trouble)
+        cluster.tell(now, EventKind.POLICY_FAILED, None, cluster.policy_trouble)
         cluster.warn(cluster.policy_trouble)
 
 
@@ -134,7 +134,7 @@ def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, 
     cluster.stir(job)
     if not target:
         how = "; its state is saved first" if holders(job) else " before it has begun"
-        cluster.tell(now, "preempted", job.id, f"gives all its GPUs back{how}")
+        cluster.tell(now, EventKind.PREEMPTED, job.id, f"gives all its GPUs back{how}")
         suspend(cluster, now, job)
 
 
@@ -238,7 +238,7 @@ def _order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
     text = f"generation {generation}: {_gpus(len(members))}, {', '.join(str(member.gpu) for member in members)}"
     if before is not None:
         text += f" (before: {_gpus(len(before.roster.members))})"
-    cluster.tell(now, "ordered", job.id, text)
+    cluster.tell(now, EventKind.ORDERED, job.id, text)
     cluster.stir(job)
     job.told_s = now
     send_order(cluster, job)
@@ -361,14 +361,14 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
         text = f"given up: its workers were killed {deaths} times in a row and it got no further; last: {because}"
         end_job(cluster, now, job, JobPhase.FAILED, text, last.exit_code if last is not None else None)
     else:
-        cluster.tell(now, "restarted", job.id, f"starts again from its last checkpoint: {because}")
+        cluster.tell(now, EventKind.RESTARTED, job.id, f"starts again from its last checkpoint: {because}")
 
 
 def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str, exit_code: int | None = None) -> None:
     """A job is over. Its workers are stopped; those of a finished one have a moment to end by themselves."""
     job.enter(phase, now, reason, exit_code)
     texts = {JobPhase.FINISHED: "finished", JobPhase.FAILED: f"failed: {reason}", JobPhase.CANCELLED: "cancelled"}
-    cluster.tell(now, phase.value, job.id, texts[phase])
+    cluster.tell(now, EventKind(phase.value), job.id, texts[phase])
     if job.kept.measured:
         cluster.record_throughput(now, job)
     cluster.schedule_due = True

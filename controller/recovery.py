@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..protocol.errors import OperatorError
-from ..protocol.messages import EventView, Submitted
+from ..protocol.messages import EventKind, EventView, Submitted
 from ..protocol.model import JobId, ServerId, job_number
 from ..protocol.times import MOST_SAVE_S
 from . import archive
@@ -114,7 +114,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     cluster.next_job = max(cluster.next_job, cluster.archive.highest_number + 1)
     cluster.next_event = max((event.number for event in events), default=0) + 1
     if policy is not None and (trouble := recover_policy(cluster, policy)):
-        cluster.tell(now, "policy", None, trouble)
+        cluster.tell(now, EventKind.POLICY, None, trouble)
         cluster.warn(trouble)
     if not cluster.awaited:
         cluster.stir_all()

@@ -16,6 +16,7 @@ from ..protocol.messages import (
     Cancel,
     Cancelled,
     Envelope,
+    EventKind,
     Events,
     ForgetServer,
     GetEnded,
@@ -186,7 +187,7 @@ def _submit(cluster: Cluster, now: float, request_id: str, request: Submit) -> A
     cluster.add_job(job)
     cluster.schedule_due = True
     who = f" by {spec.user}" if spec.user else ""
-    cluster.tell(now, "submitted", job.id, f"submitted{who}: {spec.gpus.min} to {spec.gpus.max} GPUs")
+    cluster.tell(now, EventKind.SUBMITTED, job.id, f"submitted{who}: {spec.gpus.min} to {spec.gpus.max} GPUs")
     return Submitted(job=job.id)
 
 
@@ -221,7 +222,7 @@ def _scale(cluster: Cluster, now: float, request: Scale, fetched: Fetched) -> An
         text = "share given back to the policy" if share is None else f"share fixed at {share} by hand"
         if share is not None and share > spec.gpus.max:
             text += f", more than the job asks for (gpus.max is {spec.gpus.max})"
-        cluster.tell(now, "scaled", job.id, text)
+        cluster.tell(now, EventKind.SCALED, job.id, text)
     cluster.schedule_due = True
     cluster.stir(job)
     settle(cluster, now, at_once=True)

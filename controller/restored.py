@@ -15,7 +15,7 @@ What users have asked for since the backup is lost, and only they know it: the o
 
 from __future__ import annotations
 
-from ..protocol.messages import AgentHello
+from ..protocol.messages import AgentHello, EventKind
 from ..protocol.model import GpuAddress, WorkerId, WorkerStatus, worker_number
 from .cluster import Cluster
 from .jobs import Job
@@ -64,7 +64,7 @@ def bring_forward(
     _lift(job, seen, worker_number(worker))
     if not job.kept.overtaken and job.newest is not None:
         text = "is further than the store says: its workers save its state and end, and it starts again from there"
-        cluster.tell(now, "overtaken", job.id, text)
+        cluster.tell(now, EventKind.OVERTAKEN, job.id, text)
     if gpu is not None and job.worker(worker) is None:
         trained = status is not None and status.applied is not None
         entry = WorkerRecord(worker=worker, gpu=gpu, generation=seen, state=WorkerState.RUNNING, trained=trained)
@@ -117,7 +117,7 @@ def _is_old(cluster: Cluster, now: float, evidence: str) -> None:
         return
     cluster.store_is_old = True
     text = f"the store is older than the cluster: {evidence}. Requests since then may be lost"
-    cluster.tell(now, "store-old", None, text)
+    cluster.tell(now, EventKind.STORE_OLD, None, text)
     cluster.warn(text)
     cluster.skip_jobs(cluster.next_job + MARGIN)
     for job in cluster.index.live.values():

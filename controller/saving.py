@@ -17,7 +17,7 @@ name another one, and then two save the same. The time that the agents give the 
 
 from __future__ import annotations
 
-from ..protocol.messages import StopWorker
+from ..protocol.messages import EventKind, StopWorker
 from ..protocol.model import WorkerId, WorkerStatus
 from ..protocol.times import LEAST_SAVE_S, MOST_SAVE_S, SAVE_MARGIN
 from .cluster import Cluster
@@ -105,7 +105,7 @@ def _tell_change(cluster: Cluster, now: float, job: Job, saver: WorkerId) -> Non
         return  # this controller has just started
     before = job.statuses.get(named)
     why = f"has not saved it ({before.note})" if before is not None else "has ended"
-    cluster.tell(now, "saver", job.id, f"{saver} is to save the job's state, since {named} {why}")
+    cluster.tell(now, EventKind.SAVER, job.id, f"{saver} is to save the job's state, since {named} {why}")
 
 
 def _ask(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, saved: int | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..protocol.errors import RequestRefused, UserError
-from ..protocol.messages import ServerForgotten
+from ..protocol.messages import EventKind, ServerForgotten
 from ..protocol.model import ServerId
 from .cluster import Cluster
 
@@ -20,5 +20,5 @@ def forget_server(cluster: Cluster, now: float, name: ServerId) -> ServerForgott
     if any(True for _ in cluster.index.on_server(name)):
         raise RequestRefused(f"server {name} still has workers of jobs: they count as lost in a moment; try again")
     cluster.forget_server(name)
-    cluster.tell(now, "server-forgotten", None, f"server {name} is not known any more")
+    cluster.tell(now, EventKind.SERVER_FORGOTTEN, None, f"server {name} is not known any more")
     return ServerForgotten(server=name)

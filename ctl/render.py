@@ -150,7 +150,7 @@ def server_table(servers: Sequence[ServerView], now_s: float) -> Table:
 
 def event_line(event: EventView) -> str:
     """One event as one line."""
-    return f"{clock(event.time_s)}  {event.kind:<14} {event.job or '-':<14} {printable(event.text)}"
+    return f"{clock(event.time_s)}  {event.kind.value:<14} {event.job or '-':<14} {printable(event.text)}"
 
 
 def job_lines(job: JobView, now_s: float) -> list[str]:

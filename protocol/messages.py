@@ -511,12 +511,55 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""  # why no worker is started there for now, or what an operator has to decide; in words
 
 
+class EventKind(enum.Enum):
+    """What an event tells of: first of jobs, then of servers, then of the controller itself."""
+
+    SUBMITTED = "submitted"
+    ORDERED = "ordered"  # a new roster
+    STARTED = "started"
+    SCALED = "scaled"  # its share was set by hand, or given back to the policy
+    RESIZED = "resized"  # what a switch of rosters has cost
+    MEASURING = "measuring"  # it goes through smaller shares
+    PREEMPTED = "preempted"
+    SAVER = "saver"  # another worker is to save its state
+    RESTARTED = "restarted"  # from its last checkpoint
+    LOST = "lost"  # a worker
+    LATE = "late"  # a worker takes longer to start than it may
+    CUT_OFF = "cut-off"  # it goes on without those that its leader does not reach
+    HELD = "held"  # it does not grow for a while
+    STALLED = "stalled"
+    ODD_FIGURE = "odd-figure"  # a worker reports what cannot be
+    OVERTAKEN = "overtaken"  # it is further than a restored store says
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SERVER_JOINED = "server-joined"
+    SERVER_BACK = "server-back"
+    SERVER_LOST = "server-lost"
+    SERVER_UNFIT = "server-unfit"
+    SERVER_REFUSED = "server-refused"
+    SERVER_FOREIGN = "server-foreign"
+    SERVER_ADOPTED = "server-adopted"
+    SERVER_FORGOTTEN = "server-forgotten"
+    WORKERS_UNKNOWN = "workers-unknown"  # it has workers that belong to no job
+    CONTROLLER_AWAY = "controller-away"  # it has not listened for a while
+    POLICY = "policy"  # set, or not to be had any more
+    POLICY_FAILED = "policy-failed"
+    STORE_BACK = "store-back"
+    STORE_OLD = "store-old"  # restored from a backup
+    OTHER = "other"  # of a later version, which knows more kinds: its text says what it is
+
+    @classmethod
+    def _missing_(cls, value: object) -> EventKind:
+        return cls.OTHER
+
+
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened, and why."""
 
     number: int
     time_s: float
-    kind: str  # "submitted", "started", "resized", "lost", ...
+    kind: EventKind
     job: JobId | None
     text: str
 

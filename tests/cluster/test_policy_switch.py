@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elasticd.protocol.messages import Cancel, Events, GetEvents, GetPolicy, PolicySet, SetPolicy
+from elasticd.protocol.messages import Cancel, EventKind, Events, GetEvents, GetPolicy, PolicySet, SetPolicy
 
 MakeCluster = Callable[..., Any]
 MEASURED_STEPS = 80  # throughput is measured over some tens of steps; lengths are known only then
@@ -79,5 +79,5 @@ def test_another_policy_changes_the_shares_of_running_jobs_by_resizing_and_stays
     events = cluster.client.ask(GetEvents())
     assert isinstance(events, Events)
     kinds = [event.kind for event in events.events]
-    assert kinds.count("policy") == 2
-    assert not {"preempted", "restarted", "lost"} & set(kinds)
+    assert kinds.count(EventKind.POLICY) == 2
+    assert not {EventKind.PREEMPTED, EventKind.RESTARTED, EventKind.LOST} & set(kinds)

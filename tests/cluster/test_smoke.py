@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from elasticd.protocol.messages import GetEvents, PolicySet, SetPolicy
+from elasticd.protocol.messages import EventKind, GetEvents, PolicySet, SetPolicy
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -147,7 +147,7 @@ def test_jobs_that_take_turns_lose_neither_a_step_nor_a_bit(make_cluster: MakeCl
         counts = collections.Counter(touched[name].read_text().splitlines())
         assert len(counts) == 6 * 250, "a step was lost"
         again = sum(count - 1 for count in counts.values())
-        turns = sum(event.kind == "preempted" for event in cluster.client.ask(GetEvents(job=job)).events)
+        turns = sum(event.kind is EventKind.PREEMPTED for event in cluster.client.ask(GetEvents(job=job)).events)
         assert turns >= 1, "it was never its turn to give way"
         step = 4 * 4  # samples: of 4 virtual workers, 4 each
         assert again <= turns * step, "more than the step in progress was repeated"

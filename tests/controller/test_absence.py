@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticd.controller.events import AgentMessage, TimePassed
-from elasticd.protocol.messages import AgentHeartbeat, GetEvents, GetLog, Refused, StopWorker
+from elasticd.protocol.messages import AgentHeartbeat, EventKind, GetEvents, GetLog, Refused, StopWorker
 from elasticd.protocol.model import ServerId, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -46,11 +46,11 @@ def away(world, seconds: float, first: str = "time") -> None:
 def test_no_server_is_lost_for_the_time_that_the_controller_was_away(jump_s: float, first: str) -> None:
     world, job = training()
     away(world, jump_s, first)
-    assert "server-lost" not in world.kinds()
+    assert EventKind.SERVER_LOST not in world.kinds()
     assert world.job(job).share_gpus == 4
-    assert world.kinds().count("controller-away") == 1
+    assert world.kinds().count(EventKind.CONTROLLER_AWAY) == 1
     world.pass_time(30.0)
-    assert "server-lost" not in world.kinds()
+    assert EventKind.SERVER_LOST not in world.kinds()
 
 
 @pytest.mark.parametrize("jump_s", JUMPS_S)
@@ -59,9 +59,9 @@ def test_leases_begin_anew_after_an_absence_and_still_run_out(jump_s: float) -> 
     world.turn(after_s=9.0)
     away(world, jump_s)
     world.turn(after_s=9.0)
-    assert "server-lost" not in world.kinds()
+    assert EventKind.SERVER_LOST not in world.kinds()
     world.turn(after_s=2.0)
-    assert world.kinds().count("server-lost") == 2
+    assert world.kinds().count(EventKind.SERVER_LOST) == 2
 
 
 @pytest.mark.parametrize("jump_s", JUMPS_S)
@@ -114,7 +114,7 @@ def test_a_starved_controller_does_not_fill_its_history_with_that() -> None:
         for name in world.agents:
             world.feed(AgentMessage(name, AgentHeartbeat(server=name)))
         world.turn()
-    told = [event.text for event in world.ask(GetEvents()).events if event.kind == "controller-away"]
+    told = [event.text for event in world.ask(GetEvents()).events if event.kind is EventKind.CONTROLLER_AWAY]
     assert 5 <= len(told) <= 11, "once in a minute"
     assert "was away" in told[1]
     assert told[0] == "the controller has not listened for 3.0 s: leases begin anew"
@@ -131,7 +131,7 @@ def test_a_controller_with_nothing_to_wait_for_was_never_away() -> None:
     world = World({})
     world.now += 3600.0
     world.submit()
-    assert "controller-away" not in world.kinds()
+    assert EventKind.CONTROLLER_AWAY not in world.kinds()
 
 
 @pytest.mark.parametrize("lease_s", [0.5, 2.0, 10.0])
@@ -145,7 +145,7 @@ def test_a_short_lease_runs_out_all_the_same(lease_s: float) -> None:
         waited += step
         world.feed(TimePassed())
         world.come_to_rest()
-        if "server-lost" in world.kinds():
+        if EventKind.SERVER_LOST in world.kinds():
             break
-    assert "server-lost" in world.kinds()
+    assert EventKind.SERVER_LOST in world.kinds()
     assert waited >= lease_s - 1e-6

@@ -19,6 +19,7 @@ from elasticd.controller.recovery import differences, durable
 from elasticd.protocol.messages import (
     Cancel,
     Cancelled,
+    EventKind,
     Events,
     ForgetServer,
     GetEnded,
@@ -206,7 +207,7 @@ def test_events_of_a_job_in_the_archive_are_told() -> None:
     world = with_ended(2, recent=0)
     answer = world.ask(GetEvents(job="digits-1"))
     assert isinstance(answer, Events)
-    assert [event.kind for event in answer.events][-1] == "cancelled"
+    assert [event.kind for event in answer.events][-1] == EventKind.CANCELLED
     assert {event.job for event in answer.events} == {"digits-1"}
 
 
@@ -334,7 +335,7 @@ def test_a_lost_server_is_forgotten_when_an_operator_says_so_and_not_before() ->
     assert "there is no server" in world.ask(ForgetServer(server=ServerId("s9"))).reason
     world.agents[ServerId("s2")].connected = False
     world.pass_time(12.0)
-    assert "server-lost" in world.kinds()
+    assert EventKind.SERVER_LOST in world.kinds()
     world.restart()
     world.pass_time(1.0)
     assert world.ask(ForgetServer(server=ServerId("s2")), "early") is None, "it may still be heard of"
@@ -354,7 +355,7 @@ def test_a_server_that_was_forgotten_joins_as_a_new_one() -> None:
     world.ask(ForgetServer(server=ServerId("s2")))
     world.hello("s2")
     world.turn()
-    assert world.kinds().count("server-joined") == 3
+    assert world.kinds().count(EventKind.SERVER_JOINED) == 3
     assert world.machine.cluster.known_gpus == 2
     assert durable(world.machine.cluster) == world.store
 

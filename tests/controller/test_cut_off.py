@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticd.protocol.messages import StopWorker
+from elasticd.protocol.messages import EventKind, StopWorker
 from elasticd.protocol.model import Fault, WorkerPhase
 from elasticd.protocol.times import CUT_OFF_TIMEOUT_S
 
@@ -47,7 +47,7 @@ def test_those_whom_the_leader_does_not_hear_are_left_behind_after_a_while() -> 
     world.pass_time(6)
     assert world.roster(job) == members[:2]
     assert {message.worker for message in world.messages(StopWorker)} == set(members[2:])
-    (told,) = [event.text for event in world.machine.cluster.events if event.kind == "cut-off"]
+    (told,) = [event.text for event in world.machine.cluster.events if event.kind is EventKind.CUT_OFF]
     assert "s1" in told
     assert "s2" in told
     assert {gpu.server for gpu in world.job(job).kept.target} == {"s1"}, "it does not grow back at once"
@@ -62,7 +62,7 @@ def test_who_is_heard_again_in_time_stays() -> None:
     stand_apart(world, members, [])
     world.pass_time(CUT_OFF_TIMEOUT_S)
     assert world.roster(job) == members
-    assert "cut-off" not in world.kinds(job)
+    assert EventKind.CUT_OFF not in world.kinds(job)
 
 
 def test_one_who_does_not_answer_because_it_is_busy_is_waited_for() -> None:
@@ -87,7 +87,7 @@ def test_a_gang_that_would_be_too_small_for_good_tries_again_with_other_workers(
     stand_apart(world, members, members[1:])
     world.pass_time(CUT_OFF_TIMEOUT_S + 1)
     assert len(world.job(job).kept.target) == 2
-    assert "held" not in world.kinds(job)
+    assert EventKind.HELD not in world.kinds(job)
 
 
 def cannot_connect(world: Any, members: list[str], trains: str = "") -> None:
@@ -105,9 +105,9 @@ def test_a_job_that_cannot_connect_its_servers_goes_on_with_that_of_its_leader()
     assert world.roster(job) == members
     world.pass_time(6)
     assert world.roster(job) == members[:2]
-    (told,) = [event.text for event in world.machine.cluster.events if event.kind == "cut-off"]
+    (told,) = [event.text for event in world.machine.cluster.events if event.kind is EventKind.CUT_OFF]
     assert "cannot exchange data" in told
-    assert "held" in world.kinds(job)
+    assert EventKind.HELD in world.kinds(job)
 
 
 def test_workers_of_one_server_that_cannot_connect_leave_the_leader_alone() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from elasticd.controller.events import AgentMessage
 from elasticd.controller.reconcile import suspend
-from elasticd.protocol.messages import AgentHeartbeat, Cancel, GetJob, GetServers, Scale, StopWorker
+from elasticd.protocol.messages import AgentHeartbeat, Cancel, EventKind, GetJob, GetServers, Scale, StopWorker
 from elasticd.protocol.model import CheckpointSpec, Fault, JobPhase, ServerId, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -140,7 +140,7 @@ def test_newcomers_that_are_killed_at_their_start_hold_growth_back_but_fail_noth
         world.exit(newcomer, -9)
         world.commit(job.id)
     assert not job.final
-    assert "held" in world.kinds(job.id)
+    assert EventKind.HELD in world.kinds(job.id)
 
 
 def test_a_worker_that_is_killed_while_it_loads_does_not_fail_its_job():
@@ -278,7 +278,7 @@ def test_a_server_where_several_jobs_fail_in_a_row_is_suspected_and_all_of_them_
         jobs.append(world.submit(job_spec(f"job{number}", 1, 1)))
         fail_on(world, "s1", jobs[-1], 4)
     assert [job.kept.phase for job in jobs] == [JobPhase.RUNNING] * 6
-    assert "server-unfit" in world.kinds()
+    assert EventKind.SERVER_UNFIT in world.kinds()
 
 
 def test_a_script_that_fails_on_every_server_has_failed():

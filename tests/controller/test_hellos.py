@@ -14,7 +14,7 @@ from elasticd.controller import events
 from elasticd.controller.cluster import Settings
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.scheduling.scheduler import load_scheduler
-from elasticd.protocol.messages import AgentHello, Cancel, Envelope, Request, StartWorker, Submit, WorkerExit
+from elasticd.protocol.messages import AgentHello, Cancel, Envelope, EventKind, Request, StartWorker, Submit, WorkerExit
 from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, Server, ServerId, WorkerId
 
 S1 = ServerId("s1")
@@ -134,7 +134,7 @@ def test_an_agent_whose_heartbeats_do_not_fit_the_lease_is_refused_and_both_side
 ) -> None:
     line = Line(lease_s, interval_s)
     line.settle()
-    told = [event.text for event in line.controller.cluster.events if event.kind == "server-refused"]
+    told = [event.text for event in line.controller.cluster.events if event.kind is EventKind.SERVER_REFUSED]
     assert len(told) == len(line.warnings) == 1
     for said in (told[0], line.warnings[0]):
         assert f"a heartbeat every {interval_s:g} s, and server_lease_s of the controller is {lease_s:g} s" in said

@@ -14,6 +14,7 @@ from elasticd.protocol.messages import (
     AdoptServer,
     AgentHeartbeat,
     Cancel,
+    EventKind,
     ForgetWorkers,
     GetServers,
     HelloRefused,
@@ -93,7 +94,7 @@ def test_a_second_agent_under_a_name_is_refused_with_a_reason_and_the_operator_i
     refusals = sent_since(world, said, HelloRefused)
     assert len(refusals) == 3
     assert "another agent is server s1: identity s1-first" in refusals[0].reason
-    assert world.kinds().count("server-refused") == 1
+    assert world.kinds().count(EventKind.SERVER_REFUSED) == 1
     assert not sent_since(world, said, StartWorker, StopWorker)
     assert world.machine.cluster.sessions[S1].agent == "s1-first"
     assert job.share_gpus == 2
@@ -114,7 +115,7 @@ def test_a_server_that_was_installed_anew_joins_when_the_lease_of_its_old_self_h
     world.agents[S1].connected = False
     second = second_agent(world)
     world.say_hello(second)
-    assert "server-refused" in world.kinds()
+    assert EventKind.SERVER_REFUSED in world.kinds()
     world.turn(11.0)
     world.agents[S1] = second
     world.hello("s1")
@@ -157,7 +158,7 @@ def test_an_agent_that_has_forgotten_its_last_starts_is_told_so_instead_of_being
     (refusal,) = sent_since(world, said, HelloRefused)
     assert "identity.json" in refusal.reason
     assert not world.machine.cluster.sessions[S1].alive
-    assert "server-refused" in world.kinds()
+    assert EventKind.SERVER_REFUSED in world.kinds()
 
 
 # --------------------------------------------------------------------------------------------------------- a lost store
@@ -175,7 +176,7 @@ def test_an_agent_without_workers_joins_a_new_cluster_by_itself() -> None:
     world = world_of()
     lose_store(world)
     assert world.agents[S1].cluster == world.machine.cluster.id
-    assert "server-foreign" not in world.kinds()
+    assert EventKind.SERVER_FOREIGN not in world.kinds()
     assert training(world).share_gpus == 2
 
 
@@ -191,7 +192,7 @@ def test_a_lost_store_never_stops_a_worker() -> None:
     assert not any(world.find(worker)[1].stopping for worker in running)
     assert not sent_since(world, said, Order, StartWorker, StopWorker, ForgetWorkers)
     assert other.kept.phase is JobPhase.PENDING
-    assert world.kinds().count("server-foreign") == 2
+    assert world.kinds().count(EventKind.SERVER_FOREIGN) == 2
     views = world.ask(GetServers()).servers
     assert [sorted(view.used) for view in views] == [[0, 1], [0, 1]]
     assert {view.state for view in views} == {ServerState.FOREIGN}
@@ -266,7 +267,7 @@ def test_workers_of_a_job_that_a_restored_store_does_not_know_keep_their_gpus_un
     assert world.running(job.id) == running
     assert not any(world.find(worker)[1].stopping for worker in running)
     assert other.share_gpus == 1
-    assert "workers-unknown" in world.kinds()
+    assert EventKind.WORKERS_UNKNOWN in world.kinds()
     (view,) = world.ask(GetServers()).servers
     assert view.used == {0: job.id, 1: job.id, 2: other.id}
     assert "2 workers of jobs that the store does not know run there (digits-1)" in view.trouble
@@ -301,7 +302,7 @@ def test_the_operator_is_told_once_that_the_store_is_older_than_the_cluster() ->
     backup = dict(world.store)
     training(world, 4)
     lose_store(world, backup)
-    assert world.kinds().count("store-old") == 1
+    assert world.kinds().count(EventKind.STORE_OLD) == 1
     assert "server s1 has run a job with the number 1, which the store does not know" in world.story()
 
 
@@ -320,7 +321,7 @@ def test_a_job_that_is_further_than_a_restored_store_saves_and_starts_again_with
     assert stops[0].saver in running
     assert job.kept.generation > before.generation
     assert job.kept.worker_count > before.worker_count
-    assert [kind for kind in world.kinds(job.id) if kind == "overtaken"] == ["overtaken"]
+    assert [kind for kind in world.kinds(job.id) if kind is EventKind.OVERTAKEN] == [EventKind.OVERTAKEN]
 
     starts = len(world.messages(StartWorker))
     world.exit(running[0], 0, turn=True)
@@ -365,7 +366,7 @@ def test_a_worker_that_has_not_spoken_yet_can_show_that_the_store_is_old() -> No
     assert starting
     lose_store(world, backup)
     assert all(world.find(worker)[1].stopping for worker in starting)
-    assert "overtaken" in world.kinds(job.id)
+    assert EventKind.OVERTAKEN in world.kinds(job.id)
 
 
 def test_numbers_are_not_used_again_after_a_restore_even_where_no_worker_is_left_to_show_them() -> None:
@@ -390,7 +391,7 @@ def test_numbers_are_not_used_again_after_a_restore_even_where_no_worker_is_left
     assert number_of(again) > number_of(waiting)
     world.restart()
     world.restart()
-    assert world.kinds().count("store-old") == 1
+    assert world.kinds().count(EventKind.STORE_OLD) == 1
     assert number_of(world.submit(job_spec("third"))) == number_of(again) + 1
 
 
@@ -444,7 +445,7 @@ def test_a_job_goes_on_as_it_was_when_the_backup_is_as_new_as_the_job() -> None:
     world.pass_time(5.0)
     assert not sent_since(world, said, StopWorker, StartWorker)
     assert world.job(job.id).share_gpus == 2
-    assert "store-old" not in world.kinds()
+    assert EventKind.STORE_OLD not in world.kinds()
 
 
 @pytest.mark.parametrize("phase", [WorkerPhase.TRAINING, WorkerPhase.READY])

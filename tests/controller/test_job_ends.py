@@ -10,6 +10,7 @@ from elasticd.controller.reconcile import suspend
 from elasticd.protocol.messages import (
     Cancel,
     Cancelled,
+    EventKind,
     ForgetWorkers,
     GetJob,
     StopWorker,
@@ -150,7 +151,7 @@ def test_cancelling_stops_all_workers_and_frees_their_gpus_as_they_end():
     world.exit(first, -15)
     world.exit(second, -15)
     assert len(world.running(waiting.id)) == 2
-    assert "lost" not in world.kinds(job.id)
+    assert EventKind.LOST not in world.kinds(job.id)
 
 
 def test_a_preempted_job_saves_its_state_and_is_not_started_again_before_that_is_done():
@@ -181,7 +182,7 @@ def test_a_preempted_job_saves_its_state_and_is_not_started_again_before_that_is
     assert not world.roster(job.id), "it would begin with an older checkpoint"
     world.exit(first, 0)
     assert len(world.roster(job.id)) == 1
-    assert "restarted" not in world.kinds(job.id)
+    assert EventKind.RESTARTED not in world.kinds(job.id)
 
 
 def test_where_the_leader_is_lost_another_one_with_the_state_saves_it():

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from elasticd.protocol.messages import (
+    EventKind,
     Order,
     Scale,
     StopWorker,
@@ -95,7 +96,7 @@ def test_a_leaver_that_was_ordered_back_too_late_is_replaced():
     world.settle(job.id)
     assert job.share_gpus == 2
     assert second not in world.roster(job.id)
-    assert "lost" not in world.kinds(job.id)
+    assert EventKind.LOST not in world.kinds(job.id)
 
 
 def test_a_job_without_survivors_starts_again_from_its_checkpoint_after_a_back_off():
@@ -133,7 +134,7 @@ def test_three_newcomers_in_a_row_that_end_at_their_start_hold_growth_back():
         newcomer = [worker for worker in world.running(job.id) if worker != f"{job.id}.0"]
         world.exit(newcomer[0], 1, "exit code 1: ImportError: no")
         world.commit(job.id)
-    assert "held" in world.kinds(job.id)
+    assert EventKind.HELD in world.kinds(job.id)
     assert world.running(job.id) == [f"{job.id}.0"]
     assert job.kept.phase is JobPhase.RUNNING
     world.pass_time(31)

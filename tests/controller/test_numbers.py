@@ -24,7 +24,16 @@ from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.controller.scheduling.throughput import Measured
 from elasticd.controller.throughput import KindRecord
 from elasticd.controller.validation import refusal
-from elasticd.protocol.messages import AgentHello, GetEvents, GetJob, GetJobs, GetServers, ShareChange, WorkerReport
+from elasticd.protocol.messages import (
+    AgentHello,
+    EventKind,
+    GetEvents,
+    GetJob,
+    GetJobs,
+    GetServers,
+    ShareChange,
+    WorkerReport,
+)
 from elasticd.protocol.model import (
     CheckpointSpec,
     Gpu,
@@ -128,7 +137,7 @@ def test_no_number_of_a_status_gets_further_than_the_door(data: Any, policy: str
     world.restart()
     world.pass_time(3.0)
     assert_sane(world, job)
-    assert "policy-failed" not in world.kinds()
+    assert EventKind.POLICY_FAILED not in world.kinds()
 
 
 def test_the_rest_of_a_status_counts_and_each_odd_figure_is_told_once() -> None:
@@ -139,7 +148,7 @@ def test_the_rest_of_a_status_counts_and_each_odd_figure_is_told_once() -> None:
     found = world.ask(GetJob(job=job)).job
     assert found.step == 23
     assert found.metrics == {"accuracy": 0.5}
-    told = [event.text for event in world.machine.cluster.events if event.kind == "odd-figure"]
+    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.ODD_FIGURE]
     assert told == [f"{status.worker} reports metric loss: nan: it is left out"]
 
 
@@ -239,7 +248,7 @@ def test_poison_that_an_older_version_has_recorded_does_not_end_the_controller(p
     assert world.job(job).kept.phase is JobPhase.RUNNING
     assert world.job(job).spec.throughput == {2: 2.0}
     assert math.isfinite(world.job(job).attained_gpu_s(world.now))
-    assert "policy-failed" not in world.kinds()
+    assert EventKind.POLICY_FAILED not in world.kinds()
     for number in numbers(msgspec.to_builtins(world.ask(GetJob(job=job)))):
         assert math.isfinite(number)
 

@@ -14,7 +14,7 @@ from elasticd.controller.cluster import POLICY_KEY, PolicyRecord
 from elasticd.controller.scheduling.placement import Placements
 from elasticd.controller.scheduling.placements import FEWEST_SERVERS
 from elasticd.controller.scheduling.scheduler import Stages
-from elasticd.protocol.messages import GetPolicy, PolicySet, Refused, Scale, SetPolicy, Submitted
+from elasticd.protocol.messages import EventKind, GetPolicy, PolicySet, Refused, Scale, SetPolicy, Submitted
 from elasticd.protocol.model import JobPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world_of_policies", Path(__file__).with_name("world.py"))
@@ -25,7 +25,7 @@ sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)
 World, job_spec = _module.World, _module.job_spec
 
-STOPS = {"preempted", "restarted"}
+STOPS = {EventKind.PREEMPTED, EventKind.RESTARTED}
 
 
 def choose(world: Any, document: dict[str, Any] | None, **changes: Any) -> Any:
@@ -62,7 +62,7 @@ def test_a_new_policy_decides_at_once_and_says_whose_shares_it_changes() -> None
     assert world.roster(first.id) == workers[:2], "running workers are kept"
     assert world.job(second.id).kept.phase is JobPhase.RUNNING
     assert not STOPS & set(world.kinds())
-    (told,) = [event.text for event in world.machine.cluster.events if event.kind == "policy"]
+    (told,) = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY]
     for word in ("fifo", "max-min", "test", "ann"):
         assert word in told
 
@@ -137,7 +137,7 @@ def test_a_repeated_request_switches_once() -> None:
     request = SetPolicy(document={"policy": "fifo"}, source="test")
     first = world.ask(request, "again")
     assert world.ask(request, "again") == first
-    assert world.kinds().count("policy") == 1
+    assert world.kinds().count(EventKind.POLICY) == 1
 
 
 def test_a_controller_that_has_just_started_answers_when_its_servers_are_back() -> None:
@@ -156,7 +156,7 @@ def test_a_recorded_policy_that_this_version_does_not_know_leaves_the_decision_t
     world.store[POLICY_KEY] = msgspec.msgpack.encode(record)
     world.restart()
     assert world.ask(GetPolicy()).policy.name == "max-min"
-    (told,) = [event.text for event in world.machine.cluster.events if event.kind == "policy"]
+    (told,) = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY]
     assert "from-the-future" in told
     assert POLICY_KEY in world.store, "a newer version may know it"
 

@@ -13,7 +13,7 @@ import pytest
 from elasticd.controller.scheduling.policies import POLICIES
 from elasticd.controller.scheduling.policies.base import Shares
 from elasticd.controller.scheduling.policies.max_min import MaxMin
-from elasticd.protocol.messages import GetJob, GetPolicy, Refused, SetPolicy
+from elasticd.protocol.messages import EventKind, GetJob, GetPolicy, Refused, SetPolicy
 from elasticd.protocol.model import JobPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -46,7 +46,7 @@ def test_jobs_keep_their_gpus_and_the_failure_is_told_once(monkeypatch: pytest.M
     world.pass_time(100.0)
     assert world.job(first).kept.target == target
     assert world.job(first).kept.phase is JobPhase.RUNNING
-    told = [event.text for event in world.machine.cluster.events if event.kind == "policy-failed"]
+    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY_FAILED]
     assert len(told) == 1
     assert "policy max-min raised IndexError" in told[0]
     assert "index 5 is out of bounds; the last plan is kept" in told[0]
@@ -71,7 +71,7 @@ def test_shares_that_nobody_can_have_are_a_failure_too(monkeypatch: pytest.Monke
     raising(monkeypatch, share)
     job = world.submit(job_spec(low=1, high=2)).id
     assert world.running(job) == []
-    assert "policy-failed" in world.kinds()
+    assert EventKind.POLICY_FAILED in world.kinds()
 
 
 def test_a_policy_that_cannot_decide_about_the_present_jobs_is_not_switched_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_a_job_larger_than_the_cluster_waits_with_the_reason_and_the_others_run(
     assert len(world.running(small.id)) == 1
     assert world.running(large.id) == []
     assert world.ask(GetJob(job=large.id)).job.reason == "asks for at least 8 GPUs, the cluster has 3"
-    assert "policy-failed" not in world.kinds()
+    assert EventKind.POLICY_FAILED not in world.kinds()
 
 
 @pytest.mark.parametrize("policy", [kind.name for kind in POLICIES])
@@ -109,7 +109,7 @@ def test_a_job_that_has_lost_more_than_its_minimum_waits_until_the_servers_are_b
     world.reap()
     assert world.job(job).kept.target == ()
     assert world.ask(GetJob(job=job)).job.reason == "asks for at least 4 GPUs, the cluster has 2"
-    assert "policy-failed" not in world.kinds()
+    assert EventKind.POLICY_FAILED not in world.kinds()
     world.agents["s1"].connected = False
     world.pass_time(15.0)
     assert world.ask(GetJob(job=job)).job.reason == "asks for at least 4 GPUs, the cluster has 0"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,17 @@ from msgspec.structs import replace
 
 from elasticd.controller.events import AgentMessage, Event
 from elasticd.controller.scheduling.measuring import Measuring
-from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, Cancel, GetJob, Order, Scale, Submit, Submitted
+from elasticd.protocol.messages import (
+    Acknowledged,
+    AgentHeartbeat,
+    Cancel,
+    EventKind,
+    GetJob,
+    Order,
+    Scale,
+    Submit,
+    Submitted,
+)
 from elasticd.protocol.model import GpuRange, JobId, JobPhase, ServerId, Steady, WorkerId, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -277,7 +288,7 @@ def test_a_restarted_controller_goes_on_where_the_last_one_was_without_touching_
     again = world.job(job.id)
     assert (again.kept.generation, world.roster(job.id)) == (generation, roster)
     assert again.kept.phase is JobPhase.RUNNING
-    assert "lost" not in world.kinds(job.id)
+    assert EventKind.LOST not in world.kinds(job.id)
 
 
 def disturb(world: LivingWorld, rng: random.Random) -> None:
@@ -402,3 +413,14 @@ def test_whatever_happens_every_job_gets_its_gpus_and_ends(seed, length):
     world.go_on(60)
     world.check()
     world.finish_all()
+
+
+def test_an_event_of_a_kind_that_only_a_later_version_knows_stays_in_the_history() -> None:
+    world = World()
+    world.submit()
+    key = min(key for key in world.store if key.startswith("/events/"))
+    event = msgspec.msgpack.decode(world.store[key])
+    world.store[key] = msgspec.msgpack.encode({**event, "kind": "teleported"})
+    world.restart()
+    first = world.machine.cluster.events[0]
+    assert (first.kind, first.text) == (EventKind.OTHER, event["text"])

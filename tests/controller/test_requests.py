@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from elasticd.protocol.messages import (
+    EventKind,
     GetEvents,
     GetJob,
     GetLog,
@@ -106,7 +107,7 @@ def test_events_are_given_in_order_after_a_number():
     world = World()
     job = one_running(world)
     events = world.ask(GetEvents(job=job.id)).events
-    assert [event.kind for event in events][:2] == ["submitted", "ordered"]
+    assert [event.kind for event in events][:2] == [EventKind.SUBMITTED, EventKind.ORDERED]
     later = world.ask(GetEvents(after=events[0].number, job=job.id)).events
     assert later == events[1:]
     assert isinstance(world.ask(Submit(spec=job_spec())), Submitted)

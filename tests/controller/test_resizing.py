@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from elasticd.protocol.messages import (
+    EventKind,
     Order,
     Scale,
     Scaled,
@@ -53,7 +54,7 @@ def test_the_first_commit_makes_a_job_run():
     world.settle(job.id)
     assert (job.kept.phase, job.share_gpus, job.kept.committed) == (JobPhase.RUNNING, 2, 1)
     assert [change.share for change in job.kept.shares] == [2]
-    assert world.kinds(job.id) == ["submitted", "ordered", "started"]
+    assert world.kinds(job.id) == [EventKind.SUBMITTED, EventKind.ORDERED, EventKind.STARTED]
 
 
 def test_growing_keeps_workers_and_leader_and_waits_for_nobody():
@@ -76,7 +77,7 @@ def test_leavers_end_by_themselves_and_are_not_lost():
     world.settle(job.id)
     assert job.share_gpus == 1
     assert world.messages(StopWorker) == []
-    assert "lost" not in world.kinds(job.id)
+    assert EventKind.LOST not in world.kinds(job.id)
     assert leavers <= {entry.worker for entry in job.kept.past}
 
 
@@ -96,7 +97,7 @@ def test_a_measured_resize_is_told_in_words():
     )
     world.report(f"{job.id}.0", T, job.kept.generation, 815, resizes=(resize,))
     world.report(f"{job.id}.0", T, job.kept.generation, 816, resizes=(resize,))
-    texts = [event.text for event in world.machine.cluster.events if event.kind == "resized"]
+    texts = [event.text for event in world.machine.cluster.events if event.kind is EventKind.RESIZED]
     assert texts == ["1 -> 3 GPUs at step 812, longest gap 41 ms (median step 20 ms, then 10 ms)"]
 
 

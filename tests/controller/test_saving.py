@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticd.controller.saving import save_grace_s, turn_of
-from elasticd.protocol.messages import Cancel, StopWorker
+from elasticd.protocol.messages import Cancel, EventKind, StopWorker
 from elasticd.protocol.model import WorkerPhase
 from elasticd.protocol.times import STOP_AGAIN_S, STOP_GRACE_S
 
@@ -82,7 +82,7 @@ def test_another_one_is_named_when_the_saver_fails_and_each_has_its_turn():
         world.report(worker, WorkerPhase.TRAINING, generation, 10)
     world.report(saver, WorkerPhase.TRAINING, generation, 10, save_failures=1)
     assert {(worker, named) for worker, named, _ in told(world)} == {(w, second) for w in (saver, second, third)}
-    assert "saver" in world.kinds(job)
+    assert EventKind.SAVER in world.kinds(job)
     world.report(second, WorkerPhase.TRAINING, generation, 10, save_failures=1)
     assert {named for _, named, _ in told(world)} == {third}
     world.report(third, WorkerPhase.TRAINING, generation, 10, save_failures=1)

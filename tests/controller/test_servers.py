@@ -8,6 +8,7 @@ from pathlib import Path
 
 from elasticd.protocol.messages import (
     AgentHeartbeat,
+    EventKind,
     StartWorker,
     StopWorker,
 )
@@ -29,7 +30,7 @@ def test_a_silent_server_is_lost_and_its_stale_workers_are_stopped_when_it_is_ba
     gone = job.newest.roster.members[1].gpu.server
     world.agents[gone].connected = False
     world.pass_time(11)
-    assert "server-lost" in world.kinds()
+    assert EventKind.SERVER_LOST in world.kinds()
     assert world.roster(job.id) == [first]
     world.commit(job.id)
     world.hello(gone)
@@ -48,7 +49,7 @@ def test_a_hello_within_the_lease_changes_nothing():
     world.hello("s1")
     world.turn()
     assert (job.kept.generation, len(world.messages(StartWorker))) == (generation, count)
-    assert world.kinds(job.id)[-1] != "lost"
+    assert world.kinds(job.id)[-1] != EventKind.LOST
 
 
 def test_a_worker_that_its_agent_does_not_know_any_more_is_lost():

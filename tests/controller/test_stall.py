@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticd.protocol.messages import EventKind
 from elasticd.protocol.model import WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -34,11 +35,11 @@ def test_a_generation_whose_members_all_wait_for_each_other_is_given_up():
     newest = world.job(job).newest
     assert newest.broken == (generation,)
     assert set(newest.roster.workers) == set(members), "nobody is lost"
-    assert world.kinds(job).count("stalled") == 1
+    assert world.kinds(job).count(EventKind.STALLED) == 1
     assert "waited for each other for 130 s" in world.story()
     for member in members:
         world.report(member, WorkerPhase.TRAINING, generation, 10, waits_s=140.0)
-    assert world.kinds(job).count("stalled") == 1
+    assert world.kinds(job).count(EventKind.STALLED) == 1
 
 
 @pytest.mark.parametrize("slow", [0, 3])
@@ -49,7 +50,7 @@ def test_a_member_that_still_computes_is_waited_for(slow: int):
         for number, member in enumerate(members):
             world.report(member, WorkerPhase.TRAINING, generation, 10, waits_s=0.0 if number == slow else 900.0)
     assert world.job(job).newest.broken == ()
-    assert "stalled" not in world.kinds(job)
+    assert EventKind.STALLED not in world.kinds(job)
 
 
 def test_waiting_in_an_earlier_generation_says_nothing_of_this_one():

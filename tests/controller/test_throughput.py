@@ -11,7 +11,7 @@ import pytest
 from elasticd.controller.scheduling.measuring import Measuring
 from elasticd.controller.scheduling.throughput import Measured
 from elasticd.controller.throughput import KEPT_KINDS, KEPT_S, PREFIX, History, fingerprint
-from elasticd.protocol.messages import Cancel, GetJob, Profile, Profiling, Scale
+from elasticd.protocol.messages import Cancel, EventKind, GetJob, Profile, Profiling, Scale
 from elasticd.protocol.model import Steady, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -59,7 +59,7 @@ def test_a_new_job_is_measured_on_the_way_down_and_gets_its_gpus_back_if_it_uses
     job = world.submit(job_spec(high=4))
     assert trained(world, job, LINEAR, 5) == [4, 2, 1, 4, 4]
     assert shares_known(job) == [(1, 1), (2, 1), (4, 1)]
-    assert [text for text in world.kinds(job.id) if text == "measuring"] == ["measuring"] * 2
+    assert [text for text in world.kinds(job.id) if text == EventKind.MEASURING] == [EventKind.MEASURING] * 2
 
 
 def test_a_job_that_stops_growing_keeps_what_it_uses_and_the_rest_goes_to_others():

@@ -23,6 +23,7 @@ from elasticd.protocol.messages import (
     Cancel,
     Cancelled,
     Envelope,
+    EventKind,
     GetJobs,
     Jobs,
     Order,
@@ -88,7 +89,7 @@ class Driven:
     def answers(self, actions: list[Action]) -> dict[str, Answer]:
         return {action.reply.id: action.reply.answer for action in actions if isinstance(action, ReplyClient)}
 
-    def kinds(self) -> list[str]:
+    def kinds(self) -> list[EventKind]:
         return [event.kind for event in self.turn.machine.cluster.events]
 
 
@@ -138,7 +139,7 @@ def test_the_controller_goes_on_as_after_a_crash_once_the_store_can_be_written_a
     driven.store.fail = None
     driven.finish(after_s=1.0)
     assert driven.incarnations == ["c0", "c1"]
-    assert "store-back" in driven.kinds()
+    assert EventKind.STORE_BACK in driven.kinds()
     driven.turn.take(driven.now, AgentMessage(S1, AgentHeartbeat(server=S1)))
     asked = driven.finish()
     assert [message.sent for message in sent(asked)] == [1], "the agent is asked to say hello to this incarnation"
@@ -205,5 +206,5 @@ def test_a_store_is_tried_again_though_the_clock_was_set_back() -> None:
 def test_time_passes_though_the_clock_was_set_back() -> None:
     driven = Driven()
     driven.finish(after_s=-3600.0)
-    assert "controller-away" in driven.kinds()
-    assert "server-lost" not in driven.kinds()
+    assert EventKind.CONTROLLER_AWAY in driven.kinds()
+    assert EventKind.SERVER_LOST not in driven.kinds()

@@ -37,6 +37,7 @@ from elasticd.protocol.messages import (
     AgentHello,
     Answer,
     Envelope,
+    EventKind,
     ForgetWorkers,
     HelloRefused,
     LocalWorker,
@@ -460,9 +461,9 @@ class World:
         return [message for _, message in self.sent if isinstance(message, kind)]
 
     def story(self) -> str:
-        return "\n".join(f"{e.time_s:.3f} {e.kind} {e.job} {e.text}" for e in self.machine.cluster.events)
+        return "\n".join(f"{e.time_s:.3f} {e.kind.value} {e.job} {e.text}" for e in self.machine.cluster.events)
 
-    def kinds(self, job: str | None = None) -> list[str]:
+    def kinds(self, job: str | None = None) -> list[EventKind]:
         return [event.kind for event in self.machine.cluster.events if job is None or event.job == job]
 
 

@@ -171,7 +171,7 @@ class Controller(Process):
         self._told = min(self._told, cluster.next_event)
         fresh = cluster.next_event - self._told
         for event in list(cluster.events)[-fresh:] if fresh else ():
-            self._world.story.say(f"{event.job or 'cluster'} {event.kind}: {event.text}")
+            self._world.story.say(f"{event.job or 'cluster'} {event.kind.value}: {event.text}")
         self._told = cluster.next_event
 
     # -- input
