@@ -151,6 +151,17 @@ class AgentMachine:
         self._forgotten: dict[_Name, None] = {}  # newest last, bounded
         self._orders: dict[JobId, Order] = {}  # newest of each job; bounded
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many entries each of its tables has: whoever watches it can tell that none grows for ever."""
+        return {
+            "processes": len(self._running),
+            "starts that hang": len(self._stuck),
+            "ends that nobody has taken in": len(self._exited),
+            "ends that are forgotten": len(self._forgotten),
+            "orders": len(self._orders),
+        }
+
     def next_deadline(self) -> float | None:
         """When `handle` wants a TimePassed (Unix time, s)."""
         if not self._started:

@@ -46,6 +46,9 @@ class Builds:
         self._builds: dict[int, _Build] = {}
         self._failures: _Failures | None = None
 
+    def __len__(self) -> int:
+        return len(self._builds)
+
     def deadline(self) -> float | None:
         """When the next one has taken too long (Unix time, s)."""
         if not self._builds:

@@ -110,6 +110,11 @@ class WorkerMachine:
         """The step whose whole state this worker has; None: none."""
         return self._membership.applied
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many entries each of its tables has: whoever watches it can tell that none grows for ever."""
+        return {**self._membership.sizes, "communicators being built": len(self._builds)}
+
     def next_deadline(self) -> float:
         """When `TimePassed` is wanted (Unix time, s)."""
         soonest = self._reporting.deadline

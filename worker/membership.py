@@ -194,6 +194,11 @@ class Membership:
     def phase(self) -> WorkerPhase:
         return _PHASES[self._stage]
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many entries each of its tables has."""
+        return {"prepared generations": len(self._groups), "early words": len(self._early)}
+
     # -- the door
 
     def next_deadline(self) -> float | None:

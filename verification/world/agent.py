@@ -112,6 +112,11 @@ class Agent(Process):
     def _runs(self, uid: str, worker: WorkerId) -> bool:
         return worker in self.workers and self.workers[worker].uid == uid
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of the agent's tables."""
+        return self._machine.sizes
+
     def deadline(self) -> float | None:
         return self._machine.next_deadline()
 

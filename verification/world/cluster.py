@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from elasticd.agent.machine import MAX_FORGOTTEN, MAX_ORDERS
 from elasticd.controller.archive import PREFIX, job_of
 from elasticd.controller.cluster import submission_key
 from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.protocol.messages import Reply, Submitted, ToAgentFromController, ToControllerFromAgent
 from elasticd.protocol.model import JobId, ServerId
+from elasticd.worker.membership import MAX_EARLY
 
 from .agent import Agent
 from .controller import Controller
@@ -30,6 +32,9 @@ QUIET_S = 1800.0  # virtual time within which everything ends once the weather h
 LOOK_EVERY_S = 10.0
 SIZES_EVERY_S = 60.0
 OPERATOR_EVERY_S, OPERATOR_LOOKS = 60.0, 5  # how often an operator looks after the store was lost
+MOST_OF_AN_AGENT = {"orders": MAX_ORDERS, "ends that are forgotten": MAX_FORGOTTEN, "processes": 64}  # others: MOST
+MOST_OF_A_WORKER = {"early words": MAX_EARLY}
+WEIGHED = 16  # every so many messages one is weighed
 ARMED_S = 60.0  # a fault that waits for a moment strikes after so long all the same
 
 
@@ -50,6 +55,7 @@ class World:
         self.checkpoints: dict[str, list[Checkpoint]] = {}  # by directory, on storage that all servers share
         self.addresses: dict[str, Worker] = {}
         self.pids = 100
+        self._messages = 0
         self.next_black_hole_at = 0.0
         self._armed: dict[Moment, list[tuple[int, Fault]]] = {}
         self.users = Users(self)
@@ -75,6 +81,11 @@ class World:
     def _look_at_sizes(self) -> None:
         if self.controller.state is State.RUNNING:
             self.oracle.sizes(self.controller.machine.cluster)
+        for agent in self.agents:
+            if agent.state is State.RUNNING:
+                self.oracle.bounded(f"agent {agent.name}", agent.sizes, MOST_OF_AN_AGENT)
+        for worker in self.workers():
+            self.oracle.bounded(worker.name, worker.sizes, MOST_OF_A_WORKER)
         self.after(SIZES_EVERY_S, self._look_at_sizes)
 
     # -- time
@@ -165,17 +176,24 @@ class World:
     # -- lines between the processes
 
     def to_agent(self, peer: ServerId, message: ToAgentFromController, identity: str) -> None:
+        self._weigh(message)
         for agent in (*self.agents, *self.twins):
             if (agent.server.server, agent.identity) == (peer, identity):
                 self.network.send(self.controller, agent, agent.from_controller, message)
 
     def to_controller(self, agent: Agent, message: ToControllerFromAgent) -> bool:
         """Send to the controller. False: no connection stands."""
+        self._weigh(message)
         controller = self.controller
         if not controller.answers or not self.network.connected(agent.host, controller.host):
             return False
         self.network.send(agent, controller, controller.from_agent, agent.server.server, message, agent.identity)
         return True
+
+    def _weigh(self, message: ToAgentFromController | ToControllerFromAgent) -> None:
+        self._messages += 1
+        if self._messages % WEIGHED == 0:
+            self.oracle.weighed(message)
 
     def stored(self, reply: Reply) -> bool:
         """Is what this reply promises in the store?"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -29,7 +29,8 @@ DISTURBED_S = 20.0  # after the end of a fault that hit a job, in which it may s
 LASTS_S = 60.0  # of faults that have no end of their own
 ODD_S = 60.0
 MOST_WORKERS = 64  # of one job: all GPUs of the cluster, more than once
-MOST_BYTES = 256 << 10
+MOST = 256  # entries of a table of an agent or a worker
+MOST_BYTES = 256 << 10  # of a record, of a message
 STARTS_WITHIN_S, MOST_STARTS = 60.0, 40  # on one GPU
 FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.EXITS_UNJOINED, Ending.OUT_OF_MEMORY)
 
@@ -421,6 +422,18 @@ class Oracle:
         over = [f"{count} {what}, at most {most}" for what, (count, most) in bounds.items() if count > most]
         if over:
             raise Violation("every table is bounded", "; ".join(over))
+
+    def bounded(self, who: str, sizes: Mapping[str, int], most: Mapping[str, int]) -> None:
+        """The tables of an agent or a worker have so many entries. `most`: where it is not `MOST`."""
+        over = [f"{size} {what}" for what, size in sizes.items() if size > most.get(what, MOST)]
+        if over:
+            raise Violation("every table is bounded", f"{who}: {'; '.join(over)}")
+
+    def weighed(self, message: msgspec.Struct) -> None:
+        """A message is on its way between the controller and an agent."""
+        size = len(msgspec.msgpack.encode(message))
+        if size > MOST_BYTES:
+            raise Violation("every message is bounded", f"{size} bytes, at most {MOST_BYTES}: {message}"[:200])
 
     # -- in the end
 

@@ -100,6 +100,12 @@ class Worker(Process):
     def leads(self) -> bool:
         return self._group is not None and self._group.roster.leader == self.name
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of the worker's tables, and of what its training thread has not done yet."""
+        own = {"instructions": len(self._queue), "communicators that stand": len(self._built)}
+        return own if self._machine is None else {**self._machine.sizes, **own}
+
     # -- the script, up to its loop
 
     @property
