@@ -68,6 +68,13 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
 
 
 @pytest.fixture
+def offline(tmp_path: Path) -> Cli:
+    """No cluster: for what is refused before one is asked."""
+    (tmp_path / "sleep.yaml").write_text("name: sleep\ncommand: sleep 60\ngpus: 1\n")
+    return Cli(tmp_path / "cluster", tmp_path)
+
+
+@pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Cli]:
     """No cluster yet; whatever a test starts is ended."""
     command = Cli(tmp_path / "cluster", tmp_path)
@@ -84,6 +91,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
+@pytest.mark.cluster
 def test_a_job_goes_through_its_life(cli: Cli) -> None:
     job = cli("submit", "sleep.yaml").stdout.strip()
     assert job.startswith("sleep-")
@@ -99,6 +107,7 @@ def test_a_job_goes_through_its_life(cli: Cli) -> None:
     assert (kinds[0], kinds[-1]) == ("submitted", "cancelled")
 
 
+@pytest.mark.cluster
 def test_a_jobs_own_exit_code_and_output_come_back(cli: Cli) -> None:
     done = cli("submit", "--name", "three", "--follow", "--", sys.executable, "train.py", code=3)
     job, *log = done.stdout.splitlines()
@@ -109,6 +118,7 @@ def test_a_jobs_own_exit_code_and_output_come_back(cli: Cli) -> None:
     assert cli("wait", job, code=3).stdout.startswith(f"{job} failed")
 
 
+@pytest.mark.cluster
 def test_servers_and_version_are_shown(cli: Cli) -> None:
     (server,) = cli.json("servers")["servers"]
     assert (server["server"]["server"], server["alive"], len(server["server"]["gpus"])) == ("local-1", True, 2)
@@ -119,6 +129,7 @@ def test_servers_and_version_are_shown(cli: Cli) -> None:
     assert cli("version").stdout.startswith("elasticctl 0.")
 
 
+@pytest.mark.cluster
 def test_jobs_that_are_over_are_paged_through(cli: Cli) -> None:
     jobs = [cli.json("submit", "sleep.yaml")["job"] for _ in range(3)]
     for job in jobs:
@@ -136,6 +147,7 @@ def test_jobs_that_are_over_are_paged_through(cli: Cli) -> None:
     assert "there is no job" in one_line(cli("history", "--before", "nothing-7", code=2))
 
 
+@pytest.mark.cluster
 def test_a_server_that_is_there_cannot_be_forgotten(cli: Cli) -> None:
     (server,) = cli.json("servers")["servers"]
     name = server["server"]["server"]
@@ -143,6 +155,7 @@ def test_a_server_that_is_there_cannot_be_forgotten(cli: Cli) -> None:
     assert "there is no server" in one_line(cli("servers", "forget", "nowhere", code=2))
 
 
+@pytest.mark.cluster
 def test_the_policy_is_shown_tried_out_changed_and_given_back(cli: Cli) -> None:
     assert cli.json("policy", "show")["policy"] == {"name": "max-min", "parameters": {}}
     assert "controller.yaml" in cli("policy", "show").stdout
@@ -168,6 +181,7 @@ def test_the_policy_is_shown_tried_out_changed_and_given_back(cli: Cli) -> None:
     cli("cancel", job)
 
 
+@pytest.mark.cluster
 def test_a_dry_run_submits_nothing(cli: Cli) -> None:
     before = len(cli.json("status", "--all")["jobs"])
     spec = cli.json("submit", "--dry-run", "--gpus", "1:4", "--", "sleep", "1")
@@ -198,10 +212,10 @@ def test_a_dry_run_submits_nothing(cli: Cli) -> None:
     ],
 )
 def test_a_wrong_job_file_is_refused_in_one_sentence_that_names_file_and_field(
-    cli: Cli, text: str, words: list[str]
+    offline: Cli, text: str, words: list[str]
 ) -> None:
-    (cli.cwd / "wrong.yaml").write_text(text)
-    line = one_line(cli("submit", "wrong.yaml", code=2))
+    (offline.cwd / "wrong.yaml").write_text(text)
+    line = one_line(offline("submit", "wrong.yaml", code=2))
     for word in ["wrong.yaml", *words]:
         assert word in line
 
@@ -214,31 +228,45 @@ def test_a_wrong_job_file_is_refused_in_one_sentence_that_names_file_and_field(
         (("submit", "--gpus", "3:1", "--", "sleep", "1"), "less than the minimum"),
         (("submit", "--env", "X", "--", "sleep", "1"), "NAME=VALUE"),
         (("submit", "--no-such-option", "sleep.yaml"), "--no-such-option"),
-        (("status", "nobody"), "there is no job 'nobody'"),
-        (("scale", "nobody", "2"), "there is no job 'nobody'"),
         (("scale", "sleep", "zero"), "zero"),
-        (("cancel", "nobody"), "there is no job 'nobody'"),
-        (("logs", "nobody"), "there is no job 'nobody'"),
-        (("wait", "nobody"), "there is no job 'nobody'"),
         (("status", "-w", "--json"), "exclude each other"),
         (("policy", "set"), "give a policy file"),
         (("policy", "set", "best"), "there is no policy 'best'; known are"),
         (("policy", "set", "none.yaml"), "none.yaml: no such file"),
         (("policy", "set", "fifo", "--from-config"), "--from-config"),
-        (("policy", "set", "--placement", "tight"), "there is no placement 'tight'; known are fewest-servers, buddy"),
         (("frobnicate",), "frobnicate"),
     ],
 )
-def test_wrong_usage_is_refused_in_one_sentence(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_usage_is_refused_in_one_sentence(offline: Cli, arguments: tuple[str, ...], words: str) -> None:
+    assert words in one_line(offline(*arguments, code=2))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("status", "nobody"), "there is no job 'nobody'"),
+        (("scale", "nobody", "2"), "there is no job 'nobody'"),
+        (("cancel", "nobody"), "there is no job 'nobody'"),
+        (("logs", "nobody"), "there is no job 'nobody'"),
+        (("wait", "nobody"), "there is no job 'nobody'"),
+        (("policy", "set", "--placement", "tight"), "there is no placement 'tight'; known are fewest-servers, buddy"),
+    ],
+)
+def test_what_a_cluster_does_not_know_is_refused_in_one_sentence(
+    cli: Cli, arguments: tuple[str, ...], words: str
+) -> None:
     assert words in one_line(cli(*arguments, code=2))
 
 
+@pytest.mark.cluster
 def test_a_share_beyond_the_virtual_workers_is_refused(cli: Cli) -> None:
     job = cli("submit", "sleep.yaml").stdout.strip()
     assert "1 to 1 GPUs" in one_line(cli("scale", job, "2", code=2))
     cli("cancel", job)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("command", [("events", "-f"), ("status", "-w")])
 def test_what_goes_on_for_ever_ends_quietly_on_ctrl_c(cli: Cli, command: tuple[str, ...]) -> None:
     process = subprocess.Popen(
