@@ -97,14 +97,15 @@ class Controller:
         return message
 
     def expect(self, kind: type[M], such_that: Callable[[M], bool] = lambda message: True) -> M:
-        """The next message of `kind` that fits; others are skipped."""
+        """The next message of `kind` that fits, also in a heartbeat; others are skipped."""
         give_up_at, skipped = time.monotonic() + PATIENCE_S, []
         while time.monotonic() < give_up_at:
             message = self.receive()
-            if isinstance(message, kind) and such_that(message):
-                return message
+            for told in (message, *(message.reports if isinstance(message, AgentHeartbeat) else ())):
+                if isinstance(told, kind) and such_that(told):
+                    return told
             skipped.append(message)
-        raise AssertionError(f"no such {kind.__name__}; came: {[m for m in skipped if m]}")
+        raise AssertionError(f"no such {kind.__name__}; came last: {[m for m in skipped if m][-10:]}")
 
 
 class Cluster:
