@@ -34,6 +34,7 @@ SIZES_EVERY_S = 60.0
 OPERATOR_EVERY_S, OPERATOR_LOOKS = 60.0, 5  # how often an operator looks after the store was lost
 MOST_OF_AN_AGENT = {"orders": MAX_ORDERS, "ends that are forgotten": MAX_FORGOTTEN, "processes": 64}  # others: MOST
 MOST_OF_A_WORKER = {"early words": MAX_EARLY}
+SPARED_S = 1.0  # between two faults that have waited for the same moment
 WEIGHED = 16  # every so many messages one is weighed
 ARMED_S = 60.0  # a fault that waits for a moment strikes after so long all the same
 
@@ -58,6 +59,7 @@ class World:
         self._messages = 0
         self.next_black_hole_at = 0.0
         self._armed: dict[Moment, list[tuple[int, Fault]]] = {}
+        self._spared_until: dict[Moment, float] = {}
         self.users = Users(self)
         self.controller = Controller(self, self.disk, load_scheduler({"policy": plan.policy}, "world"))
         self.agents = [Agent(self, f"s{i}", f"s{i}", plan.gpus, f"id{i}") for i in range(plan.servers)]
@@ -112,9 +114,12 @@ class World:
         self.after(ARMED_S, self._strike_armed, number, fault)
 
     def moment(self, moment: Moment, job: JobId | None = None) -> None:
-        """Faults that wait for this strike now: in a moment, when who acts has done so. They hit workers of `job`."""
-        for number, fault in self._armed.get(moment, ()):
-            self.after(0.0, self._strike_armed, number, fault, job)
+        """One of the faults that wait for this strikes now: when who acts has done so. It hits workers of `job`. The next one waits
+        for another such moment, else most moments would see none, and one would see all."""
+        armed = self._armed.get(moment)
+        if armed and self.timeline.now >= self._spared_until.get(moment, 0.0):
+            self._spared_until[moment] = self.timeline.now + SPARED_S
+            self.after(0.0, self._strike_armed, *armed[0], job)
 
     def _strike_armed(self, number: int, fault: Fault, job: JobId | None = None) -> None:
         armed = self._armed.get(fault.moment, [])

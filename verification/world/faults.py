@@ -26,13 +26,15 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
     kind, for_s = fault.kind, fault.for_s
     agent = world.agents[fault.who % len(world.agents)]
     workers = [worker for worker in world.workers() if worker.job == job] or world.workers()
+    if kind is Kind.KILL_LEAVER:
+        workers = [worker for worker in workers if world.oracle.is_to_leave(worker.job, worker.name)] or workers
     worker = workers[fault.who % len(workers)] if workers else None
     if world.story.on:
         hit = worker.name if worker is not None and "worker" in kind.value else agent.name
         world.story.say(f"* {kind.value} [{hit}]" + (f" for {for_s:.1f} s" if for_s else ""))
     if kind in _CONTROLLER:
         _strike_controller(world, fault)
-    elif kind in (Kind.KILL_WORKER, Kind.STOP_WORKER, Kind.HANG_WORKER):
+    elif kind in (Kind.KILL_WORKER, Kind.KILL_LEAVER, Kind.STOP_WORKER, Kind.HANG_WORKER):
         if worker is not None:
             _strike_worker(world, worker, fault)
     elif kind is Kind.STRANGER:
@@ -95,7 +97,7 @@ def _strike_controller(world: World, fault: Fault) -> None:
 def _strike_worker(world: World, worker: Worker, fault: Fault) -> None:
     world.oracle.disturbed(worker.job, LASTS_S if fault.kind is Kind.HANG_WORKER else fault.for_s)
     match fault.kind:
-        case Kind.KILL_WORKER:
+        case Kind.KILL_WORKER | Kind.KILL_LEAVER:
             worker.killed("killed by SIGKILL")
         case Kind.STOP_WORKER:
             worker.stop()

@@ -181,6 +181,11 @@ class Oracle:
             )
             raise Violation("all switch at the same boundary", text)
 
+    def is_to_leave(self, job: JobId, worker: str) -> bool:
+        """Does the newest order that the controller has told not name this worker?"""
+        rosters = self.job(job).rosters
+        return bool(rosters) and worker not in rosters[max(rosters)]
+
     def left(self, job: JobId, worker: WorkerId, generation: int) -> None:
         """A worker ends because no roster names it any more. Its generation counts on it until a step has said so."""
         known = self.job(job)

@@ -115,6 +115,7 @@ class Kind(enum.Enum):
     SLOW_SERVER = "slow server down"
     TWIN_AGENT = "start a second agent under the name of server"
     KILL_WORKER = "kill worker"
+    KILL_LEAVER = "kill worker that the newest order does not name"
     STOP_WORKER = "stop worker"
     HANG_WORKER = "hang the training thread of worker"
     CUT_IN = "cut what server hears"
@@ -159,6 +160,7 @@ DRAWN: dict[Kind, Drawn] = {
     Kind.SLOW_SERVER: Drawn(1, 10, 60),
     Kind.TWIN_AGENT: Drawn(0.5, 5, 60),
     Kind.KILL_WORKER: Drawn(5),
+    Kind.KILL_LEAVER: Drawn(0.5),
     Kind.STOP_WORKER: Drawn(3, 0.5, 25),
     Kind.HANG_WORKER: Drawn(1),
     Kind.CUT_IN: Drawn(1, 0.5, 20),
@@ -192,7 +194,7 @@ _SERVERS = (
     Kind.HANG_STORAGE,
     Kind.SLOW_SERVER,
 )
-_WORKERS = (Kind.KILL_WORKER, Kind.STOP_WORKER, Kind.HANG_WORKER)
+_WORKERS = (Kind.KILL_WORKER, Kind.KILL_LEAVER, Kind.STOP_WORKER, Kind.HANG_WORKER)
 _NETWORK = (Kind.CUT_IN, Kind.CUT_OUT, Kind.CUT_BOTH, Kind.CUT_PEERS, Kind.CUT_DATA)
 _USERS = (Kind.SCALE, Kind.CANCEL, Kind.SET_POLICY)  # in every history
 GROUPS = (_CONTROLLER, _STORE, _AGENTS, _SERVERS, _WORKERS, _NETWORK)
@@ -202,7 +204,8 @@ RESIZES = 0.25  # which part of the histories
 RESIZES_JOBS, RESIZES_STEP_S, RESIZES_STEPS = 2, 4.0, 400
 RESIZES_DRAWN: dict[Kind, Drawn] = {
     Kind.SCALE: Drawn(4),
-    Kind.KILL_WORKER: Drawn(3),
+    Kind.KILL_WORKER: Drawn(2),
+    Kind.KILL_LEAVER: Drawn(2),
     Kind.STOP_WORKER: Drawn(1, 0.2, 8),
     Kind.STOP_AGENT: Drawn(0.3, 1, 8),
     Kind.CUT_PEERS: Drawn(0.3, 0.5, 20),
