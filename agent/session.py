@@ -136,7 +136,8 @@ class Session:
         return news
 
     def hello_not_sent(self) -> None:
-        """The hello that was due found no connection."""
+        """The hello that was due found no connection. When answers to earlier ones come says nothing of the controller then."""
+        self._unanswered.clear()
         self._phase = Phase.UNHEARD
         self._answer_s = self._interval_s
         self._due_at = self._asked_at + self._connect_s

@@ -59,6 +59,18 @@ def test_a_hello_on_its_way_is_repeated_seldom_and_not_by_all_agents_at_once() -
     assert len(first) > 10
 
 
+def test_answers_that_a_broken_connection_has_held_back_do_not_make_the_controller_slow() -> None:
+    session = new_session()
+    assert session.due(0.0) is Due.HELLO
+    for _ in range(3):  # the controller is stopped for 12 s
+        assert session.due(session.deadline()) is Due.HELLO
+        session.hello_not_sent()
+    assert session.due(12.0) is Due.HELLO
+    session.heard(12.1, 4)  # the answer to the first hello
+    session.due(session.deadline())
+    assert session.deadline() < 12.1 + 5 * INTERVAL_S
+
+
 def test_a_lost_message_leads_to_a_hello() -> None:
     session = ready()
     session.message_received()

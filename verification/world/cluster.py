@@ -18,7 +18,7 @@ from .controller import Controller
 from .disk import Disk, Trouble
 from .faults import strike
 from .network import Network
-from .oracle import Oracle
+from .oracle import LASTS_S, Oracle
 from .plan import Fault, JobPlan, Moment, Plan, Script, Weather
 from .plane import Plane
 from .process import State
@@ -114,8 +114,10 @@ class World:
         self.after(ARMED_S, self._strike_armed, number, fault)
 
     def moment(self, moment: Moment, job: JobId | None = None) -> None:
-        """One of the faults that wait for this strikes now: when who acts has done so. It hits workers of `job`. The next one waits
-        for another such moment, else most moments would see none, and one would see all."""
+        """One of the faults that wait for this strikes now: when who acts has done so. It hits workers of `job`.
+
+        The next one waits for another such moment: else one moment would see all, and most would see none.
+        """
         armed = self._armed.get(moment)
         if armed and self.timeline.now >= self._spared_until.get(moment, 0.0):
             self._spared_until[moment] = self.timeline.now + SPARED_S
@@ -161,7 +163,11 @@ class World:
         twin = Agent(self, name, agent.server.server, len(agent.server.gpus), name)
         self.twins.append(twin)
         twin.boot()
-        self.after(for_s, twin.power_off)
+        self.after(for_s, self._end_twin, twin)
+
+    def _end_twin(self, twin: Agent) -> None:
+        twin.trouble(LASTS_S)  # jobs that it was given lose their workers
+        twin.power_off()
 
     def operator_is_called(self) -> None:
         """The store has been lost or restored: an operator looks what is foreign, once in a while."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import random
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -120,6 +121,8 @@ class Process:
         if due is None:
             return
         deadline = due - self.clock_ahead_s
+        while deadline + self.clock_ahead_s < due:  # by a rounding: it would be woken for nothing, again and again
+            deadline = math.nextafter(deadline, math.inf)
         if deadline < self._armed:
             self._armed = deadline
             self.timeline.at(deadline, self.chance.random(), self._wake, self.life, deadline)
