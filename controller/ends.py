@@ -7,6 +7,7 @@ signal), or this controller (the server is lost). Only the script's own fault co
 
 * an error before any step has been applied, or after the training, fails the job at once;
 * an error that comes back at each restart, without a step that is new, fails it (`reconcile.count_restart`);
+* workers that end in one generation after the other, without a step that is new, fail it (`_count_loss`);
 * newcomers that end at their start are not tried again for a while; the job trains on with what it has.
 
 What is the server's fault counts against the server (`health`), and the job is tried elsewhere. A script that fails where other
@@ -74,10 +75,13 @@ def worker_ended(
     add_broken(job, broken)
     if ending(job):
         return  # another worker is at the end of the training already: it decides
-    if fault is Fault.SCRIPT and broken and (last is WorkerPhase.FINISHED or not job.kept.progressed):
+    alone = started or not holders(job)  # else the others have come as far as their loop, and it is a newcomer's affair
+    if fault is Fault.SCRIPT and broken and (last is WorkerPhase.FINISHED or (alone and not job.kept.progressed)):
         end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
     elif not started and fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT):
         _newcomer_failed(cluster, now, job, reason, exit_code, fault)
+    elif fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT) and holders(job):
+        _count_loss(cluster, now, job, f"{worker}: {reason}", exit_code)
 
 
 def _at_the_start(
@@ -98,6 +102,23 @@ def _at_the_start(
         if alone and exit_code and second_opinion(cluster, now, job, entry, reason):
             return Fault.SERVER, reason
     return fault, reason
+
+
+def _count_loss(cluster: Cluster, now: float, job: Job, because: str, exit_code: int | None) -> None:
+    """A worker has ended by itself in the middle of the training, and others have the state: the job goes on with these.
+
+    If the same comes back in one generation after the other, and no step is done any more, it is given up, like a job that loses
+    all workers again and again (`reconcile.count_restart`).
+    """
+    kept = job.kept
+    if kept.lost_in == kept.committed:
+        return  # one of several that this generation has lost
+    losses = 1 if job.best_applied > kept.best_at_loss else kept.losses_in_vain + 1
+    best = max(kept.best_at_loss, job.best_applied)
+    job.update(losses_in_vain=losses, lost_in=kept.committed, best_at_loss=best)
+    if losses > cluster.settings.max_restarts:
+        text = f"given up: {losses} generations in a row have lost a worker, and it got no further; last: {because}"
+        end_job(cluster, now, job, JobPhase.FAILED, text, exit_code)
 
 
 def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -> None:
@@ -131,7 +152,7 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
         stop_worker(cluster, now, job, late.worker)
         cluster.tell(now, EventKind.LATE, job.id, f"{late.reason}, on {entry.gpu}: it is stopped")
         add_broken(job, broken)
-        if fault is Fault.SCRIPT and not job.kept.progressed:
+        if fault is Fault.SCRIPT and not job.kept.progressed and not holders(job):
             end_job(cluster, now, job, JobPhase.FAILED, late.reason)
             return
         if fault is Fault.SCRIPT:

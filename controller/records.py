@@ -119,6 +119,9 @@ class JobRecord(Value, frozen=True, kw_only=True):
     deaths_in_vain: int = 0  # in a row, of them: those where no server had a part in it (`reconcile.count_restart`)
     progressed: bool = False  # some step has been applied
     best_at_restart: int = -1
+    losses_in_vain: int = 0  # generations in a row that lost a worker by its own fault and came no further (`ends`)
+    lost_in: int = 0  # the last of them
+    best_at_loss: int = -1  # the furthest step that had been applied then
     hold_s: float = 0.0  # how long growth is held back, or was last time
     held: bool = False
     progress: Progress | None = None

@@ -172,3 +172,26 @@ def test_a_worker_that_ends_quietly_in_the_middle_of_training_is_a_loss():
     world.exit(world.roster(job.id)[1], 0)
     assert not job.final
     assert job.kept.past[-1].reason == "ended in the middle of training (exit code 0)"
+
+
+def test_a_job_that_loses_a_worker_in_each_generation_and_comes_no_further_is_given_up():
+    world = World({"s1": 2}, max_restarts=3)
+    job = world.submit(job_spec(low=1, high=2))
+    for _ in range(6):  # the first of them come further
+        if not job.final:
+            world.settle(job.id, step=20)
+            world.exit(world.roster(job.id)[1], 1)
+        if not job.final:
+            world.commit(job.id, step=20)
+    assert job.kept.phase is JobPhase.FAILED
+    assert "4 generations in a row" in job.kept.reason
+
+
+def test_a_job_that_comes_further_between_its_losses_goes_on():
+    world = World({"s1": 2}, max_restarts=3)
+    job = world.submit(job_spec(low=1, high=2))
+    for turn in range(8):
+        world.settle(job.id, step=10 + turn)
+        world.exit(world.roster(job.id)[1], 1)
+        world.commit(job.id)
+    assert not job.final
