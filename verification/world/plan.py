@@ -158,7 +158,7 @@ DRAWN: dict[Kind, Drawn] = {
     Kind.HIDE_STORAGE: Drawn(1, 5, 60),
     Kind.HANG_STORAGE: Drawn(1, 5, 60),
     Kind.SLOW_SERVER: Drawn(1, 10, 60),
-    Kind.TWIN_AGENT: Drawn(0.5, 5, 60),
+    Kind.TWIN_AGENT: Drawn(2, 5, 60),
     Kind.KILL_WORKER: Drawn(5),
     Kind.KILL_LEAVER: Drawn(0.5),
     Kind.STOP_WORKER: Drawn(3, 0.5, 25),
@@ -201,7 +201,7 @@ GROUPS = (_CONTROLLER, _STORE, _AGENTS, _SERVERS, _WORKERS, _NETWORK)
 
 # Histories of resizes: workers die at the moments of resizes that users ask for, again and again, and nothing else happens.
 RESIZES = 0.25  # which part of the histories
-RESIZES_JOBS, RESIZES_STEP_S, RESIZES_STEPS = 2, 4.0, 400
+RESIZES_JOBS, RESIZES_STEP_S, RESIZES_STEPS = 2, 4.0, 300
 RESIZES_DRAWN: dict[Kind, Drawn] = {
     Kind.SCALE: Drawn(4),
     Kind.KILL_WORKER: Drawn(2),
@@ -359,7 +359,7 @@ def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> J
     evaluates = chance.random() < 0.3
     evaluate_every, evaluate_s = chance.randrange(10, 60), chance.choice((1.0, 8.0, 20.0))
     at = round(1 + chance.uniform(0, min(shape.submit_s, 0.9 * shape.storm_s)), 3)
-    absurd, which = chance.random() < 0.2, chance.randrange(11)
+    absurd, which = chance.random() < 0.3, chance.randrange(11)
     throughput: dict[int, float] = {}
     limits = LIMITS
     if absurd and shape.absurd:

@@ -76,6 +76,7 @@ class Worker(Process):
         # the training thread
         self._queue: deque[w.Instruction] = deque()
         self._doing: w.Instruction | None = None  # the instruction that it is carrying out
+        self._taken: w.Instruction | None = None  # the state that this one waits for has come
         self._task = 0  # what it does; grows, so that what comes too late is noticed
         self._hung = False
         self._arrived = False  # at its training loop
@@ -476,8 +477,10 @@ class Worker(Process):
             self._answer(w.CollectiveFailed(reason))
 
     def _in_progress(self) -> bool:
-        """Has the step in progress not been applied yet?"""
+        """Has the step in progress not been applied yet, or the state not come?"""
         doing = self._doing
+        if isinstance(doing, w.TakeState):
+            return self._taken is not doing
         return not isinstance(doing, w.RunStep | w.JoinStep) or self._applied < doing.step
 
     # -- the state
@@ -501,6 +504,7 @@ class Worker(Process):
         self._values = carried.applied
         self.lineage = group.lineage
         self._epoch = carried.epoch
+        self._taken = doing
         self._tell(w.StateTaken(carried.applied, carried.epoch))
         if isinstance(doing, w.TakeState) and self._doing is doing:
             self._soon(SCRIPT_S, self._want)
