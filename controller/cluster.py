@@ -48,6 +48,7 @@ from .scheduling.scheduler import Scheduler
 from .scheduling.view import Ints, ServerInView
 from .throughput import Estimated, History, Profiles, estimated
 
+MORE_THAN_ANY_SESSION = 1 << 62  # messages to an agent
 KEPT_EVENTS = 10_000
 KEPT_ANSWERS = 10_000
 ARCHIVED_AT_ONCE = 64  # jobs in one event: as many leave the memory, and as many the archive
@@ -469,9 +470,9 @@ class Cluster:
     def refuse_agent(self, server: ServerId, agent: str, reason: str) -> None:
         self._effects.append(SendAgent(server, HelloRefused(reason=reason), agent))
 
-    def ask_for_hello(self, server: ServerId, agent: str, sent: int = 0) -> None:
-        """Answer an agent that has no session here, in such a way that it says hello. `sent`: messages since its last one."""
-        again = Acknowledged(incarnation=self.settings.incarnation, sent=sent + 1)
+    def ask_for_hello(self, server: ServerId, agent: str) -> None:
+        """Answer an agent that has no session here, in such a way that it says hello: it misses messages, however many it had."""
+        again = Acknowledged(incarnation=self.settings.incarnation, sent=MORE_THAN_ANY_SESSION)
         self._effects.append(SendAgent(server, again, agent))
 
     def answer(self, client: bytes, request: str, answer: Answer) -> None:

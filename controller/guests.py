@@ -90,7 +90,7 @@ def _forget(cluster: Cluster, guest: Guest) -> None:
         cluster.send_guest(guest, ForgetWorkers(workers=tuple(guest.ended), uids=dict(guest.ended)))
         guest.ended.clear()
     if not guest.running:  # its next hello will be one of an agent that has nothing to lose
-        cluster.ask_for_hello(guest.server.server, guest.agent, guest.sent)
+        cluster.ask_for_hello(guest.server.server, guest.agent)
 
 
 def _stop(local: LocalWorker) -> StopWorker:

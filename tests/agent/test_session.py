@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from elasticd.agent.events import ControllerMessage, SendController, Started, TimePassed
 from elasticd.agent.machine import AgentMachine
 from elasticd.agent.session import Due, Phase, Session
+from elasticd.controller.cluster import MORE_THAN_ANY_SESSION
 from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, AgentHello
 from elasticd.protocol.model import Server, ServerId
 
@@ -279,3 +280,12 @@ def test_an_agent_of_a_controller_that_always_answers_late_comes_into_a_session_
             actions = machine.handle(now, TimePassed())
     assert len(hellos) <= 12
     assert hellos[-1] < 60.0
+
+
+def test_an_agent_that_its_controller_has_given_up_says_hello_however_many_messages_it_has_had() -> None:
+    for received in range(4):
+        session = ready()
+        for _ in range(received):
+            session.message_received()
+        session.acknowledged(0.5, Acknowledged(incarnation="c1", sent=MORE_THAN_ANY_SESSION))
+        assert session.due(0.5) is Due.HELLO
