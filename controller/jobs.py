@@ -262,7 +262,7 @@ class Job:
         return frozenset(server for server, avoided in self.avoided.items() if avoided.until_s is not None)
 
     def avoid(self, now: float, server: ServerId, reason: str, extent: Avoidance, at_least_s: float = 0.0) -> None:
-        """The job cannot work on `server`: leave it alone for a while, `at_least_s` seconds of it."""
+        """The job cannot work on `server`: leave it alone for a while, for `at_least_s` seconds at least."""
         before = self.avoided.get(server)
         if before is not None and before.until_s is not None:
             return  # one of several workers that were started together
