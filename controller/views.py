@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from msgspec.structs import replace
 
-from ..protocol.messages import CurvePoint, JobView, ServerState, ServerView, WorkerView
+from ..protocol.messages import CurvePoint, JobView, ServerState, ServerView, WorkerStage, WorkerView
 from ..protocol.model import GpuAddress, JobPhase, ServerId
 from .cluster import Cluster, Guest, Session
 from .guests import present, sentence, unknown_sentence
@@ -160,12 +160,12 @@ def _saving(now: float, job: Job) -> str:
 
 def _worker_view(job: Job, entry: WorkerRecord) -> WorkerView:
     status = job.statuses.get(entry.worker)
-    unheard = "ordered" if entry.state is WorkerState.ORDERED else "starting"
+    unheard = WorkerStage.ORDERED if entry.state is WorkerState.ORDERED else WorkerStage.STARTING
     return WorkerView(
         worker=entry.worker,
         server=entry.gpu.server,
         gpu=entry.gpu.index,
-        phase=status.phase.value if status is not None else unheard,
+        phase=WorkerStage.of(status.phase) if status is not None else unheard,
         pid=status.pid if status is not None else entry.pid,
         reason="is being stopped" if entry.stopping else status.note if status is not None else "",
     )
@@ -176,7 +176,7 @@ def _past_view(entry: WorkerRecord) -> WorkerView:
         worker=entry.worker,
         server=entry.gpu.server,
         gpu=entry.gpu.index,
-        phase="ended",
+        phase=WorkerStage.ENDED,
         pid=entry.pid,
         exit_code=entry.exit_code,
         reason=entry.reason,

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from ..protocol.errors import RequestRefused, UserError
-from ..protocol.messages import GetLog, JobView, Log
+from ..protocol.messages import GetLog, JobView, Log, WorkerStage
 from ..protocol.model import WorkerId
 from .context import JSON, Context, of, print_json, say
 
@@ -131,7 +131,7 @@ def _time_of_day(text: str, now_s: float) -> float:
 
 def _readers(view: JobView, worker: int | None) -> list[_Reader]:
     """One for each worker that has been started, by number."""
-    names = {w.worker: None for w in (*view.past_workers, *view.workers) if w.phase != "ordered"}
+    names = {w.worker: None for w in (*view.past_workers, *view.workers) if w.phase is not WorkerStage.ORDERED}
     chosen = [name for name in names if worker is None or name == f"{view.job}.{worker}"]
     if worker is not None and not chosen:
         raise UserError(f"--worker {worker}: {view.job} has had no such worker")

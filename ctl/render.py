@@ -175,7 +175,8 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
     if job.workers:
         lines.append(f"  workers          generation {job.generation}")
         lines += [
-            f"    {w.worker:<16} {w.server}:{w.gpu:<3} {w.phase:<9} pid {w.pid or '-'}{note(w)}" for w in job.workers
+            f"    {w.worker:<16} {w.server}:{w.gpu:<3} {w.phase.value:<9} pid {w.pid or '-'}{note(w)}"
+            for w in job.workers
         ]
     failed = [worker for worker in job.past_workers if worker.exit_code not in (0, None)][-3:]
     lines += [f"    {w.worker:<16} {w.server}:{w.gpu:<3} ended     {printable(w.reason)}" for w in failed]

@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elasticd.protocol.messages import JobView
-from elasticd.protocol.model import GpuAddress, WorkerPhase
+from elasticd.protocol.messages import JobView, WorkerStage
+from elasticd.protocol.model import GpuAddress
 
 from .shares import colours, stack_at
 from .words import pause_s, quality
@@ -115,7 +115,7 @@ def _workers(number: int, job: JobView) -> Text:
     text = Text()
     colour, on_it = colours(number)
     for worker in job.workers:
-        trains = worker.phase == WorkerPhase.TRAINING.value
+        trains = worker.phase is WorkerStage.TRAINING
         text.append(f"{_short(worker.server)}:{worker.gpu}", style=f"{on_it} on {colour}" if trains else colour)
         text.append(" ")
     return text
@@ -134,7 +134,7 @@ def _bar(number: int, job: JobView) -> ProgressBar:
 def _servers(scene: Scene) -> Text:
     """All GPUs in their servers, each with the letter of its job."""
     on_gpu = {
-        (worker.server, worker.gpu): (number, worker.phase == WorkerPhase.TRAINING.value)
+        (worker.server, worker.gpu): (number, worker.phase is WorkerStage.TRAINING)
         for number, job in enumerate(scene.jobs)
         for worker in job.workers
     }

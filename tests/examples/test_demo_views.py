@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from elasticd.protocol.messages import JobView, ShareChange, WorkerView
+from elasticd.protocol.messages import JobView, ShareChange, WorkerStage, WorkerView
 from elasticd.protocol.model import (
     GpuAddress,
     GpuRange,
@@ -30,7 +30,7 @@ from examples.demo.words import changes, ending, quality, resize_words
 GPUS = tuple(GpuAddress(server=ServerId(f"local-{s}"), index=i) for s in (1, 2) for i in (0, 1))
 
 
-def worker(number: int, gpu: GpuAddress, phase: str = "training") -> WorkerView:
+def worker(number: int, gpu: GpuAddress, phase: WorkerStage = WorkerStage.TRAINING) -> WorkerView:
     return WorkerView(worker=WorkerId(f"j.{number}"), server=gpu.server, gpu=gpu.index, phase=phase, pid=100 + number)
 
 
@@ -103,7 +103,10 @@ def test_the_screen_fits_any_width_and_keeps_its_height_while_jobs_come(width: i
 
 def test_workers_that_still_start_are_told_from_those_that_train() -> None:
     view = job(
-        "digits", shares=((1.0, 1),), wanted_gpus=2, workers=(worker(0, GPUS[0]), worker(1, GPUS[1], "starting"))
+        "digits",
+        shares=((1.0, 1),),
+        wanted_gpus=2,
+        workers=(worker(0, GPUS[0]), worker(1, GPUS[1], WorkerStage.STARTING)),
     )
     text = screen(scene(view))
     assert "running ⠋" in text

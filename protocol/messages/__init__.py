@@ -1,0 +1,171 @@
+"""Every message between processes. One tagged struct each; MessagePack on the wire; nothing is ever unpickled.
+
+Who talks to whom (cluster 2)::
+
+    elasticctl --DEALER--> ROUTER controller ROUTER <--DEALER-- agent ROUTER <--DEALER-- worker
+                                                                worker ROUTER <--DEALER-- worker   (leader, followers)
+
+Messages that concern a job carry the job and, where it matters, the generation; stale ones are dropped by the receiver.
+Requests of a client carry an id and are answered exactly once; a repeated id gets the first answer again (Elan V-D).
+Everything else is idempotent: orders are numbered by generation, statuses by a sequence, and both sides repeat what the
+other one seems not to have.
+
+Each module here has what one side says; `links` has what may be said over each link.
+"""
+
+from __future__ import annotations
+
+from .agents import (
+    AgentHeartbeat,
+    AgentHello,
+    LocalWorker,
+    LogPiece,
+    StatusReceived,
+    Suspend,
+    WorkerExit,
+    WorkerReport,
+    session_name,
+)
+from .answers import (
+    Answer,
+    Cancelled,
+    Events,
+    JobFound,
+    Jobs,
+    Log,
+    PolicyInUse,
+    PolicySet,
+    Pong,
+    Profiling,
+    Refused,
+    Reply,
+    Scaled,
+    ServerAdopted,
+    ServerForgotten,
+    Servers,
+    Submitted,
+)
+from .base import PROTOCOL_VERSION, Message
+from .clients import (
+    AdoptServer,
+    Cancel,
+    Envelope,
+    ForgetServer,
+    GetEnded,
+    GetEvents,
+    GetJob,
+    GetJobs,
+    GetLog,
+    GetPolicy,
+    GetServers,
+    Ping,
+    Profile,
+    Request,
+    Scale,
+    SetPolicy,
+    Submit,
+)
+from .controller import Acknowledged, ForgetWorkers, HelloRefused, Order, ReadLog, StartWorker, StopWorker
+from .links import (
+    ToAgentFromController,
+    ToAgentFromWorker,
+    ToControllerFromAgent,
+    ToFollower,
+    ToLeader,
+    ToWorkerFromAgent,
+)
+from .views import (
+    CurvePoint,
+    EventKind,
+    EventView,
+    JobView,
+    ServerState,
+    ServerView,
+    ShareChange,
+    ShareForecast,
+    StageView,
+    WorkerStage,
+    WorkerView,
+)
+from .workers import Commit, Prepare, Prepared, Ready, Status, StoreAdd, StoreGet, StoreSet, StoreValue
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Acknowledged",
+    "AdoptServer",
+    "AgentHeartbeat",
+    "AgentHello",
+    "Answer",
+    "Cancel",
+    "Cancelled",
+    "Commit",
+    "CurvePoint",
+    "Envelope",
+    "EventKind",
+    "EventView",
+    "Events",
+    "ForgetServer",
+    "ForgetWorkers",
+    "GetEnded",
+    "GetEvents",
+    "GetJob",
+    "GetJobs",
+    "GetLog",
+    "GetPolicy",
+    "GetServers",
+    "HelloRefused",
+    "JobFound",
+    "JobView",
+    "Jobs",
+    "LocalWorker",
+    "Log",
+    "LogPiece",
+    "Message",
+    "Order",
+    "Ping",
+    "PolicyInUse",
+    "PolicySet",
+    "Pong",
+    "Prepare",
+    "Prepared",
+    "Profile",
+    "Profiling",
+    "ReadLog",
+    "Ready",
+    "Refused",
+    "Reply",
+    "Request",
+    "Scale",
+    "Scaled",
+    "ServerAdopted",
+    "ServerForgotten",
+    "ServerState",
+    "ServerView",
+    "Servers",
+    "SetPolicy",
+    "ShareChange",
+    "ShareForecast",
+    "StageView",
+    "StartWorker",
+    "Status",
+    "StatusReceived",
+    "StopWorker",
+    "StoreAdd",
+    "StoreGet",
+    "StoreSet",
+    "StoreValue",
+    "Submit",
+    "Submitted",
+    "Suspend",
+    "ToAgentFromController",
+    "ToAgentFromWorker",
+    "ToControllerFromAgent",
+    "ToFollower",
+    "ToLeader",
+    "ToWorkerFromAgent",
+    "WorkerExit",
+    "WorkerReport",
+    "WorkerStage",
+    "WorkerView",
+    "session_name",
+]

@@ -1,0 +1,143 @@
+"""What the controller answers to a client."""
+
+from __future__ import annotations
+
+from ..model import JobId, ServerId
+from .base import Message
+from .views import EventView, JobView, ServerView, ShareForecast, StageView
+
+
+class Submitted(Message, frozen=True, kw_only=True):
+    job: JobId
+
+
+class Jobs(Message, frozen=True, kw_only=True):
+    """A page of jobs."""
+
+    jobs: tuple[JobView, ...]
+    time_s: float
+    policy: str
+    next: str = ""  # `after` of the next page; "": this was the last one
+
+
+class JobFound(Message, frozen=True, kw_only=True):
+    job: JobView
+    time_s: float
+
+
+class Scaled(Message, frozen=True, kw_only=True):
+    """`generation` is the order that carries the new share out; it may be committed already."""
+
+    job: JobId
+    generation: int
+    share: int
+
+
+class Profiling(Message, frozen=True, kw_only=True):
+    """The job is on its way down through `shares`."""
+
+    job: JobId
+    shares: tuple[int, ...]
+
+
+class Cancelled(Message, frozen=True, kw_only=True):
+    job: JobId
+
+
+class Servers(Message, frozen=True, kw_only=True):
+    """A page of servers."""
+
+    servers: tuple[ServerView, ...]
+    time_s: float
+    next: str = ""  # `after` of the next page; "": this was the last one
+
+
+class ServerAdopted(Message, frozen=True, kw_only=True):
+    """`workers` have been asked to save and end; the server is used as soon as they have."""
+
+    server: ServerId
+    workers: int
+
+
+class ServerForgotten(Message, frozen=True, kw_only=True):
+    """Should its agent say hello again, it joins as a new server."""
+
+    server: ServerId
+
+
+class Events(Message, frozen=True, kw_only=True):
+    events: tuple[EventView, ...]
+
+
+class Log(Message, frozen=True, kw_only=True):
+    data: bytes
+    next_offset: int
+    end: bool
+
+
+class PolicyInUse(Message, frozen=True, kw_only=True):
+    """What decides, and the file or name that it came from (`source`).
+
+    `at_run_time`: it has been set by `user` while the cluster ran; else it is the configuration's.
+    """
+
+    policy: StageView
+    admission: StageView
+    packing: str
+    placement: StageView
+    needs_lengths: bool
+    at_run_time: bool
+    source: str
+    user: str
+    since_s: float  # Unix time; of the configuration's policy since when this controller has used it
+    configured_policy: str
+    trouble: str = ""  # what it raised when it was asked last; the plan before that is kept
+
+
+class PolicySet(Message, frozen=True, kw_only=True):
+    """What decided before and what does after it, and the shares that differ; of a dry run what would be so."""
+
+    before: PolicyInUse
+    after: PolicyInUse
+    shares: tuple[ShareForecast, ...]
+    time_s: float
+
+
+class Pong(Message, frozen=True, kw_only=True):
+    version: str
+    protocol: int
+    cluster: str
+    policy: str
+    servers: int
+    pid: int
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """No, and why. `bad_input`: the request itself is wrong (exit code 2), else the cluster says no (exit code 1)."""
+
+    reason: str
+    bad_input: bool = False
+
+
+Answer = (
+    Submitted
+    | Jobs
+    | JobFound
+    | Scaled
+    | Profiling
+    | Cancelled
+    | Servers
+    | ServerAdopted
+    | ServerForgotten
+    | Events
+    | Log
+    | PolicyInUse
+    | PolicySet
+    | Pong
+    | Refused
+)
+
+
+class Reply(Message, frozen=True, kw_only=True):
+    id: str
+    answer: Answer

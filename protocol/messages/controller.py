@@ -1,0 +1,85 @@
+"""What the controller says to agents. Orders go on to the workers as they are."""
+
+from __future__ import annotations
+
+from ..model import JobId, JobSpec, Roster, WorkerId
+from .base import Message
+
+
+class Order(Message, frozen=True, kw_only=True):
+    """Train as `roster` (worker-runtime 4). A greater generation supersedes all lesser ones that are not committed."""
+
+    job: JobId
+    roster: Roster
+    leader_address: str  # control socket of the leader; "" until it is known: the order is then repeated
+    broken: tuple[int, ...] = ()  # generations that have lost a member: whoever is in one abandons its communicator
+    uid: str = ""  # of the job
+
+    @property
+    def generation(self) -> int:
+        return self.roster.generation
+
+
+class StartWorker(Message, frozen=True, kw_only=True):
+    """Start a worker process, unless this worker of the job has been started before."""
+
+    job: JobId
+    worker: WorkerId
+    gpu: int  # index on the agent's server
+    spec: JobSpec
+    generation: int  # of the order that first named it
+    uid: str = ""  # of the job: tells it from another job that has had the same number
+    checkpoint_step: int | None = None  # the job has a checkpoint of this step or a later one; None: it may have none
+    session: str = ""  # of the agent's hello that this belongs to (`AgentHello.session`); "": any
+
+
+class StopWorker(Message, frozen=True, kw_only=True):
+    """Stop a worker process: SIGTERM, SIGKILL after `grace_s`. One that does not run will not be started any more,
+    and counts as ended: the agent answers with its `WorkerExit`.
+
+    `save`: one that trains gets `Suspend`, with `saver`, `stand_by` and `saved`, instead of SIGTERM; again, if these change.
+    """
+
+    job: JobId
+    worker: WorkerId
+    grace_s: float
+    save: bool = False
+    saver: WorkerId | None = None
+    stand_by: bool = False
+    saved: int | None = None  # the step whose state another worker has saved meanwhile
+    uid: str = ""  # of the job; a worker of another job with this number goes on
+
+
+class ForgetWorkers(Message, frozen=True, kw_only=True):
+    """The controller has recorded these workers' ends: the agent may drop its own records of them."""
+
+    workers: tuple[WorkerId, ...]
+    uids: dict[WorkerId, str] = {}  # of their jobs, as their ends told them
+
+
+class ReadLog(Message, frozen=True, kw_only=True):
+    """Send a piece of a worker's log."""
+
+    request: str
+    job: JobId
+    worker: WorkerId
+    offset: int
+    limit: int
+    uid: str = ""  # of the job
+
+
+class HelloRefused(Message, frozen=True, kw_only=True):
+    """Answer to a hello: this agent cannot be part of the cluster now. It says hello again, slowly."""
+
+    reason: str
+
+
+class Acknowledged(Message, frozen=True, kw_only=True):
+    """Answer to a heartbeat or a hello. `sent` counts the messages sent to this agent in this session, this one not
+    included: an agent that has received fewer says hello again, and gets everything anew."""
+
+    incarnation: str  # of the controller
+    sent: int
+    cluster: str = ""  # id of the cluster that the agent is a member of now; "": it is no member
+    newest_event: int = 0  # how far the cluster's history is recorded
+    session: str = ""  # of the hello that has begun it (`AgentHello.session`); "": not told

@@ -1,0 +1,14 @@
+"""What may be said over each link, by direction."""
+
+from __future__ import annotations
+
+from .agents import AgentHeartbeat, AgentHello, LogPiece, StatusReceived, Suspend, WorkerExit, WorkerReport
+from .controller import Acknowledged, ForgetWorkers, HelloRefused, Order, ReadLog, StartWorker, StopWorker
+from .workers import Commit, Prepare, Prepared, Ready, Status, StoreAdd, StoreGet, StoreSet, StoreValue
+
+ToAgentFromController = Order | StartWorker | StopWorker | ForgetWorkers | ReadLog | HelloRefused | Acknowledged
+ToControllerFromAgent = AgentHello | AgentHeartbeat | WorkerReport | WorkerExit | LogPiece
+ToWorkerFromAgent = Order | StatusReceived | Suspend
+ToAgentFromWorker = Status
+ToLeader = Ready | Prepared | StoreSet | StoreGet | StoreAdd
+ToFollower = Prepare | Commit | StoreValue

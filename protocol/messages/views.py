@@ -1,0 +1,178 @@
+"""What a client is shown of jobs, servers, events and policies."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from ..model import JobId, JobPhase, JobSpec, Resize, Server, ServerId, WorkerId, WorkerPhase
+
+
+class WorkerStage(enum.Enum):
+    """How far a worker is, for people: what it says of itself (`WorkerPhase`), and what the controller knows before and after."""
+
+    ORDERED = "ordered"  # its GPU is not free yet
+    STARTING = "starting"
+    READY = "ready"
+    TRAINING = "training"
+    BROKEN = "broken"
+    LEFT = "left"
+    FINISHED = "finished"
+    ENDED = "ended"  # its process
+
+    @classmethod
+    def of(cls, phase: WorkerPhase) -> WorkerStage:
+        """That of a worker which speaks."""
+        return cls(phase.value)
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as `status JOB` shows it."""
+
+    worker: WorkerId
+    server: ServerId
+    gpu: int
+    phase: WorkerStage
+    pid: int | None
+    exit_code: int | None = None
+    reason: str = ""
+
+
+class ShareChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One point of a job's share over time."""
+
+    time_s: float  # seconds since the epoch (Unix time)
+    share: int
+    generation: int
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Throughput of a job with one share on so many servers, as far as it is known."""
+
+    share_gpus: int
+    servers: int | None  # None: a table or a job file that does not say; taken for the fewest
+    steps_per_s: float
+    samples_per_s: float | None  # None: the job has not said yet how large a step is
+    source: str  # measured, history, stated (in the job file), profile, assumed (from the others)
+    times: int = 0  # measured so often
+    age_s: float | None = None  # since it was measured last
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as it is shown. Times are Unix times in seconds."""
+
+    job: JobId
+    spec: JobSpec
+    phase: JobPhase
+    reason: str  # why it is pending, failed, or what it waits for
+    submitted_s: float
+    started_s: float | None
+    finished_s: float | None
+    share_gpus: int  # that train now (committed)
+    wanted_gpus: int  # by the newest order
+    manual_share: int | None
+    generation: int  # committed
+    ordered_generation: int
+    step: int | None  # last applied
+    total_steps: int | None
+    epoch: int
+    samples_per_s: float
+    median_step_s: float
+    metrics: dict[str, float]
+    workers: tuple[WorkerView, ...]
+    past_workers: tuple[WorkerView, ...]
+    shares: tuple[ShareChange, ...]
+    resizes: tuple[Resize, ...]
+    restarts: int
+    exit_code: int | None
+    measuring_gpus: int | None = None  # it is being measured with so many of its GPUs
+    curve: tuple[CurvePoint, ...] = ()  # by share; only in the answer to GetJob
+
+
+class ServerState(enum.Enum):
+    """How a server stands, for people."""
+
+    ALIVE = "alive"
+    LOST = "lost"
+    UNFIT = "unfit"  # it cannot start workers for now
+    FOREIGN = "foreign"  # it belongs to another cluster
+
+
+class ServerView(msgspec.Struct, frozen=True, kw_only=True):
+    server: Server
+    alive: bool
+    last_heard_s: float
+    used: dict[int, JobId]  # GPU index -> job
+    state: ServerState = ServerState.ALIVE
+    trouble: str = ""  # why no worker is started there for now, or what an operator has to decide; in words
+
+
+class EventKind(enum.Enum):
+    """What an event tells of: first of jobs, then of servers, then of the controller itself."""
+
+    SUBMITTED = "submitted"
+    ORDERED = "ordered"  # a new roster
+    STARTED = "started"
+    SCALED = "scaled"  # its share was set by hand, or given back to the policy
+    RESIZED = "resized"  # what a switch of rosters has cost
+    MEASURING = "measuring"  # it goes through smaller shares
+    PREEMPTED = "preempted"
+    SAVER = "saver"  # another worker is to save its state
+    RESTARTED = "restarted"  # from its last checkpoint
+    LOST = "lost"  # a worker
+    LATE = "late"  # a worker takes longer to start than it may
+    CUT_OFF = "cut-off"  # it goes on without those that its leader does not reach
+    HELD = "held"  # it does not grow for a while
+    STALLED = "stalled"
+    ODD_FIGURE = "odd-figure"  # a worker reports what cannot be
+    OVERTAKEN = "overtaken"  # it is further than a restored store says
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SERVER_JOINED = "server-joined"
+    SERVER_BACK = "server-back"
+    SERVER_LOST = "server-lost"
+    SERVER_UNFIT = "server-unfit"
+    SERVER_REFUSED = "server-refused"
+    SERVER_FOREIGN = "server-foreign"
+    SERVER_ADOPTED = "server-adopted"
+    SERVER_FORGOTTEN = "server-forgotten"
+    WORKERS_UNKNOWN = "workers-unknown"  # it has workers that belong to no job
+    CONTROLLER_AWAY = "controller-away"  # it has not listened for a while
+    POLICY = "policy"  # set, or not to be had any more
+    POLICY_FAILED = "policy-failed"
+    STORE_BACK = "store-back"
+    STORE_OLD = "store-old"  # restored from a backup
+    OTHER = "other"  # of a later version, which knows more kinds: its text says what it is
+
+    @classmethod
+    def _missing_(cls, value: object) -> EventKind:
+        return cls.OTHER
+
+
+class EventView(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened, and why."""
+
+    number: int
+    time_s: float
+    kind: EventKind
+    job: JobId | None
+    text: str
+
+
+class StageView(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy or a stage around it, with its parameters as they are in use."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class ShareForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """A job whose share another policy changes. `reason`: why it gets no more."""
+
+    job: JobId
+    before_gpus: int
+    after_gpus: int
+    reason: str
