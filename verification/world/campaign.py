@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from .disasters import with_disasters
 from .history import Outcome, play
 from .plan import WEATHERS, Plan, Shape, draw
 
@@ -35,7 +36,8 @@ class Settings:
     def plan(self, seed: int) -> Plan:
         """The history of a seed."""
         name = self.weather or ("hostile" if seed % 2 else "tcp")
-        return draw(seed, WEATHERS[name], self.shape)
+        plan = draw(seed, WEATHERS[name], self.shape)
+        return with_disasters(plan) if self.shape == Shape() else plan
 
     @property
     def mark(self) -> str:

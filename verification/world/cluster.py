@@ -49,7 +49,7 @@ class World:
         self.story = Story(self.timeline, tell)
         self.network = Network(self.timeline, plan.seed, plan.weather, plan.peer_loss)
         self.oracle = Oracle(self.timeline, self.story, plan.jobs, plan.servers)
-        self.plane = Plane(self.timeline, self.network, plan.seed, self.oracle.judge)
+        self.plane = Plane(self.timeline, self.network, plan.seed, self.oracle.judge, plan.connect_s)
         self.disk = Disk(self.timeline)
         self.disk.on_commit = self._committed
         self.scripts: dict[str, Script] = {job.spec.name: job.script for job in plan.jobs}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticd.protocol.model import JobId
@@ -37,6 +38,10 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
     elif kind in (Kind.KILL_WORKER, Kind.KILL_LEAVER, Kind.STOP_WORKER, Kind.HANG_WORKER):
         if worker is not None:
             _strike_worker(world, worker, fault)
+    elif kind is Kind.KILL_JOB:
+        for other in world.workers() if worker is not None else ():
+            if worker is not None and other.job == worker.job:
+                _strike_worker(world, other, replace(fault, kind=Kind.KILL_WORKER))
     elif kind is Kind.STRANGER:
         if worker is not None:
             strangers.speak(world, worker, fault.who)

@@ -50,6 +50,7 @@ class _Known:
     frontier: dict[int, int] = field(default_factory=lambda: {0: -1})  # furthest applied step, by lineage
     generation: int = 0  # the newest that has applied a step
     lineage: int = 0  # the newest: a start from a checkpoint begins another one
+    checkpoint_of: int = 0  # the newest generation that has gone on from a checkpoint
     disturbed_at: float = float("-inf")  # until then the last fault has lasted
     applied_at: float = 0.0  # the last step
     cancelled: bool = False  # a user has asked for it
@@ -200,9 +201,17 @@ class Oracle:
         """A script has run the last lines of an epoch: evaluation, schedulers."""
         self.job(job).epochs.add(epoch)
 
-    def saved(self, job: JobId, worker: WorkerId, step: int, epoch: int) -> None:
+    def goes_on(self, job: JobId, generation: int) -> None:
+        """A generation goes on from a checkpoint: from now on those before it leave the job's checkpoints alone."""
+        known = self.job(job)
+        known.checkpoint_of = max(known.checkpoint_of, generation)
+
+    def saved(self, job: JobId, worker: WorkerId, step: int, epoch: int, generation: int) -> None:
         """A worker has written a checkpoint, from which a script would begin with this epoch."""
         known = self.job(job)
+        if generation < known.checkpoint_of and not known.uncertain:
+            text = f"{worker} of generation {generation} of {job} writes, and {known.checkpoint_of} goes on from a checkpoint"
+            raise Violation("who has been overtaken writes no checkpoint", text)
         script = known.plan.script
         begun = step // (script.evaluate_every or script.steps)
         if epoch < begun or (epoch > 0 and epoch - 1 not in known.epochs):
@@ -338,6 +347,9 @@ class Oracle:
             last = known.plan.script.steps - 1
             if last not in known.states:
                 raise Violation("a finished job has trained to its end", f"{job}: step {last} was never applied")
+            shown = record.progress.step if record.progress is not None else None
+            if shown != last:
+                raise Violation("a finished job is shown with its last step", f"{job}: step {shown}, not {last}")
 
     def _check_gpus(self) -> None:
         taken: dict[GpuAddress, JobId] = {}

@@ -17,6 +17,7 @@ import msgspec
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
 
 STORM_S = 600.0  # how long the weather lasts
+CONNECT_S = 0.02
 POLICIES = (
     "max-min", "fifo", "backfill", "elastic-fifo", "elastic-backfill", "srtf", "srsf", "srtf-e", "srsf-e", "optimus",
     "tiresias-l", "elastic-tiresias", "themis", "afs-l", "afs-p", "afs-s", "gandiva", "yarn-cs", "elastic",
@@ -116,6 +117,7 @@ class Kind(enum.Enum):
     TWIN_AGENT = "start a second agent under the name of server"
     KILL_WORKER = "kill worker"
     KILL_LEAVER = "kill worker that the newest order does not name"
+    KILL_JOB = "kill worker and all others of its job"
     STOP_WORKER = "stop worker"
     HANG_WORKER = "hang the training thread of worker"
     CUT_IN = "cut what server hears"
@@ -275,6 +277,7 @@ class Plan:
     storm_s: float = STORM_S
     peer_loss: float = 0.0  # of messages among the workers of a job
     clocks_ahead_s: tuple[float, ...] = ()  # of the servers' clocks, at the beginning; empty: they show the same
+    connect_s: float = CONNECT_S  # for the members of a communicator to connect
 
     @property
     def entries(self) -> tuple[JobPlan | Fault, ...]:

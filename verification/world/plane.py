@@ -21,7 +21,6 @@ from .network import Network
 from .process import Process, State
 from .timeline import Timeline
 
-BUILD_S = 0.02
 EXCHANGE_S = 0.01
 HEADER_S = 0.02  # for the first bytes of the state
 TRANSFER_S = 0.4  # for the rest of it
@@ -290,9 +289,11 @@ class Group:
 class Plane:
     """All communicators of the cluster, and those that are being built."""
 
-    def __init__(self, timeline: Timeline, network: Network, seed: int, judge: Judge) -> None:
-        """`judge`: looks at the parts of a step, and says which step it is and which state comes of it."""
+    def __init__(self, timeline: Timeline, network: Network, seed: int, judge: Judge, connect_s: float) -> None:
+        """`judge`: looks at the parts of a step, and says which step it is and which state comes of it. `connect_s`: so long
+        the members of a communicator take to connect."""
         self.timeline, self.network, self.seed, self.judge = timeline, network, seed, judge
+        self._connect_s = connect_s
         self.apart: set[str] = set()  # hosts whose gradients do not get to others, though messages do
         self._meetings: dict[tuple[JobId, int, int, str], _Meeting] = {}
         self._groups: dict[str, list[Group]] = {}
@@ -303,7 +304,7 @@ class Plane:
         meeting = self._meetings.setdefault(key, _Meeting(roster))
         meeting.members[member.name] = member
         if set(meeting.members) == set(roster.workers):
-            self.timeline.at(self.timeline.now + BUILD_S, member.process.chance.random(), self._meet, key)
+            self.timeline.at(self.timeline.now + self._connect_s, member.process.chance.random(), self._meet, key)
 
     def _meet(self, key: tuple[JobId, int, int, str]) -> None:
         meeting = self._meetings.get(key)

@@ -61,6 +61,7 @@ FAULTS: dict[str, Kind] = {
     "cut-peers server": Kind.CUT_PEERS,
     "cut-data server": Kind.CUT_DATA,
     "kill worker": Kind.KILL_WORKER,
+    "kill job-of-worker": Kind.KILL_JOB,
     "stop worker": Kind.STOP_WORKER,
     "hang worker": Kind.HANG_WORKER,
 }

@@ -347,6 +347,7 @@ class Worker(Process):
             if newest is not None:
                 own = taken_over(newest.name, generation)
                 kept[kept.index(newest)] = replace(newest, generation=own.generation)
+                self._world.oracle.goes_on(self.job, generation)
             least = self._start.checkpoint_step
             oracle, name = self._world.oracle, WorkerId(self.name)
             self.lineage = oracle.begins(self.job, name, begins.step, begins.state, least if least is not None else -1)
@@ -366,11 +367,12 @@ class Worker(Process):
         if self._agent.storage_hidden:
             self._tell(w.CheckpointFailed(number, "stale file handle"))
             return
-        self._world.oracle.saved(self.job, WorkerId(self.name), checkpoint.step, checkpoint.epoch)
         kept, name = self._checkpoints, checkpoint.name
         if overtaken_by((other.name for other in kept), checkpoint.generation) is not None:
             self._tell(w.CheckpointFailed(number, "a newer generation goes on from a checkpoint here"))
             return
+        oracle = self._world.oracle
+        oracle.saved(self.job, WorkerId(self.name), checkpoint.step, checkpoint.epoch, checkpoint.generation)
         kept[:] = [*(other for other in kept if other.name != name), checkpoint]
         gone = superfluous((other.name for other in kept), checkpoint.generation, self._start.spec.checkpoint.keep)
         kept[:] = [other for other in kept if other.name not in gone]

@@ -1,0 +1,143 @@
+"""Histories of disasters: what single faults bring about only when two or three of them meet, one such meeting after the other.
+
+A tenth of the histories (by their seeds) has these in place of its other faults: all workers of a job die while a server does not
+see the checkpoints; a server is cut off for so long that its jobs go on elsewhere, and trains on; the controller's disk is full
+just when a user has asked for something; the store is lost or restored while jobs train; data between one server and the others
+gets through no more, for good; communicators take long to be built; jobs that need all GPUs push aside others that evaluate.
+
+All comes from a stream of random numbers of its own: the other histories know nothing of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
+
+from .plan import CONNECT_S, LIMITS, Fault, JobPlan, Kind, Moment, Plan, Script
+
+EVERY, SEEDS = 20, (8, 19)  # of so many seeds these: one of each weather
+DISASTERS, BETWEEN_S = 8, 60.0
+AT_LAST_S = 490.0  # after the others: nobody knows afterwards what jobs have been promised
+LONG_JOBS, STEPS, STEP_S = 3, 120, 4.0
+GANGS, GANG_STEPS = 3, 20
+FOR_GOOD_S = 1e5
+SLOW_CONNECT_S = 22.0  # within the time that a communicator may take to be built
+
+Disaster = Callable[[random.Random, float], list[Fault]]
+
+
+def with_disasters(plan: Plan) -> Plan:
+    """The plan of a history of disasters, if its seed is that of one; else `plan` itself."""
+    if plan.seed % EVERY not in SEEDS or not plan.faults:
+        return plan
+    chance = random.Random(f"{plan.seed}/disasters")
+    apart = chance.random() < 0.4
+    jobs = [_long_job(chance, f"job{chr(97 + i)}") for i in range(LONG_JOBS)]
+    faults = _apart(chance) if apart else []
+    if not apart:
+        jobs += [_gang(chance, f"gang{chr(97 + i)}", plan.servers * plan.gpus) for i in range(GANGS)]
+    for i in range(DISASTERS):
+        at = round(30 + (i + chance.uniform(0, 0.5)) * BETWEEN_S, 3)
+        faults += chance.choice(_DISASTERS)(chance, at)
+    if chance.random() < 0.5:
+        faults += _store_replaced(chance, AT_LAST_S)
+    connect_s = SLOW_CONNECT_S if chance.random() < 0.25 else CONNECT_S
+    faults.sort(key=lambda fault: fault.at)
+    policy = "max-min" if apart else chance.choice(("srtf", "srsf", "max-min", plan.policy))
+    return replace(plan, policy=policy, jobs=tuple(jobs), faults=tuple(faults), connect_s=connect_s)
+
+
+# ---------------------------------------------------------------------------------------------------------------- jobs
+
+
+def _long_job(chance: random.Random, name: str) -> JobPlan:
+    spec = JobSpec(
+        name=name,
+        command=("python", "train.py"),
+        gpus=GpuRange(min=1, max=chance.choice((1, 2, 8))),
+        virtual_workers=8,
+        workdir="/home/user",
+        checkpoint=CheckpointSpec(every_s=10.0),
+        max_steps=STEPS,
+        **LIMITS,
+    )
+    script = Script(
+        steps=STEPS,
+        step_s=STEP_S,
+        start_s=chance.uniform(1, 8),
+        save_s=chance.uniform(0.1, 3.0),
+        evaluate_every=chance.choice((0, 40)),
+        evaluate_s=15.0,
+        registers=chance.random() < 0.4,
+    )
+    return JobPlan(round(chance.uniform(1, 200), 3), spec, script)
+
+
+def _gang(chance: random.Random, name: str, gpus: int) -> JobPlan:
+    """A short job that needs every GPU."""
+    job = _long_job(chance, name)
+    spec = msgspec.structs.replace(
+        job.spec, gpus=GpuRange(min=gpus, max=gpus), virtual_workers=max(8, gpus), max_steps=GANG_STEPS
+    )
+    script = replace(job.script, steps=GANG_STEPS, step_s=1.0, evaluate_every=0)
+    return JobPlan(round(chance.uniform(30, 500), 3), spec, script)
+
+
+# ------------------------------------------------------------------------------------------------------------- disasters
+
+
+def _who(chance: random.Random) -> int:
+    return chance.randrange(1000)
+
+
+def _everybody(chance: random.Random) -> int:
+    """A server that is cut off from the other servers, too."""
+    return 2 * chance.randrange(500) + 1
+
+
+def _unseen(chance: random.Random, at: float) -> list[Fault]:
+    lasts_s, first = round(chance.uniform(10, 40), 1), _who(chance)
+    servers = [first, first + 1][: chance.choice((1, 2))]
+    hidden = [Fault(at, Kind.HIDE_STORAGE, server, lasts_s) for server in servers]
+    return [*hidden, Fault(at + 1, Kind.KILL_JOB, _who(chance), 0.0), Fault(at + 2, Kind.KILL_JOB, _who(chance), 0.0)]
+
+
+def _cut_off(chance: random.Random, at: float) -> list[Fault]:
+    return [Fault(at, Kind.CUT_BOTH, _everybody(chance), round(chance.uniform(20, 50), 1))]
+
+
+def _store_away(chance: random.Random, at: float) -> list[Fault]:
+    kind = chance.choice((Kind.FILL_STORE, Kind.LOCK_STORE))
+    lasts_s = round(chance.uniform(5, 30), 1)
+    away = Fault(at, kind, 0, lasts_s, Moment.REQUEST)
+    asked = [Fault(at + 0.1, Kind.SCALE, _who(chance), 0.0), Fault(at + 3, Kind.SCALE, _who(chance), 0.0)]
+    return [away, *asked, Fault(at + 4, Kind.KILL_WORKER, _who(chance), 0.0)]
+
+
+def _controller_away(chance: random.Random, at: float) -> list[Fault]:
+    kind = chance.choice((Kind.KILL_CONTROLLER, Kind.STOP_CONTROLLER))
+    away = Fault(at, kind, 0, round(chance.uniform(12, 30), 1))
+    return [away, Fault(at + 5, Kind.KILL_WORKER, _who(chance), 0.0)]
+
+
+def _server_off(chance: random.Random, at: float) -> list[Fault]:
+    off = Fault(at, Kind.LOSE_SERVER, _who(chance), round(chance.uniform(15, 50), 1))
+    return [off, Fault(at + chance.uniform(0, 20), Kind.KILL_JOB, _who(chance), 0.0)]
+
+
+def _store_replaced(chance: random.Random, at: float) -> list[Fault]:
+    kind = chance.choice((Kind.LOSE_STORE, Kind.RESTORE_STORE))
+    return [Fault(at, kind, 0, round(chance.uniform(0.5, 5), 1))]
+
+
+_DISASTERS: tuple[Disaster, ...] = (_unseen, _unseen, _cut_off, _cut_off, _store_away, _controller_away, _server_off)
+
+
+def _apart(chance: random.Random) -> list[Fault]:
+    """Messages get from one server to the others and back, and data never again."""
+    return [Fault(round(chance.uniform(10, 300), 3), Kind.CUT_DATA, _who(chance), FOR_GOOD_S)]
