@@ -31,7 +31,6 @@ class Durations:
         self._parts: deque[float] = deque(maxlen=PARTS_KEPT)  # seconds for one virtual worker
         self._steps: deque[float] = deque(maxlen=BOUNDARIES_KEPT)
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
-        self.saving_s = 0.0
         self._stalls = 0  # since the last step
 
     def part_computed(self, took_s: float, hosted: int) -> None:

@@ -173,15 +173,15 @@ class WorkerMachine:
 
     def _status(self, now: float) -> SendStatus:
         training = self._training
-        durations = training.durations
+        checkpoints = training.checkpoints
         status = self._reporting.status(
             now,
-            training.epoch,
-            training.total_steps,
-            durations.longest_step_s,
-            durations.saving_s,
-            training.saved,
-            training.saved_generation,
+            training.position.epoch,
+            training.position.total_steps,
+            training.durations.longest_step_s,
+            checkpoints.took_s,
+            checkpoints.saved,
+            checkpoints.saved_generation,
             training.waits_s(now),
             training.suspension.failures,
             self._builds.failing_s(now),

@@ -106,9 +106,7 @@ class Run:
         self._registered: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
         self._scaler: torch.amp.GradScaler | None = None
         self._trainer: Trainer | None = None
-        self._epochs = 0
-        self._finished = False
-        self._left_by_error = False
+        self._epochs = 0  # of the script's loop; 0: it has not come to it
         cuda = torch.cuda.is_available() if environment is None else environment.gpu_kind is GpuKind.CUDA
         self._device = torch.device("cuda", 0) if cuda else torch.device("cpu")
         _import_ahead()
@@ -261,6 +259,8 @@ class Run:
         trainer = self._require_trainer()
         if count < 1:
             raise UserError(f"epochs({count}): at least one epoch is needed")
+        if trainer.over and not self._epochs:
+            raise UserError("epochs() was called after save() or finish(), which end the training: call it before")
         if self._epochs:
             raise UserError("epochs() was called twice: a run has one loop, with as many epochs as all of it needs")
         self._epochs = count
@@ -274,26 +274,26 @@ class Run:
                 if trainer.finished:
                     break
         except GeneratorExit:
-            self._left_by_error = _is_raising(sys._getframe(1))
+            if _is_raising(sys._getframe(1)):
+                trainer.left_by_error()
             raise
         self.finish()
 
     def finish(self) -> None:
         """The training is over on this worker. `epochs` calls it at its end, `save` before it writes."""
-        if not self._finished and self._trainer is not None:
-            self._finished = True
+        if self._trainer is not None:
             self._trainer.finish(self._epochs)
 
     def _at_exit(self) -> None:
         """A script that left the loop by `break` and came to its end has finished. One that failed, or that called `sys.exit` in
         the middle of its loop, has not."""
-        if self._finished:
-            return
         trainer = self._require_trainer()
+        if trainer.over:
+            return
         error = getattr(sys, "last_value", None)
         if error is not None:
             trainer.ended(f"{type(error).__name__}: {error}")
-        elif self._left_by_error or trainer.in_micro_batch:
+        elif trainer.broken_off:
             trainer.ended("an exception or sys.exit has left its training loop")
         else:
             self.finish()

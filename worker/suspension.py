@@ -12,9 +12,19 @@ evaluates): the first of the others saves, too.
 
 from __future__ import annotations
 
+import enum
+
 from ..protocol import times
 from ..protocol.messages import Suspend
 from ..protocol.model import Roster, WorkerId
+
+
+class Verdict(enum.Enum):
+    """What a preempted worker that has the state does at a boundary."""
+
+    END = "others have saved the state, or do"
+    SAVE = "it saves the state, and ends"
+    STAND_BY = "it waits until the state is saved"
 
 
 class Suspension:
@@ -48,6 +58,20 @@ class Suspension:
     def again_at(self, roster: Roster) -> float | None:
         """When this worker, which has failed, is to try again; None: others are named now."""
         return self._again_at if self.saves(roster) else None
+
+    def verdict(self, now: float, roster: Roster, step: int) -> Verdict:
+        """What this worker, which has the state after `step`, is to do."""
+        if self.covers(step):
+            return Verdict.END
+        again_at = self.again_at(roster)
+        if again_at is not None:
+            return Verdict.SAVE if now >= again_at else Verdict.STAND_BY
+        return Verdict.STAND_BY if self.stands_by(roster) else Verdict.END
+
+    def was_away(self, away_s: float) -> None:
+        """The whole process was stopped for so long."""
+        if self.give_up_at is not None:
+            self.give_up_at += away_s
 
     def covers(self, step: int) -> bool:
         """Has somebody else saved the state after `step`?

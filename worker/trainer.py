@@ -68,6 +68,7 @@ from .gradients import Layout
 from .loading import Loader
 from .reduction import CanonicalReducer, PlainReducer, Reducer
 from .replication import Replication
+from .script import Script, ScriptAt
 from .state import TrainingState
 from .update import Update
 from .virtual import derive_seed, seed_everything
@@ -116,8 +117,7 @@ class Trainer:
         self.epoch = 0  # of the script's loop; before it has begun, of the state
         self.total_steps = 0
         self._next_step = 0
-        self._in_loop = False
-        self._reading = False  # the script is in its loop over batches, or has left it in the middle
+        self._script = Script()
         self._deferred: tuple[int, dict[str, Any]] | None = None  # registered values that belong to a later epoch
         self._failure: str | None = None  # why the communicator in use is of no use any more
 
@@ -172,9 +172,14 @@ class Trainer:
         return self._next_step >= self.total_steps
 
     @property
-    def in_micro_batch(self) -> bool:
-        """Has the script a batch for which it has not called `optimizer.step()` yet?"""
-        return self._current is not None
+    def over(self) -> bool:
+        """Has the script come to the end of its training?"""
+        return self._script.at is ScriptAt.OVER
+
+    @property
+    def broken_off(self) -> bool:
+        """Has the script left its training by an exception, or has it a batch for which it has not called `optimizer.step()`?"""
+        return self._script.at is ScriptAt.LEFT or self._current is not None
 
     # -- the loop
 
@@ -188,7 +193,8 @@ class Trainer:
         arrived = Arrived(self.total_steps, self._sampler.steps_per_epoch, samples, self._state.registers_values)
         instruction = self._obey(arrived)
         assert isinstance(instruction, EnterLoop)
-        self.epoch, self._in_loop = instruction.epoch, True
+        self.epoch = instruction.epoch
+        self._script.go(ScriptAt.BETWEEN)
         return self.epoch
 
     def epoch_begins(self, epoch: int) -> None:
@@ -200,18 +206,18 @@ class Trainer:
 
     def batches(self) -> Iterator[Any]:
         """The micro-batches of this worker for the rest of the present epoch. Raises UserError where there can be none."""
-        if not self._in_loop:
+        if self._script.at not in (ScriptAt.BETWEEN, ScriptAt.READING):
             raise UserError("batches are there in the loop over run.epochs(), and nowhere else")
-        if self._reading:
+        if self._script.at is ScriptAt.READING:
             raise UserError(
                 "the loop over batches was left before its end, by `break` or an exception, and begun again: a step is trained "
                 "by all workers or by none. Let it run on, or leave the loop over epochs, too"
             )
-        self._reading = True
+        self._script.go(ScriptAt.READING)
         while True:
             instruction = self._obey(StepWanted(self.epoch))
             if not isinstance(instruction, RunStep):
-                self._reading = False
+                self._script.go(ScriptAt.BETWEEN)
                 return
             try:
                 yield from self._run_step(instruction)
@@ -219,9 +225,15 @@ class Trainer:
                 self._failure = str(error)
 
     def finish(self, epochs: int) -> None:
-        """The loop is over."""
-        self._obey(LoopEnded(epochs))
-        self._in_loop = False
+        """The loop over `epochs` epochs is over, or there is none. Nothing happens if it was over before."""
+        if self._script.at is not ScriptAt.OVER:
+            self._script.go(ScriptAt.OVER)
+            self._obey(LoopEnded(epochs))
+
+    def left_by_error(self) -> None:
+        """An exception has left the loop over epochs."""
+        if self._script.at is not ScriptAt.OVER:
+            self._script.go(ScriptAt.LEFT)
 
     def ended(self, reason: str) -> None:
         """The script ends without having finished. What it was still instructed to do is not done."""
@@ -316,7 +328,7 @@ class Trainer:
         self._state.finish(header)
         applied, epoch = int(header["counters"]["applied"]), int(header["counters"]["epoch"])
         self._next_step = applied + 1
-        if not self._in_loop:
+        if self._script.at is ScriptAt.BEFORE:
             self.epoch = epoch
         return applied, epoch
 
@@ -368,7 +380,7 @@ class Trainer:
             return ValuesExchanged(self.epoch)
         theirs = replication.receive_trailer()
         epoch = int(theirs["epoch"])
-        if not self._in_loop:
+        if self._script.at is ScriptAt.BEFORE:
             self.epoch = epoch
         # A script that has still to run the end of an epoch that others are past takes the values after it.
         self._deferred = (epoch, theirs["registered"])

@@ -10,7 +10,7 @@ import pytest
 
 from elasticd.protocol.errors import InvalidTransition
 from elasticd.worker import events as e
-from elasticd.worker.training import _TRANSITIONS, Doing
+from elasticd.worker.doing import TRANSITIONS, Doing
 
 _spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
 assert _spec is not None
@@ -56,10 +56,10 @@ def test_the_training_thread_cannot_be_made_to_do_what_cannot_come_next() -> Non
 
 
 def test_whatever_the_training_thread_does_it_can_still_come_to_its_end() -> None:
-    assert set(_TRANSITIONS) == set(Doing)
-    assert [doing for doing, following in _TRANSITIONS.items() if Doing.CLOSING not in following] == [
+    assert set(TRANSITIONS) == set(Doing)
+    assert [doing for doing, following in TRANSITIONS.items() if Doing.CLOSING not in following] == [
         Doing.CLOSING,
         Doing.OVER,
     ]
-    reached = {Doing.STARTING}.union(*_TRANSITIONS.values())
+    reached = {Doing.STARTING}.union(*TRANSITIONS.values())
     assert reached == set(Doing)

@@ -240,7 +240,7 @@ def test_a_preempted_worker_in_an_evaluation_says_what_it_waits_for() -> None:
     story.suspend()
     story.wait(100.0)
     assert story.status.note == (
-        "preempted, and still running the script's own code between two steps since 00:16:40 UTC"
+        "preempted, and still running the script's own code between two epochs since 00:16:40 UTC"
     )
     assert not story.all(e.EndProcess)
     story.tell(e.StepWanted(1))
