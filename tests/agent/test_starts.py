@@ -1,0 +1,117 @@
+"""How an agent's machine starts workers, and what becomes of starts that hang."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from elasticd.agent.events import (
+    ForgetWorker,
+    ProcessExited,
+    ProcessFailed,
+    ProcessStarted,
+    SignalProcess,
+    StartProcess,
+    StopSignal,
+)
+from elasticd.protocol.messages import AgentHeartbeat, ForgetWorkers, WorkerExit
+from elasticd.protocol.model import Fault
+
+_spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+JOB = _module.JOB
+FIRST = _module.FIRST
+SECOND = _module.SECOND
+SERVER = _module.SERVER
+status = _module.status
+start = _module.start
+Driven = _module.Driven
+sent = _module.sent
+stuck = _module.stuck
+
+
+def test_a_worker_id_is_started_once_whatever_is_repeated() -> None:
+    driven = Driven()
+    assert driven.told(start())[-1:] == [StartProcess(start())]
+    assert driven.told(start()) == []
+    driven.machine.handle(driven.now, ProcessExited(FIRST, 0, "exit code 0"))
+    assert driven.told(start()) == []
+    assert driven.told(ForgetWorkers(workers=(FIRST,))) == [ForgetWorker(JOB, FIRST)]
+    (gone,) = sent(driven.told(start()), WorkerExit)
+    assert (gone.worker, gone.exit_code, gone.fault) == (FIRST, None, Fault.LOST), "it would be waited for otherwise"
+
+
+def test_a_process_that_cannot_be_started_is_an_end_of_its_worker() -> None:
+    driven = Driven(FIRST)
+    (told,) = sent(
+        driven.machine.handle(driven.now, ProcessFailed(FIRST, "cannot be started: no space left")), WorkerExit
+    )
+    assert (told.exit_code, told.reason) == (None, "cannot be started: no space left")
+
+
+def test_a_gpu_that_is_not_there_is_a_refusal_before_anything_is_started() -> None:
+    driven = Driven()
+    (end,) = sent(driven.told(start(gpu=9)), WorkerExit)
+    assert end.reason == "this server has no GPU 9"
+    assert driven.hello().processes == ()
+
+
+def test_a_start_whose_answer_does_not_come_counts_as_running_and_is_given_up_with_a_reason() -> None:
+    driven = stuck()
+    (end,) = sent(driven.told(start(SECOND)), WorkerExit)
+    assert end.reason == "an earlier start on GPU 0 has not come to an end: a file system may not answer"
+
+
+def test_a_worker_of_a_later_job_with_the_name_of_one_whose_start_has_no_end_yet_is_not_started() -> None:
+    driven = stuck()
+    (end,) = sent(driven.told(start(gpu=1, uid="new")), WorkerExit)
+    assert end.reason == f"an earlier start of {FIRST} has not come to an end: a file system may not answer"
+    assert (end.uid, end.fault) == ("new", Fault.SERVER)
+
+
+def test_the_time_in_which_an_agent_was_away_does_not_count_for_a_start() -> None:
+    driven = Driven(FIRST)
+    deadline = driven.machine.next_deadline()
+    assert deadline is not None
+    assert deadline <= driven.now + 1.0, "it would not notice its absence"
+    assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(100.0)
+    for _ in range(59):
+        assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(1.0)
+    assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(1.0)
+
+
+def test_a_start_that_was_given_up_and_comes_to_nothing_frees_its_gpu() -> None:
+    driven = stuck()
+    assert driven.hear(ProcessFailed(FIRST, "it was stopped before it began")) == []
+    assert StartProcess(start(SECOND)) in driven.told(start(SECOND))
+
+
+def test_a_process_that_begins_after_its_start_was_given_up_is_killed_and_leaves_nothing_behind() -> None:
+    driven = stuck()
+    driven.told(ForgetWorkers(workers=(FIRST,)))
+    assert driven.hear(ProcessStarted(FIRST)) == [SignalProcess(FIRST, StopSignal.KILL)]
+    assert SignalProcess(FIRST, StopSignal.KILL) in driven.pass_time(1.0)
+    assert driven.hear(ProcessExited(FIRST, -9, "killed by SIGKILL")) == [ForgetWorker(JOB, FIRST, "")]
+    assert StartProcess(start(SECOND)) in driven.told(start(SECOND))
+
+
+def test_heartbeats_name_the_processes_that_run_and_have_not_spoken() -> None:
+    driven = Driven(FIRST, SECOND)
+    driven.hear(ProcessStarted(FIRST))
+    (heartbeat,) = sent(driven.pass_time(1.0), AgentHeartbeat)
+    assert heartbeat.starting == (FIRST,)
+    driven.status(status())
+    (heartbeat,) = sent(driven.pass_time(1.0), AgentHeartbeat)
+    assert heartbeat.starting == ()
+
+
+def test_a_worker_that_has_been_started_has_all_the_time_it_wants_until_it_speaks() -> None:
+    driven = Driven(FIRST)
+    driven.hear(ProcessStarted(FIRST))
+    for _ in range(100):
+        assert SignalProcess(FIRST, StopSignal.KILL) not in driven.pass_time(1.0)
