@@ -47,14 +47,7 @@ class FewestServers:
     def __init__(self, parameters: FewestServersParameters) -> None:
         self.parameters = parameters
 
-    def place(
-        self,
-        servers: Sequence[ServerInView],
-        present: Mapping[int, Gpus],
-        shares: Ints | Mapping[int, int],
-        first: Mapping[int, Gpus] | None = None,
-    ) -> Placements:
-        return place(servers, present, shares, first)
+    place = staticmethod(place)
 
 
 PLACEMENTS = (FewestServers, Buddy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Sized
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from elasticd.controller.scheduling.placement import Placements
 from elasticd.controller.scheduling.policies.base import Shares
 from elasticd.controller.scheduling.scheduler import Scheduler, Stages
-from elasticd.controller.scheduling.view import Gpus, Ints, JobTable, ServerInView
+from elasticd.controller.scheduling.view import JobTable, ServerInView
 
 
 class NoParameters(msgspec.Struct, frozen=True):
@@ -34,13 +34,7 @@ class Steering:
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         return Shares(np.full(len(jobs), len(self.gpus), dtype=np.int64), lambda row: None)
 
-    def place(
-        self,
-        servers: Sequence[ServerInView],
-        present: Mapping[int, Gpus],
-        shares: Ints | Mapping[int, int],
-        first: Mapping[int, Gpus] | None = None,
-    ) -> Placements:
+    def place(self, servers: Sequence[ServerInView], present: object, shares: Sized, *_: object, **__: object) -> Placements:
         if not self.gpus or not len(shares):
             return {}
         (server,) = servers
