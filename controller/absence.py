@@ -39,8 +39,11 @@ class Absences:
 
 
 def _sentence(gap_s: float, before: int) -> str:
-    what = f"has not listened for {gap_s:.1f} s" if gap_s >= 0 else f"found its clock set back by {-gap_s:.1f} s"
-    also = f", and was away {before} times since it last said so" if before else ""
+    """What is known: a process that has had no turn cannot tell for how long, and asks a clock that may have been set."""
+    what = f"was stopped or starved for {gap_s:.1f} s, or its clock was set forward by as much"
+    if gap_s < 0:
+        what = f"found its clock set back by {-gap_s:.1f} s"
+    also = f" (and {before} times more since it last said so)" if before else ""
     return f"the controller {what}{also}: leases begin anew"
 
 

@@ -140,7 +140,7 @@ class EventKind(enum.Enum):
     SERVER_ADOPTED = "server-adopted"
     SERVER_FORGOTTEN = "server-forgotten"
     WORKERS_UNKNOWN = "workers-unknown"  # it has workers that belong to no job
-    CONTROLLER_AWAY = "controller-away"  # it has not listened for a while
+    CONTROLLER_AWAY = "controller-away"  # it was stopped for a while, or its clock was set
     POLICY = "policy"  # set, or not to be had any more
     POLICY_FAILED = "policy-failed"
     STORE_BACK = "store-back"
