@@ -73,7 +73,7 @@ START_PATIENCE_S = 60.0  # for a worker's process to be started: its directories
 EVENT_KEPT_S = 60.0  # at most, until an agent has written down how far the cluster's history is
 ORDER_REPEAT_S = 2.0  # until a worker that has not followed an order is told it again
 WORKER_SILENCE_S = 10.0  # of a worker, after which its agent kills it, unless the agent's file says otherwise
-LEAST_WORKER_SILENCE_S = 1.0  # that the agent's file may say
+LEAST_WORKER_SILENCE_S = 3.0  # that the agent's file may say
 STARTING_PATIENCE = 10.0  # times that silence, for a worker that still loads its model and data
 RECORD_PATIENCE_S = 60.0  # for a worker's shim to write down how it ended, while the disk is full
 RECORD_RETRY_S = 0.5  # between its attempts
@@ -161,9 +161,11 @@ def check() -> None:
         "a worker has said whether it follows an order before that is repeated": WORKER_HEARTBEAT_S < ORDER_REPEAT_S,
         "an order is repeated often before members count as cut off": 30 * ORDER_REPEAT_S < CUT_OFF_TIMEOUT_S,
         "a worker may be silent for more than one heartbeat": 2 * WORKER_HEARTBEAT_S <= LEAST_WORKER_SILENCE_S,
-        "a worker that is silent by default was so while its agent listened": (
-            max(AWAY_S, LEAST_WORKER_SILENCE_S) < WORKER_SILENCE_S and STARTING_PATIENCE > 1.0
+        "an agent that was away for a moment does not take that for a worker's silence": (
+            AWAY_S + WORKER_HEARTBEAT_S <= LEAST_WORKER_SILENCE_S
         ),
+        "a worker's silence by default may also be set": LEAST_WORKER_SILENCE_S <= WORKER_SILENCE_S,
+        "a worker that still loads may be silent for longer": STARTING_PATIENCE > 1.0,
         "how a worker ended is tried to be written down more than once": 10 * RECORD_RETRY_S < RECORD_PATIENCE_S,
         "a worker's last status can be lost and repeated": 2 * WORKER_HEARTBEAT_S < LAST_REPORT_TIMEOUT_S,
         "a step that is slow for once is not taken for one that hangs": (

@@ -20,6 +20,12 @@ def test_the_times_fit_together():
         ("CONNECTION_TIMEOUT_S", 20.0, "a broken connection is made anew before a server is lost"),
         ("FIRST_HOLD_S", 1000.0, "a job is first held back for a shorter time"),
         ("ORDER_REPEAT_S", 0.1, "a worker has said whether it follows an order"),
+        (
+            "LEAST_WORKER_SILENCE_S",
+            2.5,
+            "an agent that was away for a moment does not take that for a worker's silence",
+        ),
+        ("WORKER_SILENCE_S", 2.0, "a worker's silence by default may also be set"),
         ("RECORD_PATIENCE_S", 1.0, "how a worker ended is tried to be written down more than once"),
     ],
 )
