@@ -19,7 +19,7 @@ from ..protocol.times import lease_outlasts
 from .cluster import Cluster, Guest, Session
 from .guests import present
 
-KEPT_REFUSED = 1000
+KEPT_REFUSED = 1000  # of all that are refused now; the operator is told again of one that was left out
 
 
 def stale(known: Session | Guest | None, hello: AgentHello) -> bool:
@@ -36,6 +36,8 @@ def refused(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -
     reason = _other_agent(cluster, now, server, hello) or _too_seldom(cluster, server, hello)
     if reason:
         _refuse(cluster, now, server, hello, reason)
+    else:
+        cluster.refused.pop((server, hello.agent), None)  # if it is refused again, that is news
     return bool(reason)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from elasticd.controller import joining
 from elasticd.controller.events import AgentMessage
 from elasticd.protocol.messages import (
     AdoptServer,
@@ -98,6 +99,32 @@ def test_a_second_agent_under_a_name_is_refused_with_a_reason_and_the_operator_i
     assert not sent_since(world, said, StartWorker, StopWorker)
     assert world.machine.cluster.sessions[S1].agent == "s1-first"
     assert job.share_gpus == 2
+
+
+def test_an_agent_that_has_been_taken_in_and_is_refused_again_is_told_of_again() -> None:
+    world = world_of()
+    first, second = world.agents[S1], second_agent(world)
+    world.say_hello(second)
+    first.connected = False
+    world.turn(11.0)
+    world.agents[S1] = second
+    world.hello("s1")
+    assert not world.machine.cluster.refused
+    second.connected = False
+    world.turn(11.0)
+    world.agents[S1] = first
+    first.connected = True
+    world.hello("s1")
+    world.say_hello(second)
+    assert world.kinds().count(EventKind.SERVER_REFUSED) == 2
+
+
+def test_no_more_refused_agents_are_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "KEPT_REFUSED", 3)
+    world = world_of()
+    for number in range(9):
+        world.say_hello(second_agent(world, f"s1-{number}"))
+    assert [agent for _, agent in world.machine.cluster.refused] == ["s1-6", "s1-7", "s1-8"]
 
 
 def test_what_a_second_agent_says_renews_nobodys_lease_and_its_workers_are_nobody() -> None:
