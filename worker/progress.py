@@ -54,11 +54,18 @@ class StepTimes:
         return Steady(generation=self._generation, step_s=median(gaps), steps=len(gaps)) if gaps else Steady()
 
     def switched(self, generation: int, before: int, after: int, recovery: bool) -> None:
-        """A switch after the last applied step. Measured only where this worker had been training before."""
+        """A switch after the last applied step. Measured only where this worker had been training before.
+
+        If no step has been applied since the switch before it, both are one, with one pause.
+        """
         self._generation, self._own = generation, 0
-        if self._applied:
-            step = self._applied[-1][0]
-            self._pending.append(_Pending(generation, step, before, after, recovery, self.median_step_s()))
+        if not self._applied:
+            return
+        step = self._applied[-1][0]
+        if self._pending and self._pending[-1].step == step:
+            earlier = self._pending.pop()
+            before, recovery = earlier.workers_before, recovery or earlier.recovery
+        self._pending.append(_Pending(generation, step, before, after, recovery, self.median_step_s()))
 
     def applied(self, step: int, at: float) -> bool:
         """`step` was applied at `at`. True if a switch has been measured thereby."""

@@ -38,3 +38,15 @@ def test_who_joins_in_the_middle_says_nothing_of_the_pace() -> None:
     times.restarted()
     steps(times, 40, 0.1)
     assert times.steady() == Steady()
+
+
+def test_two_switches_without_a_step_between_them_are_one_pause() -> None:
+    times = StepTimes()
+    last = steps(times, 10, 0.1)
+    times.switched(2, 2, 3, recovery=False)
+    times.switched(3, 3, 2, recovery=True)
+    last = steps(times, 1, 1.5, last)
+    times.switched(4, 2, 4, recovery=False)
+    steps(times, 10, 0.1, last)
+    told = [(each.generation, each.workers_before, each.workers_after, each.recovery) for each in times.resizes]
+    assert told == [(3, 2, 2, True), (4, 2, 4, False)]
