@@ -371,6 +371,7 @@ def _note_status(
         for resize in job.note_resizes(status):
             cluster.tell(now, EventKind.RESIZED, job.id, resize_text(resize))
         _note_commit(cluster, now, job, status)
+        _note_begin(cluster, now, job, status)
         _note_broken(job, status)
         _note_cut(now, job)
         if status.waits_s:
@@ -412,13 +413,21 @@ def _note_commit(cluster: Cluster, now: float, job: Job, status: WorkerStatus) -
         progress=job.progress(),
     )
     job.rate_counts_from = -1
-    share = len(order.roster.members)
-    starts = job.kept.phase is JobPhase.STARTING
-    if starts:
+    if job.kept.phase is JobPhase.STARTING:
         job.enter(JobPhase.RUNNING, now)
-    job.change_share(now, share)
-    if starts:
-        cluster.tell(now, EventKind.STARTED, job.id, f"trains on {share} {'GPU' if share == 1 else 'GPUs'}")
+    job.change_share(now, len(order.roster.members))
+
+
+def _note_begin(cluster: Cluster, now: float, job: Job, status: WorkerStatus) -> None:
+    """Only a worker that has the state trains: one that has committed a generation may find no checkpoint there."""
+    order = job.committed_order
+    if order is None or status.applied is None or status.generation < job.kept.cycle:
+        return
+    if job.kept.begun_cycle >= job.kept.cycle or status.worker not in order.roster.workers:
+        return
+    job.update(begun_cycle=job.kept.cycle)
+    share = len(order.roster.members)
+    cluster.tell(now, EventKind.STARTED, job.id, f"trains on {share} {'GPU' if share == 1 else 'GPUs'}")
 
 
 def _note_broken(job: Job, status: WorkerStatus) -> None:

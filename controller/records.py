@@ -96,6 +96,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
     generation: int = 0  # newest ordered
     committed: int = 0
     cycle: int = 1  # first generation since the job last (re)started from a checkpoint or from nothing
+    begun_cycle: int = 0  # the last one in which a worker has had the state
     orders: tuple[OrderRecord, ...] = ()  # the committed one and all later, ascending
     broken: tuple[int, ...] = ()  # generations that have lost a member, ascending
     target: tuple[GpuAddress, ...] = ()

@@ -113,6 +113,23 @@ def test_a_job_without_survivors_starts_again_from_its_checkpoint_after_a_back_o
     assert job.kept.phase is JobPhase.RUNNING
 
 
+def test_a_job_that_begins_again_with_its_joiner_is_said_to_train_again():
+    world = World()
+    job = one_running(world)
+    (source,) = world.roster(job.id)
+    world.ask(Scale(job=job.id, share=2))
+    world.arrive(job.id)
+    for worker in world.roster(job.id):
+        world.report(worker, WorkerPhase.TRAINING, job.newest.generation, 10 if worker == source else None)
+    (joiner,) = (worker for worker in world.roster(job.id) if worker != source)
+    world.exit(source, -9)
+    assert joiner in world.roster(job.id)
+    assert world.kinds(job.id)[-2:] == [EventKind.RESTARTED, EventKind.ORDERED]
+    world.settle(job.id)
+    assert world.kinds(job.id).count(EventKind.STARTED) == 2
+    assert job.share_gpus == 2
+
+
 def test_a_job_that_gets_no_further_is_given_up():
     world = World(max_restarts=2)
     job = one_running(world)

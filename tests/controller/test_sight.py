@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from elasticd.controller.events import AgentMessage
 from elasticd.protocol.exits import NO_CHECKPOINT
-from elasticd.protocol.messages import GetJob, GetServers, StartWorker, WorkerReport
+from elasticd.protocol.messages import EventKind, GetJob, GetServers, StartWorker, WorkerReport
 from elasticd.protocol.model import JobPhase, ServerId, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -106,6 +106,24 @@ def test_a_server_that_does_not_see_the_checkpoint_is_left_for_one_that_does():
     world.settle(job.id, 60)
     assert job.kept.phase is JobPhase.RUNNING
     assert not job.avoided
+
+
+def test_a_job_is_said_to_train_when_a_worker_has_its_state_and_not_at_each_try():
+    world = World({"s1": 1, "s2": 1})
+    job = saved_job(world)
+    world.pass_time(2)
+    (worker,) = world.running(job.id)
+    world.report(worker, WorkerPhase.READY)
+    world.report(worker, WorkerPhase.TRAINING, job.newest.generation)  # and looks for the checkpoint
+    assert job.kept.phase is JobPhase.RUNNING
+    see_nothing(world, job, worker)
+    assert world.kinds(job.id)[-3:].count(EventKind.STARTED) == 0
+    world.pass_time(3)
+    world.settle(job.id, 60)
+    assert world.kinds(job.id).count(EventKind.STARTED) == 2
+    world.restart()
+    world.turn()
+    assert world.kinds(job.id).count(EventKind.STARTED) == 2, "what was said before is not said again"
 
 
 def test_where_no_server_sees_it_the_job_waits_with_the_reason_holds_nothing_and_tries_again():

@@ -34,7 +34,9 @@ class Steering:
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         return Shares(np.full(len(jobs), len(self.gpus), dtype=np.int64), lambda row: None)
 
-    def place(self, servers: Sequence[ServerInView], present: object, shares: Sized, *_: object, **__: object) -> Placements:
+    def place(
+        self, servers: Sequence[ServerInView], present: object, shares: Sized, *_: object, **__: object
+    ) -> Placements:
         if not self.gpus or not len(shares):
             return {}
         (server,) = servers
