@@ -138,3 +138,15 @@ def test_a_script_that_ends_does_nothing_more_of_what_it_was_instructed_to() -> 
     trainer.ended("SystemExit: 0")
     assert control.told == [e.ScriptEnded("SystemExit: 0")]
     assert control.instructions == []
+
+
+def test_a_loop_after_the_end_of_the_training_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    loop = next(line for line in SCRIPT.splitlines() if "run.epochs(" in line)
+    indent = loop[: len(loop) - len(loop.lstrip())]
+    path.write_text(
+        SCRIPT.replace(loop, f"{indent}run.finish()\n{loop}").replace("MIDDLE", "pass").replace("END", "pass")
+    )
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, env={**os.environ})
+    assert "UserError: epochs() was called after save() or finish()" in done.stderr
+    assert done.returncode == 1
