@@ -30,6 +30,9 @@ Where no connection stands, one is looked for again at once, and then less and l
 is not repeated soon: a controller that has just started has a thousand of them to answer, each as large as all that its agent
 knows, and repetitions would only make it later. The waits are drawn, so that agents that lost their controller together do not
 come together again and again.
+
+A controller of many servers asks in its acknowledgements for fewer heartbeats than an agent would say by its own configuration:
+what all agents say together stays bounded.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ import random
 from collections import deque
 
 from ..protocol.messages import Acknowledged
-from ..protocol.times import REFUSED_RETRY_S, SILENT_INTERVALS
+from ..protocol.times import MOST_HEARTBEAT_INTERVAL_S, REFUSED_RETRY_S, SILENT_INTERVALS
 
 FIRST_RETRY_S = 0.05  # until a connection is looked for again
 LONGEST_WAIT_INTERVALS = 4  # for the answer to a hello; the first time it is one
@@ -69,7 +72,8 @@ class Session:
     """Counts what came, and says when the next hello or heartbeat is due (Unix time, s)."""
 
     def __init__(self, heartbeat_interval_s: float, rng: random.Random) -> None:
-        self._interval_s = heartbeat_interval_s
+        self._own_interval_s = heartbeat_interval_s
+        self._interval_s = heartbeat_interval_s  # or what the controller asks for, if that is longer
         self._rng = rng
         self._phase = Phase.UNHEARD
         self._asked_at = 0.0
@@ -115,6 +119,7 @@ class Session:
 
     def acknowledged(self, now: float, message: Acknowledged) -> bool:
         """An acknowledgement came. Whether it is the answer to the hello: a session begins."""
+        self._interval_s = max(self._own_interval_s, min(message.heartbeat_interval_s, MOST_HEARTBEAT_INTERVAL_S))
         self.heard(now)
         if message.sent == 0:
             self._received = 0

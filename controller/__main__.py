@@ -35,7 +35,7 @@ def main() -> int:
             config.scheduler_of(options, arguments.config),
             config.profiles_of(options, arguments.config),
         )
-        gc.freeze()  # what is loaded stays; looking through it for garbage takes as long as a decision
+        gc.disable()  # hundreds of thousands of records stay; looking through them for cycles takes longer than a decision
         ControllerDaemon(options, scheduler, profiles).run()
     except ElasticError as error:
         print(f"elasticd.controller: {error}", file=sys.stderr)

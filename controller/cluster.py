@@ -184,6 +184,15 @@ class PendingLog:
     deadline_s: float
 
 
+@dataclass(frozen=True)
+class Undecided:
+    """A client has set a share, and waits for the decision that names its generation."""
+
+    client: bytes
+    job: Job
+    since_s: float
+
+
 class PolicyRecord(Value, frozen=True, kw_only=True):
     """What is recorded of a policy that has been set at run time. There is none while the configuration decides."""
 
@@ -260,6 +269,7 @@ class Cluster:
         self.events: deque[EventView] = deque(maxlen=KEPT_EVENTS)
         self.answers: OrderedDict[str, Answer] = OrderedDict()  # to requests that changed something
         self.pending_logs: dict[str, PendingLog] = {}
+        self.undecided: dict[str, Undecided] = {}  # by request; empty unless there are very many jobs
         self.history = History()
         self.first_job = 1  # see ClusterRecord
         self.next_job = 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
 import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +35,9 @@ log = logging.getLogger(__name__)
 
 STORE_FILE = "cluster.db"
 LOCK_FILE = "controller.lock"
+COLLECT_INTERVAL_S = (
+    3600.0  # between two looks for unreachable cycles, each of which takes tenths of a second in a large cluster
+)
 
 
 class ControllerDaemon:
@@ -68,6 +73,7 @@ class ControllerDaemon:
         self._agents = transport.router(self._context)
         clients = transport.bind(self._clients, options.listen_clients)
         agents = transport.bind(self._agents, options.listen_agents)
+        self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
         self._loop = Loop(self._clock, self._on_turn, self._turn.next_deadline)
         self._loop.add_socket(self._clients, self._on_client)
         self._loop.add_socket(self._agents, self._on_agent)
@@ -93,6 +99,9 @@ class ControllerDaemon:
 
     def _on_agent(self, frames: list[bytes]) -> None:
         identity, data = frames[0], frames[-1]
+        if identity.startswith(b"\0"):
+            log.debug("dropped a message that has waited in a connection which its agent has replaced")
+            return
         try:
             message = self._from_agent.decode(data)
             server, _, agent = identity.decode().partition("#")
@@ -119,6 +128,9 @@ class ControllerDaemon:
     def _on_turn(self) -> None:
         for action in self._turn.finish(self._clock.now()):
             self._carry_out(action)
+        if time.monotonic() >= self._collect_at_s:
+            gc.collect()
+            self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
 
     def _carry_out(self, action: Action) -> None:
         match action:

@@ -10,7 +10,7 @@ from ..protocol.errors import RequestRefused
 from ..protocol.messages import EventKind
 from ..protocol.model import GpuAddress, JobPhase
 from .cluster import Cluster
-from .jobs import Descent, Job
+from .jobs import AllMeasured, Descent, Job
 from .outlook import Outlook
 from .rows import left_s
 from .scheduling.measuring import smaller_shares, unknown, worth_measuring
@@ -19,16 +19,18 @@ from .scheduling.pipeline import Decision
 from .scheduling.placement import in_order
 from .scheduling.policies import RIGID
 from .scheduling.throughput import points
+from .throughput import Estimated
 
 
 def go_down(cluster: Cluster, now: float, seen: Outlook, decision: Decision) -> None:
     """After a decision, whose changes have ended the way down of those that they concern: send jobs down, on, and back up."""
     begin = cluster.settings.measuring.way_down and cluster.policy.name not in RIGID
+    packed = _packed(cluster)
     for row in seen.view.placements:  # nobody else has anything to measure with
         job = seen.jobs[row]
         if job.descent is not None:
             _go_on(cluster, now, job, in_order(decision.placements.get(row, 0), seen.gpus, job.kept.target))
-        elif begin and (shares := _worthwhile(cluster, now, job, int(decision.shares[row]))):
+        elif begin and (shares := _worthwhile(cluster, now, job, int(decision.shares[row]), packed)):
             _measure_with(cluster, now, job, shares)
 
 
@@ -42,7 +44,7 @@ def go_down_now(cluster: Cluster, now: float, job: Job) -> tuple[int, ...]:
         )
     if not _undisturbed(job):
         raise RequestRefused(f"{job.id} cannot be measured now: it does not train with the GPUs that it is to have")
-    shares = _on_the_way(cluster, job)
+    shares = _on_the_way(job, _packed(cluster))
     if not shares:
         has, least = len(job.kept.target), job.spec.gpus.min
         raise RequestRefused(f"{job.id} has {has} GPUs and needs {least} at least: there is no half of them to measure")
@@ -66,28 +68,41 @@ def _go_on(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...
     cluster.stir(job)
 
 
-def _worthwhile(cluster: Cluster, now: float, job: Job, share: int) -> tuple[int, ...]:
-    """The shares to measure it with, the largest first; none if that would only disturb."""
-    if not _undisturbed(job) or share != len(job.kept.target):
+def _worthwhile(cluster: Cluster, now: float, job: Job, share: int, packed: int | None) -> tuple[int, ...]:
+    """The shares to measure it with, the largest first; none if that would only disturb. `packed`: see `_packed`."""
+    told, target = job.estimated, job.kept.target
+    assert told is not None, "the decision was made with it"
+    if _nothing_left(job.all_measured, told, target, packed) or share != len(target) or not _undisturbed(job):
         return ()
-    servers = len({gpu.server for gpu in job.kept.target})
+    servers = len({gpu.server for gpu in target})
     if not any((entry.share, entry.servers) == (share, servers) for entry in job.kept.measured):
         return ()
-    told = job.estimated
-    assert told is not None, "the decision was made with it"
     known = points(told.known, told.fewest)
     shares = [
         below
-        for below in unknown(_on_the_way(cluster, job), known)
-        if below not in job.descended
-        and len({gpu.server for gpu in _some(job.kept.target, below)}) <= told.fewest[below]
+        for below in unknown(_on_the_way(job, packed), known)
+        if below not in job.descended and len({gpu.server for gpu in _some(target, below)}) <= told.fewest[below]
     ]
+    if not shares:
+        job.all_measured = AllMeasured(told, target, packed)
     return worth_measuring(cluster.settings.measuring, shares, told.curve, left_s(job, told, share))
 
 
-def _on_the_way(cluster: Cluster, job: Job) -> tuple[int, ...]:
-    sizes = [len(session.server.gpus) for session in cluster.sessions.values() if session.alive]
-    packed = server_size(sizes) if cluster.decider.scheduler.stages.packing else None
+def _nothing_left(
+    before: AllMeasured | None, told: Estimated, target: tuple[GpuAddress, ...], packed: int | None
+) -> bool:
+    """Was that the answer for the same estimate and the same GPUs? Most jobs are asked about again and again."""
+    return before is not None and before.estimated is told and before.target is target and before.packed == packed
+
+
+def _packed(cluster: Cluster) -> int | None:
+    """GPUs of each server, if shares are packed."""
+    if not cluster.decider.scheduler.stages.packing:
+        return None
+    return server_size([len(session.server.gpus) for session in cluster.sessions.values() if session.alive])
+
+
+def _on_the_way(job: Job, packed: int | None) -> tuple[int, ...]:
     return smaller_shares(len(job.kept.target), job.spec.gpus.min, packed)
 
 

@@ -22,7 +22,7 @@ from ..protocol.messages import (
     WorkerReport,
 )
 from ..protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
-from ..protocol.times import STOP_GRACE_S
+from ..protocol.times import STOP_GRACE_S, paced_interval_s
 from .cluster import Cluster, Session
 from .ends import add_broken, unknown_there, worker_ended
 from .generations import broken_by_report, cut_off, stalled_s, unconnected
@@ -139,6 +139,7 @@ def _acknowledged(cluster: Cluster, session: Session, sent: int) -> Acknowledged
         cluster=cluster.id,
         newest_event=cluster.next_event - 1,
         session=session.name,
+        heartbeat_interval_s=paced_interval_s(len(cluster.sessions), cluster.settings.server_lease_s),
     )
 
 

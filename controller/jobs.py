@@ -14,6 +14,7 @@ The *target* is what the scheduler wants (which GPUs); the *orders* are how the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -149,6 +150,15 @@ class Saving:
     dismissed: dict[WorkerId, int] = field(default_factory=dict)  # the last step that each was told is saved
 
 
+@dataclass(frozen=True)
+class AllMeasured:
+    """With this estimate and these GPUs a job has no smaller share that is still to be measured (`descents`)."""
+
+    estimated: Estimated
+    target: tuple[GpuAddress, ...]
+    packed: int | None  # GPUs of each server, if shares are packed
+
+
 @dataclass
 class Job:
     """A job: its record, and what is known beside it."""
@@ -162,6 +172,7 @@ class Job:
     descent: Descent | None = None
     descended: set[int] = field(default_factory=set)  # shares that it has been measured with so, or could not be
     estimated: Estimated | None = None
+    all_measured: AllMeasured | None = None
     odd: set[str] = field(default_factory=set)  # figures that nobody can reckon with, which have been told of
     sent_address: str = ""  # the leader's address in the newest order as last sent
     why_waiting: Callable[[], str] = _nothing  # the scheduler's reason for not giving it more
@@ -604,6 +615,15 @@ class Job:
 
     def progress(self) -> Progress:
         return self.newest_progress or self.kept.progress or Progress()
+
+    @property
+    def steps_left(self) -> float:
+        """Until its end; nan: not known."""
+        progress = self.progress()
+        total = progress.total_steps or self.spec.max_steps
+        if total is None:
+            return math.nan
+        return float(max(0, total - 1 - (progress.step if progress.step is not None else -1)))
 
     def newly_odd(self, odd: tuple[str, ...]) -> tuple[str, ...]:
         """Those of these figures ("metric loss: nan") that have not been told of."""

@@ -26,7 +26,7 @@ from .intake import on_agent_message, server_lost
 from .jobs import Job
 from .reconcile import settle, stop_worker
 from .recovery import recover
-from .requests import on_request
+from .requests import answer_undecided, on_request
 from .scheduling.scheduler import Scheduler
 
 
@@ -112,6 +112,7 @@ class ControllerMachine:
             cluster.review_s = math.inf
             cluster.schedule_due = True
         settle(cluster, now)
+        answer_undecided(cluster, now)
 
     def _silent(self, now: float) -> list[Session]:
         """Servers whose leases have run out, by name."""

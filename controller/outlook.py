@@ -18,6 +18,8 @@ from .scheduling.placement import addresses
 from .scheduling.throughput import fewest_servers
 from .scheduling.view import ClusterView, Gpus, Ints, JobTable, ServerInView
 
+MANY_BEHIND = 100  # jobs that have changed since the last look
+
 
 @dataclass(frozen=True)
 class Outlook:
@@ -39,11 +41,7 @@ def outlook(cluster: Cluster, now: float, without: Collection[JobId] = ()) -> Ou
     """What the scheduler may see. Jobs that are about to end keep their GPUs, which are in nobody's view; so do GPUs that are
     free on a server that cannot start workers. `without`: jobs that have no GPU and are to get none now."""
     rows, there = cluster.rows, cluster.present_gpus
-    rows.catch_up(
-        lambda most: fewest(cluster, min(most, max(there, 1))),
-        lambda kind: cluster.history.find(kind, now),
-        lambda job, servers: cluster.estimate(now, job, servers),
-    )
+    _catch_up(cluster, now, there)
     servers = _in_view(cluster)
     jobs, chosen = rows.jobs(frozenset(without))
     total = sum([len(server.gpus) for server in servers])
@@ -55,6 +53,20 @@ def outlook(cluster: Cluster, now: float, without: Collection[JobId] = ()) -> Ou
     places = _places(rows, where, servers)
     view = ClusterView(now, table, servers, places.own, dict(sorted(manual.items())))
     return Outlook(view, jobs, places.first, places.running, places.held)
+
+
+def keep_up(cluster: Cluster, now: float) -> None:
+    """Between two decisions: do a part of the work for the next one, so that nobody waits for all of it then."""
+    if cluster.rows.behind >= MANY_BEHIND:
+        _catch_up(cluster, now, cluster.present_gpus)
+
+
+def _catch_up(cluster: Cluster, now: float, there: int) -> None:
+    cluster.rows.catch_up(
+        lambda most: fewest(cluster, min(most, max(there, 1))),
+        lambda kind: cluster.history.find(kind, now),
+        lambda job, servers: cluster.estimate(now, job, servers),
+    )
 
 
 def _in_view(cluster: Cluster) -> tuple[ServerInView, ...]:

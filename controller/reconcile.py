@@ -27,7 +27,7 @@ from .generations import (
     unneeded,
 )
 from .jobs import Job, Saving
-from .outlook import Outlook, outlook
+from .outlook import Outlook, keep_up, outlook
 from .records import OrderRecord, WorkerRecord, WorkerState
 from .restored import furthest
 from .saving import save_grace_s, see_to_saving, turn_of
@@ -40,7 +40,7 @@ KEPT_POLICY_FAILURES = 64
 
 
 def settle(cluster: Cluster, now: float, at_once: bool = False) -> None:
-    """Bring everything as near to what is wanted as can be done now. `at_once`: somebody waits for a decision."""
+    """Bring everything as near to what is wanted as can be done now. `at_once`: decide, however lately that was."""
     if cluster.awaited:
         return  # too little is known yet
     if cluster.plan_unfinished and not cluster.index.anyone_astray:
@@ -52,6 +52,7 @@ def settle(cluster: Cluster, now: float, at_once: bool = False) -> None:
         _schedule(cluster, now)
         _steer_stirred(cluster, now)
     _start_waiting(cluster, now)
+    keep_up(cluster, now)
 
 
 def _steer_stirred(cluster: Cluster, now: float) -> None:

@@ -42,7 +42,7 @@ from ..protocol.messages import (
 )
 from ..protocol.model import JobId, JobPhase, JobSpec
 from ..protocol.times import FIRST_HELLO_S, LOG_TIMEOUT_S
-from .cluster import Cluster, PendingLog
+from .cluster import Cluster, PendingLog, Undecided
 from .descents import go_down_now
 from .events import ClientRequest
 from .guests import adopt
@@ -60,6 +60,7 @@ CHANGES = (Submit, Scale, Profile, Cancel, SetPolicy, AdoptServer, ForgetServer)
 
 MAX_REQUEST_ID = 256
 MAX_PENDING_LOGS = 1000
+MAX_UNDECIDED = 10_000  # shares set by hand, whose decision is still to come
 MAX_LOG_OFFSET = 2**53
 MAX_LOG_BYTES = 4 << 20
 MAX_EVENTS_ANSWERED = 10_000
@@ -87,9 +88,9 @@ def on_request(
         if isinstance(request, GetLog):
             _get_log(cluster, now, client, envelope.id, request, fetched)
             return
-        answer = _answer(cluster, now, envelope.id, request, fetched)
+        answer = _answer(cluster, now, client, envelope.id, request, fetched)
         if answer is None:
-            return  # the client repeats its request until it is answered
+            return  # it is answered later (`answer_undecided`), or when the client repeats it
     except NotAtHand as missing:
         cluster.fetch(ClientRequest(client, envelope), missing.keys)
         return
@@ -104,13 +105,15 @@ def _only_asks(request: Request) -> bool:
     return isinstance(request, SetPolicy) and request.dry_run
 
 
-def _answer(cluster: Cluster, now: float, request_id: str, request: Request, fetched: Fetched) -> Answer | None:
+def _answer(
+    cluster: Cluster, now: float, client: bytes, request_id: str, request: Request, fetched: Fetched
+) -> Answer | None:
     """The answer to a request that can be answered at once; None: not yet."""
     match request:
         case Submit():
             return _submit(cluster, now, request_id, request)
         case Scale():
-            return _scale(cluster, now, request, fetched)
+            return _scale(cluster, now, client, request_id, request, fetched)
         case Profile():
             return _profile(cluster, now, request, fetched)
         case Cancel():
@@ -201,10 +204,13 @@ def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:
     return cluster.decider.scheduler.stages.admission.refusal(newcomer, situation)
 
 
-def _scale(cluster: Cluster, now: float, request: Scale, fetched: Fetched) -> Answer | None:
+def _scale(
+    cluster: Cluster, now: float, client: bytes, request_id: str, request: Scale, fetched: Fetched
+) -> Answer | None:
     """Fix the share, or give it back to the policy; the decision is taken at once, so that its generation can be named.
 
-    None: a controller that has just started cannot decide before its servers are back.
+    None: not yet. With very many jobs the scheduler is asked once in a while, and all who have set shares meanwhile are answered
+    then; a controller that has just started cannot decide before its servers are back.
     """
     job = find_job(cluster, request.job, fetched)
     share, spec = request.share, job.spec
@@ -213,7 +219,7 @@ def _scale(cluster: Cluster, now: float, request: Scale, fetched: Fetched) -> An
             f"{job.id} can use 1 to {spec.virtual_workers} GPUs (as many as it has virtual workers), not {share}"
         )
     if job.final:
-        raise RequestRefused(f"{job.id} is over: it has {job.kept.phase.value}")
+        raise RequestRefused(_over(job))
     if cluster.awaited:
         return None
     if share != job.kept.manual_share:
@@ -225,7 +231,33 @@ def _scale(cluster: Cluster, now: float, request: Scale, fetched: Fetched) -> An
         cluster.tell(now, EventKind.SCALED, job.id, text)
     cluster.schedule_due = True
     cluster.stir(job)
-    settle(cluster, now, at_once=True)
+    if not cluster.may_decide(now):
+        if len(cluster.undecided) >= MAX_UNDECIDED and request_id not in cluster.undecided:
+            raise RequestRefused("too many shares have been set within a second: try again")
+        cluster.undecided[request_id] = Undecided(client, job, now)
+        return None
+    settle(cluster, now)
+    return _scaled(job)
+
+
+def answer_undecided(cluster: Cluster, now: float) -> None:
+    """Answer those who have set shares before the last decision."""
+    for request_id, waiting in list(cluster.undecided.items()):
+        if cluster.decided_s <= waiting.since_s:
+            continue
+        del cluster.undecided[request_id]
+        job = waiting.job
+        answer = Refused(reason=_over(job)) if job.final else _scaled(job)
+        cluster.remember_answer(request_id, answer)
+        cluster.answer(waiting.client, request_id, answer)
+
+
+def _over(job: Job) -> str:
+    return f"{job.id} is over: it has {job.kept.phase.value}"
+
+
+def _scaled(job: Job) -> Scaled:
+    """What the last decision has made of it."""
     newest = job.newest
     carried_out = newest is not None and {m.gpu for m in newest.roster.members} == set(job.kept.target)
     generation = job.kept.generation if carried_out else job.kept.generation + 1  # when its GPUs are free
@@ -236,7 +268,7 @@ def _profile(cluster: Cluster, now: float, request: Profile, fetched: Fetched) -
     """Send the job on its way down, whatever is known of it. None: nothing can be decided yet."""
     job = find_job(cluster, request.job, fetched)
     if job.final:
-        raise RequestRefused(f"{job.id} is over: it has {job.kept.phase.value}")
+        raise RequestRefused(_over(job))
     if cluster.awaited:
         return None
     shares = go_down_now(cluster, now, job)

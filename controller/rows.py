@@ -49,7 +49,7 @@ class _Columns:
     asked_most: Ints
     priority: Ints
     share: Ints
-    left_s: Floats
+    steps_left: Floats  # nan: not known
     attained_gpu_s: Floats  # up to `counted_s`
     executed_s: Floats  # likewise
     running: Ints  # GPUs that have trained since then
@@ -80,6 +80,9 @@ class _Kind:
     earlier: KindRecord | None = None
     told: Estimated | None = None
     curve: int = -1
+    peaks: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # most GPUs that are of use, by the least and most allowed
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class Rows:
         self._jobs: list[Job | None] = []  # by row
         self._names: list[JobId] = []  # likewise
         self._speedup: Floats = np.zeros((FIRST_ROWS, 2))  # by curve
+        self._alone: Floats = np.zeros(FIRST_ROWS)  # by curve: steps per second with one GPU; 0: not known
         self._free_curves = list(range(FIRST_ROWS))
         self._row: dict[JobId, int] = {}
         self._changed: dict[JobId, Job] = {}
@@ -187,6 +191,11 @@ class Rows:
 
     # -- up to date
 
+    @property
+    def behind(self) -> int:
+        """How many jobs have changed whose rows have not been written anew."""
+        return len(self._changed)
+
     def catch_up(self, servers: Callable[[int], Ints], earlier: Earlier, estimate: Estimate) -> None:
         """Write the rows anew of what has changed. `servers`: how many each share up to one takes at least."""
         changed, self._changed = self._changed, {}
@@ -194,6 +203,16 @@ class Rows:
         for job in changed.values():
             self._put(job)
         self._compact()
+        steps_left = self._kept.steps_left
+        for name, job in moved.items():
+            if name not in changed and (row := self._row.get(name)) is not None:
+                steps_left[row] = job.steps_left
+        self._estimate(changed, servers, earlier, estimate)
+
+    def _estimate(
+        self, changed: Mapping[JobId, Job], servers: Callable[[int], Ints], earlier: Earlier, estimate: Estimate
+    ) -> None:
+        """The same for what is known of throughputs."""
         most = int(self._kept.asked_most[: len(self._jobs)].max(initial=1))
         fewest = servers(1 << (most - 1).bit_length())  # so that it seldom changes
         again = dict(changed)
@@ -203,10 +222,8 @@ class Rows:
             again = {job.id: job for job in self._jobs if job is not None}
             for kind in self._kinds.values():
                 kind.told = None
-        self._estimate(again, earlier, estimate)
-        for name, job in moved.items():
-            if name not in again and (row := self._row.get(name)) is not None and job.estimated is not None:
-                self._kept.left_s[row] = left_s(job, job.estimated, 1)
+        self._estimate_kinds(again, earlier, estimate)
+        self._estimate_measured(again, earlier, estimate)
 
     def _put(self, job: Job) -> None:
         name = job.id
@@ -243,6 +260,7 @@ class Rows:
         table.counted_s[row] = kept.counted_s if kept.counted_s is not None else since_s
         waiting_s = last.time_s if last is not None else job.submission.submitted_s
         table.waiting_since_s[row] = math.nan if kept.target else waiting_s
+        table.steps_left[row] = job.steps_left
         table.live[row] = 1
 
     def _held(self, job: Job) -> Held:
@@ -296,6 +314,7 @@ class Rows:
             self._kept.curve[self._row[job.id]] = self._kinds[key].curve
         else:
             self._measured.setdefault(job.kind, {})[job.id] = job
+            job.estimated = None  # of its kind
             self._own_curve[job.id] = self._kept.curve[self._row[job.id]] = self._new_curve()
 
     def _unclassify(self, job: Job) -> None:
@@ -317,51 +336,62 @@ class Rows:
             more = len(self._speedup)
             self._free_curves = list(range(more, 2 * more))
             self._speedup = np.vstack([self._speedup, np.zeros_like(self._speedup)])
+            self._alone = np.concatenate([self._alone, np.zeros_like(self._alone)])
         return self._free_curves.pop()
 
-    def _estimate(self, again: dict[JobId, Job], earlier: Earlier, estimate: Estimate) -> None:
-        peaks: dict[tuple[int, int, int], int] = {}
+    def _estimate_kinds(self, again: Mapping[JobId, Job], earlier: Earlier, estimate: Estimate) -> None:
+        """The jobs that share an estimate. `again`: those whose rows have been written anew."""
         for key, kind in self._kinds.items():
             known = earlier(key[0])
-            names = [name for name in kind.rows if name in again]
             if kind.told is None or kind.earlier is not known:
-                kind.earlier, names = known, list(kind.rows)
-                kind.told = None
-            for name in names:
-                row = self._row[name]
-                job = self._jobs[row]
-                assert job is not None
-                if kind.told is None:
-                    job.estimated = None
-                    kind.told = estimate(job, self._servers)
-                    self._speedup[kind.curve] = kind.told.speedup
-                job.estimated = kind.told
-                self._tell(row, job, kind.told, peaks, kind.curve)
+                kind.earlier, kind.told = known, None
+                for name in kind.rows:
+                    self._estimate_alike(self._row[name], kind, estimate)
+        for name in again:
+            alike = self._kind_of.get(name)
+            if alike is not None:
+                self._estimate_alike(self._row[name], self._kinds[alike], estimate)
+
+    def _estimate_alike(self, row: int, kind: _Kind, estimate: Estimate) -> None:
+        job = self._jobs[row]
+        assert job is not None
+        if kind.told is None:
+            job.estimated = None
+            kind.told = estimate(job, self._servers)
+            kind.peaks.clear()
+            self._tell_curve(kind.curve, kind.told)
+        job.estimated = kind.told
+        self._tell_peak(row, kind.told, kind.peaks)
+
+    def _estimate_measured(self, again: Mapping[JobId, Job], earlier: Earlier, estimate: Estimate) -> None:
+        """Each of the others."""
+        chosen = {name: job for name, job in again.items() if name in self._own_curve}
         for of_kind, jobs in self._measured.items():
             known = earlier(of_kind)
             if self._earlier.get(of_kind) is not known or of_kind not in self._earlier:
                 self._earlier[of_kind] = known
-                chosen = list(jobs.values())
-            else:
-                chosen = [job for name, job in jobs.items() if name in again]
-            for job in chosen:
-                told = estimate(job, self._servers)
-                curve = self._own_curve[job.id]
-                self._speedup[curve] = told.speedup
-                self._tell(self._row[job.id], job, told, {}, curve)
+                chosen.update(jobs)
+        for name, job in chosen.items():
+            before = job.estimated
+            told = estimate(job, self._servers)
+            if told is not before:
+                self._tell_curve(self._own_curve[name], told)
+            self._tell_peak(self._row[name], told, {})
 
-    def _tell(self, row: int, job: Job, told: Estimated, peaks: dict[tuple[int, int, int], int], curve: int) -> None:
-        """Write what an estimate says of a job. `peaks`: those found already for this curve."""
+    def _tell_curve(self, curve: int, told: Estimated) -> None:
+        self._speedup[curve] = told.speedup
+        self._alone[curve] = told.curve[1] if told.known else 0.0
+
+    def _tell_peak(self, row: int, told: Estimated, peaks: dict[tuple[int, int], int]) -> None:
+        """Write how many GPUs a job can use. `peaks`: those found already for this estimate."""
         table = self._kept
-        table.left_s[row] = left_s(job, told, 1)
         if not told.known:
             table.peak[row] = 0
             return
         least, most = int(table.least[row]), min(int(table.most[row]), len(told.curve) - 1)
-        key = (curve, least, most)
-        if key not in peaks:
-            peaks[key] = max(1, peak(told.curve, least, most))
-        table.peak[row] = peaks[key]
+        if (least, most) not in peaks:
+            peaks[least, most] = max(1, peak(told.curve, least, most))
+        table.peak[row] = peaks[least, most]
 
     # -- what the scheduler sees
 
@@ -393,7 +423,7 @@ class Rows:
             requested_gpus=np.maximum(kept["asked_least"], np.minimum(kept["asked_most"], there)),
             priority=kept["priority"],
             share=kept["share"],
-            left_s=kept["left_s"],
+            left_s=self._left_s(kept["steps_left"], kept["curve"]),
             attained_gpu_s=kept["attained_gpu_s"] + kept["running"] * uncounted_s,
             executed_s=kept["executed_s"] + uncounted_s,
             waiting_since_s=np.minimum(kept["waiting_since_s"], now),
@@ -401,15 +431,19 @@ class Rows:
         )
         return columns, Curves(self._speedup.copy())
 
+    def _left_s(self, steps: Floats, curve: Ints) -> Floats:
+        """How long jobs still take with one GPU; UNKNOWN_S: not known."""
+        alone = self._alone[curve]
+        known = (alone > 0) & ~np.isnan(steps)
+        found: Floats = np.full(len(steps), UNKNOWN_S)
+        np.divide(steps, alone, out=found, where=known)
+        return found
+
 
 def left_s(job: Job, told: Estimated, share: int) -> float:
     """How long it still takes with so many GPUs; UNKNOWN_S: not known."""
-    progress = job.progress()
-    total = progress.total_steps or job.spec.max_steps
-    if total is None or not told.known:
-        return UNKNOWN_S
-    done = progress.step if progress.step is not None else -1
-    return max(0, total - 1 - done) / float(told.curve[share])
+    steps = job.steps_left
+    return UNKNOWN_S if math.isnan(steps) or not told.known else steps / float(told.curve[share])
 
 
 def _mark(table: dict[JobId, V], name: JobId, value: V, there: bool) -> None:

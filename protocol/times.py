@@ -18,6 +18,9 @@ SERVER_LEASE_S = (
 HEARTBEAT_INTERVAL_S = 1.0  # of an agent, unless its file says otherwise
 LEAST_HEARTBEAT_INTERVAL_S = 0.05  # that an agent's file may say
 MOST_HEARTBEAT_INTERVAL_S = 60.0  # likewise
+HEARTBEATS_PER_S = (
+    400.0  # of all agents together: the controller of more servers than this asks them for fewer heartbeats each
+)
 MOST_SERVER_LEASE_S = 3600.0  # that the controller's file may say
 SILENT_INTERVALS = 3  # an agent's, without an answer of the controller, after which it says hello again
 CONNECTION_HEARTBEAT_S = 1.0  # of the connections between processes
@@ -111,6 +114,12 @@ def lease_outlasts(server_lease_s: float, heartbeat_interval_s: float) -> bool:
     return server_lease_s > 2 * heartbeat_interval_s
 
 
+def paced_interval_s(servers: int, server_lease_s: float) -> float:
+    """Seconds between two heartbeats of one agent that a controller of so many servers asks for. An agent whose own interval is
+    longer keeps that. Two heartbeats in a row may be lost, and no server is."""
+    return min(servers / HEARTBEATS_PER_S, server_lease_s / (SILENT_INTERVALS + 1))
+
+
 def others_timeout_s(step_timeout_s: float, pause_timeout_s: float) -> float:
     """How long a worker waits for the others in a step: one of them may be in a pause, and have its part before it."""
     return pause_timeout_s + step_timeout_s + OTHERS_MARGIN_S
@@ -133,6 +142,9 @@ def check() -> None:
         ),
         "for each heartbeat interval there is a lease": lease_outlasts(MOST_SERVER_LEASE_S, MOST_HEARTBEAT_INTERVAL_S),
         "an agent says hello again before its server is lost": SILENT_INTERVALS * HEARTBEAT_INTERVAL_S < SERVER_LEASE_S,
+        "an agent that is asked for fewer heartbeats says hello again before its server is lost": (
+            SILENT_INTERVALS * paced_interval_s(10**6, SERVER_LEASE_S) < SERVER_LEASE_S
+        ),
         "an agent has had an answer to another heartbeat before it says hello again": SILENT_INTERVALS >= 2,
         "a broken connection is made anew before a server is lost": (
             2 * CONNECTION_HEARTBEAT_S < CONNECTION_TIMEOUT_S < SERVER_LEASE_S

@@ -83,3 +83,6 @@ class Acknowledged(Message, frozen=True, kw_only=True):
     cluster: str = ""  # id of the cluster that the agent is a member of now; "": it is no member
     newest_event: int = 0  # how far the cluster's history is recorded
     session: str = ""  # of the hello that has begun it (`AgentHello.session`); "": not told
+    heartbeat_interval_s: float = (
+        0.0  # at least, between the heartbeats of the agent from now on (`times.paced_interval_s`)
+    )
