@@ -289,3 +289,22 @@ def test_an_agent_that_its_controller_has_given_up_says_hello_however_many_messa
             session.message_received()
         session.acknowledged(0.5, Acknowledged(incarnation="c1", sent=MORE_THAN_ANY_SESSION))
         assert session.due(0.5) is Due.HELLO
+
+
+def test_a_controller_of_many_servers_asks_for_fewer_heartbeats_and_gets_them() -> None:
+    session = ready()
+    now = session.deadline()
+    assert session.due(now) is Due.HEARTBEAT
+    session.acknowledged(now, Acknowledged(incarnation="c1", sent=0, heartbeat_interval_s=2.5))
+    times = []
+    for _ in range(4):
+        now = session.deadline()
+        assert session.due(now) is Due.HEARTBEAT
+        session.acknowledged(now, Acknowledged(incarnation="c1", sent=0, heartbeat_interval_s=2.5))
+        times.append(now)
+    assert [after - before for before, after in itertools.pairwise(times)] == pytest.approx([2.5] * 3)
+    for _ in range(3):
+        before, now = now, session.deadline()
+        assert session.due(now) is Due.HEARTBEAT
+        session.acknowledged(now, Acknowledged(incarnation="c1", sent=0, heartbeat_interval_s=0.1))
+    assert now - before == pytest.approx(INTERVAL_S), "never more of them than the agent's file says"

@@ -390,6 +390,17 @@ def test_an_archive_counts_names_and_pages_backwards() -> None:
     assert archive.find(JobId("b-3")) is None, "the number alone is not the job"
 
 
+def test_the_newest_of_a_name_may_leave_the_archive_before_older_ones_that_have_ended_later() -> None:
+    def key(number: int, day: int) -> str:
+        submission = Submission(job=JobId(f"a-{number}"), request="", uid="u", spec=job_spec(), submitted_s=0.0)
+        return key_of(submission, day * DAY_S)
+
+    archive = Archive([key(9, 1), key(3, 2), key(4, 3), key(2, 4)])
+    assert archive.named("a") == (4, "a-9")
+    assert [job_of(gone).job for gone in archive.forget(0, "", 1)] == ["a-9"]
+    assert archive.named("a") == (3, "a-4")
+
+
 def test_an_archived_record_is_the_job_with_all_that_was_known_of_it() -> None:
     world = with_ended(1, recent=0)
     (value,) = (value for key, value in world.store.items() if key.startswith(PREFIX))

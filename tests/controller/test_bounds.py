@@ -19,6 +19,7 @@ from elasticd.protocol.messages import (
     Pong,
     Refused,
     Scale,
+    Scaled,
     SetPolicy,
     Submit,
     WorkerReport,
@@ -169,3 +170,44 @@ def test_the_history_in_the_store_is_bounded_also_where_numbers_were_left_out(mo
             assert world.machine.cluster.next_event > 1000
         world.ask(Cancel(job=world.submit().id))
     assert sum(key.startswith("/events/") for key in world.store) == 20
+
+
+def test_with_very_many_jobs_all_who_set_shares_by_hand_are_answered_with_one_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster, "JOBS_DECIDED_AT_ONCE", 1)
+    monkeypatch.setattr(cluster, "DECISION_INTERVAL_PER_JOB_S", 0.5)
+    world = World({"s1": 8})
+    jobs = [world.submit(job_spec(low=1, high=4)).id for _ in range(2)]
+    world.now += 1.0
+    world.turn()
+    for job in jobs:
+        world.settle(job)
+    world.now += 1.0
+    first = world.ask(Scale(job=jobs[0], share=1), "first")
+    assert isinstance(first, Scaled), "the last decision is long past"
+    assert world.ask(Scale(job=jobs[0], share=2), "second") is None
+    assert world.ask(Scale(job=jobs[1], share=3), "third") is None
+    assert world.ask(Scale(job=jobs[1], share=3), "third") is None, "repeated"
+    world.now += 1.0
+    world.turn()
+    assert (world.answers["second"].share, world.answers["third"].share) == (2, 3)
+    assert world.answers["third"].generation == world.job(jobs[1]).kept.generation
+    assert world.ask(Scale(job=jobs[1], share=3), "third") == world.answers["third"]
+    assert not world.machine.cluster.undecided
+
+
+def test_a_job_that_ends_before_the_decision_on_its_share_is_said_to_be_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "JOBS_DECIDED_AT_ONCE", 0)
+    monkeypatch.setattr(cluster, "DECISION_INTERVAL_PER_JOB_S", 1.0)
+    monkeypatch.setattr(requests, "MAX_UNDECIDED", 1)
+    world = World({"s1": 8})
+    job, other = (world.submit(job_spec(low=1, high=4)).id for _ in range(2))
+    world.now += 2.0
+    world.turn()
+    assert world.ask(Scale(job=job, share=1), "scale") is None
+    assert "try again" in world.ask(Scale(job=other, share=1)).reason
+    world.ask(Cancel(job=job))
+    world.now += 2.0
+    world.turn()
+    assert "is over: it has cancelled" in world.answers["scale"].reason
