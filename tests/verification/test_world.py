@@ -78,9 +78,12 @@ def test_every_planted_bug_fits_the_code() -> None:
     found += planted.bugs(planted.BUGS.with_name("bugs_not_found.txt").read_text())
     assert len({bug.name for bug in found}) == len(found)
     for bug in found:
-        for change in bug.changes:
-            assert (ROOT / change.file).read_text().count(change.before) == 1, bug.name
+        texts: dict[str, str] = {}
+        for change in (*bug.without, *bug.changes):
+            text = texts.get(change.file) or (ROOT / change.file).read_text()
+            assert text.count(change.before) == 1, bug.name
             assert change.after != change.before, bug.name
+            texts[change.file] = text.replace(change.before, change.after)
 
 
 def test_a_planted_bug_is_found(tmp_path: Path) -> None:
@@ -90,3 +93,29 @@ def test_a_planted_bug_is_found(tmp_path: Path) -> None:
     found = planted.search(bug, seeds=40, anew=True)
     assert found.seed is not None
     assert found.invariant
+
+
+HOSTS_TOO_EARLY = "file worker/hosting.py\n-             ranges.append(range(0))\n+             ranges.append(range(1))"
+HARMLESS = "file worker/hosting.py\n- def assign(\n+ # Who hosts what.\n+ def assign("
+
+
+def test_a_planted_bug_may_take_back_the_rule_that_masks_it() -> None:
+    (bug,) = planted.bugs(
+        f"\n== it hosts too early\nseed 3\n{HARMLESS}\nwithout joiners host nothing\n{HOSTS_TOO_EARLY}\n"
+    )
+    assert bug.seed == 3
+    assert bug.mask == "joiners host nothing"
+    assert [change.after for change in bug.without] == ["            ranges.append(range(1))"]
+    assert [change.before for change in bug.changes] == ["def assign("]
+    with pytest.raises(planted.BugsFileError, match="does not say how to take back"):
+        planted.bugs(f"\n== it hosts too early\n{HARMLESS}\nwithout joiners host nothing\n")
+
+
+def test_what_fails_without_the_bug_does_not_count() -> None:
+    (bug,) = planted.bugs(f"\n== a comment\n{HARMLESS}\nwithout joiners host nothing\n{HOSTS_TOO_EARLY}\n")
+    assert planted.search(bug, seeds=2, anew=True).seed is None
+
+
+def test_a_planted_bug_is_found_in_a_copy_that_has_its_mask_taken_back() -> None:
+    (bug,) = planted.bugs(f"\n== it hosts too early\n{HOSTS_TOO_EARLY}\nwithout nothing of use\n{HARMLESS}\n")
+    assert planted.search(bug, seeds=40, anew=True).seed is not None

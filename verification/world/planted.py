@@ -7,8 +7,12 @@ easily make: mistakes of the membership protocol that its model also knows (`mem
 for each fault that the world itself found, the mending taken back. `bugs.txt` has them, as a name, a file, the text as it is and
 the text with the bug. A text that is not in its file any more fails the run: the bug has to be planted anew.
 
-A bug counts as found by a history only if the product without the bug passes it. `bugs.txt` records which history has found a bug
-first; that one is played first, and the others only if it does not find the bug any more.
+A bug counts as found by a history only if the *baseline*, the product without the bug, passes it. `bugs.txt` records which history
+has found a bug first; that one is played first, and the others only if it does not find the bug any more.
+
+Some bugs are *masked*: another rule of the product mends what the bug breaks, so that no history can fail, however wrong the
+bug is. Such a bug names the rule that masks it, and how to take it back (`without`). The baseline then is the product without that
+rule, and the bug is planted into a copy of this baseline: what fails is due to the bug alone.
 """
 
 from __future__ import annotations
@@ -26,8 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from .campaign import Settings, cores
-from .history import play
+from .campaign import cores
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
@@ -67,6 +70,8 @@ class Bug:
     name: str  # a sentence that says what is wrong
     changes: tuple[Change, ...]
     seed: int | None = None  # of the first history that has found it
+    mask: str = ""  # the rule that mends what it breaks; empty: none does
+    without: tuple[Change, ...] = ()  # what takes that rule back
 
 
 @dataclass(frozen=True)
@@ -83,15 +88,17 @@ def bugs(text: str) -> list[Bug]:
     """The bugs of a file. Raises BugsFileError.
 
     A bug is a block: `== NAME`, perhaps `seed NUMBER`, and its places. A place is `file PATH`, the text as it is, each line
-    after `- `, and the text with the bug, each line after `+ `. A further place in the same file needs no `file`.
+    after `- `, and the text with the bug, each line after `+ `. A further place in the same file needs no `file`. Places after a
+    line `without RULE` take a rule back that masks the bug, and are changed first.
     """
     return [_bug(block) for block in text.split("\n== ")[1:]]
 
 
 def _bug(block: str) -> Bug:
     name, *lines = block.splitlines()
-    file, seed = "", None
+    file, seed, mask = "", None, ""
     changes: list[Change] = []
+    without: list[Change] = []
     before: list[str] = []
     after: list[str] = []
 
@@ -99,7 +106,7 @@ def _bug(block: str) -> Bug:
         if before or after:
             if not file or not before:
                 raise BugsFileError(f"{name}: names no file, or no text to change")
-            changes.append(Change(file, "\n".join(before), "\n".join(after)))
+            (without if mask else changes).append(Change(file, "\n".join(before), "\n".join(after)))
         before.clear()
         after.clear()
 
@@ -109,6 +116,9 @@ def _bug(block: str) -> Bug:
             file = line[5:].strip()
         elif line.startswith("seed "):
             seed = int(line[5:])
+        elif line.startswith("without "):
+            close()
+            file, mask = "", line[8:].strip()
         elif line.startswith("- ") or line == "-":
             if after:
                 close()
@@ -120,12 +130,14 @@ def _bug(block: str) -> Bug:
     close()
     if not changes:
         raise BugsFileError(f"{name}: changes nothing")
-    return Bug(name.strip(), tuple(changes), seed)
+    if mask and not without:
+        raise BugsFileError(f"{name}: does not say how to take back that {mask}")
+    return Bug(name.strip(), tuple(changes), seed, mask, tuple(without))
 
 
-def plant(bug: Bug, root: Path) -> None:
-    """Change the files. Raises BugsFileError if a text is not there just once."""
-    for change in bug.changes:
+def plant(bug: Bug, changes: Iterable[Change], root: Path) -> None:
+    """Make some of the bug's changes to the files. Raises BugsFileError if a text is not there just once."""
+    for change in changes:
         path = root / change.file
         text = path.read_text()
         if text.count(change.before) != 1:
@@ -134,24 +146,27 @@ def plant(bug: Bug, root: Path) -> None:
 
 
 def search(bug: Bug, seeds: int, anew: bool) -> Found:
-    """Plant the bug into a copy, and play histories there until one fails that the product itself passes.
+    """Plant the bug into a copy, and play histories there until one fails that the baseline passes.
 
     `anew`: also if the history is known that has found it.
     """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="planted-") as directory:
-        copy = Path(directory)
-        for folder in FOLDERS:
-            shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        plant(bug, copy)
-        if bug.seed is not None and not anew and (failure := _first_failure(bug, copy, bug.seed, bug.seed + 1)):
-            return Found(bug, bug.seed, failure[1], time.monotonic() - began)
-        first = 0
-        while first < seeds and (failure := _first_failure(bug, copy, first, seeds)) is not None:
-            seed, invariant = failure
-            if not play(Settings().plan(seed)).failed:
-                return Found(bug, seed, invariant, time.monotonic() - began)
-            first = seed + 1
+        baseline, copy = Path(directory) / "baseline", Path(directory) / "copy"
+        for root in (baseline, copy):
+            for folder in FOLDERS:
+                shutil.copytree(
+                    ROOT / folder, root / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+                )
+            plant(bug, bug.without, root)
+        plant(bug, bug.changes, copy)
+        ranges = [(0, seeds)] if bug.seed is None or anew else [(bug.seed, bug.seed + 1), (0, seeds)]
+        for first, last in ranges:
+            while first < last and (failure := _first_failure(bug, copy, first, last)) is not None:
+                seed, invariant = failure
+                if _first_failure(bug, baseline, seed, seed + 1) is None:
+                    return Found(bug, seed, invariant, time.monotonic() - began)
+                first = seed + 1
     return Found(bug, None, "", time.monotonic() - began)
 
 
@@ -217,11 +232,15 @@ _HEAD = "| bug | breaks | seeds |\n| --- | --- | ---: |"
 
 
 def _row(found: Found) -> str:
-    return f"| {found.bug.name} | {found.invariant or '-'} | {_seeds(found)} |"
+    return f"| {_name(found.bug)} | {found.invariant or '-'} | {_seeds(found)} |"
 
 
 def _text(found: Found) -> str:
-    return f"{_seeds(found):>6} {found.took_s:5.0f}  {found.bug.name}\n{'':14}{found.invariant}"
+    return f"{_seeds(found):>6} {found.took_s:5.0f}  {_name(found.bug)}\n{'':14}{found.invariant}"
+
+
+def _name(bug: Bug) -> str:
+    return f"{bug.name} (without: {bug.mask})" if bug.mask else bug.name
 
 
 if __name__ == "__main__":
