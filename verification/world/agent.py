@@ -34,11 +34,11 @@ from elasticd.agent.events import (
 )
 from elasticd.agent.identity import Identity
 from elasticd.agent.machine import AgentMachine
-from elasticd.protocol.messages import AgentHello, LogPiece, StartWorker, ToAgentFromController
-from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, Server, ServerId, WorkerId, WorkerStatus
+from elasticd.protocol.messages import AgentHello, LogPiece, Order, StartWorker, ToAgentFromController, session_name
+from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, JobId, Server, ServerId, WorkerId, WorkerStatus
 
 from .plan import Moment
-from .process import Process
+from .process import Process, State
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ class Agent(Process):
         self.clock_of_new_s = 0.0  # so far ahead is the clock of processes that start now; each reads it once
         self._troubled_until = 0.0
         self._disk: dict[tuple[str, WorkerId], _Record] = {}  # by uid and worker
-        self._starting: set[WorkerId] = set()  # told to start, and not started yet
+        self._starting: dict[WorkerId, float] = {}  # told to start, and not started yet: since when
+        self.session = ""  # that its newest hello asks for
+        self._heard: dict[JobId, Order] = {}  # the newest order of each job
         self._words: list[WorkerStatus] = []  # what workers have said while the agent was away
         self._machine: AgentMachine
 
@@ -95,6 +97,7 @@ class Agent(Process):
         self.born()
         self.clock_ahead_s = self.clock_of_new_s
         self._starting.clear()
+        self._heard.clear()
         who = msgspec.structs.replace(self.kept, start=self.kept.start + 1)
         self._machine = AgentMachine(self.server, f"{self.name}.{self.life}", 1.0, 10.0, who)
         found = adopt(record.found(self._runs(*name)) for name, record in sorted(self._disk.items()))
@@ -123,9 +126,22 @@ class Agent(Process):
     def turn(self) -> None:
         self._dispatch(TimePassed())
 
+    def go_on(self, life: int) -> None:
+        if self.state is State.STOPPED:  # it has not watched its starts
+            self._starting = dict.fromkeys(self._starting, self.timeline.now)
+        super().go_on(life)
+
+    def hanging(self, patience_s: float) -> int:
+        """How many starts have not come to an end for so long."""
+        return sum(self.timeline.now - since > patience_s for since in self._starting.values())
+
     # -- facts in
 
     def from_controller(self, message: ToAgentFromController) -> None:
+        if isinstance(message, Order):
+            heard = self._heard.get(message.job)
+            if heard is None or heard.uid != message.uid or heard.roster.generation < message.roster.generation:
+                self._heard[message.job] = message
         self._dispatch(ControllerMessage(message))
 
     def from_worker(self, status: WorkerStatus) -> None:
@@ -153,14 +169,17 @@ class Agent(Process):
             case SendController(message):
                 sent = self._world.to_controller(self, message)
                 if isinstance(message, AgentHello):
+                    self.session = session_name(message.incarnation, message.number)
                     self._world.moment(Moment.HELLO)
                     return None if sent else HelloNotSent()
             case SendWorker(worker, word):
+                if isinstance(word, Order):
+                    self._world.oracle.passed_on(self.name, word, self._heard.get(word.job, word))
                 target = self.workers.get(worker)
                 if target is not None:
                     self._world.network.send(self, target, target.from_agent, word)
             case StartProcess(start):
-                self._starting.add(start.worker)
+                self._starting[start.worker] = self.timeline.now
                 self._world.oracle.start_asked(f"{self.host}/{start.gpu}", start.worker)
                 self.later(START_S * (0.2 + self.chance.random()), self._start, start)
             case SignalProcess(worker, how):
@@ -203,7 +222,7 @@ class Agent(Process):
         if self.storage_hangs:
             self.later(HANG_LOOK_S, self._start, start)
             return
-        self._starting.discard(start.worker)
+        self._starting.pop(start.worker, None)
         if self.disk_full:
             self._dispatch(ProcessFailed(start.worker, "cannot be started: [Errno 28] No space left on device"))
             return
@@ -213,6 +232,7 @@ class Agent(Process):
         self._world.oracle.process_started(worker.device, start.worker)
         if self.timeline.now <= self._troubled_until:
             self._world.oracle.disturbed(start.job, self._troubled_until - self.timeline.now)
+            self._world.oracle.hit(start.worker, self._troubled_until - self.timeline.now)
         worker.born()
         worker.slow, worker.clock_ahead_s = self.slow, self.clock_of_new_s
         if self.black_hole:
@@ -237,8 +257,10 @@ class Agent(Process):
     def trouble(self, for_s: float) -> None:
         """A fault hits this server: jobs that have workers there now, or get some meanwhile, may have to go back."""
         self._troubled_until = max(self._troubled_until, self.timeline.now + for_s)
+        self._world.oracle.hit(self.name, for_s)
         for worker in self.workers.values():
             self._world.oracle.disturbed(worker.job, for_s)
+            self._world.oracle.hit(worker.name, for_s)
 
     def power_off(self) -> None:
         """The server vanishes, with all its processes."""

@@ -11,6 +11,7 @@ from elasticd.controller.cluster import submission_key
 from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.protocol.messages import Reply, Submitted, ToAgentFromController, ToControllerFromAgent
 from elasticd.protocol.model import JobId, ServerId
+from elasticd.protocol.times import START_PATIENCE_S
 from elasticd.worker.membership import MAX_EARLY
 
 from .agent import Agent
@@ -30,6 +31,8 @@ from .worker import Checkpoint, Worker
 
 QUIET_S = 1800.0  # virtual time within which everything ends once the weather has cleared
 LOOK_EVERY_S = 10.0
+WELL_EVERY_S = 10.0
+HANGING_S = START_PATIENCE_S + 10.0  # after which a start that has not come to an end is given up
 SIZES_EVERY_S = 60.0
 OPERATOR_EVERY_S, OPERATOR_LOOKS = 60.0, 5  # how often an operator looks after the store was lost
 MOST_OF_AN_AGENT = {"orders": MAX_ORDERS, "ends that are forgotten": MAX_FORGOTTEN, "processes": 64}  # others: MOST
@@ -72,6 +75,7 @@ class World:
         for job in plan.jobs:
             self.after(job.at, self.users.submit, job)
         self.after(SIZES_EVERY_S, self._look_at_sizes)
+        self.after(WELL_EVERY_S, self._look_who_is_well)
         for number, fault in enumerate(plan.faults):
             self.after(fault.at, self._due, number, fault)
 
@@ -89,6 +93,23 @@ class World:
         for worker in self.workers():
             self.oracle.bounded(worker.name, worker.sizes, MOST_OF_A_WORKER)
         self.after(SIZES_EVERY_S, self._look_at_sizes)
+
+    def _look_who_is_well(self) -> None:
+        self.oracle.well({worker.name for worker in self.workers() if worker.well})
+        running = self.controller.state is State.RUNNING and not self.controller.trouble
+        cluster = self.controller.machine.cluster
+        for agent in self.agents:
+            if agent.state is State.RUNNING:
+                self.oracle.start_hangs(agent.name, agent.hanging(HANGING_S), agent.sizes["starts that hang"])
+            hosts = frozenset({agent.host, self.controller.host})
+            session = cluster.sessions.get(agent.server.server)
+            away = not running or agent.state is not State.RUNNING or self.network.cut_among(hosts)
+            away = away or bool(self.twins) or agent.server.server in cluster.guests
+            stands = session is not None and session.alive and session.name == agent.session
+            self.oracle.session(agent.name, away or stands)
+            if not away and stands:
+                self.oracle.in_session(agent.name, agent.workers)
+        self.after(WELL_EVERY_S, self._look_who_is_well)
 
     # -- time
 

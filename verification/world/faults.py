@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SLOWER = 8.0
 BETWEEN_BLACK_HOLES_S = 60.0  # in which a job that has failed in one is tried elsewhere
+REBOOT_JUMP_S = 1800.0  # by which a controller's clock is ahead after it was started anew
 LEASE_S = 10.0  # a server's; one whose agent is away for longer is given up
 
 
@@ -27,6 +28,8 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
     kind, for_s = fault.kind, fault.for_s
     agent = world.agents[fault.who % len(world.agents)]
     workers = [worker for worker in world.workers() if worker.job == job] or world.workers()
+    if kind is Kind.KILL_SAVER:
+        workers = [worker for worker in workers if world.oracle.is_to_save(worker.job, worker.name)]
     if kind is Kind.KILL_LEAVER:
         workers = [worker for worker in workers if world.oracle.is_to_leave(worker.job, worker.name)] or workers
     worker = workers[fault.who % len(workers)] if workers else None
@@ -35,7 +38,7 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
         world.story.say(f"* {kind.value} [{hit}]" + (f" for {for_s:.1f} s" if for_s else ""))
     if kind in _CONTROLLER:
         _strike_controller(world, fault)
-    elif kind in (Kind.KILL_WORKER, Kind.KILL_LEAVER, Kind.STOP_WORKER, Kind.HANG_WORKER):
+    elif kind in _WORKER:
         if worker is not None:
             _strike_worker(world, worker, fault)
     elif kind is Kind.KILL_JOB:
@@ -47,16 +50,25 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
             strangers.speak(world, worker, fault.who)
     elif kind is Kind.SCALE:
         world.users.scale(number, fault.who)
-    elif kind is Kind.CANCEL:
-        world.users.cancel(number, fault.who)
+    elif kind is Kind.CANCEL or kind is Kind.CANCEL_IT:
+        world.users.cancel(number, fault.who, job if kind is Kind.CANCEL_IT else None)
     elif kind is Kind.SET_POLICY:
         world.users.set_policy(number, fault.who)
     else:
         _strike_server(world, agent, fault)
 
 
+_WORKER = (
+    Kind.KILL_WORKER,
+    Kind.KILL_LEAVER,
+    Kind.KILL_SAVER,
+    Kind.BREAK_LINK,
+    Kind.STOP_WORKER,
+    Kind.HANG_WORKER,
+)
 _CONTROLLER = (
     Kind.KILL_CONTROLLER,
+    Kind.REBOOT_CONTROLLER,
     Kind.CRASH_BEFORE_COMMIT,
     Kind.CRASH_AFTER_COMMIT,
     Kind.STOP_CONTROLLER,
@@ -71,9 +83,14 @@ _CONTROLLER = (
 
 def _strike_controller(world: World, fault: Fault) -> None:
     controller, disk, for_s = world.controller, world.disk, fault.for_s
+    world.oracle.controller_hit(for_s)
     match fault.kind:
         case Kind.KILL_CONTROLLER:
             controller.die()
+            world.after(for_s, controller.boot)
+        case Kind.REBOOT_CONTROLLER:
+            controller.die()
+            controller.clock_ahead_s += REBOOT_JUMP_S
             world.after(for_s, controller.boot)
         case Kind.CRASH_BEFORE_COMMIT | Kind.CRASH_AFTER_COMMIT:
             disk.crash_next = fault.kind is Kind.CRASH_AFTER_COMMIT
@@ -101,9 +118,12 @@ def _strike_controller(world: World, fault: Fault) -> None:
 
 def _strike_worker(world: World, worker: Worker, fault: Fault) -> None:
     world.oracle.disturbed(worker.job, LASTS_S if fault.kind is Kind.HANG_WORKER else fault.for_s)
+    world.oracle.hit(worker.name, float("inf") if fault.kind is Kind.HANG_WORKER else fault.for_s)
     match fault.kind:
-        case Kind.KILL_WORKER | Kind.KILL_LEAVER:
+        case Kind.KILL_WORKER | Kind.KILL_LEAVER | Kind.KILL_SAVER:
             worker.killed("killed by SIGKILL")
+        case Kind.BREAK_LINK:
+            worker.break_link()
         case Kind.STOP_WORKER:
             worker.stop()
             world.after(fault.for_s, worker.go_on, worker.life)
@@ -113,6 +133,7 @@ def _strike_worker(world: World, worker: Worker, fault: Fault) -> None:
 
 def _strike_server(world: World, agent: Agent, fault: Fault) -> None:
     for_s = fault.for_s
+    world.oracle.hit(agent.name, for_s)
     if fault.kind is not Kind.KILL_AGENT or for_s > LEASE_S / 2:
         agent.trouble(for_s)
         world.after(for_s, agent.trouble, LASTS_S if fault.kind is Kind.SLOW_SERVER else 0.0)

@@ -16,7 +16,17 @@ from elasticd.controller.reconcile import KEPT_ORDERS
 from elasticd.controller.records import ArchivedJob, JobRecord, Submission, WorkerState
 from elasticd.controller.requests import MAX_PENDING_LOGS
 from elasticd.controller.store import Delete, Put
-from elasticd.protocol.messages import Cancelled, Order, Reply, Request, Scale, Scaled, StartWorker, Submitted
+from elasticd.protocol.messages import (
+    Cancelled,
+    Order,
+    Reply,
+    Request,
+    Scale,
+    Scaled,
+    StartWorker,
+    StopWorker,
+    Submitted,
+)
 from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId, WorkerId, job_number
 
 from .plan import Ending, JobPlan
@@ -28,11 +38,24 @@ from .violation import Violation
 DISTURBED_S = 20.0  # after the end of a fault that hit a job, in which it may still lose what it has
 LASTS_S = 60.0  # of faults that have no end of their own
 ODD_S = 60.0
+OVER_S = 60.0  # after which nobody trains for a job that has failed or was cancelled
+TOLD_S = 45.0  # in which an agent has heard who is to stop, and the controller who has ended
+APART_S = 60.0  # in which an agent and a controller that hear each other begin a session
+WELL_S = 50.0  # in which workers that nothing hits apply a step, if that does not take longer
 MOST_WORKERS = 64  # of one job: all GPUs of the cluster, more than once
 MOST = 256  # entries of a table of an agent or a worker
 MOST_BYTES = 256 << 10  # of a record, of a message
 STARTS_WITHIN_S, MOST_STARTS = 60.0, 40  # on one GPU
 FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.EXITS_UNJOINED, Ending.OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class _Preempted:
+    """A job has given all its GPUs back."""
+
+    at: float
+    step: int  # the furthest that was applied
+    holders: tuple[WorkerId, ...]  # who had that state, or that of the step before
 
 
 @dataclass
@@ -57,6 +80,14 @@ class _Known:
     uncertain: bool = False  # the store was lost or restored after it had been submitted
     odd_since: float | None = None  # its share is none that it has asked for
     answered: list[int | None] = field(default_factory=list)  # shares by hand that were acknowledged in this turn
+    saver: WorkerId | None = None  # who is to save the state, since it is preempted
+    newest_of: dict[WorkerId, tuple[int, int]] = field(default_factory=dict)  # lineage and step that each has applied
+    preempted: _Preempted | None = None  # the last time, if it has not begun again since
+    told_at: float = 0.0  # the newest order
+    over_at: float | None = None  # its end was recorded
+    stopped: dict[WorkerId, float] = field(
+        default_factory=dict
+    )  # who has been told to stop, with nothing to save: when
     repeated: int = 0  # steps done again, in all
 
 
@@ -77,6 +108,11 @@ class Oracle:
         self._starts: dict[str, deque[float]] = {}
         self.commits = 0
         self.turning = False  # a timer has begun or ended that follows from what is recorded
+        self._well_since: dict[str, float] = {}  # by worker
+        self._hit_until: dict[str, float] = {}  # by worker or server: until then the last fault has lasted that hit it
+        self._ended_at: dict[WorkerId, float] = {}  # processes
+        self._controller_hit_until = float("-inf")
+        self._apart_since: dict[str, float] = {}  # by server
 
     def add_plan(self, plan: JobPlan) -> None:
         """A job that users may submit from now on."""
@@ -95,6 +131,19 @@ class Oracle:
         """A fault hits workers of this job, or what they need, for so long."""
         known = self.job(job)
         known.disturbed_at = max(known.disturbed_at, self._timeline.now + for_s)
+
+    def hit(self, who: str, for_s: float = 0.0) -> None:
+        """A fault hits this server, or this worker itself or with its server, for so long."""
+        until = self._timeline.now + for_s
+        self._hit_until[who] = max(until, self._hit_until.get(who, until))
+
+    def controller_hit(self, for_s: float = 0.0) -> None:
+        """A fault hits the controller or its store, for so long."""
+        self._controller_hit_until = max(self._controller_hit_until, self._timeline.now + for_s)
+
+    def _hit(self, who: str) -> float:
+        """Until when the last fault lasted that hit this worker or server."""
+        return self._hit_until.get(who, float("-inf"))
 
     def all_disturbed(self) -> None:
         for known in self._jobs.values():
@@ -128,6 +177,13 @@ class Oracle:
 
     def process_ended(self, gpu: str, worker: WorkerId) -> None:
         self._on_gpu[gpu].remove(worker)
+        self._ended_at[worker] = self._timeline.now
+
+    def passed_on(self, server: str, order: Order, heard: Order) -> None:
+        """An agent tells a worker an order. `heard`: the newest one of this job that it has been told."""
+        if order.uid == heard.uid and order.roster.generation < heard.roster.generation:
+            text = f"{server} passes on order {order.roster.generation} of {order.job}, and has heard {heard.roster.generation}"
+            raise Violation("what is overtaken is not passed on", text)
 
     # -- training
 
@@ -153,9 +209,21 @@ class Oracle:
             raise Violation("a step has each virtual worker once", text)
         word = max(part.word for part in parts.values())
         if word:
+            self._check_stopped(job, known, word)
             known.decided[group.roster.generation] = step
             known.follows[group.roster.generation] = word
         return step, hash((state, step, wanted))
+
+    def _check_stopped(self, job: JobId, known: _Known, generation: int) -> None:
+        """A step has decided that this generation follows: all of it must be there."""
+        calm_at = self._timeline.now - DISTURBED_S
+        if max(known.disturbed_at, self._controller_hit_until) > calm_at or known.uncertain:
+            return
+        for worker in known.rosters.get(generation, ()):
+            if worker in known.stopped:
+                ago_s = self._timeline.now - known.stopped[worker]
+                text = f"{worker} was told to stop {ago_s:.1f} s ago, and is in generation {generation} of {job}, which follows"
+                raise Violation("nobody is stopped who may be in the generation that follows", text)
 
     def applied(self, job: JobId, worker: WorkerId, generation: int, lineage: int, step: int, state: int) -> None:
         """A worker has applied a step, in a generation."""
@@ -165,6 +233,11 @@ class Oracle:
         if generation < known.generation:
             return  # whoever was left out may go on for a while; nothing comes of it
         known.generation, known.applied_at = generation, self._timeline.now
+        known.newest_of[worker] = lineage, step
+        over_s = self._timeline.now - known.over_at if known.over_at is not None else 0.0
+        if over_s > OVER_S and self._timeline.now - self._hit(worker) > OVER_S:
+            text = f"{worker} applies step {step} of {job}, {over_s:.0f} s after its end"
+            raise Violation("a job that is over trains no more", text)
         furthest = known.frontier.get(lineage, -1)
         if step < furthest:
             raise Violation(
@@ -197,8 +270,11 @@ class Oracle:
             text = f"{worker} leaves generation {generation}, and {follows}, which it is in, has been decided"
             raise Violation("nobody leaves who is in the generation that follows", text)
 
-    def epoch_ended(self, job: JobId, epoch: int) -> None:
-        """A script has run the last lines of an epoch: evaluation, schedulers."""
+    def epoch_ended(self, job: JobId, worker: WorkerId, epoch: int, least: int) -> None:
+        """A script has run the last lines of an epoch: evaluation, schedulers. `least`: the epoch that its state came with."""
+        if epoch < least:
+            text = f"{worker} runs the last lines of epoch {epoch} of {job}, and has a state of epoch {least}"
+            raise Violation("what a state contains is not done again", text)
         self.job(job).epochs.add(epoch)
 
     def goes_on(self, job: JobId, generation: int) -> None:
@@ -230,6 +306,7 @@ class Oracle:
         if known.states.get(step) != state:
             raise Violation("all apply the same", f"{worker} begins {job} from other bits of step {step}")
         lost = known.frontier[known.lineage] - step
+        self._check_preemption(job, known, step)
         known.lineage += 1
         known.frontier[known.lineage] = step
         known.repeated += max(0, lost)
@@ -243,7 +320,47 @@ class Oracle:
             raise Violation("only faults cost steps", text)
         return known.lineage
 
+    def _check_preemption(self, job: JobId, known: _Known, step: int) -> None:
+        """A job that gave its GPUs back begins again. What a worker had that nothing has hit must have been saved."""
+        preempted, known.preempted = known.preempted, None
+        if preempted is None or preempted.step - step <= 1 or known.plan.script.ending in FAILING:
+            return
+        calm_at = preempted.at - DISTURBED_S
+        if self._controller_hit_until > calm_at:
+            return
+        able = [worker for worker in preempted.holders if self._hit(worker) <= calm_at]
+        if able:
+            text = f"{job} begins after step {step}, and was preempted after step {preempted.step}; {able[0]} had that state"
+            raise Violation("a preempted job loses nothing while somebody has its state", text)
+
     # -- the controller
+
+    def told_to_stop(self, server: ServerId, stop: StopWorker) -> None:
+        """The controller tells an agent to stop a worker; perhaps one that only a stranger has seen there."""
+        known = self._jobs.get(stop.job)
+        if known is None or known.record is None:
+            return
+        if stop.save:
+            known.saver = stop.saver
+        elif any(entry.worker == stop.worker and entry.gpu.server == server for entry in known.record.workers):
+            known.stopped.setdefault(stop.worker, self._timeline.now)
+
+    def is_to_save(self, job: JobId, worker: str) -> bool:
+        """Was this worker named as the one that saves the state of its job?"""
+        return self.job(job).saver == worker
+
+    def _note_preemption(self, known: _Known, before: JobRecord, record: JobRecord) -> None:
+        if not before.orders or record.orders or record.phase is not JobPhase.PENDING:
+            return
+        step = known.frontier.get(known.lineage, -1)
+        alive = {entry.worker for entry in record.workers}
+        holders = tuple(
+            worker
+            for worker, (lineage, applied) in known.newest_of.items()
+            if lineage == known.lineage and applied >= step - 1 and worker in alive
+        )
+        known.preempted = _Preempted(self._timeline.now, step, holders)
+        known.newest_of.clear()
 
     def recorded(self, writes: Sequence[Put | Delete], awaited: Collection[ServerId] = ()) -> tuple[JobId, ...]:
         """The controller has made these writes durable. Returns the jobs that have ended by that.
@@ -269,6 +386,7 @@ class Oracle:
                     ended.append(job)
                 if known.record is not None and not known.uncertain:
                     self._check_leaving(job, known.record, record, awaited)
+                    self._note_preemption(known, known.record, record)
                 self.turning = self.turning or record.phase.final or (known.record or record).held != record.held
                 self._check_record(job, known, record)
                 changed = True
@@ -323,6 +441,7 @@ class Oracle:
                 raise Violation("an id is never used again", text)
         if before is None or record.phase is not before.phase:
             self._check_phase(job, known, record)
+            known.over_at = self._timeline.now if record.phase in (JobPhase.CANCELLED, JobPhase.FAILED) else None
         self._check_share(job, known, record)
 
     def _check_share(self, job: JobId, known: _Known, record: JobRecord) -> None:
@@ -371,6 +490,8 @@ class Oracle:
         known = self.job(message.job)
         record = known.record
         if isinstance(message, Order):
+            if message.roster.generation not in known.rosters:
+                known.told_at = self._timeline.now
             known.rosters[message.roster.generation] = message.roster.workers
             known.rosters.pop(message.roster.generation - KEPT_ORDERS, None)
         if record is None or known.uncertain:
@@ -451,6 +572,58 @@ class Oracle:
         size = len(msgspec.msgpack.encode(message))
         if size > MOST_BYTES:
             raise Violation("every message is bounded", f"{size} bytes, at most {MOST_BYTES}: {message}"[:200])
+
+    def well(self, well: Collection[str]) -> None:
+        """A job's workers train, if nothing has hit any of them, nor the controller, for a while. `well`: who could."""
+        now = self._timeline.now
+        self._well_since = {worker: self._well_since.get(worker, now) for worker in sorted(well)}
+        for job, known in self._jobs.items():
+            record, script = known.record, known.plan.script
+            if record is None or record.phase.final or not record.target or not known.rosters or known.uncertain:
+                continue
+            newest = max(known.rosters)
+            workers = {*known.rosters[newest], *(entry.worker for entry in record.workers)}
+            if script.ending in FAILING or not workers <= set(well):
+                continue
+            since = max(known.applied_at, known.told_at, self._controller_hit_until)
+            since = max(since, *(max(self._well_since[each], self._hit(each)) for each in workers))
+            if now - since > WELL_S + 2 * script.step_s + script.evaluate_s:
+                text = f"{job}: all workers of generation {newest} are well, and none has applied a step for {now - since:.0f} s"
+                raise Violation("workers that are well train", text)
+
+    def in_session(self, server: str, running: Collection[str]) -> None:
+        """A server whose agent and the controller are in one session has these workers."""
+        now = self._timeline.now
+        if max(self._hit(server), self._controller_hit_until) > now - TOLD_S or server in self._apart_since:
+            return
+        for job, known in self._jobs.items():
+            for entry in known.record.workers if known.record is not None and not known.uncertain else ():
+                if entry.gpu.server != server or entry.state is WorkerState.ORDERED:
+                    continue
+                ended_s = now - self._ended_at.get(entry.worker, now)
+                if entry.worker not in running and ended_s > TOLD_S:
+                    text = f"{entry.worker} of {job} has ended {ended_s:.0f} s ago, and is taken for alive"
+                    raise Violation("what has ended is taken in", text)
+                stopped_s = now - known.stopped.get(entry.worker, now)
+                if entry.worker in running and stopped_s > TOLD_S:
+                    text = f"{entry.worker} of {job} was told to stop {stopped_s:.0f} s ago, and runs"
+                    raise Violation("who is told to stop ends", text)
+
+    def start_hangs(self, server: str, hanging: int, given_up: int) -> None:
+        """So many starts on a server have taken too long; its agent has given so many up."""
+        if hanging > given_up:
+            raise Violation(
+                "what is waited for has a limit", f"{hanging - given_up} starts on {server} are not given up"
+            )
+
+    def session(self, server: str, stands: bool) -> None:
+        """Are an agent that could speak with the controller and the controller in one session?"""
+        now = self._timeline.now
+        if stands or self._controller_hit_until > now:
+            self._apart_since.pop(server, None)
+        elif now - self._apart_since.setdefault(server, now) > APART_S:
+            text = f"{server} and the controller run, hear each other, and have not been in one session for {APART_S:.0f} s"
+            raise Violation("a server that can be reached is taken in", text)
 
     # -- in the end
 

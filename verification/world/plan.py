@@ -42,6 +42,7 @@ class Ending(enum.Enum):
     NEVER_JOINS = "runs for ever without calling elastic.join()"
     EXITS_UNJOINED = "exits with code 0 without calling elastic.join()"
     OUT_OF_MEMORY = "is killed by the kernel at a step"
+    IGNORES_SIGNAL = "trains to its end, and takes no notice of SIGTERM"
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Kind(enum.Enum):
     CRASH_AFTER_COMMIT = "kill controller after its next commit"
     STOP_CONTROLLER = "stop controller"
     JUMP_CLOCK = "jump the controller's clock"
+    REBOOT_CONTROLLER = "start the controller's machine anew, with a clock that is half an hour ahead"
     JUMP_SERVER_CLOCK = "jump the clock of server, for processes that start from now on"
     TEAR_COMMIT = "let the controller's next commit fail, done or not done"
     FILL_STORE = "fill the controller's disk"
@@ -118,6 +120,8 @@ class Kind(enum.Enum):
     KILL_WORKER = "kill worker"
     KILL_LEAVER = "kill worker that the newest order does not name"
     KILL_JOB = "kill worker and all others of its job"
+    KILL_SAVER = "kill worker that is to save the state of a preempted job"
+    BREAK_LINK = "let the communicator of worker fail"
     STOP_WORKER = "stop worker"
     HANG_WORKER = "hang the training thread of worker"
     CUT_IN = "cut what server hears"
@@ -128,6 +132,7 @@ class Kind(enum.Enum):
     STRANGER = "let a stranger speak to the controller"
     SCALE = "scale a job"
     CANCEL = "cancel a job"
+    CANCEL_IT = "cancel the job that it happens to"
     SET_POLICY = "set policy"
 
 
@@ -204,6 +209,8 @@ GROUPS = (_CONTROLLER, _STORE, _AGENTS, _SERVERS, _WORKERS, _NETWORK)
 # Histories of resizes: workers die at the moments of resizes that users ask for, again and again, and nothing else happens.
 RESIZES = 0.25  # which part of the histories
 RESIZES_JOBS, RESIZES_STEP_S, RESIZES_STEPS = 2, 4.0, 300
+SLOW_START = 6  # times the time that a script takes otherwise
+PREEMPTED_JOBS, PREEMPTED_S = 4, 300.0  # so long each would take on one GPU
 RESIZES_DRAWN: dict[Kind, Drawn] = {
     Kind.SCALE: Drawn(4),
     Kind.KILL_WORKER: Drawn(2),
@@ -213,6 +220,81 @@ RESIZES_DRAWN: dict[Kind, Drawn] = {
     Kind.CUT_PEERS: Drawn(0.3, 0.5, 20),
 }
 RESIZES_FAULTS = 2  # times as many as in other histories
+
+# Other histories that are about one thing: those whose seeds, divided by 20, leave this remainder (even ones have TCP).
+FOCUS_OF = 20
+BAD_LINES = 0.15  # of all messages are doubled, and as many late: more than in other weather
+
+
+class Focus(enum.Enum):
+    """What goes wrong again and again in a history."""
+
+    PREEMPTIONS = "users preempt jobs that take long to save, and savers are lost"
+    LINES = "messages are doubled and late"
+    RESIZES = "messages are doubled and late, links fail, while users resize two jobs"
+    LONG = "storage, network and clocks are wrong for minutes"
+
+
+FOCUS: dict[int, Focus] = {
+    9: Focus.RESIZES,
+    11: Focus.PREEMPTIONS,
+    12: Focus.LONG,
+    13: Focus.LINES,
+    14: Focus.PREEMPTIONS,
+}
+FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
+    Focus.PREEMPTIONS: {
+        Kind.SCALE: Drawn(8),
+        Kind.SET_POLICY: Drawn(2),
+        Kind.KILL_SAVER: Drawn(3),
+        Kind.KILL_WORKER: Drawn(2),
+        Kind.STOP_WORKER: Drawn(0.5, 0.5, 8),
+        Kind.KILL_AGENT: Drawn(1, 0.1, 5),
+        Kind.KILL_CONTROLLER: Drawn(1, 0.1, 5),
+        Kind.FILL_SERVER: Drawn(0.5, 5, 30),
+        Kind.HIDE_STORAGE: Drawn(1, 5, 30),
+        Kind.CUT_BOTH: Drawn(0.3, 0.5, 8),
+        Kind.CUT_PEERS: Drawn(1, 10, 40),
+        Kind.LOSE_SERVER: Drawn(1, 5, 30),
+    },
+    Focus.LINES: {
+        Kind.SCALE: Drawn(4),
+        Kind.CANCEL_IT: Drawn(1),
+        Kind.SET_POLICY: Drawn(1),
+        Kind.KILL_AGENT: Drawn(3, 0.1, 15),
+        Kind.STOP_AGENT: Drawn(3, 1, 15),
+        Kind.KILL_WORKER: Drawn(2),
+        Kind.KILL_CONTROLLER: Drawn(2, 0.1, 10),
+        Kind.CRASH_BEFORE_COMMIT: Drawn(1, 0.1, 5),
+        Kind.CRASH_AFTER_COMMIT: Drawn(1, 0.1, 5),
+        Kind.CUT_BOTH: Drawn(2, 0.5, 20),
+    },
+    Focus.RESIZES: {
+        Kind.SCALE: Drawn(6),
+        Kind.BREAK_LINK: Drawn(3),
+        Kind.KILL_LEAVER: Drawn(1),
+        Kind.KILL_WORKER: Drawn(1),
+        Kind.STOP_WORKER: Drawn(1, 0.2, 4),
+    },
+    Focus.LONG: {
+        Kind.SCALE: Drawn(3),
+        Kind.CANCEL: Drawn(0.5),
+        Kind.SET_POLICY: Drawn(1),
+        Kind.HANG_STORAGE: Drawn(3, 20, 200),
+        Kind.HIDE_STORAGE: Drawn(1, 20, 100),
+        Kind.CUT_BOTH: Drawn(3, 5, 60),
+        Kind.CUT_OUT: Drawn(1, 5, 60),
+        Kind.CUT_PEERS: Drawn(1, 5, 60),
+        Kind.CUT_DATA: Drawn(1, 60, 200),
+        Kind.LOSE_SERVER: Drawn(1, 5, 100),
+        Kind.KILL_WORKER: Drawn(2),
+        Kind.REBOOT_CONTROLLER: Drawn(2, 0.5, 20),
+        Kind.LOSE_STORE: Drawn(0.5, 0.5, 5),
+        Kind.RESTORE_STORE: Drawn(1, 0.5, 5),
+        Kind.FILL_STORE: Drawn(1.5, 1, 30),
+        Kind.TEAR_COMMIT: Drawn(1),
+    },
+}
 
 WAIT = 0.4  # this part of the faults waits for a moment
 BURSTS, BURST_S, IN_BURSTS = 6, 5.0, 0.4  # how many there are, how long each lasts, which part of the faults they have
@@ -303,6 +385,7 @@ class Shape:
     faults: int | None = None  # None: as many as the weather has
     policy: str = ""  # empty: drawn
     absurd: bool = True  # valid but absurd jobs among the others
+    focus: bool = True  # some histories are about one thing
 
 
 def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
@@ -319,11 +402,17 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
     kinds = tuple(kind for group in (*groups, _USERS) for kind in group if kind not in weather.without)
     bursts = tuple(chance.uniform(5, shape.storm_s) for _ in range(BURSTS))
     count = weather.faults if shape.faults is None else shape.faults
-    resizes = count > 0 and chance.random() < RESIZES
+    focus = FOCUS.get(seed % FOCUS_OF) if count > 0 and shape.focus else None
+    resizes = count > 0 and chance.random() < RESIZES if focus is None else focus is Focus.RESIZES
     drawn = RESIZES_DRAWN if resizes else {kind: DRAWN[kind] for kind in kinds}
+    moment_of = _MOMENT_OF[focus] if focus is not None else _resize_moment if resizes else _moment
+    if focus is not None:
+        drawn = FOCUS_DRAWN[focus]
+    if focus in (Focus.LINES, Focus.RESIZES):
+        weather = replace(weather, late=BAD_LINES, copies=BAD_LINES)
     faults = (
-        _fault(random.Random(f"{seed}/fault/{i}"), drawn, _resize_moment if resizes else _moment, bursts, shape)
-        for i in range(count * (RESIZES_FAULTS if resizes else 1))
+        _fault(random.Random(f"{seed}/fault/{i}"), drawn, moment_of, bursts, shape)
+        for i in range(count * (1 if focus is None and not resizes else RESIZES_FAULTS))
     )
     jobs: Iterable[JobPlan] = (
         _job(random.Random(f"{seed}/job/{i}"), f"job{_letters(i)}", shape, shape.servers * gpus)
@@ -331,6 +420,11 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
     )
     if resizes:
         jobs = map(_for_resizes, itertools.islice(jobs, RESIZES_JOBS))
+    elif focus is Focus.PREEMPTIONS:
+        chances = (random.Random(f"{seed}/preempted/{i}") for i in itertools.count())
+        jobs = map(_for_preemptions, chances, itertools.islice(jobs, PREEMPTED_JOBS))
+    elif focus is Focus.LONG:
+        jobs = map(_slow_to_start, jobs)
     return Plan(
         seed=seed,
         weather=weather,
@@ -356,7 +450,7 @@ def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> J
     step_s = chance.choice((1.0, 2.0, 4.0, 8.0))
     start_s, save_s = chance.uniform(1, 8), chance.uniform(0.1, 3.0)
     steps = int(chance.uniform(60, 300) / step_s)
-    ending = chance.choices(list(Ending), (12, 1, 0.5, 1, 0.5, 0.5, 0.7))[0]
+    ending = chance.choices(list(Ending), (12, 1, 0.5, 1, 0.5, 0.5, 0.7, 0))[0]
     ends_at, registers = chance.randrange(1, steps), chance.random() < 0.4
     every_s = chance.choice((10.0, 30.0, 120.0))
     evaluates = chance.random() < 0.3
@@ -427,6 +521,37 @@ def _for_resizes(job: JobPlan) -> JobPlan:
     return JobPlan(1 + job.at / 10, spec, script)
 
 
+def _slow_to_start(job: JobPlan) -> JobPlan:
+    """Its script takes long to load, so that a controller that starts meets it at that."""
+    return replace(job, script=replace(job.script, start_s=SLOW_START * job.script.start_s))
+
+
+def _for_preemptions(chance: random.Random, job: JobPlan) -> JobPlan:
+    """A job that trains for long, saves seldom and takes long to save; its epochs are short."""
+    step_s, evaluates = chance.choice((1.0, 2.0, 8.0)), chance.random() < 0.6
+    ending = chance.choices((Ending.TRAINS, Ending.IGNORES_SIGNAL), (3, 1))[0]
+    steps, low = int(PREEMPTED_S / step_s), chance.choice((1, 1, 2, 3))
+    script = replace(
+        job.script,
+        ending=ending,
+        step_s=step_s,
+        steps=steps,
+        save_s=chance.choice((0.5, 4.0, 12.0)),
+        evaluate_every=chance.randrange(2, 9) if evaluates else 0,
+        evaluate_s=chance.choice((0.2, 2.0)) if evaluates else 0.0,
+    )
+    spec = msgspec.structs.replace(
+        job.spec,
+        gpus=GpuRange(min=low, max=8),
+        virtual_workers=8,
+        throughput={},
+        checkpoint=CheckpointSpec(every_s=60.0),
+        max_steps=steps,
+        **LIMITS,
+    )
+    return JobPlan(1 + job.at / 10, spec, script)
+
+
 def _moment(chance: random.Random, kind: Kind) -> Moment:
     return chance.choice(list(Moment)) if chance.random() < WAIT else Moment.AT_ONCE
 
@@ -436,6 +561,33 @@ def _resize_moment(chance: random.Random, kind: Kind) -> Moment:
         return chance.choice((Moment.AT_ONCE, Moment.AT_ONCE, Moment.ORDER, Moment.SWITCH, Moment.JOIN))
     moments: list[Moment] = [*[Moment.DECISION] * 4, *Moment]
     return chance.choice(moments)
+
+
+def _preemption_moment(chance: random.Random, kind: Kind) -> Moment:
+    if kind in (Kind.SCALE, Kind.SET_POLICY):
+        return chance.choice((Moment.AT_ONCE, Moment.AT_ONCE, Moment.STOP, Moment.SAVE, Moment.ORDER))
+    return chance.choice((Moment.AT_ONCE, Moment.STOP, Moment.STOP, Moment.SAVE, Moment.ORDER, Moment.REQUEST))
+
+
+def _line_moment(chance: random.Random, kind: Kind) -> Moment:
+    if kind is Kind.CANCEL_IT:
+        return Moment.START
+    if kind in _USERS:
+        return chance.choice((Moment.AT_ONCE, Moment.START, Moment.START, Moment.ORDER, Moment.STOP))
+    return _moment(chance, kind)
+
+
+def _long_moment(chance: random.Random, kind: Kind) -> Moment:
+    moment = _moment(chance, kind)
+    return moment if kind not in _STORE else chance.choice((moment, Moment.REQUEST, Moment.HELLO))
+
+
+_MOMENT_OF: dict[Focus, Callable[[random.Random, Kind], Moment]] = {
+    Focus.PREEMPTIONS: _preemption_moment,
+    Focus.LINES: _line_moment,
+    Focus.RESIZES: _resize_moment,
+    Focus.LONG: _long_moment,
+}
 
 
 def _fault(

@@ -7,12 +7,12 @@ easily make: mistakes of the membership protocol that its model also knows (`mem
 for each fault that the world itself found, the mending taken back. `bugs.txt` has them, as a name, a file, the text as it is and
 the text with the bug. A text that is not in its file any more fails the run: the bug has to be planted anew.
 
-A bug counts as found by a history only if the *baseline*, the product without the bug, passes it. `bugs.txt` records which history
-has found a bug first; that one is played first, and the others only if it does not find the bug any more.
+A bug counts as found by a history only if the *baseline*, the product without the bug, passes it. `bugs.txt` records which
+history has found a bug first; that one is played first, and the others only if it does not find the bug any more.
 
 Some bugs are *masked*: another rule of the product mends what the bug breaks, so that no history can fail, however wrong the
-bug is. Such a bug names the rule that masks it, and how to take it back (`without`). The baseline then is the product without that
-rule, and the bug is planted into a copy of this baseline: what fails is due to the bug alone.
+bug is. Such a bug names the rule that masks it, and how to take it back (`without`). The baseline then is the product without
+that rule, and the bug is planted into a copy of this baseline: what fails is due to the bug alone.
 """
 
 from __future__ import annotations

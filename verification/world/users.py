@@ -57,8 +57,8 @@ class Users(Process):
             share = (None, 1, 2, 3, 4, 6)[who // 7 % 6]
             self.ask(f"scale-{number}", Scale(job=job, share=share))
 
-    def cancel(self, number: int, who: int) -> None:
-        job = self._some_job(who)
+    def cancel(self, number: int, who: int, this: JobId | None = None) -> None:
+        job = this or self._some_job(who)
         if job is not None:
             self._world.oracle.asked_to_cancel(job)
             self.ask(f"cancel-{number}", Cancel(job=job))

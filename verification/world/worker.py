@@ -28,9 +28,10 @@ from elasticd.worker import events as w
 from elasticd.worker.lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 from elasticd.worker.machine import WorkerMachine
 
+from .oracle import LASTS_S
 from .plan import Ending, Moment
 from .plane import Carried, Group, Part, Result
-from .process import Process
+from .process import Process, State
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -84,6 +85,7 @@ class Worker(Process):
         self._abandoned = False
         self._index = 0  # of the group's next step
         self._applied, self._state, self._epoch = -1, 0, 0
+        self._least_epoch = 0  # in which its state is
         self._initial = 0  # the script's values before the first step; something else once a state has begun to come
         self._values = -1  # the step that its registered values belong to
         self._ended: tuple[int, str] | None = None  # how the script ends once it may go on
@@ -100,6 +102,11 @@ class Worker(Process):
     @property
     def leads(self) -> bool:
         return self._group is not None and self._group.roster.leader == self.name
+
+    @property
+    def well(self) -> bool:
+        """Does it run, and has it come to its loop?"""
+        return self.state is State.RUNNING and self._arrived and not self._hung
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -344,6 +351,7 @@ class Worker(Process):
         fact = w.CheckpointLoaded(begins.step, begins.epoch) if newest is not None else w.CheckpointMissing()
         actions = self._machine.handle(self.now, fact)
         if self._machine.applied == begins.step:
+            self._least_epoch = begins.epoch
             if newest is not None:
                 own = taken_over(newest.name, generation)
                 kept[kept.index(newest)] = replace(newest, generation=own.generation)
@@ -454,7 +462,7 @@ class Worker(Process):
         self._answer(w.StepWanted(self._epoch))
 
     def _next_epoch(self) -> None:
-        self._world.oracle.epoch_ended(self.job, self._epoch)
+        self._world.oracle.epoch_ended(self.job, WorkerId(self.name), self._epoch, self._least_epoch)
         self._epoch += 1
         if self._epoch >= self._epochs or self._applied + 1 >= self._script.steps:
             self._end_loop()
@@ -505,7 +513,7 @@ class Worker(Process):
         self._applied, self._state = carried.applied, carried.state
         self._values = carried.applied
         self.lineage = group.lineage
-        self._epoch = carried.epoch
+        self._epoch = self._least_epoch = carried.epoch
         self._taken = doing
         self._tell(w.StateTaken(carried.applied, carried.epoch))
         if isinstance(doing, w.TakeState) and self._doing is doing:
@@ -522,9 +530,15 @@ class Worker(Process):
     def values_came(self, group: Group, carried: Carried) -> None:
         if group is self._group and isinstance(self._doing, w.ExchangeValues) and not self._hung:
             self._epoch, self._values = carried.epoch, carried.applied
+            self._least_epoch = max(self._least_epoch, carried.epoch)
             self._answer(w.ValuesExchanged(carried.epoch))
 
     # -- its end
+
+    def break_link(self) -> None:
+        """Its communicator fails, though all members live."""
+        if self._group is not None:
+            self.failed(self._group, "connection reset by peer")
 
     def hang(self) -> None:
         """The training thread does nothing any more; the control thread goes on. Scripts that load for ever have failed."""
@@ -534,6 +548,8 @@ class Worker(Process):
         """Its agent has sent a signal."""
         if how is StopSignal.KILL:
             self.killed("killed by SIGKILL")
+        elif self._script.ending is Ending.IGNORES_SIGNAL and self._machine is not None:
+            self._world.oracle.disturbed(self.job, LASTS_S)  # until it is killed, it trains in vain
         elif self._script.ending is Ending.EXITS_ON_SIGNAL and self._machine is not None:
             if not self._hung:  # Python runs a handler when the call that it is in returns
                 self.later(0.1, self._exit_on_signal)
