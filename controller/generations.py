@@ -219,12 +219,13 @@ def _assign(job: Job, target: tuple[GpuAddress, ...], newest: OrderRecord | None
 
 
 def _spare(job: Job, gpu: GpuAddress) -> WorkerId | None:
-    """A worker of the job on `gpu` that an overtaken order named, or was to send away."""
-    committed = job.committed_order
-    training = committed.roster.workers if committed is not None else ()
+    """A worker of the job on `gpu` that an overtaken order named, or was to send away: of the last generation that came about,
+    though it may have lost all who had the state, or of none yet."""
+    committed = job.order(job.kept.committed)
+    known = committed.roster.workers if committed is not None else ()
     for entry in job.kept.workers:
         able = entry.gpu == gpu and usable(job, entry.worker)
-        if able and (entry.worker in training or fresh(job, entry.worker)):
+        if able and (entry.worker in known or fresh(job, entry.worker)):
             return entry.worker
     return None
 
