@@ -12,6 +12,7 @@ import pytest
 from elasticd.controller.events import AgentMessage, TimePassed
 from elasticd.protocol.messages import AgentHeartbeat, EventKind, GetEvents, GetLog, Refused, StopWorker
 from elasticd.protocol.model import ServerId, WorkerPhase
+from elasticd.runtime import clock
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -150,3 +151,26 @@ def test_a_short_lease_runs_out_all_the_same(lease_s: float) -> None:
             break
     assert EventKind.SERVER_LOST in world.kinds()
     assert waited >= lease_s - 1e-6
+
+
+@pytest.mark.parametrize("jump_s", JUMPS_S)
+def test_the_controller_tells_the_machines_time_after_a_jump_too(
+    jump_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = clock.WallClock()
+    before = wall.now()
+    monkeypatch.setattr(clock, "time", _Jumped(before + jump_s))
+    assert wall.now() == before + jump_s
+
+
+class _Jumped:
+    """The module `time` of a machine whose clock shows this now."""
+
+    def __init__(self, shown: float) -> None:
+        self._shown = shown
+
+    def time(self) -> float:
+        return self._shown
+
+    def monotonic(self) -> float:
+        return 0.0

@@ -3,7 +3,8 @@
 A tenth of the histories (by their seeds) has these in place of its other faults: all workers of a job die while a server does not
 see the checkpoints; a server is cut off for so long that its jobs go on elsewhere, and trains on; the controller's disk is full
 just when a user has asked for something; the store is lost or restored while jobs train; data between one server and the others
-gets through no more, for good; communicators take long to be built; jobs that need all GPUs push aside others that evaluate.
+gets through no more, for good; communicators take long to be built. Or nothing breaks, and jobs that need all GPUs make others
+save that are evaluating.
 
 All comes from a stream of random numbers of its own: the other histories know nothing of it.
 """
@@ -24,7 +25,7 @@ EVERY, SEEDS = 20, (8, 19)  # of so many seeds these: one of each weather
 DISASTERS, BETWEEN_S = 8, 60.0
 AT_LAST_S = 490.0  # after the others: nobody knows afterwards what jobs have been promised
 LONG_JOBS, STEPS, STEP_S = 3, 120, 4.0
-GANGS, GANG_STEPS = 3, 20
+GANG_STEPS = 20
 FOR_GOOD_S = 1e5
 SLOW_CONNECT_S = 22.0  # within the time that a communicator may take to be built
 
@@ -36,30 +37,35 @@ def with_disasters(plan: Plan) -> Plan:
     if plan.seed % EVERY not in SEEDS or not plan.faults:
         return plan
     chance = random.Random(f"{plan.seed}/disasters")
-    apart = chance.random() < 0.4
-    jobs = [_long_job(chance, f"job{chr(97 + i)}") for i in range(LONG_JOBS)]
-    faults = _apart(chance) if apart else []
-    if not apart:
-        jobs += [_gang(chance, f"gang{chr(97 + i)}", plan.servers * plan.gpus) for i in range(GANGS)]
+    kind = chance.choices(("storm", "apart", "gangs"), (3, 3, 2))[0]
+    jobs = [_long_job(chance, f"job{chr(97 + i)}", kind == "gangs") for i in range(LONG_JOBS)]
+    faults = _apart(chance) if kind == "apart" else []
     for i in range(DISASTERS):
         at = round(30 + (i + chance.uniform(0, 0.5)) * BETWEEN_S, 3)
-        faults += chance.choice(_DISASTERS)(chance, at)
+        if kind == "gangs" and i % 3 == 0:
+            jobs.append(_gang(chance, at, f"gang{chr(97 + i)}", plan.servers * plan.gpus))
+        elif kind != "gangs":
+            faults += chance.choice(_DISASTERS)(chance, at)
     if chance.random() < 0.5:
         faults += _store_replaced(chance, AT_LAST_S)
-    connect_s = SLOW_CONNECT_S if chance.random() < 0.25 else CONNECT_S
-    faults.sort(key=lambda fault: fault.at)
-    policy = "max-min" if apart else chance.choice(("srtf", "srsf", "max-min", plan.policy))
-    return replace(plan, policy=policy, jobs=tuple(jobs), faults=tuple(faults), connect_s=connect_s)
+    return replace(
+        plan,
+        policy={"storm": plan.policy, "apart": "max-min", "gangs": "srtf"}[kind],
+        jobs=tuple(jobs),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+        connect_s=SLOW_CONNECT_S if chance.random() < 0.25 else CONNECT_S,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- jobs
 
 
-def _long_job(chance: random.Random, name: str) -> JobPlan:
+def _long_job(chance: random.Random, name: str, evaluates: bool) -> JobPlan:
+    most = chance.choice((1, 2, 8))
     spec = JobSpec(
         name=name,
         command=("python", "train.py"),
-        gpus=GpuRange(min=1, max=chance.choice((1, 2, 8))),
+        gpus=GpuRange(min=1, max=1 if evaluates else most),
         virtual_workers=8,
         workdir="/home/user",
         checkpoint=CheckpointSpec(every_s=10.0),
@@ -71,21 +77,20 @@ def _long_job(chance: random.Random, name: str) -> JobPlan:
         step_s=STEP_S,
         start_s=chance.uniform(1, 8),
         save_s=chance.uniform(0.1, 3.0),
-        evaluate_every=chance.choice((0, 40)),
-        evaluate_s=15.0,
+        evaluate_every=10 if evaluates else 0,
+        evaluate_s=60.0,  # longer than a worker may take to end that has measured nothing
         registers=chance.random() < 0.4,
     )
-    return JobPlan(round(chance.uniform(1, 200), 3), spec, script)
+    return JobPlan(round(chance.uniform(1, 10 if evaluates else 200), 3), spec, script)
 
 
-def _gang(chance: random.Random, name: str, gpus: int) -> JobPlan:
-    """A short job that needs every GPU."""
-    job = _long_job(chance, name)
+def _gang(chance: random.Random, at: float, name: str, gpus: int) -> JobPlan:
+    """A short job that needs every GPU: all others make room."""
+    job = _long_job(chance, name, evaluates=False)
     spec = msgspec.structs.replace(
         job.spec, gpus=GpuRange(min=gpus, max=gpus), virtual_workers=max(8, gpus), max_steps=GANG_STEPS
     )
-    script = replace(job.script, steps=GANG_STEPS, step_s=1.0, evaluate_every=0)
-    return JobPlan(round(chance.uniform(30, 500), 3), spec, script)
+    return JobPlan(at, spec, replace(job.script, steps=GANG_STEPS, step_s=1.0))
 
 
 # ------------------------------------------------------------------------------------------------------------- disasters

@@ -13,6 +13,8 @@ history has found a bug first; that one is played first, and the others only if 
 Some bugs are *masked*: another rule of the product mends what the bug breaks, so that no history can fail, however wrong the
 bug is. Such a bug names the rule that masks it, and how to take it back (`without`). The baseline then is the product without
 that rule, and the bug is planted into a copy of this baseline: what fails is due to the bug alone.
+
+What no history can show, because it lies in a shell (a lock on a file, a thread, a clock), names the test that fails.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ FOLDERS = (
     "systemd",
     "ctl",
     "simulator",
+    "tests",
 )
 BUGS = Path(__file__).parent / "bugs.txt"
 WITHIN = 200  # seeds
+TEST_S = 30  # in which a test comes to its end, unless it hangs
 
 
 class BugsFileError(Exception):
@@ -72,31 +76,32 @@ class Bug:
     seed: int | None = None  # of the first history that has found it
     mask: str = ""  # the rule that mends what it breaks; empty: none does
     without: tuple[Change, ...] = ()  # what takes that rule back
+    test: str = ""  # that fails, where no history can
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the search made of a bug. `seed`: of the first history that has found it; None: none did."""
+    """What the search made of a bug. `seed`: of the first history that has found it; None: none did, but perhaps its test."""
 
     bug: Bug
     seed: int | None
-    invariant: str
+    invariant: str  # or the test that has failed; empty: it was not found
     took_s: float
 
 
 def bugs(text: str) -> list[Bug]:
     """The bugs of a file. Raises BugsFileError.
 
-    A bug is a block: `== NAME`, perhaps `seed NUMBER`, and its places. A place is `file PATH`, the text as it is, each line
-    after `- `, and the text with the bug, each line after `+ `. A further place in the same file needs no `file`. Places after a
-    line `without RULE` take a rule back that masks the bug, and are changed first.
+    A bug is a block: `== NAME`, perhaps `seed NUMBER` or `test FILE::NAME`, and its places. A place is `file PATH`, the text as
+    it is, each line after `- `, and the text with the bug, each line after `+ `. A further place in the same file needs no
+    `file`. Places after a line `without RULE` take a rule back that masks the bug, and are changed first.
     """
     return [_bug(block) for block in text.split("\n== ")[1:]]
 
 
 def _bug(block: str) -> Bug:
     name, *lines = block.splitlines()
-    file, seed, mask = "", None, ""
+    file, seed, mask, test = "", None, "", ""
     changes: list[Change] = []
     without: list[Change] = []
     before: list[str] = []
@@ -119,6 +124,8 @@ def _bug(block: str) -> Bug:
         elif line.startswith("without "):
             close()
             file, mask = "", line[8:].strip()
+        elif line.startswith("test "):
+            test = line[5:].strip()
         elif line.startswith("- ") or line == "-":
             if after:
                 close()
@@ -132,7 +139,7 @@ def _bug(block: str) -> Bug:
         raise BugsFileError(f"{name}: changes nothing")
     if mask and not without:
         raise BugsFileError(f"{name}: does not say how to take back that {mask}")
-    return Bug(name.strip(), tuple(changes), seed, mask, tuple(without))
+    return Bug(name.strip(), tuple(changes), seed, mask, tuple(without), test)
 
 
 def plant(bug: Bug, changes: Iterable[Change], root: Path) -> None:
@@ -160,6 +167,8 @@ def search(bug: Bug, seeds: int, anew: bool) -> Found:
                 )
             plant(bug, bug.without, root)
         plant(bug, bug.changes, copy)
+        if bug.test:
+            return Found(bug, None, bug.test if _test_fails(bug, copy) else "", time.monotonic() - began)
         ranges = [(0, seeds)] if bug.seed is None or anew else [(bug.seed, bug.seed + 1), (0, seeds)]
         for first, last in ranges:
             while first < last and (failure := _first_failure(bug, copy, first, last)) is not None:
@@ -183,6 +192,17 @@ def _first_failure(bug: Bug, copy: Path, first: int, last: int) -> tuple[int, st
     if seed is None:
         raise BugsFileError(f"{bug.name}: the search itself failed: {done.stderr[-500:]}")
     return int(seed), next(line.partition(": ")[2] for line in lines if " of " in line and ": " in line)
+
+
+def _test_fails(bug: Bug, copy: Path) -> bool:
+    """Does the test that the bug names fail in `copy`?"""
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={TEST_S}", bug.test]
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode > 1:
+        raise BugsFileError(f"{bug.name}: the test itself cannot be run: {done.stdout[-500:]}{done.stderr[-500:]}")
+    return done.returncode == 1
 
 
 def record(path: Path, found: Iterable[Found]) -> None:
@@ -218,13 +238,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results.append(found)
     if options.record:
         record(options.file, results)
-    missed = sum(found.seed is None for found in results)
-    print(f"\n{len(results) - missed} of {len(results)} found, each within {options.seeds} seeds")
+    missed = sum(not found.invariant for found in results)
+    print(f"\n{len(results) - missed} of {len(results)} found, each within {options.seeds} seeds or by its test")
     return int(missed > 0)
 
 
 def _seeds(found: Found) -> str:
     """After how many histories it was found: they are played from seed 0 on."""
+    if found.bug.test and found.invariant:
+        return "test"
     return str(found.seed + 1) if found.seed is not None else "none"
 
 
