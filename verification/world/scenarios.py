@@ -29,7 +29,7 @@ from elasticd.protocol.model import CheckpointSpec, GpuRange, JobId, JobSpec
 
 from .cluster import World
 from .faults import strike
-from .plan import LIMITS, WEATHERS, Ending, Fault, JobPlan, Kind, Plan, Script
+from .plan import CONNECT_S, LIMITS, WEATHERS, Ending, Fault, JobPlan, Kind, Plan, Script
 from .violation import Violation
 from .worker import Worker
 
@@ -129,6 +129,7 @@ def _cluster(stage: Stage, words: Sequence[str], options: Options) -> None:
         servers=int(options.get("servers", "2")),
         gpus=int(options.get("gpus", "2")),
         policy=options.get("policy", "max-min"),
+        connect_s=_seconds(options["connect"]) if "connect" in options else CONNECT_S,
     )
     stage.world, stage.told = World(plan, tell=True), 0
     stage.world.run(1.0)
@@ -150,6 +151,7 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
         workdir="/home/user",
         checkpoint=CheckpointSpec(every_s=_seconds(options.get("every", "30s"))),
         max_steps=steps,
+        throughput={1: float(options["throughput"])} if "throughput" in options else {},
         **changes,  # type: ignore[arg-type]
     )
     script = Script(
@@ -162,6 +164,7 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
         ending=_ENDINGS[ending],
         ends_at=int(ends_at or 0),
         after_s=_seconds(options.get("after", "0.2s")),
+        odd_metrics=options.get("metrics") == "odd",
     )
     plan = JobPlan(stage.world.elapsed_s, spec, script)
     stage.world.add_job(plan)
