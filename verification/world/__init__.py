@@ -15,6 +15,7 @@ The *oracle* (`oracle`) knows everything and tells nobody. It is told of each ev
 broken. A job's state is a hash chain: whoever has applied step s must have the same number.
 
     plan       what will happen, drawn from a seed       timeline   virtual time
+    disasters  the same, for faults that meet
     process    running, stopped, dead, started anew      network    delay, loss, copies, order, cuts
     disk       the controller's store and its faults     plane      collectives: complete, fail for some, hang
     controller, agent, worker                            the shells around the machines
