@@ -36,12 +36,13 @@ from .timeline import Timeline
 from .violation import Violation
 
 DISTURBED_S = 20.0  # after the end of a fault that hit a job, in which it may still lose what it has
+CALM_S = 5.0  # after a fault, in which those that it has hit may still be misjudged
 LASTS_S = 60.0  # of faults that have no end of their own
 ODD_S = 60.0
 OVER_S = 60.0  # after which nobody trains for a job that has failed or was cancelled
 TOLD_S = 45.0  # in which an agent has heard who is to stop, and the controller who has ended
 APART_S = 60.0  # in which an agent and a controller that hear each other begin a session
-WELL_S = 50.0  # in which workers that nothing hits apply a step, if that does not take longer
+WELL_S = 25.0  # in which workers that nothing hits apply a step, if that does not take longer
 MOST_WORKERS = 64  # of one job: all GPUs of the cluster, more than once
 MOST = 256  # entries of a table of an agent or a worker
 MOST_BYTES = 256 << 10  # of a record, of a message
@@ -209,15 +210,16 @@ class Oracle:
             raise Violation("a step has each virtual worker once", text)
         word = max(part.word for part in parts.values())
         if word:
-            self._check_stopped(job, known, word)
+            self._check_stopped(job, known, group, word)
             known.decided[group.roster.generation] = step
             known.follows[group.roster.generation] = word
         return step, hash((state, step, wanted))
 
-    def _check_stopped(self, job: JobId, known: _Known, generation: int) -> None:
+    def _check_stopped(self, job: JobId, known: _Known, group: Group, generation: int) -> None:
         """A step has decided that this generation follows: all of it must be there."""
-        calm_at = self._timeline.now - DISTURBED_S
-        if max(known.disturbed_at, self._controller_hit_until) > calm_at or known.uncertain:
+        concerned = {*group.roster.workers, *known.rosters.get(generation, ())}
+        hit_at = max(self._controller_hit_until, *map(self._hit, concerned))
+        if hit_at > self._timeline.now - CALM_S or known.uncertain:
             return
         for worker in known.rosters.get(generation, ()):
             if worker in known.stopped:
