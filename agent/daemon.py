@@ -54,7 +54,7 @@ from .events import (
     Warn,
     WorkerStatusReceived,
 )
-from .forking import WarmProcesses
+from .forkserver.client import WarmProcesses
 from .logfiles import JobFiles, not_read
 from .machine import AgentMachine
 from .processes import Processes

@@ -21,11 +21,12 @@ from ..protocol.errors import OperatorError, PeerError
 from ..protocol.messages import LogPiece, ReadLog, StartWorker
 from ..protocol.model import Fault, JobId, WorkerId
 from ..protocol.times import RECORD_PATIENCE_S, RECORD_RETRY_S, SHIM_GRACE_S
-from . import launch, shim
+from . import shim
 from .adoption import ExitRecord, Found, Record
 from .environment import Surroundings
+from .forkserver import key as warm_key
+from .forkserver.key import Interpreter, WarmKey
 from .identity import Identity
-from .launch import Interpreter, WarmKey
 from .logfiles import JobFiles, read_piece
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Forkable:
 
     interpreter: Interpreter
     key: WarmKey
-    launch: launch.Launch
+    launch: warm_key.Launch
     outdated: bool  # what that process has loaded has changed on the disk
 
 
@@ -69,11 +70,11 @@ class Disk:
             self._around.checkpoints_of(start).mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, PeerError) as error:
             return not_started(error)
-        asked = launch.parse(start.spec.command, made)
+        asked = warm_key.parse(start.spec.command, made)
         found = find_interpreter(start.spec.command[0], made, start.spec.workdir) if asked is not None else None
         if asked is None or found is None:
             return None
-        key = launch.key_of(found, made)
+        key = warm_key.key_of(found, made)
         return Forkable(found, key, asked, outdated=_changed(watched.get(key, {})))
 
     def write_down(self, start: StartWorker) -> Failed | None:

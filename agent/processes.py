@@ -42,7 +42,7 @@ from .disk import SHIM_TIMES, Disk, Failed, Forkable, not_started, runs
 from .environment import Surroundings, environment
 from .errands import Errands
 from .events import ProcessExited, ProcessFailed, ProcessStarted, Started, StopSignal
-from .forking import Channel, WarmProcesses
+from .forkserver.client import Channel, WarmProcesses
 from .logfiles import JobFiles
 
 log = logging.getLogger(__name__)

@@ -33,10 +33,10 @@ from pathlib import Path
 
 import numpy as np
 
-from elasticd.controller.scheduling.policies import load_policy
-from elasticd.controller.scheduling.throughput import concave
-from elasticd.controller.scheduling.view import Floats, Ints
 from elasticd.protocol.errors import ElasticError
+from elasticd.scheduler.policies import load_policy
+from elasticd.scheduler.speedup_curve import concave
+from elasticd.scheduler.view import Floats, Ints
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 

@@ -26,7 +26,7 @@ import torch
 from elasticd.ctl.client import Client
 from elasticd.protocol.messages import Submit, Submitted
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
-from elasticd.worker.groups import NCCL_ENVIRONMENT
+from elasticd.worker.communication.groups import NCCL_ENVIRONMENT
 
 from .runtime import machine
 from .runtime.jobs import Load, OurJob, kill

@@ -23,10 +23,10 @@ import elasticd as elastic
 from elasticd.worker.control import ClusterControl
 from elasticd.worker.environment import read_cluster
 from elasticd.worker.events import Arrived, EnterGeneration
-from elasticd.worker.gradients import Layout
-from elasticd.worker.reduction import CanonicalReducer, Node, TreeAccumulator
-from elasticd.worker.replication import start_receiving, start_sending
-from elasticd.worker.state import describe
+from elasticd.worker.gradients.layout import Layout
+from elasticd.worker.gradients.reduction import CanonicalReducer, Node, TreeAccumulator
+from elasticd.worker.state.replication import start_receiving, start_sending
+from elasticd.worker.state.training_state import describe
 from elasticd.worker.virtual import assign
 
 from .runtime.loops import ENDLESS, Loop, Rival, Times, in_turn, ours

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from elasticd.controller.scheduling.policies import load_policy
 from elasticd.protocol.errors import ElasticError
-from elasticd.simulator import profiles, traces
+from elasticd.scheduler.policies import load_policy
+from elasticd.scheduler.profiles import curves as profiles
+from elasticd.simulator import traces
 from elasticd.simulator.assign import Assigned, assign
 from elasticd.simulator.costs import PRESETS, Costs
 from elasticd.simulator.engine import Simulation

@@ -35,18 +35,18 @@ from ..protocol.times import (
     JOBS_DECIDED_AT_ONCE,
     SERVER_LEASE_S,
 )
-from .archive import Archive, first_key_of, job_of
+from ..scheduler.measuring import OFF, Measuring
+from ..scheduler.policies import Policy
+from ..scheduler.scheduler import Scheduler
+from ..scheduler.view import Ints, ServerInView
 from .deadlines import Deadlines
 from .events import Action, ClientRequest, Fetch, Record, ReplyClient, SendAgent, Warn
-from .index import Index
-from .jobs import Job
-from .records import ArchivedJob, JobRecord, Submission
-from .rows import Rows
-from .scheduling.measuring import OFF, Measuring
-from .scheduling.policies import Policy
-from .scheduling.scheduler import Scheduler
-from .scheduling.view import Ints, ServerInView
-from .throughput import Estimated, History, Profiles, estimated
+from .jobs.archive import Archive, first_key_of, job_of
+from .jobs.index import Index
+from .jobs.job import Job
+from .jobs.records import ArchivedJob, JobRecord, Submission
+from .jobs.throughput import Estimated, History, Profiles, estimated
+from .reconcile.rows import Rows
 
 MORE_THAN_ANY_SESSION = 1 << 62  # messages to an agent
 KEPT_EVENTS = 10_000
@@ -280,7 +280,7 @@ class Cluster:
         self.policy_trouble = ""  # what the policy raised when it was asked last
         self.policy_failures: set[str] = set()  # that have been told; one for each line that raises
         self.review_s = math.inf  # the policy wants to be asked again then (Unix time)
-        self.stirred: dict[JobId, None] = {}  # jobs to look at, in the order in which they were stirred
+        self.dirty: dict[JobId, None] = {}  # jobs to look at, in the order in which they were dirty
         # Jobs that are over, without workers; first who was so first.
         self._over: OrderedDict[JobId, None] = OrderedDict()
         self.timers: Deadlines[JobId] = Deadlines()  # of the jobs that something happens to by itself: when first
@@ -310,16 +310,16 @@ class Cluster:
             self._written[job.id] = written[1]
             self.touch(job)
         else:
-            self.stir(job)
+            self.mark_dirty(job)
 
     def _job_changed(self, job: Job) -> None:
         self._touched[job.id] = None
         self.index.changed(job)
         self.rows.changed(job)
 
-    def stir(self, job: Job) -> None:
+    def mark_dirty(self, job: Job) -> None:
         """`job` has changed: record it, and look whether it needs something."""
-        self.stirred[job.id] = None
+        self.dirty[job.id] = None
         self._touched[job.id] = None
         self.rows.changed(job)
 
@@ -332,13 +332,13 @@ class Cluster:
         self._touched[job.id] = None
         self.rows.moved(job)
 
-    def stir_all(self) -> None:
+    def mark_all_dirty(self) -> None:
         """Everything may have changed: the controller knows enough to decide again."""
         self.schedule_due = True
         for job in self.index.live.values():
-            self.stir(job)
+            self.mark_dirty(job)
 
-    def stir_waiting(self) -> None:
+    def mark_waiting_dirty(self) -> None:
         """A GPU may have become free: look at the jobs that wait for one, once in this turn."""
         self.gpu_freed = True
 
@@ -353,17 +353,17 @@ class Cluster:
         """What is known of the throughput of `job`; `fewest` servers by share."""
         earlier = self.history.find(job.kind, now)
         profile = self.settings.profiles.get(job.spec.model.casefold(), {})
-        job.estimated = estimated(job.estimated, job.spec, job.kept.measured, earlier, profile, fewest)
+        job.estimated = estimated(job.estimated, job.spec, job.record.measured, earlier, profile, fewest)
         return job.estimated
 
-    def take_stirred(self) -> tuple[JobId, ...]:
+    def take_dirty(self) -> tuple[JobId, ...]:
         if self.gpu_freed:
             self.gpu_freed = False
             for job in self.index.waiting():
-                self.stir(job)
-        stirred = tuple(self.stirred)
-        self.stirred.clear()
-        return stirred
+                self.mark_dirty(job)
+        dirty = tuple(self.dirty)
+        self.dirty.clear()
+        return dirty
 
     def put_session(self, session: Session) -> None:
         """A server is known, or is known anew."""
@@ -449,7 +449,7 @@ class Cluster:
 
     def record_throughput(self, now: float, job: Job) -> None:
         """What `job` has been measured at is what later jobs of its kind start from."""
-        puts, deletes = self.history.note(job.kind, job.kept.measured, now)
+        puts, deletes = self.history.note(job.kind, job.record.measured, now)
         self._puts.update(puts)
         self._deletes += deletes
 
@@ -516,13 +516,13 @@ class Cluster:
             job = self.jobs.pop(name)
             self._written.pop(name, None)
             self.timers.put(name, None)
-            self.stirred.pop(name, None)
+            self.dirty.pop(name, None)
             self.index.forget(job)
             job.leave()
             for key in (submission_key(name), state_key(name)):
                 self._puts.pop(key, None)
                 self._deletes.append(key)
-            archived = ArchivedJob(submission=job.submission, record=job.kept)
+            archived = ArchivedJob(submission=job.submission, record=job.record)
             self._puts[job.ended_key] = msgspec.msgpack.encode(archived)
             self.archive.add(job.ended_key)
 
@@ -548,10 +548,10 @@ class Cluster:
             job = self.jobs[name]
             timers = job.timers()
             self.timers.put(name, min(timers.values()) if timers else None)
-            if self._written.get(name) != job.kept:
-                self._puts[state_key(name)] = msgspec.msgpack.encode(job.kept)
-                self._written[name] = job.kept
-            if job.final and not job.kept.workers:
+            if self._written.get(name) != job.record:
+                self._puts[state_key(name)] = msgspec.msgpack.encode(job.record)
+                self._written[name] = job.record
+            if job.final and not job.record.workers:
                 self._over[name] = None
         self._touched.clear()
         self._archive_jobs()

@@ -16,11 +16,11 @@ from ..protocol.times import (
     SERVER_LEASE_S,
 )
 from ..runtime import config, transport
+from ..scheduler.measuring import Measuring
+from ..scheduler.profiles.curves import load as load_profiles
+from ..scheduler.scheduler import Scheduler, StageChoice, load_scheduler, load_stages
 from .cluster import Keeping
-from .profiles.curves import load as load_profiles
-from .scheduling.measuring import Measuring
-from .scheduling.scheduler import Scheduler, StageChoice, load_scheduler, load_stages
-from .throughput import Profiles
+from .jobs.throughput import Profiles
 
 ClusterName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 

@@ -22,13 +22,13 @@ from ..protocol.model import ServerId
 from ..runtime import locks, readiness, transport
 from ..runtime.clock import WallClock
 from ..runtime.loop import Loop
+from ..scheduler.scheduler import Scheduler
 from .cluster import Settings
 from .config import ControllerConfig
 from .events import Action, AgentMessage, ClientRequest, Fetch, Record, ReplyClient, SendAgent, Warn
+from .jobs.throughput import Profiles
 from .machine import ControllerMachine
-from .scheduling.scheduler import Scheduler
 from .store import SqliteStore
-from .throughput import Profiles
 from .turn import Turn
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-An event first changes what is known (`intake`, `requests`). Jobs that it concerns are stirred; as long as there are any,
+An event first changes what is known (`intake`, `requests`). Jobs that it concerns are dirty; as long as there are any,
 `next_deadline` is now, so that the turn sends `TimePassed` once at the end of its turn, when all that had come is taken
 in: one scheduling decision and one look at each job per turn, however much has happened (`reconcile`). The actions of each
 event begin with a `Record` of all that it has changed: record, then act.
@@ -17,17 +17,17 @@ import random
 from collections.abc import Iterable
 
 from ..protocol.messages import EventKind, Refused
-from . import health
-from .absence import Absences
+from ..scheduler.scheduler import Scheduler
 from .cluster import Cluster, Session, Settings
-from .ends import stop_again, stop_cut_off, stop_late, tell_again
 from .events import Action, AgentMessage, ClientRequest, Event, Fetched, StoreReturned, TimePassed
-from .intake import on_agent_message, server_lost
-from .jobs import Job
-from .reconcile import settle, stop_worker
+from .intake.absence import Absences
+from .intake.ends import stop_again, stop_cut_off, stop_late, tell_again
+from .intake.messages import on_agent_message, server_lost
+from .jobs.job import Job
+from .reconcile import health
+from .reconcile.settle import settle, stop_worker
 from .recovery import recover
-from .requests import answer_undecided, on_request
-from .scheduling.scheduler import Scheduler
+from .requests.answers import answer_undecided, on_request
 
 
 class ControllerMachine:
@@ -75,7 +75,7 @@ class ControllerMachine:
         """When `TimePassed` is wanted (Unix time, s)."""
         cluster = self._cluster
         decide = cluster.schedule_due and cluster.may_decide(self._now)
-        if not cluster.awaited and (cluster.stirred or cluster.gpu_freed or decide):
+        if not cluster.awaited and (cluster.dirty or cluster.gpu_freed or decide):
             return self._now
         soonest = min(self._deadlines())
         return min(soonest, self._now + self._absences.watch_s) if soonest < math.inf else None
@@ -99,7 +99,7 @@ class ControllerMachine:
         for session in self._silent(now):
             server_lost(cluster, now, session)
         if awaited and not cluster.awaited:
-            cluster.stir_all()
+            cluster.mark_all_dirty()
         while cluster.pending_logs and now >= next(iter(cluster.pending_logs.values())).deadline_s:
             request = next(iter(cluster.pending_logs))
             pending = cluster.pending_logs.pop(request)
@@ -125,22 +125,22 @@ class ControllerMachine:
         return sorted(found, key=lambda session: session.server.server)
 
     def _pass_time_of(self, now: float, job: Job) -> None:
-        self._cluster.stir(job)
+        self._cluster.mark_dirty(job)
         if job.hold_until is not None and now >= job.hold_until:
             job.release()
             self._cluster.schedule_due = True
-        if job.descent is not None and now >= job.descent.until_s and not job.descent.overdue:
-            job.descent.overdue = True
+        if job.profiling is not None and now >= job.profiling.until_s and not job.profiling.overdue:
+            job.profiling.overdue = True
             self._cluster.schedule_due = True
         stop_late(self._cluster, now, job)
         stop_cut_off(self._cluster, now, job)
         stop_again(self._cluster, now, job)
         tell_again(self._cluster, now, job)
         for avoided in job.avoided.values():
-            if avoided.until_s is not None and now >= avoided.until_s and not job.kept.target:
+            if avoided.until_s is not None and now >= avoided.until_s and not job.record.target:
                 avoided.until_s = None
                 self._cluster.schedule_due = True
         if job.stop_rest_at is not None and now >= job.stop_rest_at:
             job.stop_rest_at = None
-            for entry in job.kept.workers:
+            for entry in job.record.workers:
                 stop_worker(self._cluster, now, job, entry.worker)

@@ -12,7 +12,6 @@ from ..protocol.errors import OperatorError
 from ..protocol.messages import EventKind, EventView, Submitted
 from ..protocol.model import JobId, ServerId, job_number
 from ..protocol.times import MOST_SAVE_S
-from . import archive
 from .cluster import (
     ADOPTED,
     CLUSTER_KEY,
@@ -35,12 +34,13 @@ from .cluster import (
     state_key,
     submission_key,
 )
-from .jobs import Job
-from .policy import recover_policy
-from .records import JobRecord, Submission, WorkerRecord
-from .statuses import mended_progress, usable_measurement, usable_resize
-from .throughput import PREFIX, KindRecord
-from .validation import usable_rate
+from .intake.statuses import mended_progress, usable_measurement, usable_resize
+from .jobs import archive
+from .jobs.job import Job
+from .jobs.records import JobRecord, Submission, WorkerRecord
+from .jobs.throughput import PREFIX, KindRecord
+from .requests.policy import recover_policy
+from .requests.validation import usable_rate
 
 _SUBMISSION = msgspec.msgpack.Decoder(Submission)
 _STATE = msgspec.msgpack.Decoder(JobRecord)
@@ -117,7 +117,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
         cluster.tell(now, EventKind.POLICY, None, trouble)
         cluster.warn(trouble)
     if not cluster.awaited:
-        cluster.stir_all()
+        cluster.mark_all_dirty()
 
 
 def mended_submission(submission: Submission, now: float) -> Submission:
@@ -197,7 +197,7 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
     """All keys and values that the store must hold, after a turn, for the next controller to know as much; of the archive the
     keys alone."""
     found = {event_key(event.number): msgspec.msgpack.encode(event) for event in cluster.events}
-    found |= {state_key(name): msgspec.msgpack.encode(job.kept) for name, job in cluster.jobs.items()}
+    found |= {state_key(name): msgspec.msgpack.encode(job.record) for name, job in cluster.jobs.items()}
     found |= {submission_key(name): msgspec.msgpack.encode(job.submission) for name, job in cluster.jobs.items()}
     found |= dict.fromkeys(cluster.archive.keys, b"")
     for request, answer in cluster.answers.items():

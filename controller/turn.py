@@ -22,10 +22,10 @@ from typing import TypeAlias
 
 from ..protocol.messages import Refused, Reply
 from ..protocol.times import STORE_RETRY_S
-from .archive import PREFIX as ARCHIVE
 from .events import ClientRequest, Event, Fetch, Fetched, Outgoing, Record, ReplyClient, StoreReturned, TimePassed, Warn
+from .jobs.archive import PREFIX as ARCHIVE
 from .machine import ControllerMachine
-from .requests import CHANGES
+from .requests.answers import CHANGES
 from .store.interface import AFTER_ALL, Delete, Put, Store, StoreUnavailable
 
 # Makes a machine of its own incarnation, from the time and all keys and values of the store; of the archive the keys alone.

@@ -134,7 +134,7 @@ def _configuration(line: list[bytes]) -> Path | None:
 def _warm(line: list[bytes]) -> Path | None:
     """The state directory of its agent, if this is the command line of a process that workers are forked from."""
     match line:
-        case [_, b"-m", b"elasticd.agent.warm", path, *_]:
+        case [_, b"-m", b"elasticd.agent.forkserver.server", path, *_]:
             return Path(os.fsdecode(path))
     return None
 

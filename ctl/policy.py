@@ -18,7 +18,8 @@ from .context import JSON, Context, console, of, print_json, say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..simulator.policies import RuleView, Scheduler, Stages
+    from ..scheduler.describe import RuleView
+    from ..scheduler.scheduler import Scheduler, Stages
 
 DECIDED_WITHIN_S = 60.0  # a controller that has just started waits for its servers before it decides anything
 
@@ -44,7 +45,7 @@ def add_to(root: typer.Typer) -> None:
 
 def list_rules(as_json: Annotated[bool, JSON] = False) -> None:
     """List the policies, admissions, packings and placements that this program knows."""
-    from ..simulator.policies import rules
+    from ..scheduler.describe import rules
 
     if as_json:
         print_json({"rules": render.plain(rules())})
@@ -134,7 +135,7 @@ def check(
 def load(file: Path, default: Stages | None = None) -> Scheduler:
     """What a policy file describes; `default` has the stages that it does not name. Raises UserError, naming file, line and
     field."""
-    from ..simulator.policies import WrongOption
+    from ..scheduler.options import WrongOption
 
     try:
         return _load(file, default)
@@ -144,7 +145,7 @@ def load(file: Path, default: Stages | None = None) -> Scheduler:
 
 def _load(file: Path, default: Stages | None = None) -> Scheduler:
     from ..runtime.config import load_yaml
-    from ..simulator.policies import Stages, load_scheduler
+    from ..scheduler.scheduler import Stages, load_scheduler
 
     return load_scheduler(load_yaml(file, UserError), str(file), default or Stages())
 
@@ -159,7 +160,7 @@ def _sentence(file: Path, error: Any) -> str:
 
 def _finding(file: Path) -> dict[str, Any]:
     from ..runtime.config import line_of
-    from ..simulator.policies import WrongOption
+    from ..scheduler.options import WrongOption
 
     try:
         return {"file": str(file), "ok": True, "policy": _load(file).policy.name}
@@ -178,7 +179,7 @@ def is_file(policy: str) -> bool:
 def _document(shared: Context, policy: str | None, stages: dict[str, str]) -> dict[str, Any]:
     """What the controller is to take, found right as far as this program knows. Raises UserError."""
     from ..runtime.config import load_yaml
-    from ..simulator.policies import load_scheduler
+    from ..scheduler.scheduler import load_scheduler
 
     document: Any
     if policy is None and not stages:
@@ -212,7 +213,7 @@ def _user() -> str:
 
 
 def _rule(name: str) -> RuleView:
-    from ..simulator.policies import rules
+    from ..scheduler.describe import rules
 
     found = next((rule for rule in rules() if rule.name == name), None)
     if found is None:

@@ -22,9 +22,9 @@ from .context import console, say
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..scheduler.scheduler import Scheduler, Stages
     from ..simulator.clusters import Cluster
     from ..simulator.costs import Costs
-    from ..simulator.policies import Scheduler, Stages
     from ..simulator.runs import Result, Setup
 
 DEFAULT_POLICY = "max-min"
@@ -122,8 +122,8 @@ def simulate(
     view = _cluster(cluster, servers, gpus_per_server)
     costs = _costs(overhead)
 
+    from ..scheduler.profiles import curves as measured
     from ..simulator import assign, traces
-    from ..simulator import profiles as measured
     from ..simulator.runs import Setup, run_all
 
     if gpu_type is not None and profiles is None:
@@ -168,7 +168,8 @@ def simulate(
 
 def _stages(packing: bool, placement: str | None, admission: str | None) -> Stages:
     """What stands around every policy whose file does not say otherwise."""
-    from ..simulator.policies import WrongOption, load_stages
+    from ..scheduler.options import WrongOption
+    from ..scheduler.scheduler import load_stages
 
     try:
         return load_stages("simulate", admission, "network" if packing else None, placement)
@@ -178,7 +179,9 @@ def _stages(packing: bool, placement: str | None, admission: str | None) -> Stag
 
 def _schedulers(names: Sequence[str], stages: Stages) -> dict[str, Scheduler]:
     """The policies by label: the name, or for a file its name without the ending."""
-    from ..simulator.policies import NAMES, WrongOption, load_scheduler
+    from ..scheduler.options import WrongOption
+    from ..scheduler.policies import NAMES
+    from ..scheduler.scheduler import load_scheduler
     from .policy import is_file, load
 
     found: dict[str, Scheduler] = {}

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..controller.scheduling.view import Curves, Floats, Ints
 from ..protocol.errors import UserError
 from ..protocol.model import JobId
+from ..scheduler.profiles.curves import Curve, Profiles
+from ..scheduler.view import Curves, Floats, Ints
 from . import lengths, traces
-from .profiles import Curve, Profiles
 from .traces import Trace
 from .workload import Workload
 

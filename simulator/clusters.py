@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from ..controller.scheduling.view import ServerInView
 from ..protocol.errors import UserError
 from ..protocol.model import ServerId
+from ..scheduler.view import ServerInView
 
 MOST_GPUS = 65_536
 

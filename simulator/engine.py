@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..controller.scheduling.admission import ADMIT_ALL, Admission, Newcomer, Situation
-from ..controller.scheduling.pipeline import Decision, decide
-from ..controller.scheduling.placements import FEWEST_SERVERS, Placement
-from ..controller.scheduling.policies.base import Policy
-from ..controller.scheduling.throughput import concave
-from ..controller.scheduling.view import ClusterView, Columns, Curves, Floats, Gpus, Ints, JobTable, ServerInView
+from ..scheduler.admission import ADMIT_ALL, Admission, Newcomer, Situation
+from ..scheduler.pipeline import Decision, decide
+from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
+from ..scheduler.policies.base import Policy
+from ..scheduler.speedup_curve import concave
+from ..scheduler.view import ClusterView, Columns, Curves, Floats, Gpus, Ints, JobTable, ServerInView
 from .costs import NONE, Costs
 from .workload import Workload
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..controller.scheduling.pipeline import Decision
-from ..controller.scheduling.view import ClusterView
+from ..scheduler.pipeline import Decision
+from ..scheduler.view import ClusterView
 
 
 @dataclass(frozen=True)

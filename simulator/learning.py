@@ -20,15 +20,15 @@ from functools import cache
 
 import numpy as np
 
-from ..controller.scheduling.admission import ADMIT_ALL, Admission
-from ..controller.scheduling.measuring import Measuring, first_share, smaller_shares, unknown, worth_measuring
-from ..controller.scheduling.packing import server_size
-from ..controller.scheduling.pipeline import Decision
-from ..controller.scheduling.placements import FEWEST_SERVERS, Placement
-from ..controller.scheduling.policies import RIGID
-from ..controller.scheduling.policies.base import Policy
-from ..controller.scheduling.throughput import Rate, Source, estimate, fewest_servers, peak
-from ..controller.scheduling.view import ClusterView, Curves, Floats, Gpus, Ints, JobTable, ServerInView
+from ..scheduler.admission import ADMIT_ALL, Admission
+from ..scheduler.measuring import Measuring, first_share, smaller_shares, unknown, worth_measuring
+from ..scheduler.packing import server_size
+from ..scheduler.pipeline import Decision
+from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
+from ..scheduler.policies import RIGID
+from ..scheduler.policies.base import Policy
+from ..scheduler.speedup_curve import Rate, Source, estimate, fewest_servers, peak
+from ..scheduler.view import ClusterView, Curves, Floats, Gpus, Ints, JobTable, ServerInView
 from .costs import NONE, Costs
 from .engine import Simulation
 from .workload import Workload

@@ -11,7 +11,7 @@ import math
 import msgspec
 import numpy as np
 
-from ..controller.scheduling.view import Floats
+from ..scheduler.view import Floats
 from .engine import Outcome, Timeline
 
 TOLERANCE_S = 1e-6  # a deadline that is missed by a rounding error has been kept

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure  # not pyplot: this draws into a file, what
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ..controller.scheduling.view import Floats
+from ..scheduler.view import Floats
 from .runs import Result, Series
 
 # Okabe and Ito's palette, which colour-blind people can tell apart; those who share a colour differ in their dashes.

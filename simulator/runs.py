@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..controller.scheduling.admission import ADMIT_ALL, Admission
-from ..controller.scheduling.placements import FEWEST_SERVERS, Placement
-from ..controller.scheduling.policies.base import Policy
-from ..controller.scheduling.view import Floats, Ints
 from ..protocol.errors import ElasticError, UserError
 from ..protocol.model import JobId
+from ..scheduler.admission import ADMIT_ALL, Admission
+from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
+from ..scheduler.policies.base import Policy
+from ..scheduler.view import Floats, Ints
 from .assign import Assigned
 from .clusters import Cluster
 from .costs import Costs

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..controller.profiles.tables import Table, listed, read
-from ..controller.scheduling.view import Floats, Ints
 from ..protocol.errors import UserError
+from ..scheduler.profiles.tables import Table, listed, read
+from ..scheduler.view import Floats, Ints
 
 
 @dataclass(frozen=True)

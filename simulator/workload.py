@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..controller.scheduling.view import Curves, Floats, Ints, ServerInView
 from ..protocol.model import JobId, ServerId
+from ..scheduler.view import Curves, Floats, Ints, ServerInView
 
 
 @dataclass(frozen=True)

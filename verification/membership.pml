@@ -1,6 +1,6 @@
-/* The membership protocol of one job: worker/membership.py with worker/campaign.py under controller/generations.py, for three workers.
+/* The membership protocol of one job: worker/membership/machine.py with worker/membership/campaign.py under controller/jobs/generations.py, for three workers.
 
-   The handlers have the names that they have in worker/membership.py; README.md has the table, what is left out, and why. All
+   The handlers have the names that they have in worker/membership/machine.py; README.md has the table, what is left out, and why. All
    that a lock makes one piece there is one atomic step here. Messages are slots, one for each sender, receiver and kind: what
    is in flight may wait for ever, a later one of its kind takes its place, and different kinds overtake one another. With LOSSY
    messages are also lost and repeated.
@@ -50,7 +50,7 @@ byte reported[N];           /* the generation that a worker has said to stand st
 byte noticed;               /* losses that the controller knows of */
 bit over;                   /* nobody is left: the job starts again from its checkpoint, which is another model's matter */
 
-/* ---- the workers (worker/membership.py) ---- */
+/* ---- the workers (worker/membership/machine.py) ---- */
 mtype = { STARTING, WAITING, BOUNDARY, COLLECTIVE, RESULT, GONE };
 mtype thread[N] = STARTING; /* where the training thread stands */
 bit dead[N], left[N], arrived[N], abandoned[N], stopped[N], joining[N];
@@ -652,7 +652,7 @@ end:
   od
 }
 
-/* ---- the controller (controller/generations.py); reports reach it at once, and it takes its time ---- */
+/* ---- the controller (controller/jobs/generations.py); reports reach it at once, and it takes its time ---- */
 
 inline with_state(r) {  /* set: the workers of `r` that have the state */
   set = 0;

@@ -43,7 +43,7 @@ from ..protocol.model import GpuAddress, GpuKind, JobId, Member, Roster, ServerI
 from ..runtime import transport
 from ..runtime.clock import SteadyClock
 from ..runtime.loop import Loop
-from .communicator import Communicator, Rendezvous, RendezvousStore
+from .communication.communicator import Communicator, Rendezvous, RendezvousStore
 from .ending import freeze_threads_at_exit
 from .environment import ClusterEnvironment
 from .events import (

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from ..protocol.messages import Suspend
 from ..protocol.model import JobId, Roster, WorkerId, WorkerStatus
 from ..protocol.times import PAUSE_TIMEOUT_S
-from .membership import Abandon as Abandon
-from .membership import GroupBuilt as GroupBuilt
-from .membership import GroupFailed as GroupFailed
-from .membership import OrderReceived as OrderReceived
-from .membership import PeerSaid as PeerSaid
-from .membership import SendFollower as SendFollower
-from .membership import SendLeader as SendLeader
-from .membership import TimePassed as TimePassed
-from .membership import WordRead as WordRead
-from .topology import Transfer
+from .membership.machine import Abandon as Abandon
+from .membership.machine import GroupBuilt as GroupBuilt
+from .membership.machine import GroupFailed as GroupFailed
+from .membership.machine import OrderReceived as OrderReceived
+from .membership.machine import PeerSaid as PeerSaid
+from .membership.machine import SendFollower as SendFollower
+from .membership.machine import SendLeader as SendLeader
+from .membership.machine import TimePassed as TimePassed
+from .membership.machine import WordRead as WordRead
+from .state.transfer_plan import Transfer
 
 # -------------------------------------------------------------------------------------------- facts: from other processes
 

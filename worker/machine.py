@@ -61,8 +61,6 @@ from __future__ import annotations
 
 from ..protocol import times
 from ..protocol.model import WorkerPhase
-from . import membership as ms
-from .builds import Builds
 from .events import (
     Action,
     CheckpointFailed,
@@ -79,8 +77,10 @@ from .events import (
     SuspendReceived,
     TimePassed,
 )
+from .membership import machine as ms
+from .membership.builds import Builds
 from .reporting import Reporting
-from .training import Training
+from .training.machine import Training
 
 
 class WorkerMachine:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..protocol.model import WorkerStatus
 from ..protocol.times import WORKER_HEARTBEAT_S
 from .events import Place
-from .membership import Membership
+from .membership.machine import Membership
 from .progress import StepTimes
 
 

@@ -37,15 +37,15 @@ import torch
 from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
-from .checkpoint import CheckpointWriter
 from .control import OUT_OF_ROOM, ClusterControl, Control, LocalControl, end_process
-from .data import SerialSampler
+from .data.loading import Loader
+from .data.sampling import SerialSampler
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
 from .events import MetricsReported
-from .loading import Loader
-from .state import TrainingState
+from .gradients.update import ElasticOptimizer, ElasticScaler, Update
+from .state.checkpoint import CheckpointWriter
+from .state.training_state import TrainingState
 from .trainer import Recipe, Trainer
-from .update import ElasticOptimizer, ElasticScaler, Update
 
 log = logging.getLogger(__name__)
 

@@ -25,12 +25,10 @@ import torch
 import torch.distributed as dist
 
 from ..protocol.errors import UserError
-from .accumulation import Accumulation, same, trained
-from .buffers import ModelBuffers
-from .checkpoint import CheckpointWriter, latest
-from .communicator import Communicator, CommunicatorBroken
+from .communication.communicator import Communicator, CommunicatorBroken
 from .control import Control
-from .data import SerialSampler
+from .data.loading import Loader
+from .data.sampling import SerialSampler
 from .events import (
     Arrived,
     CheckpointLoaded,
@@ -64,13 +62,15 @@ from .events import (
     ValuesExchanged,
     WordRead,
 )
-from .gradients import Layout
-from .loading import Loader
-from .reduction import CanonicalReducer, PlainReducer, Reducer
-from .replication import Replication
+from .gradients.accumulation import Accumulation, same, trained
+from .gradients.buffers import ModelBuffers
+from .gradients.layout import Layout
+from .gradients.reduction import CanonicalReducer, PlainReducer, Reducer
+from .gradients.update import Update
 from .script import Script, ScriptAt
-from .state import TrainingState
-from .update import Update
+from .state.checkpoint import CheckpointWriter, latest
+from .state.replication import Replication
+from .state.training_state import TrainingState
 from .virtual import derive_seed, seed_everything
 
 log = logging.getLogger(__name__)

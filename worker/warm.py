@@ -13,8 +13,6 @@ import os
 import numpy
 import torch
 
-from . import run as run  # with all that it imports
-
 
 def prepare() -> None:
     """Load what torch puts off until it is first used: the first step of an optimizer imports most of torch's compiler."""

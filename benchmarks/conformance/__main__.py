@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elasticd.protocol.errors import ElasticError
-from elasticd.simulator.policies import NAMES
+from elasticd.scheduler.policies import NAMES
 
 from ..runtime import machine
 from ..runtime.processes import ROOT, Family, MeasurementFailed

@@ -6,13 +6,14 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticd.controller.scheduling.policies import load_policy
-from elasticd.controller.scheduling.policies.base import Policy, Shares
-from elasticd.controller.scheduling.view import JobTable
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import JobId
 from elasticd.runtime import config
-from elasticd.simulator import assign, costs, profiles, runs, traces, workload
+from elasticd.scheduler.policies import load_policy
+from elasticd.scheduler.policies.base import Policy, Shares
+from elasticd.scheduler.profiles import curves as profiles
+from elasticd.scheduler.view import JobTable
+from elasticd.simulator import assign, costs, runs, traces, workload
 
 from .cluster import SERVERS, SLOTS
 from .courses import Course

@@ -16,10 +16,10 @@ from benchmarks.control.store import CLUSTER, identity, server
 from elasticd.controller.cluster import Settings
 from elasticd.controller.events import AgentMessage
 from elasticd.controller.machine import ControllerMachine
-from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.controller.store import SqliteStore
 from elasticd.controller.turn import Turn
 from elasticd.protocol.messages import AgentHeartbeat, AgentHello
+from elasticd.scheduler.scheduler import load_scheduler
 
 HEARTBEATS = 2000
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from elasticd.controller.archive import key_of
 from elasticd.controller.cluster import CLUSTER_KEY, ClusterRecord, ServerRecord, server_key, submission_key
-from elasticd.controller.records import ArchivedJob, JobRecord, Progress, Submission, WorkerRecord, WorkerState
-from elasticd.controller.scheduling.throughput import Measured
+from elasticd.controller.jobs.archive import key_of
+from elasticd.controller.jobs.records import ArchivedJob, JobRecord, Progress, Submission, WorkerRecord, WorkerState
 from elasticd.controller.store import Put, SqliteStore
 from elasticd.protocol.messages import ShareChange
 from elasticd.protocol.model import (
@@ -28,6 +27,7 @@ from elasticd.protocol.model import (
     ServerId,
     WorkerId,
 )
+from elasticd.scheduler.speedup_curve import Measured
 
 CLUSTER = "0123456789abcdef0123456789abcdef"
 BATCH = 2000

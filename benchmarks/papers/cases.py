@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import elasticd
-from elasticd.simulator import assign, profiles, traces
+from elasticd.scheduler.policies import Policy, load_policy
+from elasticd.scheduler.profiles import curves as profiles
+from elasticd.simulator import assign, traces
 from elasticd.simulator.costs import PRESETS
-from elasticd.simulator.policies import Policy, load_policy
 from elasticd.simulator.runs import Setup
 from elasticd.simulator.workload import servers
 
@@ -21,7 +22,7 @@ from . import peer_rules
 from .inputs import AFS_MODELS, GPUS, PHILLY, SERVERS, VirtualCluster
 
 SOURCES = Path(elasticd.__file__).parent
-CODE = ("simulator", "controller/scheduling")  # what a result depends on, under the package
+CODE = ("simulator", "scheduler")  # what a result depends on, under the package
 OF_AFS: dict[str, tuple[tuple[str, Any], ...]] = {  # where it is not the defaults that AFS compares with
     "tiresias-l": (("thresholds_gpu_s", (3250.0, 7200.0)),),  # its simulator's; AFS does not tell which it has
     "themis": (("lengths", "unknown"),),  # AFS 5.2

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from elasticd.controller.scheduling.view import Floats
+from elasticd.scheduler.view import Floats
 
 from .average import name
 from .cases import Case, philly

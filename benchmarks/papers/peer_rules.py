@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from elasticd.controller.scheduling.policies.base import Policy, Shares, no_shares
-from elasticd.controller.scheduling.policies.reviews import EARLY_S
-from elasticd.controller.scheduling.view import Floats, JobTable, Reason
+from elasticd.scheduler.policies.base import Policy, Shares, no_shares
+from elasticd.scheduler.policies.reviews import EARLY_S
+from elasticd.scheduler.view import Floats, JobTable, Reason
 from elasticd.simulator.workload import Workload
 
 Key = Callable[[JobTable, Floats], Floats]  # from the jobs and the work that each had at its submission (s on one GPU)

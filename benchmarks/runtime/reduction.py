@@ -12,8 +12,8 @@ import torch.distributed as dist
 from elasticd.worker.control import ClusterControl
 from elasticd.worker.environment import read_cluster
 from elasticd.worker.events import Arrived, EnterGeneration
-from elasticd.worker.gradients import Layout
-from elasticd.worker.reduction import CanonicalReducer, Node, TreeAccumulator
+from elasticd.worker.gradients.layout import Layout
+from elasticd.worker.gradients.reduction import CanonicalReducer, Node, TreeAccumulator
 from elasticd.worker.virtual import assign
 
 from .measurement import Goal, Measurement

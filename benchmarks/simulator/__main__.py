@@ -25,7 +25,7 @@ import msgspec
 
 from benchmarks.runtime import machine
 from benchmarks.runtime.processes import ONE_THREAD
-from elasticd.simulator.policies import NAMES
+from elasticd.scheduler.policies import NAMES
 
 from . import peers, report
 from .cases import CURVES, TRACE, Case

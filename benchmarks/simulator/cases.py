@@ -20,12 +20,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from elasticd.controller.scheduling.pipeline import decide
-from elasticd.controller.scheduling.throughput import concave
-from elasticd.controller.scheduling.view import ClusterView, Columns, Curves, JobTable
-from elasticd.simulator import assign, profiles, traces
+from elasticd.scheduler.pipeline import decide
+from elasticd.scheduler.policies import load_policy
+from elasticd.scheduler.profiles import curves as profiles
+from elasticd.scheduler.speedup_curve import concave
+from elasticd.scheduler.view import ClusterView, Columns, Curves, JobTable
+from elasticd.simulator import assign, traces
 from elasticd.simulator.engine import Simulation
-from elasticd.simulator.policies import load_policy
 from elasticd.simulator.workload import Workload, servers
 
 from .workloads import generate

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.agent import forking
 from elasticd.agent.disk import Failed, located
-from elasticd.agent.launch import key_of
+from elasticd.agent.forkserver import client
+from elasticd.agent.forkserver.key import key_of
 
 
 def refuse(*arguments: object) -> None:
@@ -26,4 +26,4 @@ def test_a_warm_process_that_cannot_be_connected_is_not_started(
     for module, name in ((socket, "socketpair"), (os, "pipe2")):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, refuse)
-            assert forking._start(tmp_path, sys.executable, key) == Failed("Too many open files")
+            assert client._start(tmp_path, sys.executable, key) == Failed("Too many open files")

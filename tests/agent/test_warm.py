@@ -18,7 +18,7 @@ from elasticd.agent.disk import Disk, located
 from elasticd.agent.environment import Surroundings, common_environment
 from elasticd.agent.errands import Errands
 from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted, StopSignal
-from elasticd.agent.forking import WarmProcesses
+from elasticd.agent.forkserver.client import WarmProcesses
 from elasticd.agent.logfiles import JobFiles
 from elasticd.agent.processes import Processes
 from elasticd.ctl import leftovers
@@ -392,7 +392,7 @@ def test_a_process_that_nothing_may_be_forked_from_is_not_made_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: str
 ) -> None:
     (tmp_path / "prelude.py").write_text(PRELUDES[problem])
-    monkeypatch.setattr("elasticd.agent.forking.PRELUDE", "prelude")
+    monkeypatch.setattr("elasticd.agent.forkserver.client.PRELUDE", "prelude")
     caplog.set_level("INFO")
     agent = Agent(tmp_path / "state", warm=True, variables={"PYTHONPATH": str(tmp_path)})
     agent.until(lambda: problem in caplog.text)
@@ -410,7 +410,7 @@ def test_a_process_that_gets_a_second_thread_later_ends_and_its_worker_is_execut
         "def grow(*_): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
         "def prepare(): signal.signal(signal.SIGUSR1, grow)\n"
     )
-    monkeypatch.setattr("elasticd.agent.forking.PRELUDE", "prelude")
+    monkeypatch.setattr("elasticd.agent.forkserver.client.PRELUDE", "prelude")
     (tmp_path / "hello.py").write_text("print('hello')")
     agent = Agent(tmp_path / "state", warm=True, variables={"PYTHONPATH": str(tmp_path)})
     zygote = agent.wait_until_warm()
@@ -427,7 +427,7 @@ def test_a_process_is_made_anew_when_a_package_has_been_installed(
 ) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "prelude.py").write_text("def prepare(): pass\ndef renew(): pass\n")
-    monkeypatch.setattr("elasticd.agent.forking.PRELUDE", "prelude")
+    monkeypatch.setattr("elasticd.agent.forkserver.client.PRELUDE", "prelude")
     (tmp_path / "hello.py").write_text("print('hello')")
     agent = Agent(tmp_path / "state", warm=True, variables={"PYTHONPATH": str(tmp_path / "site")})
     zygote = agent.wait_until_warm()

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.bound import shortest_average_s
-from elasticd.controller.scheduling.policies import load_policy
-from elasticd.controller.scheduling.view import Curves, Floats
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.policies import load_policy
+from elasticd.scheduler.view import Curves, Floats
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 

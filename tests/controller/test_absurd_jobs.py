@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticd.controller.cluster import Cluster, Session, Settings
-from elasticd.controller.deciding import decided, decision_of
-from elasticd.controller.jobs import Job
-from elasticd.controller.outlook import outlook
-from elasticd.controller.records import JobRecord, Progress, Submission
-from elasticd.controller.scheduling.measuring import Measuring
-from elasticd.controller.scheduling.policies import POLICIES
-from elasticd.controller.scheduling.scheduler import load_scheduler
-from elasticd.controller.scheduling.throughput import Measured
-from elasticd.controller.validation import refusal
+from elasticd.controller.jobs.job import Job
+from elasticd.controller.jobs.records import JobRecord, Progress, Submission
+from elasticd.controller.reconcile.deciding import decided, decision_of
+from elasticd.controller.reconcile.snapshot import snapshot
+from elasticd.controller.requests.validation import refusal
 from elasticd.protocol.messages import ShareChange
 from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, GpuRange, JobId, JobPhase, JobSpec, Server, ServerId
+from elasticd.scheduler.measuring import Measuring
+from elasticd.scheduler.policies import POLICIES
+from elasticd.scheduler.scheduler import load_scheduler
+from elasticd.scheduler.speedup_curve import Measured
 
 NOW = 1_700_000_000.0
 STAGES: list[dict[str, Any]] = [{}, {"packing": "network", "placement": "buddy"}]
@@ -102,7 +102,7 @@ def test_every_policy_decides_what_is_possible(policy: dict[str, Any]) -> None:
     @settings(max_examples=12, suppress_health_check=list(HealthCheck))
     @given(clusters(policy))
     def decides(cluster: Cluster) -> None:
-        seen = outlook(cluster, NOW)
+        seen = snapshot(cluster, NOW)
         decision = decision_of(cluster.decider.scheduler, seen, cluster.rng)
         total = seen.view.total_gpus
         assert decision.shares.dtype.kind == "i"
@@ -117,7 +117,7 @@ def test_every_policy_decides_what_is_possible(policy: dict[str, Any]) -> None:
             assert not gpus & taken, "no GPU is given twice"
             assert gpus < 1 << total
             taken |= gpus
-            if job.kept.manual_share is None and share:
+            if job.record.manual_share is None and share:
                 assert job.spec.gpus.min <= share <= job.spec.gpus.max
             reason = decision.why(row)
             if not share:

@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from elasticd.controller import cluster, pages
-from elasticd.controller.archive import DAY_S, PREFIX, Archive, first_key_of, job_of, key_of
+from elasticd.controller import cluster
 from elasticd.controller.cluster import Keeping, state_key, submission_key
 from elasticd.controller.events import AgentMessage
-from elasticd.controller.records import ArchivedJob, Submission
+from elasticd.controller.jobs.archive import DAY_S, PREFIX, Archive, first_key_of, job_of, key_of
+from elasticd.controller.jobs.records import ArchivedJob, Submission
 from elasticd.controller.recovery import differences, durable
+from elasticd.controller.requests import pages
 from elasticd.protocol.messages import (
     Cancel,
     Cancelled,
@@ -259,7 +260,7 @@ def test_a_store_of_an_earlier_version_is_taken_over_whole() -> None:
     world.store[f"/jobs/{job.id}"] = msgspec.msgpack.encode({**submission, **state})
     world.restart()
     assert f"/jobs/{job.id}" not in world.store
-    assert world.job(job.id).kept.phase is job.kept.phase
+    assert world.job(job.id).record.phase is job.record.phase
     assert world.ask(Submit(spec=job_spec()), job.submission.request) == Submitted(job=job.id)
     assert durable(world.machine.cluster) == world.store
 

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
-from elasticd.controller import cluster, intake, jobs, reconcile, requests
+from elasticd.controller import cluster
 from elasticd.controller.events import AgentMessage, Warn
+from elasticd.controller.intake import messages
+from elasticd.controller.jobs import job as job_module
+from elasticd.controller.reconcile import settle
+from elasticd.controller.requests import answers
 from elasticd.protocol.messages import (
     AgentHello,
     Cancel,
@@ -44,21 +48,21 @@ def training(gpus: int = 4) -> tuple[Any, str]:
 
 
 def test_the_committed_order_is_kept_however_many_follow_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile, "KEPT_ORDERS", 8)
+    monkeypatch.setattr(settle, "KEPT_ORDERS", 8)
     world, job = training()
-    committed = world.job(job).kept.committed
+    committed = world.job(job).record.committed
     for number in range(40):
         world.ask(Scale(job=job, share=1 + number % 3))
         world.arrive(job)
-        assert len(world.job(job).kept.orders) <= 8
+        assert len(world.job(job).record.orders) <= 8
         assert world.job(job).order(committed) is not None, "what trains is known"
         assert world.job(job).share_gpus == 4
     world.settle(job)
-    assert world.job(job).kept.committed == world.job(job).kept.generation
+    assert world.job(job).record.committed == world.job(job).record.generation
 
 
 def test_too_many_readers_of_logs_are_refused_and_later_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_PENDING_LOGS", 3)
+    monkeypatch.setattr(answers, "MAX_PENDING_LOGS", 3)
     world, job = training(1)
     worker = WorkerId(world.running(job)[0])
     for number in range(3):
@@ -81,7 +85,7 @@ def test_an_offset_that_no_file_has_is_refused() -> None:
 
 
 def test_an_agent_that_reports_processes_without_end_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "MAX_STRAYS", 5)
+    monkeypatch.setattr(messages, "MAX_STRAYS", 5)
     world, job = training(1)
     status = world.find(world.running(job)[0])[1].status
     warned = 0
@@ -97,7 +101,7 @@ def test_an_agent_that_reports_processes_without_end_is_not_believed(monkeypatch
 
 
 def test_servers_without_end_are_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "MAX_SERVERS", 3)
+    monkeypatch.setattr(messages, "MAX_SERVERS", 3)
     world = World({"s1": 1})
     for number in range(2, 9):
         server = Server(server=ServerId(f"s{number}"), address="", gpus=())
@@ -107,12 +111,12 @@ def test_servers_without_end_are_not_taken_in(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_measurements_of_ever_other_shares_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "KEPT_MEASURED", 2)
+    monkeypatch.setattr(job_module, "KEPT_MEASURED", 2)
     world, job = training(4)
     for share in (3, 2, 1, 4):
         world.ask(Scale(job=job, share=share))
         world.settle(job)
-        generation = world.job(job).kept.committed
+        generation = world.job(job).record.committed
         world.report(
             world.roster(job)[0],
             WorkerPhase.TRAINING,
@@ -121,7 +125,7 @@ def test_measurements_of_ever_other_shares_are_bounded(monkeypatch: pytest.Monke
             steady=Steady(generation=generation, step_s=0.1 * share, steps=32),
         )
         world.now += 1.0
-    assert [entry.share for entry in world.job(job).kept.measured] == [1, 4], "the latest"
+    assert [entry.share for entry in world.job(job).record.measured] == [1, 4], "the latest"
 
 
 def test_a_request_with_an_endless_id_is_refused_and_not_remembered() -> None:
@@ -192,7 +196,7 @@ def test_with_very_many_jobs_all_who_set_shares_by_hand_are_answered_with_one_de
     world.now += 1.0
     world.turn()
     assert (world.answers["second"].share, world.answers["third"].share) == (2, 3)
-    assert world.answers["third"].generation == world.job(jobs[1]).kept.generation
+    assert world.answers["third"].generation == world.job(jobs[1]).record.generation
     assert world.ask(Scale(job=jobs[1], share=3), "third") == world.answers["third"]
     assert not world.machine.cluster.undecided
 
@@ -200,7 +204,7 @@ def test_with_very_many_jobs_all_who_set_shares_by_hand_are_answered_with_one_de
 def test_a_job_that_ends_before_the_decision_on_its_share_is_said_to_be_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "JOBS_DECIDED_AT_ONCE", 0)
     monkeypatch.setattr(cluster, "DECISION_INTERVAL_PER_JOB_S", 1.0)
-    monkeypatch.setattr(requests, "MAX_UNDECIDED", 1)
+    monkeypatch.setattr(answers, "MAX_UNDECIDED", 1)
     world = World({"s1": 8})
     job, other = (world.submit(job_spec(low=1, high=4)).id for _ in range(2))
     world.now += 2.0

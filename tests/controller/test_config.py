@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from elasticd.controller import config
-from elasticd.controller.scheduling.measuring import Measuring
 from elasticd.protocol.errors import OperatorError
+from elasticd.scheduler.measuring import Measuring
 
 TABLE = "model,batch_size,gpus,iters_per_s\nBERT,16,1,10\nBERT,16,2,19\nBERT,32,1,6\nbert,64,1,3\n"
 

@@ -26,14 +26,14 @@ def broken(servers: dict[str, int], low: int = 1) -> tuple[Any, str, list[str]]:
     job = world.submit(job_spec(low=low, high=sum(servers.values()))).id
     world.settle(job)
     first = world.roster(job)[0]
-    world.report(first, WorkerPhase.BROKEN, world.job(job).kept.committed, 10)
-    assert world.job(job).kept.generation > world.job(job).kept.committed
+    world.report(first, WorkerPhase.BROKEN, world.job(job).record.committed, 10)
+    assert world.job(job).record.generation > world.job(job).record.committed
     return world, job, world.roster(job)
 
 
 def stand_apart(world: Any, members: list[str], apart: list[str]) -> None:
     """All stand still; the leader, which is first, hears nothing of `apart`, and they nothing of it."""
-    generation = world.job(members[0].rpartition(".")[0]).kept.committed
+    generation = world.job(members[0].rpartition(".")[0]).record.committed
     for member in members:
         unheard = apart if member == members[0] else members[:1] if member in apart else []
         world.report(member, WorkerPhase.BROKEN, generation, 10, unheard=unheard)
@@ -50,9 +50,9 @@ def test_those_whom_the_leader_does_not_hear_are_left_behind_after_a_while() -> 
     (told,) = [event.text for event in world.machine.cluster.events if event.kind is EventKind.CUT_OFF]
     assert "s1" in told
     assert "s2" in told
-    assert {gpu.server for gpu in world.job(job).kept.target} == {"s1"}, "it does not grow back at once"
+    assert {gpu.server for gpu in world.job(job).record.target} == {"s1"}, "it does not grow back at once"
     world.reap()
-    assert {entry.fault for entry in world.job(job).kept.past} == {Fault.LOST}
+    assert {entry.fault for entry in world.job(job).record.past} == {Fault.LOST}
 
 
 def test_who_is_heard_again_in_time_stays() -> None:
@@ -68,7 +68,7 @@ def test_who_is_heard_again_in_time_stays() -> None:
 def test_one_who_does_not_answer_because_it_is_busy_is_waited_for() -> None:
     """Only the leader hears nothing: the other one has not come out of its step, and asks for nobody."""
     world, job, members = broken({"s1": 1, "s2": 1})
-    generation = world.job(job).kept.committed
+    generation = world.job(job).record.committed
     world.report(members[0], WorkerPhase.BROKEN, generation, 10, unheard=members[1:])
     world.report(members[1], WorkerPhase.BROKEN, generation, 10)
     world.pass_time(2 * CUT_OFF_TIMEOUT_S)
@@ -86,13 +86,13 @@ def test_a_gang_that_would_be_too_small_for_good_tries_again_with_other_workers(
     world, job, members = broken({"s1": 1, "s2": 1}, low=2)
     stand_apart(world, members, members[1:])
     world.pass_time(CUT_OFF_TIMEOUT_S + 1)
-    assert len(world.job(job).kept.target) == 2
+    assert len(world.job(job).record.target) == 2
     assert EventKind.HELD not in world.kinds(job)
 
 
 def cannot_connect(world: Any, members: list[str], trains: str = "") -> None:
     """All hear each other, and cannot build a communicator; `trains` goes on where it is."""
-    generation = world.job(members[0].rpartition(".")[0]).kept.committed
+    generation = world.job(members[0].rpartition(".")[0]).record.committed
     for member in members:
         phase = WorkerPhase.TRAINING if member == trains else WorkerPhase.BROKEN
         world.report(member, phase, generation, 10, unconnected_s=70.0)

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from elasticd.controller.events import AgentMessage
-from elasticd.controller.reconcile import suspend
+from elasticd.controller.reconcile.settle import suspend
 from elasticd.protocol.messages import AgentHeartbeat, Cancel, EventKind, GetJob, GetServers, Scale, StopWorker
 from elasticd.protocol.model import CheckpointSpec, Fault, JobPhase, ServerId, WorkerPhase
 
@@ -31,7 +31,7 @@ def lose(world, server: str) -> None:
 
 
 def on(world, server: str, job) -> list[str]:
-    return [entry.worker for entry in job.kept.workers if entry.gpu.server == server]
+    return [entry.worker for entry in job.record.workers if entry.gpu.server == server]
 
 
 def trouble(world, server: str) -> str:
@@ -49,10 +49,10 @@ def fail_to_start(world, worker: str) -> None:
 def test_a_server_that_is_lost_while_a_large_job_loads_does_not_fail_the_job():
     world = World({"s1": 4, "s2": 4})
     job = world.submit(job_spec(low=4, high=4))
-    (server,) = {entry.gpu.server for entry in job.kept.workers}
+    (server,) = {entry.gpu.server for entry in job.record.workers}
     lose(world, server)
     assert not job.final
-    assert {entry.gpu.server for entry in job.kept.workers} == {"s1", "s2"} - {server}
+    assert {entry.gpu.server for entry in job.record.workers} == {"s1", "s2"} - {server}
     world.settle(job.id)
     assert job.share_gpus == 4
 
@@ -62,14 +62,14 @@ def test_a_job_whose_servers_are_lost_again_and_again_is_never_given_up():
     job = world.submit(job_spec(low=1, high=1))
     for _ in range(8):
         world.settle(job.id)
-        (server,) = {entry.gpu.server for entry in job.kept.workers}
+        (server,) = {entry.gpu.server for entry in job.record.workers}
         lose(world, server)
         world.hello(server)
         world.turn()
         world.reap()
         world.pass_time(40)
     assert not job.final
-    assert job.kept.restarts >= 8
+    assert job.record.restarts >= 8
 
 
 def test_deaths_by_a_signal_without_progress_come_to_an_end_in_words():
@@ -80,11 +80,11 @@ def test_deaths_by_a_signal_without_progress_come_to_an_end_in_words():
         world.settle(job.id)
         world.exit(world.roster(job.id)[0], -9, "killed by SIGKILL")
         world.pass_time(40)
-    assert job.kept.phase is JobPhase.FAILED
-    assert job.kept.reason.startswith(
+    assert job.record.phase is JobPhase.FAILED
+    assert job.record.reason.startswith(
         "given up: its workers were killed 4 times in a row and it got no further; last: "
     )
-    assert job.kept.reason.endswith("killed by SIGKILL")
+    assert job.record.reason.endswith("killed by SIGKILL")
 
 
 def test_a_lost_server_in_between_makes_the_count_of_deaths_begin_anew():
@@ -93,7 +93,7 @@ def test_a_lost_server_in_between_makes_the_count_of_deaths_begin_anew():
     for turn in range(8):
         world.settle(job.id)
         if turn % 3 == 2:
-            (server,) = {entry.gpu.server for entry in job.kept.workers}
+            (server,) = {entry.gpu.server for entry in job.record.workers}
             lose(world, server)
             world.hello(server)
             world.turn()
@@ -125,7 +125,7 @@ def test_a_worker_that_has_trained_on_a_server_before_says_nothing_of_starts_the
     assert server == str(job.worker(first).gpu.server)
     fail_to_start(world, newcomer)
     assert trouble(world, server)
-    world.report(first, WorkerPhase.TRAINING, job.kept.committed, 60)
+    world.report(first, WorkerPhase.TRAINING, job.record.committed, 60)
     assert trouble(world, server)
 
 
@@ -160,15 +160,15 @@ def test_a_worker_that_is_killed_while_it_loads_does_not_fail_its_job():
 def test_a_server_with_a_full_disk_is_left_alone_and_its_job_starts_elsewhere():
     world = World({"s1": 2, "s2": 2})
     job = world.submit(job_spec(low=2, high=2))
-    (bad,) = {entry.gpu.server for entry in job.kept.workers}
+    (bad,) = {entry.gpu.server for entry in job.record.workers}
     (good,) = {"s1", "s2"} - {bad}
     for worker in world.running(job.id):
         fail_to_start(world, worker)
     assert trouble(world, bad) == "cannot start workers: No space left on device; next try in 5 s"
     world.pass_time(2)
-    assert {entry.gpu.server for entry in job.kept.workers} == {good}
+    assert {entry.gpu.server for entry in job.record.workers} == {good}
     world.settle(job.id)
-    assert job.kept.phase is JobPhase.RUNNING
+    assert job.record.phase is JobPhase.RUNNING
     other = world.submit(job_spec("other", 2, 2))
     assert f"{bad}: cannot start workers" in world.ask(GetJob(job=other.id)).job.reason
 
@@ -189,7 +189,7 @@ def test_the_back_off_of_a_server_grows_and_one_worker_that_gets_to_its_loop_cle
     assert 300 <= waited[-1] <= 302
     world.settle(job.id)
     assert trouble(world, "s1") == ""
-    assert job.kept.phase is JobPhase.RUNNING
+    assert job.record.phase is JobPhase.RUNNING
 
 
 def test_a_running_job_keeps_its_workers_on_a_server_that_cannot_start_more():
@@ -202,11 +202,11 @@ def test_a_running_job_keeps_its_workers_on_a_server_that_cannot_start_more():
     world.turn()
     assert trouble(world, "s1")
     assert world.roster(job.id) == before
-    assert other.kept.phase is JobPhase.PENDING
+    assert other.record.phase is JobPhase.PENDING
     assert "next try in" in world.ask(GetJob(job=other.id)).job.reason
     world.pass_time(6)
     world.settle(other.id)
-    assert other.kept.phase is JobPhase.RUNNING
+    assert other.record.phase is JobPhase.RUNNING
 
 
 def test_several_starts_that_fail_together_count_once():
@@ -222,7 +222,7 @@ def test_where_a_script_fails_while_its_fellows_run_elsewhere_the_server_is_susp
     job = world.submit(job_spec(low=1, high=2))
     assert len(world.running(job.id)) == 2
     first, second = world.roster(job.id)
-    bad = next(entry.gpu.server for entry in job.kept.workers if entry.worker == second)
+    bad = next(entry.gpu.server for entry in job.record.workers if entry.worker == second)
     world.report(first, WorkerPhase.READY)
     world.exit(second, 1, "exit code 1: no driver")
     assert not job.final
@@ -250,9 +250,9 @@ def fail_on(world, server: str, job, seconds: int) -> int:
 def test_a_job_that_fails_before_its_first_step_is_tried_on_another_server_before_it_has_failed():
     world = World({"s1": 2, "s2": 2})
     job = world.submit(job_spec(low=2, high=2))
-    (bad,) = {entry.gpu.server for entry in job.kept.workers}
+    (bad,) = {entry.gpu.server for entry in job.record.workers}
     assert fail_on(world, bad, job, 5) == 2
-    assert job.kept.phase is JobPhase.RUNNING
+    assert job.record.phase is JobPhase.RUNNING
     assert trouble(world, bad) == "", "nobody knows yet that it is the server: others may start there"
 
 
@@ -261,14 +261,14 @@ def test_a_job_that_gets_no_other_server_is_tried_a_few_times_and_fails():
     long = world.submit(job_spec("long", 1, 1))
     world.settle(long.id)
     job = world.submit(job_spec(low=1, high=1))
-    (server,) = {entry.gpu.server for entry in job.kept.workers}
+    (server,) = {entry.gpu.server for entry in job.record.workers}
     assert fail_on(world, server, job, 20) == 3
     assert reason(world, job).startswith(
         f"its script fails at its start on server {server}: exit code 1: no driver; next try"
     )
     assert fail_on(world, server, job, 80) == 2
-    assert job.kept.phase is JobPhase.FAILED
-    assert job.kept.exit_code == 1
+    assert job.record.phase is JobPhase.FAILED
+    assert job.record.exit_code == 1
 
 
 def test_a_server_where_several_jobs_fail_in_a_row_is_suspected_and_all_of_them_run_elsewhere():
@@ -277,7 +277,7 @@ def test_a_server_where_several_jobs_fail_in_a_row_is_suspected_and_all_of_them_
     for number in range(6):
         jobs.append(world.submit(job_spec(f"job{number}", 1, 1)))
         fail_on(world, "s1", jobs[-1], 4)
-    assert [job.kept.phase for job in jobs] == [JobPhase.RUNNING] * 6
+    assert [job.record.phase for job in jobs] == [JobPhase.RUNNING] * 6
     assert EventKind.SERVER_UNFIT in world.kinds()
 
 
@@ -289,7 +289,7 @@ def test_a_script_that_fails_on_every_server_has_failed():
             break
         world.exit(world.running(job.id)[0], 1, "exit code 1: ValueError")
         world.pass_time(3)
-    assert job.kept.phase is JobPhase.FAILED
+    assert job.record.phase is JobPhase.FAILED
     assert trouble(world, "s1") == trouble(world, "s2") == ""
 
 
@@ -302,11 +302,11 @@ def test_two_servers_that_fail_every_script_do_not_fail_a_job():
     good = world.submit(job_spec("good", 2, 2))
     world.settle(good.id)
     jobs = jobs_of_two_kinds(world)
-    bad = {entry.gpu.server for job in jobs for entry in job.kept.workers}
+    bad = {entry.gpu.server for job in jobs for entry in job.record.workers}
     for _ in range(60):
         for job in jobs:
             for worker in world.running(job.id):
-                bad.add(next(entry.gpu.server for entry in job.kept.workers if entry.worker == worker))
+                bad.add(next(entry.gpu.server for entry in job.record.workers if entry.worker == worker))
                 world.exit(worker, 1, "exit code 1: no driver")
         world.pass_time(1)
     assert len(bad) == 2
@@ -316,7 +316,7 @@ def test_two_servers_that_fail_every_script_do_not_fail_a_job():
     for job in jobs:
         world.pass_time(2)
         world.settle(job.id)
-    assert [job.kept.phase for job in jobs] == [JobPhase.RUNNING] * 2
+    assert [job.record.phase for job in jobs] == [JobPhase.RUNNING] * 2
 
 
 def test_two_jobs_of_different_kinds_that_fail_everywhere_have_failed_in_the_end():
@@ -329,7 +329,7 @@ def test_two_jobs_of_different_kinds_that_fail_everywhere_have_failed_in_the_end
                 world.exit(worker, 1, "exit code 1: ValueError")
         world.pass_time(5)
         assert world.now < began + 1200
-    assert [job.kept.exit_code for job in jobs] == [1, 1]
+    assert [job.record.exit_code for job in jobs] == [1, 1]
 
 
 def test_a_second_job_with_the_same_mistake_fails_as_soon_as_the_first():
@@ -339,7 +339,7 @@ def test_a_second_job_with_the_same_mistake_fails_as_soon_as_the_first():
         for _ in range(2):
             world.exit(world.running(job.id)[0], 1, "exit code 1: ValueError")
             world.pass_time(3)
-        assert job.kept.phase is JobPhase.FAILED
+        assert job.record.phase is JobPhase.FAILED
 
 
 # ------------------------------------------------------------------------------------------------- workers that are late
@@ -348,20 +348,20 @@ def test_a_second_job_with_the_same_mistake_fails_as_soon_as_the_first():
 def test_a_script_that_hangs_while_it_loads_is_tried_once_on_another_server():
     world = World({"s1": 2, "s2": 2})
     job = world.submit(job_spec(low=2, high=2, load_timeout_s=60.0))
-    (bad,) = {entry.gpu.server for entry in job.kept.workers}
+    (bad,) = {entry.gpu.server for entry in job.record.workers}
     for worker in world.running(job.id):
         world.report(worker, WorkerPhase.STARTING)
     world.pass_time(61)
     assert not job.final
     assert all(process.stopping for process in world.agents[ServerId(bad)].running.values())
     world.pass_time(3)
-    assert {entry.gpu.server for entry in job.kept.workers if not entry.stopping} == {"s1", "s2"} - {bad}
+    assert {entry.gpu.server for entry in job.record.workers if not entry.stopping} == {"s1", "s2"} - {bad}
     for worker in world.running(job.id):
         if not world.find(worker)[1].stopping:
             world.report(worker, WorkerPhase.STARTING)
     world.pass_time(61)
-    assert job.kept.phase is JobPhase.FAILED
-    assert "has not come to its training loop" in job.kept.reason
+    assert job.record.phase is JobPhase.FAILED
+    assert "has not come to its training loop" in job.record.reason
 
 
 def test_a_job_does_not_wait_for_the_end_of_workers_that_hang_at_their_start():
@@ -382,9 +382,9 @@ def test_a_start_that_takes_its_agent_long_does_not_count_as_the_script_s():
         world.now += 1.0
         world.feed(AgentMessage(ServerId("s1"), AgentHeartbeat(server=ServerId("s1"))))
         world.turn()
-    assert job.kept.phase is JobPhase.STARTING
+    assert job.record.phase is JobPhase.STARTING
     world.pass_time(62)
-    assert job.kept.phase is JobPhase.FAILED
+    assert job.record.phase is JobPhase.FAILED
 
 
 def reason(world, job) -> str:
@@ -397,11 +397,11 @@ def test_a_command_that_never_joins_is_stopped_and_fails_in_words():
     world.pass_time(20)
     assert reason(world, job) == "digits-1.0 has not called elastic.join() yet; at most 41 s more"
     world.pass_time(41)
-    assert job.kept.phase is JobPhase.FAILED
-    assert job.kept.reason == "digits-1.0 has not called elastic.join() within 60 s"
+    assert job.record.phase is JobPhase.FAILED
+    assert job.record.reason == "digits-1.0 has not called elastic.join() within 60 s"
     assert {stop.worker for stop in world.messages(StopWorker)} == {"digits-1.0", "digits-1.1"}
     world.reap()
-    assert job.kept.workers == ()
+    assert job.record.workers == ()
 
 
 def test_a_worker_that_never_comes_to_its_loop_has_a_limit_of_its_own():
@@ -412,8 +412,8 @@ def test_a_worker_that_never_comes_to_its_loop_has_a_limit_of_its_own():
     world.pass_time(200)
     assert "come to its training loop" in reason(world, job)
     world.pass_time(101)
-    assert job.kept.phase is JobPhase.FAILED
-    assert "within 300 s" in job.kept.reason
+    assert job.record.phase is JobPhase.FAILED
+    assert "within 300 s" in job.record.reason
 
 
 def test_a_newcomer_that_never_joins_is_stopped_and_the_job_trains_on():
@@ -426,7 +426,7 @@ def test_a_newcomer_that_never_joins_is_stopped_and_the_job_trains_on():
     world.pass_time(60)
     assert [stop.worker for stop in world.messages(StopWorker)] == ["digits-1.1"]
     world.reap()
-    assert job.kept.phase is JobPhase.RUNNING
+    assert job.record.phase is JobPhase.RUNNING
     assert job.share_gpus == 1
 
 
@@ -449,7 +449,7 @@ def test_a_worker_that_trains_is_never_late():
     job = world.submit(job_spec(low=1, high=1, start_timeout_s=10.0, load_timeout_s=10.0))
     world.settle(job.id)
     world.pass_time(100)
-    assert job.kept.phase is JobPhase.RUNNING
+    assert job.record.phase is JobPhase.RUNNING
 
 
 # ------------------------------------------------------------------------------------------------------------ time to save

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elasticd.controller.generations import gpu_place
+from elasticd.controller.jobs.generations import gpu_place
 from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, GpuPlace, Member, Roster, Server, ServerId, WorkerId
 
 S = ServerId("s")

@@ -13,9 +13,9 @@ from elasticd.agent.machine import AgentMachine
 from elasticd.controller import events
 from elasticd.controller.cluster import Settings
 from elasticd.controller.machine import ControllerMachine
-from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.protocol.messages import AgentHello, Cancel, Envelope, EventKind, Request, StartWorker, Submit, WorkerExit
 from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, Server, ServerId, WorkerId
+from elasticd.scheduler.scheduler import load_scheduler
 
 S1 = ServerId("s1")
 SERVER = Server(server=S1, address="127.0.0.1", gpus=(Gpu(index=0, kind=GpuKind.CPU, name="CPU slot"),))

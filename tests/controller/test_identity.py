@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from elasticd.controller import joining
 from elasticd.controller.events import AgentMessage
+from elasticd.controller.intake import joining
 from elasticd.protocol.messages import (
     AdoptServer,
     AgentHeartbeat,
@@ -57,7 +57,7 @@ def training(world: Any, gpus: int = 2, **changes: Any) -> Any:
     """A job that trains on all of `gpus`."""
     job = world.submit(job_spec(low=1, high=gpus, **changes))
     world.settle(job.id)
-    assert job.kept.phase is JobPhase.RUNNING
+    assert job.record.phase is JobPhase.RUNNING
     return job
 
 
@@ -218,7 +218,7 @@ def test_a_lost_store_never_stops_a_worker() -> None:
     assert world.running(job.id) == running
     assert not any(world.find(worker)[1].stopping for worker in running)
     assert not sent_since(world, said, Order, StartWorker, StopWorker, ForgetWorkers)
-    assert other.kept.phase is JobPhase.PENDING
+    assert other.record.phase is JobPhase.PENDING
     assert world.kinds().count(EventKind.SERVER_FOREIGN) == 2
     views = world.ask(GetServers()).servers
     assert [sorted(view.used) for view in views] == [[0, 1], [0, 1]]
@@ -339,15 +339,15 @@ def test_a_job_that_is_further_than_a_restored_store_saves_and_starts_again_with
     backup = dict(world.store)
     world.exit(world.roster(job.id)[3], -9)
     world.settle(job.id, step=50)
-    before, running = job.kept, world.running(job.id)
+    before, running = job.record, world.running(job.id)
     lose_store(world, backup)
     job = world.job(job.id)
     stops = [stop for stop in world.messages(StopWorker) if stop.save]
     assert set(running) < {stop.worker for stop in stops}  # and the one that the store takes for alive
     assert len({stop.saver for stop in stops}) == 1
     assert stops[0].saver in running
-    assert job.kept.generation > before.generation
-    assert job.kept.worker_count > before.worker_count
+    assert job.record.generation > before.generation
+    assert job.record.worker_count > before.worker_count
     assert [kind for kind in world.kinds(job.id) if kind is EventKind.OVERTAKEN] == [EventKind.OVERTAKEN]
 
     starts = len(world.messages(StartWorker))
@@ -357,9 +357,9 @@ def test_a_job_that_is_further_than_a_restored_store_saves_and_starts_again_with
     )
     world.reap()
     world.settle(job.id, step=51)
-    assert job.kept.phase is JobPhase.RUNNING
+    assert job.record.phase is JobPhase.RUNNING
     assert job.share_gpus == 4
-    assert job.kept.restarts_in_vain == 0
+    assert job.record.restarts_in_vain == 0
     assert not set(world.running(job.id)) & set(running)
 
 
@@ -378,7 +378,7 @@ def test_a_server_that_comes_back_late_does_not_meet_a_worker_with_the_name_of_o
     job = world.job(job.id)
     world.reap()
     world.settle(job.id, step=21)
-    assert not late & {entry.worker for entry in job.kept.workers}
+    assert not late & {entry.worker for entry in job.record.workers}
     world.hello(away)
     world.turn()
     assert all(world.agents[away].running[worker].stopping for worker in late)
@@ -403,7 +403,7 @@ def test_numbers_are_not_used_again_after_a_restore_even_where_no_worker_is_left
     world.ask(Scale(job=job.id, share=1))
     world.settle(job.id, step=30)
     waiting = world.submit(job_spec("waiting", low=2, high=2))
-    generation = job.kept.generation
+    generation = job.record.generation
     world.pass_time(2.0)
     world.agents[S1].running.clear()
     world.agents[S1].exited.clear()
@@ -412,8 +412,8 @@ def test_numbers_are_not_used_again_after_a_restore_even_where_no_worker_is_left
     job = world.job(job.id)
     world.pass_time(3.0)
     world.settle(job.id, step=31)
-    assert job.kept.phase is JobPhase.RUNNING
-    assert job.kept.committed > generation  # or its checkpoints would not be written
+    assert job.record.phase is JobPhase.RUNNING
+    assert job.record.committed > generation  # or its checkpoints would not be written
     again = world.submit(job_spec("another", low=2, high=2))
     assert number_of(again) > number_of(waiting)
     world.restart()
@@ -454,12 +454,12 @@ def test_a_worker_that_has_ended_can_show_that_the_store_is_old() -> None:
     world.agents[S1].connected = False
     for worker in world.running(job.id) or list(world.agents[S1].running):
         world.exit(worker, -9)
-    generation = job.kept.generation
+    generation = job.record.generation
     lose_store(world, backup, hello=False)
     world.hello("s1")
     world.turn()
     job = world.job(job.id)
-    assert job.kept.generation > generation
+    assert job.record.generation > generation
     world.settle(job.id, step=31)
     assert job.share_gpus == 2
 
@@ -489,5 +489,5 @@ def test_a_worker_of_an_earlier_job_with_the_number_of_a_present_one_is_left_alo
     world.hello("s1")
     world.settle(new.id)
     assert not world.find(name)[1].stopping
-    assert new.kept.phase is JobPhase.PENDING or new.share_gpus == 1
+    assert new.record.phase is JobPhase.PENDING or new.share_gpus == 1
     assert name in world.machine.cluster.sessions[S1].unknown

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from elasticd.controller.reconcile import suspend
+from elasticd.controller.reconcile.settle import suspend
 from elasticd.protocol.messages import (
     Cancel,
     Cancelled,
@@ -31,14 +31,14 @@ def test_a_job_is_finished_when_its_leader_exits_with_zero_and_the_rest_have_a_m
     world = World()
     job = one_running(world, 2)
     first, second = world.roster(job.id)
-    world.report(first, WorkerPhase.FINISHED, job.kept.committed, 99)
+    world.report(first, WorkerPhase.FINISHED, job.record.committed, 99)
     world.exit(first, 0)
-    assert job.kept.phase is JobPhase.FINISHED
+    assert job.record.phase is JobPhase.FINISHED
     assert world.messages(StopWorker) == []
     world.pass_time(6)
     assert [stop.worker for stop in world.messages(StopWorker)] == [second]
     world.exit(second, -15)
-    assert job.kept.workers == ()
+    assert job.record.workers == ()
     assert world.ask(GetJob(job=job.id)).job.step == 99
 
 
@@ -47,13 +47,13 @@ def test_a_leader_that_is_lost_after_the_training_leaves_its_last_work_to_a_rest
     job = one_running(world, 2)
     first, second = world.roster(job.id)
     for worker in (first, second):
-        world.report(worker, WorkerPhase.FINISHED, job.kept.committed, 99)
+        world.report(worker, WorkerPhase.FINISHED, job.record.committed, 99)
     world.exit(second, 0)
     assert not job.final  # the leader is still saving the model
     world.exit(first, -9)
     world.pass_time(2)
     assert not job.final
-    assert job.kept.restarts == 1
+    assert job.record.restarts == 1
     assert world.roster(job.id)
 
 
@@ -63,7 +63,7 @@ def test_a_leader_that_those_who_train_do_not_know_is_replaced():
     world.arrive(job.id)
     (first,) = world.roster(job.id)
     job.update(target=(GpuAddress(server="s2", index=0),))  # moved before anybody has said that it trains
-    world.machine.cluster.stir(job)
+    world.machine.cluster.mark_dirty(job)
     world.turn()
     assert first not in world.roster(job.id)
     world.report(first, WorkerPhase.TRAINING, 1, 3)
@@ -76,36 +76,36 @@ def test_no_order_is_given_to_a_job_that_is_at_its_end():
     world = World()
     job = one_running(world, 2)
     first, second = world.roster(job.id)
-    world.report(first, WorkerPhase.FINISHED, job.kept.committed, 99)
-    generation = job.kept.generation
+    world.report(first, WorkerPhase.FINISHED, job.record.committed, 99)
+    generation = job.record.generation
     world.exit(second, -9)
-    assert job.kept.generation == generation
+    assert job.record.generation == generation
     world.exit(first, 0)
-    assert job.kept.phase is JobPhase.FINISHED
+    assert job.record.phase is JobPhase.FINISHED
 
 
 def test_no_order_is_given_when_others_have_ended_before_their_leader_has_said_that_it_is_at_the_end():
     world = World()
     job = one_running(world, 3)
     first, second, third = world.roster(job.id)
-    generation = job.kept.generation
+    generation = job.record.generation
     for worker in (second, third):
-        world.report(worker, WorkerPhase.FINISHED, job.kept.committed, 99)
+        world.report(worker, WorkerPhase.FINISHED, job.record.committed, 99)
         world.exit(worker, 0)
-    assert job.kept.generation == generation
-    world.report(first, WorkerPhase.FINISHED, job.kept.committed, 99)
+    assert job.record.generation == generation
+    world.report(first, WorkerPhase.FINISHED, job.record.committed, 99)
     world.exit(first, 0)
-    assert job.kept.phase is JobPhase.FINISHED
-    assert job.kept.generation == generation
+    assert job.record.phase is JobPhase.FINISHED
+    assert job.record.generation == generation
 
 
 def test_a_leader_that_needs_its_fellows_for_the_last_step_goes_on_without_those_that_have_ended():
     world = World()
     job = one_running(world, 2)
     first, second = world.roster(job.id)
-    world.report(second, WorkerPhase.FINISHED, job.kept.committed, 99)
+    world.report(second, WorkerPhase.FINISHED, job.record.committed, 99)
     world.exit(second, 0)
-    world.report(first, B, job.kept.committed, 98)
+    world.report(first, B, job.record.committed, 98)
     assert world.roster(job.id) == [first]
 
 
@@ -113,11 +113,11 @@ def test_a_leader_that_is_lost_when_all_others_have_ended_leaves_its_last_work_t
     world = World()
     job = one_running(world, 2)
     first, second = world.roster(job.id)
-    world.report(second, WorkerPhase.FINISHED, job.kept.committed, 99)
+    world.report(second, WorkerPhase.FINISHED, job.record.committed, 99)
     world.exit(second, 0)
     world.exit(first, -9)
     world.pass_time(2)
-    assert job.kept.restarts == 1
+    assert job.record.restarts == 1
     assert world.roster(job.id)
 
 
@@ -125,16 +125,16 @@ def test_a_job_that_is_preempted_in_the_moment_of_its_end_has_finished():
     world = World({"s1": 2})
     job = one_running(world, 2)
     first, second = world.roster(job.id)
-    committed = job.kept.committed
+    committed = job.record.committed
     job.update(target=())
     suspend(world.machine.cluster, world.now, job)
     world.report(second, WorkerPhase.FINISHED, committed, 99)
     world.exit(second, 0)
-    assert job.kept.phase is JobPhase.PENDING
+    assert job.record.phase is JobPhase.PENDING
     world.report(first, WorkerPhase.FINISHED, committed, 99)
     world.restart()
     world.exit(first, 0)
-    assert world.job(job.id).kept.phase is JobPhase.FINISHED
+    assert world.job(job.id).record.phase is JobPhase.FINISHED
     assert world.running(job.id) == []
 
 
@@ -142,10 +142,10 @@ def test_cancelling_stops_all_workers_and_frees_their_gpus_as_they_end():
     world = World({"s1": 2})
     job = one_running(world, 2)
     waiting = world.submit(job_spec("other", 2, 2))
-    assert waiting.kept.phase is JobPhase.PENDING
+    assert waiting.record.phase is JobPhase.PENDING
     first, second = world.roster(job.id)
     assert world.ask(Cancel(job=job.id)) == Cancelled(job=job.id)
-    assert job.kept.phase is JobPhase.CANCELLED
+    assert job.record.phase is JobPhase.CANCELLED
     assert {stop.worker for stop in world.messages(StopWorker)} == {first, second}
     assert world.running(waiting.id) == []
     world.exit(first, -15)
@@ -158,7 +158,7 @@ def test_a_preempted_job_saves_its_state_and_is_not_started_again_before_that_is
     world = World({"s1": 1})
     job = one_running(world, 1)
     (first,) = world.roster(job.id)
-    target = job.kept.target
+    target = job.record.target
     job.update(target=())
     suspend(world.machine.cluster, world.now, job)
     world.turn()
@@ -175,7 +175,7 @@ def test_a_preempted_job_saves_its_state_and_is_not_started_again_before_that_is
     ]
     assert world.messages(StopWorker) == asked
     job.update(target=target)
-    world.machine.cluster.stir(job)
+    world.machine.cluster.mark_dirty(job)
     world.turn()
     world.hello("s1")
     assert [(stop.grace_s, stop.save) for stop in world.messages(StopWorker)] == [(30.0, True)] * 2, "it still saves"
@@ -213,7 +213,7 @@ def test_a_pending_job_is_cancelled_at_once():
     job = world.submit(job_spec(low=2, high=2))
     assert job.waiting_reason
     assert world.ask(Cancel(job=job.id)) == Cancelled(job=job.id)
-    assert job.kept.phase is JobPhase.CANCELLED
+    assert job.record.phase is JobPhase.CANCELLED
 
 
 def test_ends_are_recorded_before_they_are_forgotten():
@@ -223,4 +223,4 @@ def test_ends_are_recorded_before_they_are_forgotten():
     world.exit(worker, -9)
     assert ForgetWorkers(workers=(worker,), uids={worker: job.uid}) in world.messages(ForgetWorkers)
     world.restart()
-    assert worker in [entry.worker for entry in world.job(job.id).kept.past]
+    assert worker in [entry.worker for entry in world.job(job.id).record.past]

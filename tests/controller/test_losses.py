@@ -27,7 +27,7 @@ T, B = WorkerPhase.TRAINING, WorkerPhase.BROKEN
 def test_survivors_go_on_alone_first_and_grow_afterwards():
     world = World()
     job = one_running(world, 3)
-    committed = job.kept.committed
+    committed = job.record.committed
     first, second, third = world.roster(job.id)
     world.exit(second, -9)
     assert world.roster(job.id) == [first, third]
@@ -40,15 +40,15 @@ def test_survivors_go_on_alone_first_and_grow_afterwards():
     assert roster[:2] == [first, third]
     assert len(roster) == 3
     assert second not in roster
-    assert job.kept.restarts == 0
+    assert job.record.restarts == 0
 
 
 def test_a_lost_leader_is_followed_by_the_holder_that_is_furthest_ahead():
     world = World()
     job = one_running(world, 3)
     first, second, third = world.roster(job.id)
-    world.report(second, B, job.kept.committed, 10)
-    world.report(third, B, job.kept.committed, 11)
+    world.report(second, B, job.record.committed, 10)
+    world.report(third, B, job.record.committed, 11)
     world.exit(first, -9)
     assert job.newest.roster.leader == third
 
@@ -56,10 +56,10 @@ def test_a_lost_leader_is_followed_by_the_holder_that_is_furthest_ahead():
 def test_a_loss_while_an_order_is_on_its_way_breaks_both_generations():
     world = World()
     job = one_running(world, 2)
-    committed = job.kept.committed
+    committed = job.record.committed
     first, second = world.roster(job.id)
     world.ask(Scale(job=job.id, share=3))
-    ordered = job.kept.generation
+    ordered = job.record.generation
     world.exit(second, -9)
     assert set(world.messages(Order)[-1].broken) >= {committed, ordered}
     assert world.roster(job.id) == [first]
@@ -70,16 +70,16 @@ def test_a_loss_while_an_order_is_on_its_way_breaks_both_generations():
 def test_a_worker_that_says_its_communicator_failed_is_ordered_anew():
     world = World()
     job = one_running(world, 2)
-    committed, roster = job.kept.committed, world.roster(job.id)
+    committed, roster = job.record.committed, world.roster(job.id)
     world.report(roster[1], B, committed, 10)
     order = world.messages(Order)[-1]
     assert order.generation > committed
     assert committed in order.broken
     assert list(order.roster.workers) == roster
-    count = job.kept.generation
+    count = job.record.generation
     world.report(roster[0], B, committed, 10)
     world.report(roster[1], B, committed, 10)
-    assert job.kept.generation == count
+    assert job.record.generation == count
 
 
 def test_a_leaver_that_was_ordered_back_too_late_is_replaced():
@@ -87,7 +87,7 @@ def test_a_leaver_that_was_ordered_back_too_late_is_replaced():
     job = one_running(world, 2)
     first, second = world.roster(job.id)
     world.ask(Scale(job=job.id, share=1))
-    shrunk = job.kept.generation
+    shrunk = job.record.generation
     world.ask(Scale(job=job.id, share=2))
     assert world.roster(job.id) == [first, second]
     world.report(first, T, shrunk, 12)
@@ -108,9 +108,9 @@ def test_a_job_without_survivors_starts_again_from_its_checkpoint_after_a_back_o
     assert world.running(job.id) == []
     world.pass_time(1.5)
     assert len(world.running(job.id)) == 2
-    assert job.kept.restarts == 1
+    assert job.record.restarts == 1
     world.settle(job.id)
-    assert job.kept.phase is JobPhase.RUNNING
+    assert job.record.phase is JobPhase.RUNNING
 
 
 def test_a_job_that_begins_again_with_its_joiner_is_said_to_train_again():
@@ -139,8 +139,8 @@ def test_a_job_that_gets_no_further_is_given_up():
         world.exit(world.roster(job.id)[0], -9)
         world.pass_time(40)
         world.settle(job.id)
-    assert job.kept.phase is JobPhase.FAILED
-    assert "killed 3 times in a row and it got no further" in job.kept.reason
+    assert job.record.phase is JobPhase.FAILED
+    assert "killed 3 times in a row and it got no further" in job.record.reason
 
 
 def test_three_newcomers_in_a_row_that_end_at_their_start_hold_growth_back():
@@ -153,7 +153,7 @@ def test_three_newcomers_in_a_row_that_end_at_their_start_hold_growth_back():
         world.commit(job.id)
     assert EventKind.HELD in world.kinds(job.id)
     assert world.running(job.id) == [f"{job.id}.0"]
-    assert job.kept.phase is JobPhase.RUNNING
+    assert job.record.phase is JobPhase.RUNNING
     world.pass_time(31)
     assert len(world.running(job.id)) == 2
 
@@ -162,8 +162,8 @@ def test_an_error_of_the_script_before_any_progress_fails_the_job_at_once():
     world = World()
     job = world.submit(job_spec(low=2, high=2))
     world.exit(f"{job.id}.1", 3, "exit code 3: ValueError: bad")
-    assert job.kept.phase is JobPhase.FAILED
-    assert (job.kept.exit_code, job.kept.reason) == (3, "exit code 3: ValueError: bad")
+    assert job.record.phase is JobPhase.FAILED
+    assert (job.record.exit_code, job.record.reason) == (3, "exit code 3: ValueError: bad")
     assert [stop.worker for stop in world.messages(StopWorker)] == [f"{job.id}.0"]
 
 
@@ -178,9 +178,9 @@ def test_an_error_of_the_script_that_comes_back_fails_the_job():
     if not job.final:  # the first failure came after progress, so a second one without any is needed
         world.settle(job.id, 10)
         world.exit(world.roster(job.id)[0], 1, "exit code 1: ZeroDivisionError")
-    assert job.kept.phase is JobPhase.FAILED
-    assert job.kept.exit_code == 1
-    assert "ZeroDivisionError" in job.kept.reason
+    assert job.record.phase is JobPhase.FAILED
+    assert job.record.exit_code == 1
+    assert "ZeroDivisionError" in job.record.reason
 
 
 def test_a_worker_that_ends_quietly_in_the_middle_of_training_is_a_loss():
@@ -188,7 +188,7 @@ def test_a_worker_that_ends_quietly_in_the_middle_of_training_is_a_loss():
     job = one_running(world, 2)
     world.exit(world.roster(job.id)[1], 0)
     assert not job.final
-    assert job.kept.past[-1].reason == "ended in the middle of training (exit code 0)"
+    assert job.record.past[-1].reason == "ended in the middle of training (exit code 0)"
 
 
 def test_a_job_that_loses_a_worker_in_each_generation_and_comes_no_further_is_given_up():
@@ -200,8 +200,8 @@ def test_a_job_that_loses_a_worker_in_each_generation_and_comes_no_further_is_gi
             world.exit(world.roster(job.id)[1], 1)
         if not job.final:
             world.commit(job.id, step=20)
-    assert job.kept.phase is JobPhase.FAILED
-    assert "4 generations in a row" in job.kept.reason
+    assert job.record.phase is JobPhase.FAILED
+    assert "4 generations in a row" in job.record.reason
 
 
 def test_a_job_that_comes_further_between_its_losses_goes_on():

@@ -14,16 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from elasticd.controller import intake
 from elasticd.controller.cluster import state_key, submission_key
 from elasticd.controller.events import AgentMessage, Warn
-from elasticd.controller.records import JobRecord, Progress, Submission
-from elasticd.controller.scheduling.options import WrongOption
-from elasticd.controller.scheduling.policies import POLICIES
-from elasticd.controller.scheduling.scheduler import load_scheduler
-from elasticd.controller.scheduling.throughput import Measured
-from elasticd.controller.throughput import KindRecord
-from elasticd.controller.validation import refusal
+from elasticd.controller.intake import messages
+from elasticd.controller.jobs.records import JobRecord, Progress, Submission
+from elasticd.controller.jobs.throughput import KindRecord
+from elasticd.controller.requests.validation import refusal
 from elasticd.protocol.messages import (
     AgentHello,
     EventKind,
@@ -49,6 +45,10 @@ from elasticd.protocol.model import (
     WorkerPhase,
     WorkerStatus,
 )
+from elasticd.scheduler.options import WrongOption
+from elasticd.scheduler.policies import POLICIES
+from elasticd.scheduler.scheduler import load_scheduler
+from elasticd.scheduler.speedup_curve import Measured
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -245,7 +245,7 @@ def test_poison_that_an_older_version_has_recorded_does_not_end_the_controller(p
     world.store[f"/throughput/{kind.fingerprint}"] = msgspec.msgpack.encode(kind)
     world.restart()
     world.pass_time(5.0)
-    assert world.job(job).kept.phase is JobPhase.RUNNING
+    assert world.job(job).record.phase is JobPhase.RUNNING
     assert world.job(job).spec.throughput == {2: 2.0}
     assert math.isfinite(world.job(job).attained_gpu_s(world.now))
     assert EventKind.POLICY_FAILED not in world.kinds()
@@ -267,9 +267,9 @@ def test_a_generation_that_nobody_can_have_ordered_does_not_become_the_jobs() ->
     world, job, status = training()
     for generation in (2**45, 2**53):
         report(world, replace(status, sequence=status.sequence + generation % 7, order=generation))
-    assert world.job(job).kept.generation < 2**40
+    assert world.job(job).record.generation < 2**40
     world.restart()
-    assert world.job(job).kept.generation < 2**40
+    assert world.job(job).record.generation < 2**40
 
 
 def test_what_a_status_may_change_without_a_second_look_is_how_far_a_worker_is_and_how_fast() -> None:
@@ -279,7 +279,7 @@ def test_what_a_status_may_change_without_a_second_look_is_how_far_a_worker_is_a
     status = example_status()
     for name in status.__struct_fields__:
         changed = replace(status, **{name: _other(getattr(status, name))})
-        assert (intake._told(changed) == intake._told(status)) is (name in progress), name
+        assert (messages._told(changed) == messages._told(status)) is (name in progress), name
 
 
 def example_status() -> WorkerStatus:

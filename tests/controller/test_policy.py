@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from elasticd.controller.cluster import POLICY_KEY, PolicyRecord
-from elasticd.controller.scheduling.placement import Placements
-from elasticd.controller.scheduling.placements import FEWEST_SERVERS
-from elasticd.controller.scheduling.scheduler import Stages
 from elasticd.protocol.messages import EventKind, GetPolicy, PolicySet, Refused, Scale, SetPolicy, Submitted
 from elasticd.protocol.model import JobPhase
+from elasticd.scheduler.placement.fewest_servers import Placements
+from elasticd.scheduler.placement.registry import FEWEST_SERVERS
+from elasticd.scheduler.scheduler import Stages
 
 _spec = importlib.util.spec_from_file_location("controller_world_of_policies", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -33,7 +33,7 @@ def choose(world: Any, document: dict[str, Any] | None, **changes: Any) -> Any:
 
 
 def targets(world: Any, *jobs: Any) -> list[int]:
-    return [len(world.job(job.id).kept.target) for job in jobs]
+    return [len(world.job(job.id).record.target) for job in jobs]
 
 
 def waiting_behind_a_rigid_one() -> tuple[Any, Any, Any]:
@@ -60,7 +60,7 @@ def test_a_new_policy_decides_at_once_and_says_whose_shares_it_changes() -> None
         world.settle(first.id)
         world.settle(second.id)
     assert world.roster(first.id) == workers[:2], "running workers are kept"
-    assert world.job(second.id).kept.phase is JobPhase.RUNNING
+    assert world.job(second.id).record.phase is JobPhase.RUNNING
     assert not STOPS & set(world.kinds())
     (told,) = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY]
     for word in ("fifo", "max-min", "test", "ann"):
@@ -219,5 +219,5 @@ def test_jobs_that_are_to_exchange_their_gpus_do_so_over_an_idle_one_or_stay_but
         for job in jobs:
             world.settle(job.id)
     assert held() == ([0b1100, 0b0001, 0b0010] if idle else [0b0011, 0b0100, 0b1000])
-    assert all(world.job(job.id).kept.restarts == 0 for job in jobs)
+    assert all(world.job(job.id).record.restarts == 0 for job in jobs)
     assert not STOPS & set(world.kinds())

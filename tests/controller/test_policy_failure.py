@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticd.controller.scheduling.policies import POLICIES
-from elasticd.controller.scheduling.policies.base import Shares
-from elasticd.controller.scheduling.policies.max_min import MaxMin
 from elasticd.protocol.messages import EventKind, GetJob, GetPolicy, Refused, SetPolicy
 from elasticd.protocol.model import JobPhase
+from elasticd.scheduler.policies import POLICIES
+from elasticd.scheduler.policies.base import Shares
+from elasticd.scheduler.policies.max_min import MaxMin
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -40,12 +40,12 @@ def test_jobs_keep_their_gpus_and_the_failure_is_told_once(monkeypatch: pytest.M
     world = World({"s1": 2, "s2": 2})
     first = world.submit(job_spec(low=1, high=2)).id
     world.settle(first)
-    target = world.job(first).kept.target
+    target = world.job(first).record.target
     raising(monkeypatch, IndexError("index 5 is out of bounds"))
     second = world.submit(job_spec("late")).id
     world.pass_time(100.0)
-    assert world.job(first).kept.target == target
-    assert world.job(first).kept.phase is JobPhase.RUNNING
+    assert world.job(first).record.target == target
+    assert world.job(first).record.phase is JobPhase.RUNNING
     told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY_FAILED]
     assert len(told) == 1
     assert "policy max-min raised IndexError" in told[0]
@@ -107,7 +107,7 @@ def test_a_job_that_has_lost_more_than_its_minimum_waits_until_the_servers_are_b
     world.agents["s2"].connected = False
     world.pass_time(15.0)
     world.reap()
-    assert world.job(job).kept.target == ()
+    assert world.job(job).record.target == ()
     assert world.ask(GetJob(job=job)).job.reason == "asks for at least 4 GPUs, the cluster has 2"
     assert EventKind.POLICY_FAILED not in world.kinds()
     world.agents["s1"].connected = False

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from elasticd.controller.events import AgentMessage, Event
-from elasticd.controller.scheduling.measuring import Measuring
 from elasticd.protocol.messages import (
     Acknowledged,
     AgentHeartbeat,
@@ -28,6 +27,7 @@ from elasticd.protocol.messages import (
     Submitted,
 )
 from elasticd.protocol.model import GpuRange, JobId, JobPhase, ServerId, Steady, WorkerId, WorkerPhase
+from elasticd.scheduler.measuring import Measuring
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -196,21 +196,21 @@ class LivingWorld(World):
             if job.final:
                 continue
             newest = job.newest
-            if not job.kept.target:
-                assert job.kept.phase is JobPhase.PENDING, self.story()
+            if not job.record.target:
+                assert job.record.phase is JobPhase.PENDING, self.story()
                 assert job.waiting_reason, f"nobody knows why {job.id} waits\n{self.story()}"
                 continue
             assert newest is not None, f"{job.id} was never ordered\n{self.story()}"
             places = {member.gpu for member in newest.roster.members}
-            assert places == set(job.kept.target), f"{job.id} never got there\n{self.story()}"
-            assert job.kept.committed == newest.generation, f"{job.id} never committed\n{self.story()}"
+            assert places == set(job.record.target), f"{job.id} never got there\n{self.story()}"
+            assert job.record.committed == newest.generation, f"{job.id} never committed\n{self.story()}"
 
     def finish_all(self) -> None:
         for _ in range(20):
             for job in [job for job in self.machine.cluster.jobs.values() if not job.final]:
                 for worker in self.roster(job.id):
                     if worker in self.processes(job.id) and self.phase(worker) is WorkerPhase.TRAINING:
-                        self.say(worker, WorkerPhase.FINISHED, job.kept.committed, 999)
+                        self.say(worker, WorkerPhase.FINISHED, job.record.committed, 999)
             self.go_on(4)
         assert all(job.final for job in self.machine.cluster.jobs.values()), self.story()
         left = [worker for agent in self.agents.values() for worker in agent.running]
@@ -235,10 +235,10 @@ def scenario(world: LivingWorld) -> None:
     world.go_on(6)
     world.check()
     job = world.job(answer.job)
-    assert (job.share_gpus, job.kept.restarts) == (2, 0), world.story()
-    assert world.job(other.job).kept.phase is JobPhase.CANCELLED
+    assert (job.share_gpus, job.record.restarts) == (2, 0), world.story()
+    assert world.job(other.job).record.phase is JobPhase.CANCELLED
     world.finish_all()
-    assert world.job(answer.job).kept.phase is JobPhase.FINISHED
+    assert world.job(answer.job).record.phase is JobPhase.FINISHED
     assert len(world.machine.cluster.jobs) == 2
 
 
@@ -282,12 +282,12 @@ def test_a_restarted_controller_goes_on_where_the_last_one_was_without_touching_
     world = LivingWorld({"s1": 2})
     job = world.submit(job_spec(low=2, high=2))
     world.go_on(4)
-    generation, roster = job.kept.generation, world.roster(job.id)
+    generation, roster = job.record.generation, world.roster(job.id)
     world.restart()
     world.go_on(4)
     again = world.job(job.id)
-    assert (again.kept.generation, world.roster(job.id)) == (generation, roster)
-    assert again.kept.phase is JobPhase.RUNNING
+    assert (again.record.generation, world.roster(job.id)) == (generation, roster)
+    assert again.record.phase is JobPhase.RUNNING
     assert EventKind.LOST not in world.kinds(job.id)
 
 
@@ -376,7 +376,7 @@ def test_whatever_happens_jobs_that_are_measured_come_to_rest_with_their_gpus_an
         world.ask(Scale(job=job.id, share=None))
     world.go_on(80)
     world.check()
-    assert all(job.descent is None for job in world.machine.cluster.jobs.values()), world.story()
+    assert all(job.profiling is None for job in world.machine.cluster.jobs.values()), world.story()
     world.finish_all()
 
 
@@ -386,14 +386,14 @@ def test_jobs_that_are_left_to_change_places_stay_where_they_are_and_train_on():
     one, other = (world.submit(job_spec(low=1, high=1)) for _ in range(2))
     world.go_on(6)
     world.check()
-    places, workers = [job.kept.target for job in (one, other)], [world.roster(job.id) for job in (one, other)]
+    places, workers = [job.record.target for job in (one, other)], [world.roster(job.id) for job in (one, other)]
     assert len({*places[0], *places[1]}) == 2
     one.update(target=places[1])
     other.update(target=places[0])
-    world.machine.cluster.stir_all()
+    world.machine.cluster.mark_all_dirty()
     world.go_on(6)
     world.check()
-    assert [job.kept.target for job in (one, other)] == places
+    assert [job.record.target for job in (one, other)] == places
     assert [world.roster(job.id) for job in (one, other)] == workers
     world.finish_all()
 

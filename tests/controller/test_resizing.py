@@ -31,7 +31,7 @@ def test_a_submitted_job_is_recorded_ordered_and_started():
     world = World()
     job = world.submit(job_spec(low=2, high=2))
     assert job.id == "digits-1"
-    assert job.kept.phase is JobPhase.STARTING
+    assert job.record.phase is JobPhase.STARTING
     assert world.roster(job.id) == ["digits-1.0", "digits-1.1"]
     assert [start.worker for start in world.messages(StartWorker)] == ["digits-1.0", "digits-1.1"]
     assert job.newest.roster.leader == "digits-1.0"
@@ -52,8 +52,8 @@ def test_the_first_commit_makes_a_job_run():
     world = World()
     job = world.submit(job_spec(low=2, high=2))
     world.settle(job.id)
-    assert (job.kept.phase, job.share_gpus, job.kept.committed) == (JobPhase.RUNNING, 2, 1)
-    assert [change.share for change in job.kept.shares] == [2]
+    assert (job.record.phase, job.share_gpus, job.record.committed) == (JobPhase.RUNNING, 2, 1)
+    assert [change.share for change in job.record.shares] == [2]
     assert world.kinds(job.id) == [EventKind.SUBMITTED, EventKind.ORDERED, EventKind.STARTED]
 
 
@@ -61,7 +61,7 @@ def test_growing_keeps_workers_and_leader_and_waits_for_nobody():
     world = World()
     job = one_running(world)
     answer = world.ask(Scale(job=job.id, share=3))
-    assert answer == Scaled(job=job.id, generation=job.kept.generation, share=3)
+    assert answer == Scaled(job=job.id, generation=job.record.generation, share=3)
     assert world.roster(job.id)[0] == f"{job.id}.0"
     assert job.newest.roster.leader == f"{job.id}.0"
     assert job.share_gpus == 1  # until it is committed
@@ -78,7 +78,7 @@ def test_leavers_end_by_themselves_and_are_not_lost():
     assert job.share_gpus == 1
     assert world.messages(StopWorker) == []
     assert EventKind.LOST not in world.kinds(job.id)
-    assert leavers <= {entry.worker for entry in job.kept.past}
+    assert leavers <= {entry.worker for entry in job.record.past}
 
 
 def test_a_measured_resize_is_told_in_words():
@@ -87,7 +87,7 @@ def test_a_measured_resize_is_told_in_words():
     world.ask(Scale(job=job.id, share=3))
     world.arrive(job.id)
     resize = Resize(
-        generation=job.kept.generation,
+        generation=job.record.generation,
         step=812,
         workers_before=1,
         workers_after=3,
@@ -95,8 +95,8 @@ def test_a_measured_resize_is_told_in_words():
         median_step_s=0.02,
         median_step_after_s=0.01,
     )
-    world.report(f"{job.id}.0", T, job.kept.generation, 815, resizes=(resize,))
-    world.report(f"{job.id}.0", T, job.kept.generation, 816, resizes=(resize,))
+    world.report(f"{job.id}.0", T, job.record.generation, 815, resizes=(resize,))
+    world.report(f"{job.id}.0", T, job.record.generation, 816, resizes=(resize,))
     texts = [event.text for event in world.machine.cluster.events if event.kind is EventKind.RESIZED]
     assert texts == ["1 -> 3 GPUs at step 812, longest gap 41 ms (median step 20 ms, then 10 ms)"]
 
@@ -105,14 +105,14 @@ def test_a_newcomer_of_an_overtaken_order_is_stopped_only_when_that_order_cannot
     world = World()
     job = one_running(world)
     world.ask(Scale(job=job.id, share=2))
-    overtaken = job.kept.generation
+    overtaken = job.record.generation
     world.arrive(job.id)
     leader = f"{job.id}.0"
-    world.report(leader, T, job.kept.committed, 11, floor=overtaken)
+    world.report(leader, T, job.record.committed, 11, floor=overtaken)
     world.ask(Scale(job=job.id, share=1))
     assert world.messages(StopWorker) == []
-    world.report(leader, T, job.kept.committed, 12, floor=job.kept.generation)
-    assert [stop.worker for stop in world.messages(StopWorker)] == [job.kept.workers[1].worker]
+    world.report(leader, T, job.record.committed, 12, floor=job.record.generation)
+    assert [stop.worker for stop in world.messages(StopWorker)] == [job.record.workers[1].worker]
 
 
 def test_two_jobs_that_pass_gpus_to_each_other_do_not_wait_for_each_other():
@@ -121,15 +121,15 @@ def test_two_jobs_that_pass_gpus_to_each_other_do_not_wait_for_each_other():
     places = [[member.gpu for member in job.newest.roster.members] for job in (first, second)]
     first.update(target=(places[0][0], places[1][1]))
     second.update(target=(places[1][0], places[0][1]))
-    world.machine.cluster.stir(first)
-    world.machine.cluster.stir(second)
+    world.machine.cluster.mark_dirty(first)
+    world.machine.cluster.mark_dirty(second)
     world.turn()
     for _ in range(3):
         world.settle(first.id)
         world.settle(second.id)
-    assert {member.gpu for member in first.newest.roster.members} == set(first.kept.target)
+    assert {member.gpu for member in first.newest.roster.members} == set(first.record.target)
     assert (first.share_gpus, second.share_gpus) == (2, 2)
-    assert first.kept.restarts == second.kept.restarts == 0
+    assert first.record.restarts == second.record.restarts == 0
 
 
 def test_a_newcomer_that_is_still_wanted_keeps_what_it_has_prepared():
@@ -157,13 +157,13 @@ def test_a_migration_goes_through_the_union_of_old_and_new():
     job = one_running(world)
     old = world.roster(job.id)
     job.update(target=(GpuAddress(server=ServerId("s2"), index=0),))
-    world.machine.cluster.stir(job)
+    world.machine.cluster.mark_dirty(job)
     world.turn()
     union = world.roster(job.id)
     assert union[: len(old)] == old
     assert len(union) == 2
     world.arrive(job.id)
-    generation = job.kept.generation
+    generation = job.record.generation
     world.report(old[0], T, generation, 20)
     assert world.roster(job.id) == union  # the newcomer has not got the state yet
     world.report(union[1], T, generation, None)
@@ -199,4 +199,4 @@ def test_an_order_that_no_worker_has_heard_is_told_again():
         world.report(worker, WorkerPhase.READY)
     world.sent.clear()
     world.pass_time(TELL_AGAIN_S + 2)
-    assert world.messages(Order)[-1].roster.generation == job.kept.generation
+    assert world.messages(Order)[-1].roster.generation == job.record.generation

@@ -47,7 +47,7 @@ def test_leftover_workers_of_a_finished_job_are_stopped_though_the_controller_wa
     first, second = world.running(job)
     world.report(first, WorkerPhase.FINISHED, 1, 20)
     world.exit(first, 0)
-    assert world.job(job).kept.phase is JobPhase.FINISHED
+    assert world.job(job).record.phase is JobPhase.FINISHED
     world.pass_time(2.0)
     assert_equal(world)
     world.restart()
@@ -86,12 +86,12 @@ def test_a_restart_that_waits_for_its_time_is_counted_once_though_the_controller
         assert_equal(world)
         for _ in range(3):
             world.restart()
-            assert world.job(job).kept.restarts == turn
+            assert world.job(job).record.restarts == turn
             assert world.running(job) == [], "it waits for its time"
         world.pass_time(6.0)
         assert len(world.running(job)) == 2
         world.settle(job, step=10 * turn)
-    assert world.job(job).kept.restarts == 3
+    assert world.job(job).record.restarts == 3
 
 
 def test_a_timer_that_runs_out_while_servers_are_waited_for_waits_for_them_too() -> None:
@@ -114,7 +114,7 @@ def test_growth_is_held_back_though_the_controller_was_restarted() -> None:
     world.settle(job)
     world.job(job).submission = msgspec.structs.replace(world.job(job).submission, spec=job_spec(low=1, high=2))
     world.store[submission_key(job)] = msgspec.msgpack.encode(world.job(job).submission)
-    world.machine.cluster.stir_all()
+    world.machine.cluster.mark_all_dirty()
     world.pass_time(1.0)
     for _ in range(5):
         for worker in [worker for worker in world.running(job) if world.find(worker)[1].status is None]:
@@ -154,7 +154,7 @@ def test_what_a_recovery_has_mended_is_recorded() -> None:
     world.settle(job)
     world.now -= 3600.0
     world.restart()
-    assert world.job(job).kept.counted_s <= world.now
+    assert world.job(job).record.counted_s <= world.now
     assert durable(world.machine.cluster) == world.store
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticd.controller.saving import save_grace_s, turn_of
+from elasticd.controller.reconcile.saving import save_grace_s, turn_of
 from elasticd.protocol.messages import Cancel, EventKind, StopWorker
 from elasticd.protocol.model import WorkerPhase
 from elasticd.protocol.times import STOP_AGAIN_S, STOP_GRACE_S
@@ -26,10 +26,10 @@ def preempted() -> tuple[Any, str, list[str], int]:
     world = World({"s1": 1, "s2": 1, "s3": 1}, policy="srtf")
     job = world.submit(job_spec("long", 3, 3, max_steps=10_000))
     world.settle(job.id)
-    generation = job.kept.committed
+    generation = job.record.committed
     world.submit(job_spec("short", 3, 3, max_steps=1, throughput={3: 1000.0}))
     world.turn()
-    if job.kept.target:
+    if job.record.target:
         raise AssertionError(world.story())
     stops = [stop for stop in world.messages(StopWorker) if stop.job == job.id]
     (saver,) = {stop.saver for stop in stops}
@@ -100,11 +100,11 @@ def test_another_one_is_named_when_the_saver_is_lost():
 def test_another_one_has_no_more_time_than_the_first():
     world, job, (saver, second, _), generation = preempted()
     world.report(second, WorkerPhase.TRAINING, generation, 10)
-    until_s = {entry.worker: entry.stop_by_s for entry in world.job(job).kept.workers}
+    until_s = {entry.worker: entry.stop_by_s for entry in world.job(job).record.workers}
     world.pass_time(10)
     world.report(saver, WorkerPhase.TRAINING, generation, 10, save_failures=1)
     assert second in {stop.worker for stop in world.messages(StopWorker)}
-    assert {entry.worker: entry.stop_by_s for entry in world.job(job).kept.workers} == until_s
+    assert {entry.worker: entry.stop_by_s for entry in world.job(job).record.workers} == until_s
 
 
 def test_the_next_controller_sees_to_it_likewise():
@@ -116,7 +116,7 @@ def test_the_next_controller_sees_to_it_likewise():
     world.report(second, WorkerPhase.TRAINING, generation, 10, saved=10)
     world.report(saver, WorkerPhase.TRAINING, generation, 10, save_failures=2)
     assert (saver, 10) in {(worker, saved) for worker, _, saved in told(world)}
-    assert world.job(job).kept.saved_step == 10
+    assert world.job(job).record.saved_step == 10
 
 
 def test_an_agent_that_has_not_heard_that_its_worker_is_to_end_is_told_again_and_again():

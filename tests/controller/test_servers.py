@@ -45,10 +45,10 @@ def test_a_silent_server_is_lost_and_its_stale_workers_are_stopped_when_it_is_ba
 def test_a_hello_within_the_lease_changes_nothing():
     world = World()
     job = one_running(world, 2)
-    generation, count = job.kept.generation, len(world.messages(StartWorker))
+    generation, count = job.record.generation, len(world.messages(StartWorker))
     world.hello("s1")
     world.turn()
-    assert (job.kept.generation, len(world.messages(StartWorker))) == (generation, count)
+    assert (job.record.generation, len(world.messages(StartWorker))) == (generation, count)
     assert world.kinds(job.id)[-1] != EventKind.LOST
 
 

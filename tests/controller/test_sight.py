@@ -27,7 +27,7 @@ def saved_job(world, gpus: int = 1, step: int = 50):
     job = world.submit(job_spec(low=gpus, high=gpus))
     world.settle(job.id)
     leader = job.newest.roster.leader
-    world.report(leader, WorkerPhase.TRAINING, job.kept.committed, step + 3, saved=step)
+    world.report(leader, WorkerPhase.TRAINING, job.record.committed, step + 3, saved=step)
     world.sent.clear()
     for worker in world.roster(job.id):
         world.exit(worker, -9, turn=False)
@@ -36,7 +36,7 @@ def saved_job(world, gpus: int = 1, step: int = 50):
 
 
 def server_of(job, worker: str) -> str:
-    return next(entry.gpu.server for entry in (*job.kept.workers, *job.kept.past) if entry.worker == worker)
+    return next(entry.gpu.server for entry in (*job.record.workers, *job.record.past) if entry.worker == worker)
 
 
 def see_nothing(world, job, worker: str) -> None:
@@ -62,9 +62,9 @@ def test_an_older_checkpoint_of_a_slower_worker_is_not_taken_for_the_newest():
     job = world.submit(job_spec(low=2, high=2))
     world.settle(job.id)
     first, second = world.roster(job.id)
-    world.report(first, WorkerPhase.TRAINING, job.kept.committed, 60, saved=50)
-    world.report(second, WorkerPhase.TRAINING, job.kept.committed, 60, saved=20)
-    assert job.kept.saved_step == 50
+    world.report(first, WorkerPhase.TRAINING, job.record.committed, 60, saved=50)
+    world.report(second, WorkerPhase.TRAINING, job.record.committed, 60, saved=20)
+    assert job.record.saved_step == 50
 
 
 def test_what_a_server_that_was_cut_off_has_written_meanwhile_is_not_asked_of_the_successors():
@@ -73,13 +73,13 @@ def test_what_a_server_that_was_cut_off_has_written_meanwhile_is_not_asked_of_th
     world.pass_time(3)
     world.settle(job.id, 60)
     (successor,) = world.running(job.id)
-    generation = job.kept.committed
+    generation = job.record.committed
     world.report(successor, WorkerPhase.TRAINING, generation, 70, saved=70)
     status = world.find(successor)[1].status
     late = replace(status, saved=300, saved_generation=generation - 1, sequence=status.sequence + 1)
     server = ServerId(server_of(job, successor))
     world.feed(AgentMessage(server, WorkerReport(status=late), ""))
-    assert (job.kept.saved_step, job.kept.saved_generation) == (70, generation)
+    assert (job.record.saved_step, job.record.saved_generation) == (70, generation)
 
 
 def test_a_job_that_has_gone_on_from_an_older_checkpoint_asks_for_no_newer_one():
@@ -88,8 +88,8 @@ def test_a_job_that_has_gone_on_from_an_older_checkpoint_asks_for_no_newer_one()
     world.pass_time(3)
     world.arrive(job.id)
     (successor,) = world.running(job.id)
-    world.report(successor, WorkerPhase.TRAINING, job.kept.generation, 20, saved=20)
-    assert job.kept.saved_step == 20
+    world.report(successor, WorkerPhase.TRAINING, job.record.generation, 20, saved=20)
+    assert job.record.saved_step == 20
 
 
 def test_a_server_that_does_not_see_the_checkpoint_is_left_for_one_that_does():
@@ -104,7 +104,7 @@ def test_a_server_that_does_not_see_the_checkpoint_is_left_for_one_that_does():
     assert server_of(job, worker) != before
     assert [view.trouble for view in world.ask(GetServers()).servers] == ["", ""], "other jobs may start there"
     world.settle(job.id, 60)
-    assert job.kept.phase is JobPhase.RUNNING
+    assert job.record.phase is JobPhase.RUNNING
     assert not job.avoided
 
 
@@ -115,7 +115,7 @@ def test_a_job_is_said_to_train_when_a_worker_has_its_state_and_not_at_each_try(
     (worker,) = world.running(job.id)
     world.report(worker, WorkerPhase.READY)
     world.report(worker, WorkerPhase.TRAINING, job.newest.generation)  # and looks for the checkpoint
-    assert job.kept.phase is JobPhase.RUNNING
+    assert job.record.phase is JobPhase.RUNNING
     see_nothing(world, job, worker)
     assert world.kinds(job.id)[-3:].count(EventKind.STARTED) == 0
     world.pass_time(3)
@@ -138,14 +138,14 @@ def test_where_no_server_sees_it_the_job_waits_with_the_reason_holds_nothing_and
     assert not job.final
     assert {server for _, server in tried} == {"s1", "s2"}
     assert 6 <= len(tried) <= 20, tried
-    assert job.kept.target == ()
+    assert job.record.target == ()
     reason = world.ask(GetJob(job=job.id)).job.reason
     assert "server s1 does not see the checkpoint of step 50 (there is none in /checkpoints)" in reason
     assert "server s2 does not see" in reason
     assert "next try in" in reason
     other = world.submit(job_spec("other", 2, 2))
     world.settle(other.id)
-    assert other.kept.phase is JobPhase.RUNNING
+    assert other.record.phase is JobPhase.RUNNING
 
 
 def test_a_job_on_two_servers_is_led_by_a_worker_whose_server_sees_the_checkpoint():
@@ -182,5 +182,5 @@ def test_a_script_may_use_the_exit_code_for_itself_while_there_is_no_checkpoint(
     world = World()
     job = world.submit(job_spec(low=1, high=1))
     world.exit(world.running(job.id)[0], NO_CHECKPOINT, f"exit code {NO_CHECKPOINT}: no data")
-    assert job.kept.phase is JobPhase.FAILED
-    assert job.kept.exit_code == NO_CHECKPOINT
+    assert job.record.phase is JobPhase.FAILED
+    assert job.record.exit_code == NO_CHECKPOINT

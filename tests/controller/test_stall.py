@@ -23,14 +23,14 @@ World, job_spec = _module.World, _module.job_spec
 def training(world) -> tuple[str, list[str], int]:
     job = world.submit(job_spec(low=4, high=4))
     world.settle(job.id)
-    return job.id, world.roster(job.id), job.kept.committed
+    return job.id, world.roster(job.id), job.record.committed
 
 
 def test_a_generation_whose_members_all_wait_for_each_other_is_given_up():
     world = World({"s1": 2, "s2": 2})
     job, members, generation = training(world)
     for member in members:
-        assert world.job(job).kept.committed == world.job(job).newest.generation
+        assert world.job(job).record.committed == world.job(job).newest.generation
         world.report(member, WorkerPhase.TRAINING, generation, 10, waits_s=130.0)
     newest = world.job(job).newest
     assert newest.broken == (generation,)

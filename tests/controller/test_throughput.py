@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.controller.scheduling.measuring import Measuring
-from elasticd.controller.scheduling.throughput import Measured
-from elasticd.controller.throughput import KEPT_KINDS, KEPT_S, PREFIX, History, fingerprint
+from elasticd.controller.jobs.throughput import KEPT_KINDS, KEPT_S, PREFIX, History, fingerprint
 from elasticd.protocol.messages import Cancel, EventKind, GetJob, Profile, Profiling, Scale
 from elasticd.protocol.model import Steady, WorkerPhase
+from elasticd.scheduler.measuring import Measuring
+from elasticd.scheduler.speedup_curve import Measured
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -35,9 +35,9 @@ def train(world, job, rates, step: int) -> int:
     world.settle(job.id, step)
     step += 40
     share = len(job.newest.roster.members)
-    steady = Steady(generation=job.kept.committed, step_s=1 / rates[share], steps=32)
+    steady = Steady(generation=job.record.committed, step_s=1 / rates[share], steps=32)
     for worker in world.roster(job.id):
-        world.report(worker, WorkerPhase.TRAINING, job.kept.committed, step, steady=steady)
+        world.report(worker, WorkerPhase.TRAINING, job.record.committed, step, steady=steady)
     return step
 
 
@@ -51,7 +51,7 @@ def trained(world, job, rates, turns: int = 8, step: int = 10) -> list[int]:
 
 
 def shares_known(job) -> list[tuple[int, int]]:
-    return [(entry.share, entry.servers) for entry in job.kept.measured]
+    return [(entry.share, entry.servers) for entry in job.record.measured]
 
 
 def test_a_new_job_is_measured_on_the_way_down_and_gets_its_gpus_back_if_it_uses_them():
@@ -69,7 +69,7 @@ def test_a_job_that_stops_growing_keeps_what_it_uses_and_the_rest_goes_to_others
     other = world.submit(job_spec("other", high=4, model="other"))
     assert trained(world, other, LINEAR, 6)[-1] == 4
     assert job.share_gpus == 2
-    assert world.job(job.id).kept.target != other.kept.target
+    assert world.job(job.id).record.target != other.record.target
 
 
 def test_figures_that_cost_a_job_gpus_do_not_end_its_way_down_before_it_is_known():
@@ -83,11 +83,11 @@ def test_gpus_that_are_idle_for_a_measurement_are_given_to_nobody_else():
     world = measuring_world()
     job = world.submit(job_spec(high=4))
     train(world, job, LINEAR, 10)
-    assert (job.descent.share, len(job.kept.target), len(job.own_gpus)) == (2, 2, 4)
+    assert (job.profiling.share, len(job.record.target), len(job.own_gpus)) == (2, 2, 4)
     waiting = world.submit(job_spec("waiting", low=4, high=4))
-    assert waiting.kept.phase.value == "pending"
+    assert waiting.record.phase.value == "pending"
     assert "measures its throughput with 2 of its 4 GPUs" in world.ask(GetJob(job=job.id)).job.reason
-    assert job.descent is not None
+    assert job.profiling is not None
 
 
 def test_a_decision_that_gives_the_job_less_ends_its_way_down():
@@ -95,8 +95,8 @@ def test_a_decision_that_gives_the_job_less_ends_its_way_down():
     job = world.submit(job_spec(high=4))
     train(world, job, LINEAR, 10)
     other = world.submit(job_spec("other", high=4))
-    assert job.descent is None
-    assert (len(job.kept.target), len(other.kept.target)) == (2, 2)
+    assert job.profiling is None
+    assert (len(job.record.target), len(other.record.target)) == (2, 2)
 
 
 def test_a_new_job_gets_no_more_than_its_fair_share_until_it_has_been_measured():
@@ -104,9 +104,9 @@ def test_a_new_job_gets_no_more_than_its_fair_share_until_it_has_been_measured()
     first = world.submit(job_spec(high=2))
     trained(world, first, LINEAR, 4)
     second = world.submit(job_spec("second", high=8, model="another"))
-    assert (len(first.kept.target), len(second.kept.target)) == (2, 4)
+    assert (len(first.record.target), len(second.record.target)) == (2, 4)
     train(world, second, LINEAR, 10)
-    assert len(second.kept.target) == 6
+    assert len(second.record.target) == 6
 
 
 def test_a_share_that_is_not_measured_in_time_is_given_up():
@@ -151,10 +151,10 @@ def test_a_lost_server_ends_the_way_down():
     world = measuring_world({"s1": 2, "s2": 2})
     job = world.submit(job_spec(high=4))
     train(world, job, LINEAR, 10)
-    assert job.descent is not None
+    assert job.profiling is not None
     world.agents["s2"].connected = False
     world.pass_time(11)
-    assert job.descent is None
+    assert job.profiling is None
     world.settle(job.id, 60)
     assert job.share_gpus == 2
 
@@ -190,9 +190,9 @@ def test_a_known_kind_of_job_is_not_measured_again_even_by_another_controller():
 def test_figures_of_the_job_file_and_of_its_models_table_are_taken_from_the_start():
     world = measuring_world(profiles={"bert": {1: 5.0, 2: 9.0, 4: 9.1}})
     stated = world.submit(job_spec("stated", high=4, throughput={1: 1.0, 2: 2.0, 4: 2.0}))
-    assert len(stated.kept.target) == 2
+    assert len(stated.record.target) == 2
     profiled = world.submit(job_spec("profiled", high=4, model="BERT"))
-    assert len(profiled.kept.target) == 2
+    assert len(profiled.record.target) == 2
     points = world.ask(GetJob(job=profiled.id)).job.curve
     assert [(p.share_gpus, p.servers, p.source) for p in points] == [(n, None, "profile") for n in (1, 2, 4)]
 
@@ -217,7 +217,7 @@ def test_a_job_is_measured_anew_when_somebody_asks():
     assert world.ask(GetJob(job=job.id)).job.measuring_gpus == 2
     slower = {share: rate / 2 for share, rate in LINEAR.items()}
     assert trained(world, job, slower, 4, step=300) == [2, 1, 4, 4]
-    assert [entry.times for entry in job.kept.measured] == [2, 2, 5]
+    assert [entry.times for entry in job.record.measured] == [2, 2, 5]
     assert world.ask(GetJob(job=job.id)).job.measuring_gpus is None
 
 
@@ -240,14 +240,14 @@ def test_steps_that_have_been_counted_are_not_counted_again():
     world = measuring_world()
     job = world.submit(job_spec(high=1))
     step = train(world, job, LINEAR, 10)
-    steady = Steady(generation=job.kept.committed, step_s=0.1, steps=32)
+    steady = Steady(generation=job.record.committed, step_s=0.1, steps=32)
     (worker,) = world.roster(job.id)
     for after, times in [(1, 1), (31, 1), (32, 2), (63, 2), (64, 3)]:
-        world.report(worker, WorkerPhase.TRAINING, job.kept.committed, step + after, steady=steady)
-        assert job.kept.measured[0].times == times
-    stale = Steady(generation=job.kept.committed - 1, step_s=0.1, steps=32)
-    world.report(worker, WorkerPhase.TRAINING, job.kept.committed, step + 200, steady=stale)
-    assert job.kept.measured[0].times == 3
+        world.report(worker, WorkerPhase.TRAINING, job.record.committed, step + after, steady=steady)
+        assert job.record.measured[0].times == times
+    stale = Steady(generation=job.record.committed - 1, step_s=0.1, steps=32)
+    world.report(worker, WorkerPhase.TRAINING, job.record.committed, step + 200, steady=stale)
+    assert job.record.measured[0].times == 3
 
 
 # ---------------------------------------------------------------------------------------------------------------- history

@@ -13,7 +13,6 @@ import pytest
 from elasticd.controller.cluster import MORE_THAN_ANY_SESSION, Settings
 from elasticd.controller.events import Action, AgentMessage, ClientRequest, Record, ReplyClient, SendAgent, Warn
 from elasticd.controller.machine import ControllerMachine
-from elasticd.controller.scheduling.scheduler import load_scheduler
 from elasticd.controller.store import StoreUnavailable
 from elasticd.controller.turn import Turn
 from elasticd.protocol.messages import (
@@ -36,6 +35,7 @@ from elasticd.protocol.messages import (
     Submitted,
 )
 from elasticd.protocol.model import Gpu, GpuKind, Server, ServerId
+from elasticd.scheduler.scheduler import load_scheduler
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from elasticd.controller.archive import PREFIX, job_of
 from elasticd.controller.cluster import Settings, state_key, submission_key
 from elasticd.controller.events import (
     Action,
@@ -24,10 +23,10 @@ from elasticd.controller.events import (
     SendAgent,
     TimePassed,
 )
-from elasticd.controller.jobs import Job
+from elasticd.controller.jobs.archive import PREFIX, job_of
+from elasticd.controller.jobs.job import Job
+from elasticd.controller.jobs.records import JobRecord
 from elasticd.controller.machine import ControllerMachine
-from elasticd.controller.records import JobRecord
-from elasticd.controller.scheduling.scheduler import Stages, load_scheduler
 from elasticd.controller.store import Delete, If, Listing, Put, StoreUnavailable
 from elasticd.controller.store import Record as StoredRecord
 from elasticd.protocol.exits import fault_of
@@ -69,6 +68,7 @@ from elasticd.protocol.model import (
     WorkerStatus,
     job_number,
 )
+from elasticd.scheduler.scheduler import Stages, load_scheduler
 
 
 def job_spec(name: str = "digits", low: int = 1, high: int = 4, **changes: Any) -> JobSpec:
@@ -450,7 +450,7 @@ class World:
             self.reap()
             self.commit(job, step)
             newest = self.job(job).newest
-            if newest is None or newest.generation == self.job(job).kept.committed:
+            if newest is None or newest.generation == self.job(job).record.committed:
                 return
 
     def roster(self, job: str) -> list[str]:
@@ -520,7 +520,7 @@ def one_running(world: World, gpus: int = 1, step: int = 10, **changes: Any) -> 
     job = world.submit(job_spec(low=1, high=max(4, gpus), **changes))
     world.ask(Scale(job=job.id, share=gpus))
     world.settle(job.id, step)
-    assert job.kept.phase is JobPhase.RUNNING
+    assert job.record.phase is JobPhase.RUNNING
     assert len(world.roster(job.id)) == gpus
     world.reap()
     world.sent.clear()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.controller.scheduling.policies import POLICIES
 from elasticd.ctl.main import main
+from elasticd.scheduler.policies import POLICIES
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "policies"
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from elasticd.controller.scheduling.policies import Policy, Shares, load_policy
-from elasticd.controller.scheduling.view import UNKNOWN_S, Columns, Curves, Floats, Gpus, JobTable, Reason, ServerInView
 from elasticd.protocol.model import JobId, ServerId
+from elasticd.scheduler.policies import Policy, Shares, load_policy
+from elasticd.scheduler.view import UNKNOWN_S, Columns, Curves, Floats, Gpus, JobTable, Reason, ServerInView
 
 
 @dataclass(frozen=True)

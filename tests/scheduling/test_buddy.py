@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling_tables import anywhere, gpus, servers
 
-from elasticd.controller.scheduling.buddy import Buddy, BuddyParameters
-from elasticd.controller.scheduling.view import Gpus, ServerInView
 from elasticd.protocol.model import ServerId
+from elasticd.scheduler.placement.buddy import Buddy, BuddyParameters
+from elasticd.scheduler.view import Gpus, ServerInView
 
 BUDDY = Buddy(BuddyParameters())
 

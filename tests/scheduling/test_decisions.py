@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_tables import Described, cases, job, policy, table
 
-from elasticd.controller.scheduling.pipeline import Decision, decide
-from elasticd.controller.scheduling.plan import ChangeKind, plan
-from elasticd.controller.scheduling.policies import POLICIES, load_policy
-from elasticd.controller.scheduling.view import ClusterView, Gpus, ReasonCode, ServerInView
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import ServerId
+from elasticd.scheduler.pipeline import Decision, decide
+from elasticd.scheduler.plan import ChangeKind, plan
+from elasticd.scheduler.policies import POLICIES, load_policy
+from elasticd.scheduler.view import ClusterView, Gpus, ReasonCode, ServerInView
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "policies"
 NAMES = st.sampled_from([kind.name for kind in POLICIES])

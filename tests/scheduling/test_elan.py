@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, linear, policy, reasons, table
 
-from elasticd.controller.scheduling.view import UNKNOWN_S, ReasonCode
+from elasticd.scheduler.view import UNKNOWN_S, ReasonCode
 
 ELASTIC = st.sampled_from(["elastic-fifo", "elastic-backfill"])
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling_tables import Case, ask, cases, given_to, job, linear, policy, speedups, table
 
-from elasticd.controller.scheduling.policies import worth as worth_module
-from elasticd.controller.scheduling.policies.worth import with_minimum, worths
-from elasticd.controller.scheduling.view import Curves
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.policies import worth as worth_module
+from elasticd.scheduler.policies.worth import with_minimum, worths
+from elasticd.scheduler.view import Curves
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_tables import Case, Described, ask, by_name, cases, job, policy, reasons, table
 
-from elasticd.controller.scheduling.policies import Shares
-from elasticd.controller.scheduling.policies.reviews import LATE_S
+from elasticd.scheduler.policies import Shares
+from elasticd.scheduler.policies.reviews import LATE_S
 
 SLICE_S = 60.0
 

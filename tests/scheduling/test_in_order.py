@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, policy, reasons, table
 
-from elasticd.controller.scheduling.view import UNKNOWN_S, ReasonCode
+from elasticd.scheduler.view import UNKNOWN_S, ReasonCode
 
 IN_ORDER = st.sampled_from(["fifo", "backfill", "yarn-cs"])
 

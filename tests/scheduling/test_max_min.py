@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, reasons, table
 
-from elasticd.controller.scheduling.policies.max_min import level
-from elasticd.controller.scheduling.view import ReasonCode
+from elasticd.scheduler.policies.max_min import level
+from elasticd.scheduler.view import ReasonCode
 
 
 def fairest(admitted: list[Described], total: int) -> list[int]:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticd.controller.scheduling.measuring import (
+from elasticd.scheduler.measuring import (
     Measuring,
     first_share,
     smaller_shares,

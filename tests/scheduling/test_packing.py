@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticd.controller.scheduling.packing import pack, rounded_down
+from elasticd.scheduler.packing import pack, rounded_down
 
 UNLIMITED = 10**6
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_tables import anywhere, gpus, servers
 
-from elasticd.controller.scheduling.placement import addresses, in_order, place
-from elasticd.controller.scheduling.view import Gpus, ServerInView
 from elasticd.protocol.model import GpuAddress, ServerId
+from elasticd.scheduler.placement.fewest_servers import addresses, in_order, place
+from elasticd.scheduler.view import Gpus, ServerInView
 
 Counts = tuple[int, ...]  # a job's GPUs on each server
 

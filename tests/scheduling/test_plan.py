@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scheduling_tables import Described, gpus, job, policy, table
 from scheduling_tables import servers as make_servers
 
-from elasticd.controller.scheduling.buddy import Buddy, BuddyParameters
-from elasticd.controller.scheduling.pipeline import Decision, decide
-from elasticd.controller.scheduling.placements import FEWEST_SERVERS, Placement
-from elasticd.controller.scheduling.plan import Change, ChangeKind, at_once, plan, standstill
-from elasticd.controller.scheduling.policies import POLICIES
-from elasticd.controller.scheduling.sets import union
-from elasticd.controller.scheduling.view import ClusterView, Gpus, ReasonCode
+from elasticd.scheduler.pipeline import Decision, decide
+from elasticd.scheduler.placement.buddy import Buddy, BuddyParameters
+from elasticd.scheduler.placement.registry import FEWEST_SERVERS, Placement
+from elasticd.scheduler.plan import Change, ChangeKind, at_once, plan, standstill
+from elasticd.scheduler.policies import POLICIES
+from elasticd.scheduler.sets import union
+from elasticd.scheduler.view import ClusterView, Gpus, ReasonCode
 
 
 def view(

@@ -17,10 +17,10 @@ from scheduling_tables import Case, ask, cases, job, policy, speedups, table
 
 from elasticd.agent import config as agent_config
 from elasticd.controller import config as controller_config
-from elasticd.controller.scheduling.policies import POLICIES
-from elasticd.controller.scheduling.view import Curves
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.policies import POLICIES
+from elasticd.scheduler.view import Curves
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, policy, reasons, table
 
-from elasticd.controller.scheduling.view import Curves, ReasonCode
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.view import Curves, ReasonCode
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 

@@ -25,14 +25,14 @@ from scheduling_tables import (
     table,
 )
 
-from elasticd.controller.scheduling.policies.themis import (
+from elasticd.scheduler.policies.themis import (
     _after_payments,
     _auction,
     _bids,
     isolated_times_s,
     shared_times_s,
 )
-from elasticd.controller.scheduling.view import Floats, Ints, JobTable, ReasonCode
+from elasticd.scheduler.view import Floats, Ints, JobTable, ReasonCode
 
 ALL_BID = policy("themis", fairness=0.0)
 BETWEEN_LEASES_S = 250.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticd.controller.scheduling.throughput import (
+from elasticd.scheduler.speedup_curve import (
     KEPT_RATES,
     Known,
     Measured,

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, linear, policy, reasons, table
 
-from elasticd.controller.scheduling.policies import Policy
-from elasticd.controller.scheduling.view import ReasonCode
 from elasticd.protocol.errors import OperatorError
+from elasticd.scheduler.policies import Policy
+from elasticd.scheduler.view import ReasonCode
 
 TIRESIAS = policy("tiresias-l", thresholds_gpu_s=[100, 1000])
 

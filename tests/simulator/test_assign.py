@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from elasticd.protocol.errors import UserError
-from elasticd.simulator import profiles, traces
+from elasticd.scheduler.profiles import curves as profiles
+from elasticd.simulator import traces
 from elasticd.simulator.assign import Assigned, assign
 
 PROFILES = (

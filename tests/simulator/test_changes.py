@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from elasticd.controller.scheduling.policies import load_policy
-from elasticd.controller.scheduling.view import Curves
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.policies import load_policy
+from elasticd.scheduler.view import Curves
 from elasticd.simulator.costs import Costs
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticd.controller.scheduling.measuring import OFF, Measuring
-from elasticd.controller.scheduling.pipeline import Decision
-from elasticd.controller.scheduling.policies import POLICIES, load_policy
-from elasticd.controller.scheduling.view import ClusterView, Curves
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.measuring import OFF, Measuring
+from elasticd.scheduler.pipeline import Decision
+from elasticd.scheduler.policies import POLICIES, load_policy
+from elasticd.scheduler.view import ClusterView, Curves
 from elasticd.simulator.costs import NONE, STOP_RESUME, Costs
 from elasticd.simulator.engine import Outcome, Simulation
 from elasticd.simulator.learning import LearningSimulation

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticd.protocol.errors import UserError
-from elasticd.simulator import profiles
+from elasticd.scheduler.profiles import curves as profiles
 from elasticd.simulator.lengths import POLLUX
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -164,7 +164,7 @@ def test_published_measurements_become_curves(name: str, curves: int) -> None:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no published measurements at {DATA}")
 def test_lengths_of_pollux_applications_are_those_of_its_validation_runs() -> None:
-    from elasticd.controller.profiles.tables import read
+    from elasticd.scheduler.profiles.tables import read
 
     runs = read(DATA / "sia_pollux_validation.csv.gz")
     last: dict[tuple[str, float], float] = {}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import zmq
 
-from elasticd.worker.communicator import Communicator, CommunicatorBroken, RendezvousStore
+from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousStore
 
 VICTIM = 1
 LIMIT_S = 100.0  # a hang, on a machine that does much else

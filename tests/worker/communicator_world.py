@@ -20,8 +20,8 @@ import zmq
 from elasticd.protocol.codec import Codec
 from elasticd.protocol.messages import StoreAdd, StoreGet, StoreSet
 from elasticd.runtime import transport
-from elasticd.worker.communicator import Communicator, Rendezvous, RendezvousStore
-from elasticd.worker.groups import Groups, add_device_groups, build_host_groups
+from elasticd.worker.communication.communicator import Communicator, Rendezvous, RendezvousStore
+from elasticd.worker.communication.groups import Groups, add_device_groups, build_host_groups
 
 torch.set_num_threads(1)
 R = TypeVar("R")

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticd.worker.ddp import CanonicalState, canonical_hook
-from elasticd.worker.reduction import TreeAccumulator
+from elasticd.worker.gradients.ddp import CanonicalState, canonical_hook
+from elasticd.worker.gradients.reduction import TreeAccumulator
 
 
 class Net(nn.Module):

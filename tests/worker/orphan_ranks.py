@@ -19,10 +19,10 @@ import training_cases
 from training_ranks import VIRTUAL_WORKERS, Rehearsal, Timetable, digest, environment, fork
 
 from elasticd.protocol.model import Determinism, GpuAddress, Member, Roster, ServerId, WorkerId
-from elasticd.worker import membership as m
 from elasticd.worker import warm
-from elasticd.worker.replication import Replication
+from elasticd.worker.membership import machine as m
 from elasticd.worker.run import Run
+from elasticd.worker.state.replication import Replication
 
 ENTRIES = [(0, [0]), (5, [0, 1])]
 

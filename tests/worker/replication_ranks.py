@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import zmq
 
-from elasticd.worker.communicator import Communicator, CommunicatorBroken, RendezvousStore
-from elasticd.worker.replication import Replication, Transfer
-from elasticd.worker.state import describe
+from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousStore
+from elasticd.worker.state.replication import Replication, Transfer
+from elasticd.worker.state.training_state import describe
 
 LIMIT_S = 120.0  # a hang, on a machine that does much else
 HEARD_AFTER_S = 0.2  # between a death and the survivors' hearing of it

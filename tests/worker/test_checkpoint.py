@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from elasticd.protocol.errors import OperatorError
-from elasticd.worker.checkpoint import STALE_AFTER_S, CheckpointWriter, Document, latest, load
 from elasticd.worker.events import CheckpointFailed, CheckpointSaved, SaveCheckpoint
+from elasticd.worker.state.checkpoint import STALE_AFTER_S, CheckpointWriter, Document, latest, load
 
 
 class Told:
@@ -192,7 +192,7 @@ WRITER = """
 import sys, torch
 from pathlib import Path
 from queue import SimpleQueue
-from elasticd.worker.checkpoint import CheckpointWriter
+from elasticd.worker.state.checkpoint import CheckpointWriter
 from elasticd.worker.events import SaveCheckpoint
 told = SimpleQueue()
 writer = CheckpointWriter(Path(sys.argv[1]), 3, told.put)

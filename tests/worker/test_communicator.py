@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from elasticd.worker.communicator import Communicator, CommunicatorBroken, RendezvousCancelled
+from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousCancelled
 
 _spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
 assert _spec is not None

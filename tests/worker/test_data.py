@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from elasticd.worker.data import SerialSampler, fetch, move_to
+from elasticd.worker.data.sampling import SerialSampler, fetch, move_to
 
 SAMPLERS = st.builds(
     SerialSampler,

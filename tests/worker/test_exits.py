@@ -13,12 +13,12 @@ import torch
 
 from elasticd.protocol.model import Roster, WorkerId
 from elasticd.worker import events as e
-from elasticd.worker.communicator import Communicator
-from elasticd.worker.data import SerialSampler
-from elasticd.worker.loading import Loader
-from elasticd.worker.state import TrainingState
+from elasticd.worker.communication.communicator import Communicator
+from elasticd.worker.data.loading import Loader
+from elasticd.worker.data.sampling import SerialSampler
+from elasticd.worker.gradients.update import Update
+from elasticd.worker.state.training_state import TrainingState
 from elasticd.worker.trainer import Recipe, Trainer
-from elasticd.worker.update import Update
 
 SCRIPT = """
 import os, signal, sys

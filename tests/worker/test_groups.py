@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from elasticd.protocol.errors import OperatorError
-from elasticd.worker import groups as g
-from elasticd.worker.communicator import Communicator, CommunicatorBroken, RendezvousCancelled
+from elasticd.worker.communication import groups as g
+from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousCancelled
 
 _spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
 assert _spec is not None

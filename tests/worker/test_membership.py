@@ -7,7 +7,7 @@ import pytest
 from elasticd.protocol.errors import InvalidTransition
 from elasticd.protocol.messages import Commit, Order, Prepare, Prepared, Ready
 from elasticd.protocol.model import GpuAddress, JobId, Member, Roster, ServerId, WorkerId, WorkerPhase
-from elasticd.worker import membership as m
+from elasticd.worker.membership import machine as m
 
 JOB = JobId("job-1")
 

@@ -10,7 +10,7 @@ import pytest
 
 from elasticd.protocol.errors import InvalidTransition
 from elasticd.worker import events as e
-from elasticd.worker.doing import TRANSITIONS, Doing
+from elasticd.worker.training.doing import TRANSITIONS, Doing
 
 _spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
 assert _spec is not None

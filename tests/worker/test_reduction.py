@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticd.worker.communicator import Communicator
-from elasticd.worker.gradients import Gradient, Layout
-from elasticd.worker.reduction import CanonicalReducer, Node, PlainReducer, TreeAccumulator, cover
+from elasticd.worker.communication.communicator import Communicator
+from elasticd.worker.gradients.layout import Gradient, Layout
+from elasticd.worker.gradients.reduction import CanonicalReducer, Node, PlainReducer, TreeAccumulator, cover
 from elasticd.worker.virtual import assign
 
 _spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elasticd.protocol.messages import StoreAdd, StoreGet, StoreSet, StoreValue
-from elasticd.worker import rendezvous as r
+from elasticd.worker.communication import rendezvous as r
 
 _spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
 assert _spec is not None

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from elasticd.protocol.errors import PeerError
-from elasticd.worker.communicator import Communicator, CommunicatorBroken
-from elasticd.worker.replication import (
+from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken
+from elasticd.worker.state.replication import (
     NOTICE_TAG,
     PIECE_BYTES,
     SMALL_BYTES,
@@ -31,7 +31,7 @@ from elasticd.worker.replication import (
     start_receiving,
     start_sending,
 )
-from elasticd.worker.state import TrainingState, describe
+from elasticd.worker.state.training_state import TrainingState, describe
 
 _spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
 assert _spec is not None

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elasticd.protocol.errors import PeerError, UserError
-from elasticd.worker.plain import pack, unpack
-from elasticd.worker.state import TrainingState, allocate
+from elasticd.worker.state.plain import pack, unpack
+from elasticd.worker.state.training_state import TrainingState, allocate
 
 SCALARS = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from elasticd.protocol.model import GpuAddress, GpuPlace, ServerId
 from elasticd.protocol.topology import LaneKind, Link, Spot, lanes, link
-from elasticd.worker.topology import Transfer, plan_transfers
+from elasticd.worker.state.transfer_plan import Transfer, plan_transfers
 
 DGX_1_NVLINKS = (
     *((0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 5), (2, 3)),

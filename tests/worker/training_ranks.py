@@ -31,9 +31,8 @@ import training_cases
 import zmq
 
 from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
-from elasticd.worker import membership as m
 from elasticd.worker import warm
-from elasticd.worker.communicator import Communicator, RendezvousStore
+from elasticd.worker.communication.communicator import Communicator, RendezvousStore
 from elasticd.worker.control import MachineControl
 from elasticd.worker.environment import ClusterEnvironment
 from elasticd.worker.events import (
@@ -46,6 +45,7 @@ from elasticd.worker.events import (
     TimePassed,
 )
 from elasticd.worker.machine import WorkerMachine
+from elasticd.worker.membership import machine as m
 from elasticd.worker.run import Run
 from elasticd.worker.trainer import ScriptExit
 

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import elasticd
-from elasticd.worker.data import SerialSampler, fetch
-from elasticd.worker.ddp import CanonicalState, canonical_hook
+from elasticd.worker.data.sampling import SerialSampler, fetch
+from elasticd.worker.gradients.ddp import CanonicalState, canonical_hook
 from elasticd.worker.virtual import derive_seed, seed_everything
 
 from .training import BATCH_SIZE, MODELS, SEED, Recipe, build, document, gradient_size, save

@@ -88,14 +88,14 @@ class History:
                     break
                 self._turn()
                 next(scenes, None)
-            course.finished = station.job.kept.phase is JobPhase.FINISHED and not station.pids
+            course.finished = station.job.record.phase is JobPhase.FINISHED and not station.pids
         finally:
             station.close()
         self._watch()
         course.duration_s = time.monotonic() - self._began
         course.exit_codes = dict(station.exit_codes)
         course.stopped = dict(station.told_to_stop)
-        course.restarts = station.job.kept.restarts
+        course.restarts = station.job.record.restarts
         course.log += [f"controller: {text}" for text in station.story()]
         return course
 
@@ -122,7 +122,7 @@ class History:
 
     def _play(self, scene: Scene) -> Iterator[None]:
         self._disarm()
-        before = [entry.worker for entry in self._station.job.kept.workers]
+        before = [entry.worker for entry in self._station.job.record.workers]
         self._newcomer_kills = deque(k for k in scene.kills if k.who is Who.NEWCOMERS for _ in range(k.victims))
         if not scene.targets:
             self._arm(scene, before, [])
@@ -157,7 +157,7 @@ class History:
 
     def _choose(self, target: Target) -> list[int]:
         """GPUs for a new target: as few as possible move, but `moved`."""
-        present = [gpu.index for gpu in self._station.job.kept.target]
+        present = [gpu.index for gpu in self._station.job.record.target]
         self._rng.shuffle(present)
         free = self._station.free_gpus()
         self._rng.shuffle(free)
@@ -165,7 +165,7 @@ class History:
         return [*stay, *free[: target.share - len(stay)]] or present
 
     def _aim(self, gpus: list[int]) -> None:
-        before = {gpu.index for gpu in self._station.job.kept.target}
+        before = {gpu.index for gpu in self._station.job.record.target}
         self._station.aim(gpus)
         if before - set(gpus) and set(gpus) - before:
             self._course.migrations += 1
@@ -173,7 +173,7 @@ class History:
         self._watch()
 
     def _leaving(self, gpus: list[int]) -> list[str]:
-        return [entry.worker for entry in self._station.job.kept.workers if entry.gpu.index not in gpus]
+        return [entry.worker for entry in self._station.job.record.workers if entry.gpu.index not in gpus]
 
     # -- deaths
 
@@ -244,7 +244,7 @@ class History:
 
     def _watch(self) -> None:
         station, course = self._station, self._course
-        for order in station.job.kept.orders:
+        for order in station.job.record.orders:
             if order.generation not in course.rosters:
                 course.rosters[order.generation] = order.roster.workers
                 course.orders += 1

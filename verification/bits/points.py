@@ -166,11 +166,11 @@ def install(fuse: Fuse, journal: Journal) -> None:
     from elasticd.protocol.codec import Codec
     from elasticd.protocol.messages import Commit
     from elasticd.worker import events as e
-    from elasticd.worker.communicator import Communicator
+    from elasticd.worker.communication.communicator import Communicator
     from elasticd.worker.control import ClusterControl
-    from elasticd.worker.replication import Replication
-    from elasticd.worker.state import TrainingState
-    from elasticd.worker.update import Update
+    from elasticd.worker.gradients.update import Update
+    from elasticd.worker.state.replication import Replication
+    from elasticd.worker.state.training_state import TrainingState
 
     def at(point: Point) -> Callable[..., None]:
         return lambda *_: fuse.at(point)

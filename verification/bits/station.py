@@ -34,7 +34,7 @@ from elasticd.controller.cluster import Settings
 from elasticd.controller.events import AgentMessage, ClientRequest, SendAgent
 from elasticd.controller.events import Event as ControllerEvent
 from elasticd.controller.events import TimePassed as ControllerTimePassed
-from elasticd.controller.generations import OVER
+from elasticd.controller.jobs.generations import OVER
 from elasticd.controller.machine import ControllerMachine
 from elasticd.protocol.codec import Codec
 from elasticd.protocol.messages import Envelope, Request, Scale, StartWorker, Submit, ToAgentFromWorker
@@ -147,14 +147,14 @@ class Station:
 
     def free_gpus(self) -> list[int]:
         """Those without a process and outside the target."""
-        taken = {gpu.index for gpu in self.job.kept.target} | {entry.gpu.index for entry in self.job.kept.workers}
+        taken = {gpu.index for gpu in self.job.record.target} | {entry.gpu.index for entry in self.job.record.workers}
         return [gpu for gpu in range(GPUS) if gpu not in taken]
 
     def holders(self) -> list[WorkerId]:
         """The workers that train with the state, in order of their names. The board knows sooner than the controller."""
         return [
             entry.worker
-            for entry in self.job.kept.workers
+            for entry in self.job.record.workers
             if entry.worker in self.pids
             and self.board.has_applied(slot_of(entry.worker))
             and ((status := self.job.statuses.get(entry.worker)) is None or status.phase not in OVER)

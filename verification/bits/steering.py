@@ -8,10 +8,10 @@ from collections.abc import Sequence, Sized
 import msgspec
 import numpy as np
 
-from elasticd.controller.scheduling.placement import Placements
-from elasticd.controller.scheduling.policies.base import Shares
-from elasticd.controller.scheduling.scheduler import Scheduler, Stages
-from elasticd.controller.scheduling.view import JobTable, ServerInView
+from elasticd.scheduler.placement.fewest_servers import Placements
+from elasticd.scheduler.policies.base import Shares
+from elasticd.scheduler.scheduler import Scheduler, Stages
+from elasticd.scheduler.view import JobTable, ServerInView
 
 
 class NoParameters(msgspec.Struct, frozen=True):

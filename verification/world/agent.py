@@ -74,7 +74,7 @@ class Agent(Process):
         self._world = world
         slots = tuple(Gpu(index=i, kind=GpuKind.CPU, name="CPU slot") for i in range(gpus))
         self.server = Server(server=ServerId(server), address="127.0.0.1", gpus=slots)
-        self.kept = Identity(agent=identity, start=0)  # on its disk
+        self.record = Identity(agent=identity, start=0)  # on its disk
         self.workers: dict[WorkerId, Worker] = {}
         self.powered = True
         self.disk_full = False
@@ -98,7 +98,7 @@ class Agent(Process):
         self.clock_ahead_s = self.clock_of_new_s
         self._starting.clear()
         self._heard.clear()
-        who = msgspec.structs.replace(self.kept, start=self.kept.start + 1)
+        who = msgspec.structs.replace(self.record, start=self.record.start + 1)
         self._machine = AgentMachine(self.server, f"{self.name}.{self.life}", 1.0, 10.0, who)
         found = adopt(record.found(self._runs(*name)) for name, record in sorted(self._disk.items()))
         self._world.story.say(f"agent {self.name} starts, finds {len(found.running)} workers")
@@ -110,7 +110,7 @@ class Agent(Process):
 
     @property
     def identity(self) -> str:
-        return self.kept.agent
+        return self.record.agent
 
     def _runs(self, uid: str, worker: WorkerId) -> bool:
         return worker in self.workers and self.workers[worker].uid == uid
@@ -201,7 +201,7 @@ class Agent(Process):
     def _keep(self, who: Identity) -> IdentityWritten:
         if self.disk_full:
             return IdentityWritten("identity.json cannot be written: No space left on device")
-        self.kept = who
+        self.record = who
         return IdentityWritten()
 
     def _keep_later(self, who: Identity) -> None:

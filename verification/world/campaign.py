@@ -19,6 +19,7 @@ CHUNK = 4  # histories that a process takes at a time
 ROOT = Path(__file__).parents[2]
 PLAYED = (
     "protocol",
+    "scheduler",
     "controller",
     "agent",
     "worker",

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from elasticd.agent.machine import MAX_FORGOTTEN, MAX_ORDERS
-from elasticd.controller.archive import PREFIX, job_of
 from elasticd.controller.cluster import submission_key
-from elasticd.controller.scheduling.scheduler import load_scheduler
+from elasticd.controller.jobs.archive import PREFIX, job_of
 from elasticd.protocol.messages import Reply, Submitted, ToAgentFromController, ToControllerFromAgent
 from elasticd.protocol.model import JobId, ServerId
 from elasticd.protocol.times import START_PATIENCE_S
-from elasticd.worker.membership import MAX_EARLY
+from elasticd.scheduler.scheduler import load_scheduler
+from elasticd.worker.membership.machine import MAX_EARLY
 
 from .agent import Agent
 from .controller import Controller

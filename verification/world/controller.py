@@ -10,7 +10,6 @@ from elasticd.controller.cluster import Keeping, Settings
 from elasticd.controller.events import AgentMessage, ClientRequest, Event, ReplyClient, SendAgent, Warn
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.recovery import differences
-from elasticd.controller.scheduling.scheduler import Scheduler
 from elasticd.controller.store import StoreUnavailable
 from elasticd.controller.turn import Turn
 from elasticd.protocol.messages import (
@@ -22,6 +21,7 @@ from elasticd.protocol.messages import (
     ToControllerFromAgent,
 )
 from elasticd.protocol.model import ServerId
+from elasticd.scheduler.scheduler import Scheduler
 
 from .disk import Crashed, Disk
 from .plan import Moment

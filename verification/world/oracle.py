@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from elasticd.controller import archive
 from elasticd.controller.cluster import JOBS, KEPT_ANSWERS, KEPT_EVENTS, STATE, SUBMISSION, Cluster
-from elasticd.controller.ends import KEPT_BROKEN
-from elasticd.controller.jobs import KEPT_PAST_WORKERS
-from elasticd.controller.reconcile import KEPT_ORDERS
-from elasticd.controller.records import ArchivedJob, JobRecord, Submission, WorkerState
-from elasticd.controller.requests import MAX_PENDING_LOGS
+from elasticd.controller.intake.ends import KEPT_BROKEN
+from elasticd.controller.jobs import archive
+from elasticd.controller.jobs.job import KEPT_PAST_WORKERS
+from elasticd.controller.jobs.records import ArchivedJob, JobRecord, Submission, WorkerState
+from elasticd.controller.reconcile.settle import KEPT_ORDERS
+from elasticd.controller.requests.answers import MAX_PENDING_LOGS
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import (
     Cancelled,
@@ -543,7 +543,7 @@ class Oracle:
 
     def sizes(self, cluster: Cluster) -> None:
         """Every table of the controller is bounded, whatever has happened."""
-        jobs = [job.kept for job in cluster.jobs.values()]
+        jobs = [job.record for job in cluster.jobs.values()]
         bounds = {
             "answers": (len(cluster.answers), KEPT_ANSWERS),
             "events": (len(cluster.events), KEPT_EVENTS),

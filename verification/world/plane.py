@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from elasticd.protocol.model import JobId, Roster
-from elasticd.worker.topology import Transfer
+from elasticd.worker.state.transfer_plan import Transfer
 
 from .network import Network
 from .process import Process, State

@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = (
     "protocol",
     "runtime",
+    "scheduler",
     "controller",
     "agent",
     "worker",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticd.controller.events import AgentMessage
-from elasticd.controller.records import JobRecord
+from elasticd.controller.jobs.records import JobRecord
 from elasticd.protocol.messages import AgentHeartbeat, ToControllerFromAgent, WorkerExit, WorkerReport
 from elasticd.protocol.model import JobId, ServerId, WorkerId, WorkerPhase, WorkerStatus
 
@@ -28,7 +28,7 @@ def speak(world: World, worker: Worker, who: int) -> None:
     others = [agent for agent in world.agents if agent.host != worker.host]
     liar = others[who % len(others)]
     message = _lie(worker, who)
-    peers = [("ghost", "nobody"), (liar.server.server, liar.kept.agent), (worker.gpu.server, "nobody")]
+    peers = [("ghost", "nobody"), (liar.server.server, liar.record.agent), (worker.gpu.server, "nobody")]
     server, agent = peers[who % len(peers)]
     before = _records(world)
     controller.take(AgentMessage(ServerId(server), message, agent))
@@ -61,4 +61,4 @@ def _lie(worker: Worker, who: int) -> ToControllerFromAgent:
 
 
 def _records(world: World) -> dict[JobId, JobRecord]:
-    return {name: job.kept for name, job in world.controller.machine.cluster.jobs.items()}
+    return {name: job.record for name, job in world.controller.machine.cluster.jobs.items()}

@@ -26,8 +26,8 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import GpuAddress, WorkerId, WorkerPhase
 from elasticd.worker import events as w
-from elasticd.worker.lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 from elasticd.worker.machine import WorkerMachine
+from elasticd.worker.state.lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 
 from .oracle import LASTS_S
 from .plan import Ending, Moment

@@ -1,0 +1,1 @@
+"""Processes that have loaded what training scripts load, from which workers are forked."""

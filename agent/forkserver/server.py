@@ -1,0 +1,276 @@
+"""A process with torch loaded that workers are forked from: a joiner's script starts in milliseconds (worker-runtime 9).
+
+``python -m elasticd.agent.forkserver.server STATE_DIRECTORY DESCRIPTOR PARENT PRELUDE PADDING``, started by `forking`.
+
+Theory of operation
+-------------------
+`import torch` takes seconds, a fork milliseconds. So the agent keeps a process that has imported it, and asks it for workers
+over a socket pair, one message for each: the request and the end of another socket pair, the *channel*. The process forks a
+shim, which tells on the channel who it is and waits there for the agent's word; without that word it ends without
+a trace. An agent that has heard nothing for too long closes the channel and starts the worker in the ordinary way: however
+slow or broken this process is, a worker is started once. The shim then forks the worker, and all goes on as with a shim and a
+worker that were executed: same files, same signals, same command lines in `ps`.
+
+A fork copies one thread and every lock as it is, so this process must have one thread, and no GPU's driver may have been
+started in it: `unfit` looks before each fork, and a process that is unfit ends. `interpreter` makes of the worker what it
+would be had it been executed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import types
+from typing import Any, NoReturn
+
+from .. import shim
+from .child import Script, become
+
+MAX_REQUEST_BYTES = 128 << 10
+GO = b"g"
+NICE_WHILE_LOADING = 5
+
+
+class Request:
+    """A worker to fork. The fields are those of the agent's message."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.directory: str = document["directory"]
+        self.job: str = document["job"]
+        self.uid: str = document["uid"]
+        self.worker: str = document["worker"]
+        self.gpu: int = document["gpu"]
+        self.times: str = document["times"]
+        self.workdir: str = document["workdir"]
+        self.command: list[str] = document["command"]
+        self.environment: dict[str, str] = document["environment"]
+        self.executable: str = document["executable"]
+        self.module: bool = document["module"]
+        self.name: str = document["name"]  # of the module, or the script's path
+        self.arguments: list[str] = document["arguments"]
+
+
+# ------------------------------------------------------------------------------------------------------------ the warm process
+
+
+def unfit() -> str | None:
+    """Why nothing may be forked from this process, or None."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"it has {threads} threads"
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue  # the one that listed the directory
+        if target.startswith("/dev/nvidia"):
+            return f"it has opened {target}"
+    return None
+
+
+def load(prelude: str) -> types.ModuleType:
+    """Import `prelude` and let it prepare, while others go first where that can be undone."""
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    if os.geteuid() == 0:  # nobody else may take it back
+        os.setpriority(os.PRIO_PROCESS, 0, max(before, NICE_WHILE_LOADING))
+    try:
+        module = importlib.import_module(prelude)
+        module.prepare()
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, 0, before)
+    _try_fork()
+    gc.collect()
+    gc.freeze()  # what is there stays there: a collection in a child would copy all its pages
+    return module
+
+
+def _try_fork() -> None:
+    """Fork once for nothing: a library that bears forking ends its threads before one (OpenBLAS), and `unfit` sees the others."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def watched_files() -> dict[str, int]:
+    """Modification times (ns) of what must not change, or this process is out of date: where packages are installed,
+    and our own modules."""
+    ours = __package__.partition(".")[0]
+    files = [
+        module.__file__
+        for name, module in sorted(sys.modules.items())
+        if name.partition(".")[0] == ours and getattr(module, "__file__", None)
+    ]
+    watched = {}
+    for path in [*sys.path, *files]:
+        try:
+            watched[str(path)] = os.stat(str(path)).st_mtime_ns
+        except OSError:
+            pass
+    return watched
+
+
+def serve(connection: socket.socket) -> tuple[Request, int] | None:
+    """Fork for each request. Returns None when the agent is gone or this process is unfit; in a child, with what to do."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the shims
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 1)
+        if not data:
+            return None
+        problem = unfit()
+        if problem is not None:
+            print(f"nothing is forked from this process any more: {problem}", file=sys.stderr)
+            return None  # the channel closes with this process: the agent starts the worker by itself
+        if _fork() == 0:
+            os.close(connection.detach())
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return Request(json.loads(data)), descriptors[0]
+        os.close(descriptors[0])
+
+
+def _fork() -> int | None:
+    try:
+        return os.fork()
+    except OSError as error:  # no memory, too many processes: the agent sees the channel closed
+        print(f"cannot fork: {error.strerror}", file=sys.stderr)
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------------------- the shim
+
+
+class ForkingShim(shim.Shim):
+    """A shim that forks its worker from itself."""
+
+    def _start(self, argv: list[str], workdir: str) -> shim.Child | None:
+        try:
+            os.chdir(workdir)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, workdir) from None
+        parent = os.getpid()
+        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        separated, separate = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            _separate(parent, out[1], err[1])
+            return None
+        os.chdir("/")
+        for descriptor in (out[1], err[1], separate):
+            os.close(descriptor)
+        os.read(separated, 1)  # until the worker has its own group: a signal sent earlier would be lost
+        os.close(separated)
+        return shim.Child(pid, out[0], err[0])
+
+
+def keep(request: Request, channel: int) -> bool:
+    """Be the shim of a worker until that has ended. False: this is the worker."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)
+    _introduce(channel)
+    names = [request.directory, request.job, request.uid, request.worker]
+    where = [*names, str(request.gpu), request.times, request.workdir]
+    show([request.executable, "-I", "-S", shim.__file__, *where, *request.command])
+    record = {
+        "job": request.job,
+        "uid": request.uid,
+        "worker": request.worker,
+        "gpu": request.gpu,
+        "argv": request.command,
+    }
+    times = shim.Times.of(request.times)
+    return ForkingShim(request.directory, request.worker, times).run(record, request.command, request.workdir)
+
+
+def _introduce(channel: int) -> None:
+    """Tell the agent which process this is, and end unless it says to go on."""
+    with socket.socket(fileno=channel) as line:
+        myself = os.pidfd_open(os.getpid())
+        try:
+            socket.send_fds(line, [str(os.getpid()).encode()], [myself])
+            word = line.recv(1)
+        except OSError:
+            word = b""
+        os.close(myself)
+    if word != GO:
+        os._exit(0)
+
+
+def _separate(shim_pid: int, stdout: int, stderr: int) -> None:
+    """In the worker: leave everything of the shim behind but the pipes."""
+    shim.die_with(shim_pid)
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+
+
+# --------------------------------------------------------------------------------------------------------------------- both
+
+
+def show(command: list[str]) -> None:
+    """Make `command` this process's command line for all who look (`ps`, `elasticctl down`), as far as there is room."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end
+    room = end - begin
+    if room > 0:
+        text = b"\0".join(os.fsencode(part) for part in command)[: room - 1]
+        ctypes.memset(begin, 0, room)
+        ctypes.memmove(begin, text, len(text))
+
+
+def _report(connection: socket.socket, **document: object) -> None:
+    connection.send(json.dumps(document).encode())
+
+
+def main(arguments: list[str]) -> None:
+    """Load, say so, serve. In a child: run the worker. Its other children and itself end in here."""
+    _, descriptor, parent, prelude, *_ = arguments
+    shim.die_with(int(parent))
+    paths = sys.path[1:]  # the first is the directory that this process was started in
+    sys.path[:] = paths
+    connection = socket.socket(fileno=int(descriptor))
+    try:
+        loaded = load(prelude)
+    except BaseException as error:  # the edge of the process; the agent decides what to do without it
+        _report(connection, useless=f"{type(error).__name__}: {error}")
+        _end(1)
+    problem = unfit()
+    if problem is not None:
+        _report(connection, useless=problem)
+        _end(1)
+    _report(connection, executable=sys.executable, watched=watched_files())
+    child = serve(connection)
+    if child is None:
+        _end(0)
+    request, channel = child
+    if keep(request, channel):
+        _end(0)
+    show(request.command)
+    script = Script(request.executable, request.command, request.module, request.name, request.arguments)
+    become(script, request.environment, paths, loaded.renew)
+
+
+def _end(code: int) -> NoReturn:
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

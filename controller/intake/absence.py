@@ -1,0 +1,71 @@
+"""Time in which the controller was not listening does not count: it was stopped or starved, its machine slept, its clock jumped.
+
+Whoever was silent meanwhile may have spoken all the time. So leases begin anew, and everything that was to happen at some time
+happens as much later. What a job has been given is counted up to where the controller stopped listening, and on from where it
+goes on.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...protocol.messages import EventKind
+from ...protocol.times import AWAY_S, WATCH_INTERVAL_S
+from ..cluster import Cluster
+
+TELL_INTERVAL_S = 60.0  # a starved controller is away again and again, and says so once in a while
+
+
+class Absences:
+    """Notices when the controller has been away, and tells of it."""
+
+    def __init__(self, server_lease_s: float) -> None:
+        self._away_s = min(AWAY_S, server_lease_s / 2)
+        # Between turns, to see an absence.
+        self.watch_s = min(WATCH_INTERVAL_S, self._away_s * WATCH_INTERVAL_S / AWAY_S)
+        self._told_s = -math.inf
+        self._untold = 0
+
+    def leave_out(self, cluster: Cluster, before: float, now: float) -> None:
+        """The controller has a turn `now`; `before` was its last one."""
+        gap_s = now - before
+        if 0 <= gap_s <= self._away_s or not _shift(cluster, before, now):
+            return
+        if 0 <= now - self._told_s < TELL_INTERVAL_S:
+            self._untold += 1
+            return
+        cluster.tell(now, EventKind.CONTROLLER_AWAY, None, _sentence(gap_s, self._untold))
+        self._told_s, self._untold = now, 0
+
+
+def _sentence(gap_s: float, before: int) -> str:
+    """What is known: a process that has had no turn cannot tell for how long, and asks a clock that may have been set."""
+    what = f"was stopped or starved for {gap_s:.1f} s, or its clock was set forward by as much"
+    if gap_s < 0:
+        what = f"found its clock set back by {-gap_s:.1f} s"
+    also = f" (and {before} times more since it last said so)" if before else ""
+    return f"the controller {what}{also}: leases begin anew"
+
+
+def _shift(cluster: Cluster, before: float, now: float) -> bool:
+    """Leave the time from `before` to `now` out of everything that waits. Whether anything does."""
+    waits = False
+    for name, session in cluster.sessions.items():
+        if session.alive or name in cluster.awaited:
+            session.last_heard_s = now  # of all: which of them has been silent for longest stays as it is
+            waits = True
+    for guest in cluster.guests.values():
+        guest.last_heard_s += now - before
+    for pending in cluster.pending_logs.values():
+        pending.deadline_s += now - before
+        waits = True
+    for health in cluster.health.values():
+        if health.until_s is not None:
+            health.until_s += now - before
+    for job in cluster.jobs.values():
+        if job.share_gpus or job.id in cluster.timers:
+            job.leave_out(before, now)
+            cluster.touch(job)
+            waits = True
+    cluster.review_s += now - before
+    return waits

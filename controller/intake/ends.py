@@ -1,0 +1,265 @@
+"""What the end of a worker means for its job: whose fault it is, and what that calls for.
+
+Theory of operation
+-------------------
+Each end has a `Fault`, told by whoever knows it: the agent (it could not start the worker, it has stopped it, an exit code, a
+signal), or this controller (the server is lost). Only the script's own fault counts against a job:
+
+* an error before any step has been applied, or after the training, fails the job at once;
+* an error that comes back at each restart, without a step that is new, fails it (`reconcile.count_restart`);
+* workers that end in one generation after the other, without a step that is new, fail it (`_count_loss`);
+* newcomers that end at their start are not tried again for a while; the job trains on with what it has.
+
+What is the server's fault counts against the server (`health`), and the job is tried elsewhere. A script that fails where other
+jobs fail too, while it has run elsewhere, is believed: that is a server without its driver or its file system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...protocol.exits import NO_CHECKPOINT
+from ...protocol.messages import EventKind
+from ...protocol.model import Fault, GpuAddress, JobPhase, WorkerId, WorkerPhase
+from ...protocol.times import CUT_OFF_TIMEOUT_S, FIRST_HOLD_S, LONGEST_HOLD_S
+from ..cluster import Cluster
+from ..jobs.generations import broken_by_loss, cut_off, ending, holders, unconnected, usable
+from ..jobs.job import Avoidance, Job
+from ..jobs.records import WorkerRecord
+from ..reconcile.health import script_is_innocent, second_opinion, start_failed
+from ..reconcile.settle import end_job, order_message, send_start, stop_worker
+
+START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
+KEPT_BROKEN = 64
+
+
+def worker_ended(
+    cluster: Cluster,
+    now: float,
+    job: Job,
+    entry: WorkerRecord,
+    exit_code: int | None,
+    reason: str,
+    phase: WorkerPhase | None,
+    fault: Fault,
+) -> None:
+    """A worker's process is gone. `phase`: the last one that its agent heard of."""
+    worker = entry.worker
+    status = job.statuses.get(worker)
+    last = phase if phase is not None else status.phase if status is not None else None
+    broken = broken_by_loss(job, worker)
+    over = exit_code == 0 and last in (WorkerPhase.FINISHED, WorkerPhase.LEFT)
+    started = entry.trained or (status is not None and status.applied is not None)
+    if exit_code == 0 and not entry.stopping and not over:
+        reason = "ended in the middle of training (exit code 0)" if entry.trained else "ended without training"
+    if over or entry.stopping:
+        fault = Fault.NONE if over else entry.fault or Fault.STOPPED
+    elif not started and last is not WorkerPhase.FINISHED:
+        fault, reason = _at_the_start(cluster, now, job, entry, exit_code, reason, fault)
+    if exit_code == 0 and last is WorkerPhase.FINISHED:
+        job.update_worker(worker, finished=True)
+    job.end_worker(worker, now, exit_code, entry.reason or reason, fault)
+    cluster.mark_dirty(job)
+    cluster.mark_waiting_dirty()
+    if entry.stopping and not job.record.target:
+        cluster.schedule_due = True  # a preempted job that seemed to be at its end waits again
+    if over and last is WorkerPhase.FINISHED and worker == job.record.last_leader and not job.final:
+        end_job(cluster, now, job, JobPhase.FINISHED, "", 0)  # it was preempted at that moment
+    if job.final or entry.stopping or last is WorkerPhase.LEFT:
+        return
+    if over:
+        if speaks_for(job, worker):
+            end_job(cluster, now, job, JobPhase.FINISHED, "", 0)
+        return
+    cluster.tell(now, EventKind.LOST, job.id, f"{worker} on {entry.gpu}: {reason}")
+    add_broken(job, broken)
+    if ending(job):
+        return  # another worker is at the end of the training already: it decides
+    alone = started or not holders(job)  # else the others have come as far as their loop, and it is a newcomer's affair
+    if fault is Fault.SCRIPT and broken and (last is WorkerPhase.FINISHED or (alone and not job.record.progressed)):
+        end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
+    elif not started and fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT):
+        _newcomer_failed(cluster, now, job, reason, exit_code, fault)
+    elif fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT) and holders(job):
+        _count_loss(cluster, now, job, f"{worker}: {reason}", exit_code)
+
+
+def _at_the_start(
+    cluster: Cluster, now: float, job: Job, entry: WorkerRecord, exit_code: int | None, reason: str, fault: Fault
+) -> tuple[Fault, str]:
+    """A worker has ended before it trained: whose fault that is, and the reason. The server may be left alone for it."""
+    server = entry.gpu.server
+    if exit_code == NO_CHECKPOINT and job.record.saved_step is not None:
+        reason = _sees_no_checkpoint(job, entry, reason)
+        job.avoid(now, server, reason, Avoidance.BEGIN)
+        cluster.schedule_due = True
+        return Fault.SERVER, reason
+    if fault is Fault.SERVER:
+        start_failed(cluster, now, server, reason)
+    elif fault is Fault.SCRIPT:
+        fault = _judged(cluster, now, job, entry, reason)
+        alone = fault is Fault.SCRIPT and not holders(job)
+        if alone and exit_code and second_opinion(cluster, now, job, entry, reason):
+            return Fault.SERVER, reason
+    return fault, reason
+
+
+def _count_loss(cluster: Cluster, now: float, job: Job, because: str, exit_code: int | None) -> None:
+    """A worker has ended by itself in the middle of the training, and others have the state: the job goes on with these.
+
+    If the same comes back in one generation after the other, and no step is done any more, it is given up, like a job that loses
+    all workers again and again (`reconcile.count_restart`).
+    """
+    kept = job.record
+    if kept.lost_in == kept.committed:
+        return  # one of several that this generation has lost
+    losses = 1 if job.best_applied > kept.best_at_loss else kept.losses_in_vain + 1
+    best = max(kept.best_at_loss, job.best_applied)
+    job.update(losses_in_vain=losses, lost_in=kept.committed, best_at_loss=best)
+    if losses > cluster.settings.max_restarts:
+        text = f"given up: {losses} generations in a row have lost a worker, and it got no further; last: {because}"
+        end_job(cluster, now, job, JobPhase.FAILED, text, exit_code)
+
+
+def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -> None:
+    """The agent of its server does not name a worker that has run there: it counts as lost, and is stopped to be sure."""
+    reason = f"server {entry.gpu.server} does not know it any more"
+    broken = broken_by_loss(job, entry.worker)
+    job.update_worker(entry.worker, stopping=True, fault=Fault.LOST, reason=reason)
+    cluster.mark_dirty(job)
+    if job.final:
+        return
+    cluster.tell(now, EventKind.LOST, job.id, f"{entry.worker} on {entry.gpu}: {reason}")
+    add_broken(job, broken)
+
+
+def stop_late(cluster: Cluster, now: float, job: Job) -> None:
+    """Stop the workers that have not come to their loop in time. That is the script's fault, if it is so elsewhere, too."""
+    for late in job.latenesses():
+        entry = job.worker(late.worker)
+        if entry is None or now < late.until_s:
+            continue
+        session = cluster.sessions.get(entry.gpu.server)
+        if session is None or not session.alive:  # it may have spoken where nobody could hear it
+            job.allow_more(late.worker, cluster.settings.server_lease_s)
+            continue
+        broken = broken_by_loss(job, late.worker)
+        fault = _judged(cluster, now, job, entry, late.reason)
+        alone = fault is Fault.SCRIPT and not holders(job)
+        if alone and second_opinion(cluster, now, job, entry, late.reason, late=True):
+            fault = Fault.SERVER  # whose storage may not answer
+        job.update_worker(late.worker, fault=fault, reason=late.reason)
+        stop_worker(cluster, now, job, late.worker)
+        cluster.tell(now, EventKind.LATE, job.id, f"{late.reason}, on {entry.gpu}: it is stopped")
+        add_broken(job, broken)
+        if fault is Fault.SCRIPT and not job.record.progressed and not holders(job):
+            end_job(cluster, now, job, JobPhase.FAILED, late.reason)
+            return
+        if fault is Fault.SCRIPT:
+            _newcomer_failed(cluster, now, job, late.reason, None, fault)
+
+
+def stop_again(cluster: Cluster, now: float, job: Job) -> None:
+    """Tell the agents of workers that should have ended by now. Whoever has heard it before gets no more time by that."""
+    for worker, due_s in job.overdue().items():
+        if now >= due_s:
+            job.told_to_stop_s[worker] = now
+            stop_worker(cluster, now, job, worker)
+
+
+def tell_again(cluster: Cluster, now: float, job: Job) -> None:
+    """Tell agents again of the newest order, and to start workers, if nothing tells that they have heard. Who has ignores it."""
+    again_s = job.tell_again_s()
+    if again_s is None or now < again_s:
+        return
+    job.told_s = now
+    order = order_message(job)
+    alive = {name for name, session in cluster.sessions.items() if session.alive}
+    for server in dict.fromkeys(entry.gpu.server for entry in job.uninformed()):
+        if order is not None and server in alive:
+            cluster.send(server, order)
+    for entry in job.unstarted():
+        if entry.gpu.server in alive:
+            send_start(cluster, job, entry)
+
+
+def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
+    """The network between servers is cut, and not between them and this controller: the job goes on with one side of it."""
+    if job.cut_since is None or now < job.cut_since + CUT_OFF_TIMEOUT_S:
+        return
+    no_data, newest, job.cut_since = unconnected(job), job.newest, None
+    gone = no_data or cut_off(job)
+    if not gone or newest is None:
+        return
+    lost = {member.gpu for member in newest.roster.members if member.worker in gone}
+    here = {member.gpu.server for member in newest.roster.members if member.worker not in gone}
+    there = {gpu.server for gpu in lost}
+    what = "cannot exchange data" if no_data else f"have not heard of each other for {CUT_OFF_TIMEOUT_S:g} s"
+    reason = f"workers on {_names(there)} and on {_names(here)} {what}: is the network between these servers whole?"
+    for worker in gone:
+        add_broken(job, broken_by_loss(job, worker))
+        job.update_worker(worker, fault=Fault.LOST, reason=reason)
+        stop_worker(cluster, now, job, worker)
+    cluster.tell(now, EventKind.CUT_OFF, job.id, f"goes on without {_names(gone)}: {reason}")
+    keep = {gpu for gpu in job.record.target if gpu not in lost and gpu.server not in there - here}
+    if len(keep) >= job.spec.gpus.min:
+        _hold_back(cluster, now, job, keep, f"workers on {_names(there)} could not be reached")
+        return
+    for server in there - here:
+        job.avoid(now, server, reason, Avoidance.STAY, CUT_OFF_TIMEOUT_S)
+    cluster.schedule_due = True
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(set(names)))
+
+
+def _judged(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> Fault:
+    """The script seems to be at fault for what a worker did before it trained: is it?"""
+    return Fault.SERVER if script_is_innocent(cluster, now, job, entry, reason) else Fault.SCRIPT
+
+
+def _sees_no_checkpoint(job: Job, entry: WorkerRecord, reason: str) -> str:
+    """In words, with what the worker says it has found instead."""
+    _, _, told = reason.partition(f"exit code {NO_CHECKPOINT}: ")
+    found = f" ({told})" if told else ""
+    return f"server {entry.gpu.server} does not see the checkpoint of step {job.record.saved_step}{found}"
+
+
+def add_broken(job: Job, generations: tuple[int, ...]) -> None:
+    """Note that these generations have lost somebody."""
+    if not set(generations) <= set(job.record.broken):
+        job.update(broken=tuple(sorted({*job.record.broken, *generations}))[-KEPT_BROKEN:])
+
+
+def speaks_for(job: Job, worker: WorkerId) -> bool:
+    """Is `worker` the leader of the generation in use? It alone does what is done once after the training (evaluation,
+    saving), so the job is finished when it is; should it be lost then, the job does that again from its last checkpoint."""
+    committed = job.order(job.record.committed)
+    return committed is None or committed.roster.leader == worker
+
+
+def _newcomer_failed(cluster: Cluster, now: float, job: Job, reason: str, exit_code: int | None, fault: Fault) -> None:
+    """A newcomer ended before it had trained: the job goes on with the rest, and does not try for ever to grow."""
+    with_state = holders(job)
+    if not with_state and fault is not Fault.SCRIPT:
+        return  # if nobody else can go on either, it is a restart, and counted as such
+    job.start_failures += 1
+    if job.start_failures <= START_FAILURES_ALLOWED:
+        return
+    if not with_state:
+        if not any(usable(job, entry.worker) for entry in job.record.workers):
+            text = f"{job.start_failures} workers in a row ended before they could train; last: {reason}"
+            end_job(cluster, now, job, JobPhase.FAILED, text, exit_code)
+        return
+    job.start_failures = 0
+    _hold_back(cluster, now, job, {entry.gpu for entry in with_state}, f"new workers end at their start: {reason}")
+
+
+def _hold_back(cluster: Cluster, now: float, job: Job, keep: set[GpuAddress], why: str) -> None:
+    """The job has these of its GPUs, and no others for a while, longer each time."""
+    job.hold(now, min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.record.hold_s * 2)))
+    job.update(target=tuple(gpu for gpu in job.record.target if gpu in keep))
+    job.profiling = None
+    cluster.schedule_due = True
+    cluster.tell(now, EventKind.HELD, job.id, f"does not grow for {job.record.hold_s:.0f} s: {why}")

@@ -1,0 +1,172 @@
+"""What runs on the servers and belongs to no job here: it is left alone until an operator decides (cluster 3).
+
+Two ways lead to that. The server belongs to *another cluster*: its agent remembers an id that is not ours, because it was moved,
+or because this controller's store is new. Or the store is older than the cluster, restored from a backup, and there is no job of
+that name in it, or one with another uid. Nobody here can tell whether such workers are somebody's work of a month. So none of
+them is stopped or forgotten, and nothing is started in their place. An operator who wants the server says
+`elasticctl servers adopt`: then they are asked to save their state and end, and the server is used as soon as they have.
+
+An agent without workers has nothing to lose and joins by itself.
+"""
+
+from __future__ import annotations
+
+from ...protocol.errors import RequestRefused, UserError
+from ...protocol.messages import (
+    Acknowledged,
+    AgentHeartbeat,
+    AgentHello,
+    EventKind,
+    ForgetWorkers,
+    LocalWorker,
+    ServerAdopted,
+    StopWorker,
+    ToControllerFromAgent,
+    WorkerExit,
+)
+from ...protocol.model import ServerId
+from ...protocol.times import LEAST_SAVE_S
+from ..cluster import Cluster, Guest, Session
+
+
+def belongs_elsewhere(cluster: Cluster, hello: AgentHello) -> bool:
+    """Does this agent keep something of another cluster?"""
+    keeps = hello.processes or hello.workers or hello.starting or hello.exited
+    return hello.cluster not in ("", cluster.id) and bool(keeps)
+
+
+def present(cluster: Cluster, now: float, server: ServerId) -> Guest | None:
+    """The server of another cluster of this name, if it has been heard of lately."""
+    guest = cluster.guests.get(server)
+    if guest is None or now >= guest.last_heard_s + cluster.settings.server_lease_s:
+        return None
+    return guest
+
+
+def receive(cluster: Cluster, now: float, hello: AgentHello) -> None:
+    """A server of another cluster has said hello."""
+    name = hello.server.server
+    before = cluster.guests.get(name)
+    guest = Guest(
+        server=hello.server,
+        cluster=hello.cluster,
+        last_heard_s=now,
+        agent=hello.agent,
+        incarnation=hello.incarnation,
+        start=hello.start,
+        hello=hello.number,
+        running={local.worker: local for local in hello.processes},
+        ended={ended.worker: ended.uid for ended in hello.exited},
+    )
+    cluster.guests[name] = guest
+    if before is None or before.agent != guest.agent or not set(guest.running) <= set(before.running):
+        cluster.tell(now, EventKind.SERVER_FOREIGN, None, f"server {name} {sentence(guest)}")
+    cluster.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=0))
+    if cluster.adopted.get(name) == guest.agent:
+        _clear(cluster, guest)
+
+
+def on_message(cluster: Cluster, now: float, guest: Guest, message: ToControllerFromAgent) -> None:
+    """The agent of such a server has said something."""
+    guest.last_heard_s = now
+    if isinstance(message, AgentHeartbeat):
+        cluster.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=guest.sent))
+    elif isinstance(message, WorkerExit):
+        guest.running.pop(message.worker, None)
+        guest.ended[message.worker] = message.uid
+        if cluster.adopted.get(guest.server.server) == guest.agent:
+            _forget(cluster, guest)
+
+
+def _clear(cluster: Cluster, guest: Guest) -> None:
+    """Have the workers of a server that is taken over save and end."""
+    for local in guest.running.values():
+        cluster.send_guest(guest, _stop(local))
+    _forget(cluster, guest)
+
+
+def _forget(cluster: Cluster, guest: Guest) -> None:
+    if guest.ended:
+        cluster.send_guest(guest, ForgetWorkers(workers=tuple(guest.ended), uids=dict(guest.ended)))
+        guest.ended.clear()
+    if not guest.running:  # its next hello will be one of an agent that has nothing to lose
+        cluster.ask_for_hello(guest.server.server, guest.agent)
+
+
+def _stop(local: LocalWorker) -> StopWorker:
+    return StopWorker(job=local.job, worker=local.worker, uid=local.uid, grace_s=LEAST_SAVE_S, save=True)
+
+
+# ------------------------------------------------------------------------------------------ workers of jobs that are not known
+
+
+def tell_of_unknown(cluster: Cluster, now: float, before: Session | None, session: Session) -> None:
+    """A member has said hello: do workers of jobs run there that the store does not know?"""
+    name = session.server.server
+    if session.unknown and not set(session.unknown) <= set(before.unknown if before is not None else ()):
+        cluster.tell(now, EventKind.WORKERS_UNKNOWN, None, f"server {name}: {unknown_sentence(session)}")
+    if not session.unknown:
+        cluster.record_adoption(name, None)
+    elif cluster.adopted.get(name) == session.agent:
+        stop_unknown(cluster, session)
+
+
+def stop_unknown(cluster: Cluster, session: Session) -> None:
+    for local in session.unknown.values():
+        cluster.send(session.server.server, _stop(local))
+
+
+def unknown_ended(cluster: Cluster, session: Session, ended: WorkerExit) -> bool:
+    """A worker has ended. Was it one of a job that is not known?"""
+    if session.unknown.pop(ended.worker, None) is None:
+        return False
+    if not session.unknown:
+        cluster.record_adoption(session.server.server, None)
+    cluster.schedule_due = True
+    cluster.mark_waiting_dirty()
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------- the operator
+
+
+def adopt(cluster: Cluster, now: float, name: ServerId) -> ServerAdopted:
+    """An operator wants a server, whatever runs there. Raises UserError, RequestRefused."""
+    guest, session = present(cluster, now, name), cluster.sessions.get(name)
+    if guest is not None:
+        workers = len(guest.running)
+        cluster.record_adoption(name, guest.agent)
+        _clear(cluster, guest)
+    elif session is None:
+        raise UserError(f"there is no server {name[:80]!r}")
+    elif not session.alive:
+        raise RequestRefused(f"server {name} is not there")
+    elif not session.unknown:
+        raise RequestRefused(f"server {name} is a member of this cluster, and nothing runs there that is not its own")
+    else:
+        workers = len(session.unknown)
+        cluster.record_adoption(name, session.agent)
+        stop_unknown(cluster, session)
+    what = f": {_workers(workers)} there save their state and end" if workers else ""
+    cluster.tell(now, EventKind.SERVER_ADOPTED, None, f"server {name} is taken over{what}")
+    return ServerAdopted(server=name, workers=workers)
+
+
+def sentence(guest: Guest) -> str:
+    """What an operator has to know of a server of another cluster; after its name."""
+    name = guest.server.server
+    keeps = f"{_workers(len(guest.running))} run there" if guest.running else "it keeps how workers ended"
+    return f"belongs to another cluster: {keeps}; `elasticctl servers adopt {name}` takes it over"
+
+
+def unknown_sentence(session: Session) -> str:
+    """What an operator has to know of workers of jobs that the store does not know."""
+    jobs = ", ".join(sorted({local.job for local in session.unknown.values()}))
+    what = (
+        f"{_workers(len(session.unknown))} of jobs that the store does not know run there ({jobs}) and keep their GPUs"
+    )
+    return f"{what}; `elasticctl servers adopt {session.server.server}` has them save their state and end"
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker" if count == 1 else f"{count} workers"

@@ -1,0 +1,93 @@
+"""Which agent speaks for a server: one at a time, and its newest hello (cluster 2).
+
+An agent has an identity, made once in its state directory. While the agent of one identity has a lease on a server's name,
+another one is refused: two servers were given one name, or a server was installed anew. When the lease has run out, the second
+one joins.
+
+An agent whose heartbeats come so seldom that losing one of them would lose the server is refused, too: what each of the two
+configuration files says may be right, and both together are not (`protocol.times`). As for any other, what runs on its server
+goes on, and nothing is started there.
+
+A hello that comes late, or twice, must not undo what has happened since. So an agent counts its hellos, and its own starts.
+"""
+
+from __future__ import annotations
+
+from ...protocol.messages import AgentHello, EventKind
+from ...protocol.model import ServerId
+from ...protocol.times import lease_outlasts
+from ..cluster import Cluster, Guest, Session
+from .guests import present
+
+KEPT_REFUSED = 1000  # of all that are refused now; the operator is told again of one that was left out
+
+
+def stale(known: Session | Guest | None, hello: AgentHello) -> bool:
+    """Is `hello` not newer than the last one of its agent?"""
+    if known is None or known.agent != hello.agent:
+        return False
+    if known.incarnation == hello.incarnation:
+        return 0 < hello.number <= known.hello
+    return bool(hello.agent) and hello.start < known.start
+
+
+def refused(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> bool:
+    """Refuse `hello` if another agent speaks for `server`, or this one would speak too seldom. Whether that is so."""
+    reason = _other_agent(cluster, now, server, hello) or _too_seldom(cluster, server, hello)
+    if reason:
+        _refuse(cluster, now, server, hello, reason)
+    else:
+        cluster.refused.pop((server, hello.agent), None)  # if it is refused again, that is news
+    return bool(reason)
+
+
+def _other_agent(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> str:
+    holder = _holder(cluster, now, server)
+    if holder is None or holder.agent in ("", hello.agent):
+        return ""
+    silence_s = max(0.0, now - holder.last_heard_s)
+    return (
+        f"another agent is server {server}: identity {holder.agent}, at {holder.server.address}, "
+        f"heard of {silence_s:.0f} s ago; this one, {hello.agent or 'without identity'} at {hello.server.address}, "
+        "may join under another name, or when the other one's lease has run out"
+    )
+
+
+def _too_seldom(cluster: Cluster, server: ServerId, hello: AgentHello) -> str:
+    lease_s, interval_s = cluster.settings.server_lease_s, hello.heartbeat_interval_s
+    if lease_outlasts(lease_s, interval_s):
+        return ""
+    return (
+        f"the agent of server {server} says a heartbeat every {interval_s:g} s, and server_lease_s of the controller is "
+        f"{lease_s:g} s: it must be more than twice as long, so that a server is not lost with one heartbeat; lower "
+        "heartbeat_interval_s in the agent's file, or raise server_lease_s in the controller's"
+    )
+
+
+def refuse_older(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> None:
+    """`hello` is stale. Where nothing newer of its agent is heard any more, it need not be late: the agent may have forgotten
+    how often it was started. It would be dropped for ever, and is told so."""
+    known = cluster.sessions.get(server)
+    if known is None or known.alive or known.incarnation == hello.incarnation:
+        return
+    reason = (
+        f"start {hello.start} of the agent of server {server}, and start {known.start} has been heard of: its state directory is "
+        "an old copy; when nothing runs on the server, remove identity.json there, and start the agent again"
+    )
+    _refuse(cluster, now, server, hello, reason)
+
+
+def _refuse(cluster: Cluster, now: float, server: ServerId, hello: AgentHello, reason: str) -> None:
+    cluster.refuse_agent(server, hello.agent, reason)
+    if (server, hello.agent) not in cluster.refused:
+        cluster.refused[server, hello.agent] = None
+        if len(cluster.refused) > KEPT_REFUSED:
+            cluster.refused.popitem(last=False)
+        cluster.tell(now, EventKind.SERVER_REFUSED, None, f"refused an agent: {reason}")
+
+
+def _holder(cluster: Cluster, now: float, server: ServerId) -> Session | Guest | None:
+    session = cluster.sessions.get(server)
+    if session is not None and (session.alive or server in cluster.awaited):
+        return session
+    return present(cluster, now, server)

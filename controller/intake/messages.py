@@ -1,0 +1,505 @@
+"""What agents say, taken in: sessions, statuses, ends of workers, lost servers (cluster 2, 4; worker-runtime 4).
+
+Nothing is decided here about rosters: facts change the state and stir the jobs concerned; `reconcile` looks at them in the same
+turn. A fact that is told twice changes nothing the second time.
+"""
+
+from __future__ import annotations
+
+from ...protocol.messages import (
+    Acknowledged,
+    AgentHeartbeat,
+    AgentHello,
+    EventKind,
+    ForgetWorkers,
+    LocalWorker,
+    Log,
+    LogPiece,
+    Refused,
+    StopWorker,
+    ToControllerFromAgent,
+    WorkerExit,
+    WorkerReport,
+)
+from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
+from ...protocol.times import STOP_GRACE_S, paced_interval_s
+from ..cluster import Cluster, Session
+from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
+from ..jobs.job import Job
+from ..jobs.records import WorkerRecord, WorkerState
+from ..reconcile.health import worked
+from ..reconcile.settle import leader_address, order_message, send_order, send_start, stop_worker
+from .ends import add_broken, unknown_there, worker_ended
+from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
+from .joining import refuse_older, refused, stale
+from .restored import ahead, bring_forward, note_age
+from .statuses import exit_within_bounds, sensible, server_fault, unusable, without_odd_figures
+
+MAX_STRAYS = 4096  # of one server
+MAX_SERVERS = 10_000
+NOWHERE = -1  # an agent of an earlier version does not tell where a worker runs
+
+
+def on_agent_message(
+    cluster: Cluster, now: float, server: ServerId, message: ToControllerFromAgent, agent: str = ""
+) -> None:
+    """Take in a message of an agent of `server`, which has the identity `agent`."""
+    if isinstance(message, AgentHello):
+        _on_hello(cluster, now, server, message, agent)
+        return
+    guest = present(cluster, now, server)
+    if guest is not None and guest.agent == agent:
+        on_message(cluster, now, guest, message)
+        return
+    session = cluster.sessions.get(server)
+    if session is None or not session.alive or session.agent != agent:
+        cluster.ask_for_hello(server, agent)  # it has been given up, or this controller has not met it yet
+        return
+    cluster.heard_of(now, session)
+    match message:
+        case AgentHeartbeat(starting=starting, reports=reports):
+            for worker in starting:
+                _on_running(cluster, now, session, worker)
+            for report in reports:
+                _on_status(cluster, now, session, report.status, report.uid)
+            cluster.send(server, _acknowledged(cluster, session, session.sent))
+        case WorkerReport(status=status, uid=uid):
+            _on_status(cluster, now, session, status, uid)
+        case WorkerExit():
+            _on_exit(cluster, now, session, exit_within_bounds(message))
+            _forget(cluster, server, (message,))
+        case LogPiece():
+            _on_log_piece(cluster, server, message)
+
+
+# --------------------------------------------------------------------------------------------------------------- sessions
+
+
+def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello, agent: str) -> None:
+    if hello.server.server != server or hello.agent != agent:
+        cluster.warn(f"dropped a hello of {hello.server.server!r} over the connection of {server!r}")
+        return
+    if fault := server_fault(hello.server):
+        cluster.warn(f"dropped a hello of {server[:80]!r}: {fault}")
+        return
+    before = cluster.sessions.get(server)
+    if before is None and server not in cluster.guests and len(cluster.sessions) + len(cluster.guests) >= MAX_SERVERS:
+        cluster.warn(f"dropped a hello of {server}: there are {MAX_SERVERS} servers already")
+        return
+    if stale(before, hello) or stale(cluster.guests.get(server), hello):
+        refuse_older(cluster, now, server, hello)
+        return
+    if refused(cluster, now, server, hello):
+        return
+    note_age(cluster, now, hello)
+    if belongs_elsewhere(cluster, hello):
+        receive(cluster, now, hello)
+        return
+    cluster.guests.pop(server, None)
+    session = Session(
+        server=hello.server,
+        alive=True,
+        last_heard_s=now,
+        incarnation=hello.incarnation,
+        agent=agent,
+        start=hello.start,
+        hello=hello.number,
+        places={local.worker: local for local in hello.processes},
+    )
+    cluster.put_session(session)
+    cluster.heard_of(now, session)
+    _greet(cluster, now, before, session)
+    cluster.send(server, _acknowledged(cluster, session, 0))
+    _take_in(cluster, now, session, hello)
+    tell_of_unknown(cluster, now, before, session)
+
+
+def _take_in(cluster: Cluster, now: float, session: Session, hello: AgentHello) -> None:
+    """What the agent keeps is compared with what it should."""
+    server = session.server.server
+    seen: dict[WorkerId, None] = {}
+    for worker in hello.starting:
+        if _on_starting(cluster, now, session, worker):
+            seen[worker] = None
+    for status in hello.workers:
+        if _on_status(cluster, now, session, status, session.uid(status.worker)):
+            seen[status.worker] = None
+    for ended in hello.exited:
+        if _on_exit(cluster, now, session, exit_within_bounds(ended)):
+            seen[ended.worker] = None
+    if hello.exited:
+        _forget(cluster, server, hello.exited)
+    _repeat_to(cluster, now, server, seen)
+
+
+def _acknowledged(cluster: Cluster, session: Session, sent: int) -> Acknowledged:
+    return Acknowledged(
+        incarnation=cluster.settings.incarnation,
+        sent=sent,
+        cluster=cluster.id,
+        newest_event=cluster.next_event - 1,
+        session=session.name,
+        heartbeat_interval_s=paced_interval_s(len(cluster.sessions), cluster.settings.server_lease_s),
+    )
+
+
+def _forget(cluster: Cluster, server: ServerId, ends: tuple[WorkerExit, ...]) -> None:
+    workers, uids = tuple(ended.worker for ended in ends), {ended.worker: ended.uid for ended in ends}
+    cluster.send(server, ForgetWorkers(workers=workers, uids=uids))
+
+
+def _greet(cluster: Cluster, now: float, before: Session | None, session: Session) -> None:
+    name = session.server.server
+    expected = name in cluster.awaited
+    cluster.awaited.discard(name)
+    if before is None or (before.server, before.agent) != (session.server, session.agent):
+        cluster.record_server(session)
+    if before is None:
+        cluster.tell(now, EventKind.SERVER_JOINED, None, f"server {name} joined with {len(session.server.gpus)} GPUs")
+    elif not before.alive and not expected:
+        cluster.tell(now, EventKind.SERVER_BACK, None, f"server {name} is back")
+    if before is None or not before.alive or before.server != session.server:
+        cluster.schedule_due = True
+    if expected and not cluster.awaited:
+        cluster.mark_all_dirty()
+
+
+def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[WorkerId, None]) -> None:
+    """Tell an agent everything anew that concerns its server; what has run there and does not is lost.
+
+    What the hello does not name may have been started since it was said: its GPU is not free before the agent, told to stop
+    it, has answered that it does not run.
+    """
+    for job in cluster.index.on_server(server):
+        here = [entry for entry in job.record.workers if entry.gpu.server == server]
+        if job.record.overtaken:  # what is recorded of it is not so any more: its workers are about to be stopped
+            for entry in here:
+                if entry.stopping and entry.worker not in seen:  # it has been told before, and may be gone
+                    stop_worker(cluster, now, job, entry.worker)
+            continue
+        order = order_message(job)
+        if here and order is not None and not job.final:
+            cluster.send(server, order)
+        for entry in here:
+            if entry.state is WorkerState.ORDERED:
+                continue
+            if entry.worker in seen:
+                if entry.stopping:
+                    stop_worker(cluster, now, job, entry.worker)
+            elif entry.state is WorkerState.STARTED and not entry.stopping and not job.final:
+                send_start(cluster, job, entry)
+            else:
+                if not entry.stopping:
+                    unknown_there(cluster, now, job, entry)
+                stop_worker(cluster, now, job, entry.worker)
+        if here:
+            cluster.mark_dirty(job)
+
+
+def server_lost(cluster: Cluster, now: float, session: Session) -> None:
+    """A lease has run out: the server's workers count as lost, its GPUs do not exist."""
+    name = session.server.server
+    session.alive = False
+    session.strays, session.unknown = {}, {}
+    cluster.awaited.discard(name)
+    cluster.leases.pop(name, None)
+    cluster.schedule_due = True
+    silence_s = now - session.last_heard_s
+    cluster.tell(now, EventKind.SERVER_LOST, None, f"server {name} is lost: not heard of for {silence_s:.0f} s")
+    for job in cluster.index.on_server(name):
+        job.update(target=tuple(gpu for gpu in job.record.target if gpu.server != name))
+        job.profiling = None
+        cluster.mark_dirty(job)
+        for entry in [entry for entry in job.record.workers if entry.gpu.server == name]:
+            if entry.state is WorkerState.ORDERED:
+                job.drop_unstarted(entry.worker)
+            else:
+                worker_ended(cluster, now, job, entry, None, f"server {name} is lost", None, Fault.LOST)
+
+
+# --------------------------------------------------------------------------------------------------------------- workers
+
+
+def _find(
+    cluster: Cluster, session: Session, job: JobId, worker: WorkerId, uid: str
+) -> tuple[Job, WorkerRecord] | None:
+    """A worker that is recorded to run on this server."""
+    found = cluster.jobs.get(job)
+    entry = found.worker(worker) if found is not None and found.has_uid(uid) else None
+    here = entry is not None and entry.gpu.server == session.server.server
+    return (found, entry) if found is not None and entry is not None and here else None
+
+
+def _unwanted(
+    cluster: Cluster, now: float, session: Session, job: JobId, worker: WorkerId, uid: str, status: WorkerStatus | None
+) -> bool:
+    """A process runs that is not recorded, or further than the record. Whether it is of use."""
+    local = session.places.get(worker, LocalWorker(worker=worker, job=job, uid=uid, gpu=NOWHERE))
+    known = cluster.jobs.get(job)
+    if known is None and (over := cluster.archive.find(job)) is not None and over.has_uid(local.uid):
+        _stop_stray(cluster, session, over.job, None, local)
+        return False
+    if known is None or not known.has_uid(local.uid):
+        if len(session.unknown) < MAX_STRAYS:
+            session.unknown[worker] = local
+        return False
+    entry, here = known.worker(worker), GpuAddress(server=session.server.server, index=local.gpu)
+    gpu = entry.gpu if entry is not None else here
+    if gpu.server == here.server and gpu.index != NOWHERE and ahead(known, worker, status):
+        bring_forward(cluster, now, known, worker, gpu, status)
+        return True
+    _stop_stray(cluster, session, known.id, known.known_worker(worker), local)
+    return False
+
+
+def _stop_stray(cluster: Cluster, session: Session, job: JobId, known: WorkerRecord | None, local: LocalWorker) -> None:
+    """A process runs that nobody wants (any more): its GPU is not free until it has ended. `known`: what is recorded of it."""
+    worker = local.worker
+    if worker in session.strays:
+        return
+    if len(session.strays) >= MAX_STRAYS:
+        cluster.warn(
+            f"{session.server.server} reports more than {MAX_STRAYS} processes that nobody knows: {worker} is ignored"
+        )
+        return
+    server = session.server.server
+    told = GpuAddress(server=server, index=local.gpu) if local.gpu != NOWHERE else None
+    session.strays[worker] = told or (known.gpu if known is not None else None)
+    cluster.send(server, StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid))
+
+
+def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerId) -> bool:
+    """A worker runs that has not spoken yet. Whether it is one that should be there."""
+    job = JobId(worker.rpartition(".")[0])
+    found = _find(cluster, session, job, worker, session.uid(worker))
+    if found is None:
+        return _unwanted(cluster, now, session, job, worker, session.uid(worker), None)
+    if found[1].state is not WorkerState.RUNNING:
+        found[0].update_worker(worker, state=WorkerState.RUNNING)
+        cluster.mark_dirty(found[0])
+    return True
+
+
+def _on_running(cluster: Cluster, now: float, session: Session, worker: WorkerId) -> None:
+    """A worker's process runs, and has not spoken yet: from now on it has its time to join."""
+    found = _find(cluster, session, JobId(worker.rpartition(".")[0]), worker, session.uid(worker))
+    if found is not None and found[1].started_s is None:
+        found[0].update_worker(worker, state=WorkerState.RUNNING, started_s=now)
+        cluster.mark_dirty(found[0])
+
+
+def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatus, uid: str) -> bool:
+    """A worker has told its status. Whether it is one that should be there."""
+    if _goes_on(cluster, session, said, uid):
+        return True
+    if fault := unusable(said):
+        cluster.warn(f"dropped a status of {said.worker[:80]!r} on {session.server.server}: {fault}")
+        return True
+    status, odd = without_odd_figures(said)
+    found = _find(cluster, session, status.job, status.worker, uid)
+    if found is None or ahead(found[0], status.worker, status):
+        if not _unwanted(cluster, now, session, status.job, status.worker, uid, status):
+            return False
+        found = _find(cluster, session, status.job, status.worker, uid)
+    if found is not None:
+        _note_status(cluster, now, found, status, odd)
+    return True
+
+
+def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str) -> bool:
+    """Most statuses tell only that a worker of a generation which everybody knows has come further: that is noted at once.
+    Whether this is one."""
+    job = cluster.jobs.get(status.job)
+    before = job.statuses.get(status.worker) if job is not None and job.has_uid(uid) else None
+    if job is None or before is None or status.applied is None or status.applied >= job.rate_counts_from:
+        return False
+    newest, entry = job.newest, job.worker(status.worker)
+    if newest is None or not newest.generation == job.record.committed == status.generation or job.record.overtaken:
+        return False
+    if entry is None or not entry.trained or entry.stopping or entry.gpu.server != session.server.server:
+        return False
+    if status.waits_s or entry.gpu.server in cluster.health or not sensible(status):
+        return False
+    if status.sequence <= before.sequence or _told(status) != _told(before):
+        return False
+    job.statuses[status.worker] = status
+    job.note_progress(status)
+    cluster.rows.moved(job)
+    return True
+
+
+def _told(status: WorkerStatus) -> tuple[object, ...]:
+    """What is the same in statuses that differ only in how far a worker is, and how fast."""
+    return (
+        status.phase,
+        status.generation,
+        status.order,
+        status.floor,
+        status.pid,
+        status.saved,
+        status.saved_generation,
+        status.save_failures,
+        status.waits_s,
+        status.unconnected_s,
+        status.address,
+        status.unheard,
+        status.resizes,
+        status.applied is None,
+    )
+
+
+def _note_status(
+    cluster: Cluster, now: float, found: tuple[Job, WorkerRecord], status: WorkerStatus, odd: tuple[str, ...]
+) -> None:
+    job, entry = found
+    before = job.statuses.get(status.worker)
+    if before is not None and status.sequence <= before.sequence:
+        return
+    job.statuses[status.worker] = status
+    for what in job.newly_odd(odd):
+        cluster.tell(now, EventKind.ODD_FIGURE, job.id, f"{status.worker} reports {what}: it is left out")
+    _note_worker(now, job, entry, status)
+    # Only a worker's arrival says that starts succeed on its server now; who has trained there for long does not.
+    arrives = before is None or before.phase is WorkerPhase.STARTING
+    if arrives and status.phase in (WorkerPhase.READY, WorkerPhase.TRAINING) and entry.gpu.server in cluster.health:
+        worked(cluster, entry.gpu.server)
+    if not job.final:
+        job.note_progress(status)
+        job.note_saved(status)
+        if job.note_rate(now, status, cluster.settings.measuring.steps):
+            cluster.record_throughput(now, job)
+            cluster.schedule_due = True
+        for resize in job.note_resizes(status):
+            cluster.tell(now, EventKind.RESIZED, job.id, resize_text(resize))
+        _note_commit(cluster, now, job, status)
+        _note_begin(cluster, now, job, status)
+        _note_broken(job, status)
+        _note_cut(now, job)
+        if status.waits_s:
+            _note_stall(cluster, now, job)
+        newest = job.newest if not job.record.overtaken else None
+        if newest is not None and newest.roster.leader == status.worker and leader_address(job) != job.sent_address:
+            send_order(cluster, job)
+    if before is None or entry.stopping or _matters(before) != _matters(status):
+        cluster.mark_dirty(job)
+    else:
+        cluster.moved(job)
+
+
+def _matters(status: WorkerStatus) -> tuple[object, ...]:
+    """What of a status can call for a decision."""
+    return (status.phase, status.generation, status.order, status.floor, status.applied is None, status.address)
+
+
+def _note_worker(now: float, job: Job, entry: WorkerRecord, status: WorkerStatus) -> None:
+    if entry.joined_s is None:
+        job.update_worker(entry.worker, joined_s=now)
+    if entry.state is not WorkerState.RUNNING or entry.pid != status.pid:
+        job.update_worker(entry.worker, state=WorkerState.RUNNING, pid=status.pid)
+    if not entry.trained and status.applied is not None:
+        job.update_worker(entry.worker, trained=True)
+        job.start_failures = 0
+        job.avoided.clear()
+        if job.hold_until is None and job.record.hold_s:
+            job.update(hold_s=0.0)
+
+
+def _note_commit(cluster: Cluster, now: float, job: Job, status: WorkerStatus) -> None:
+    order = job.order(status.generation)
+    if order is None or order.generation <= job.record.committed or status.worker not in order.roster.workers:
+        return
+    job.update(
+        committed=order.generation,
+        orders=tuple(other for other in job.record.orders if other.generation >= order.generation),
+        progress=job.progress(),
+    )
+    job.rate_counts_from = -1
+    if job.record.phase is JobPhase.STARTING:
+        job.enter(JobPhase.RUNNING, now)
+    job.change_share(now, len(order.roster.members))
+
+
+def _note_begin(cluster: Cluster, now: float, job: Job, status: WorkerStatus) -> None:
+    """Only a worker that has the state trains: one that has committed a generation may find no checkpoint there."""
+    order = job.committed_order
+    if order is None or status.applied is None or status.generation < job.record.cycle:
+        return
+    if job.record.begun_cycle >= job.record.cycle or status.worker not in order.roster.workers:
+        return
+    job.update(begun_cycle=job.record.cycle)
+    share = len(order.roster.members)
+    cluster.tell(now, EventKind.STARTED, job.id, f"trains on {share} {'GPU' if share == 1 else 'GPUs'}")
+
+
+def _note_broken(job: Job, status: WorkerStatus) -> None:
+    if status.phase is not WorkerPhase.BROKEN:
+        return
+    add_broken(job, broken_by_report(job, status.worker, status.generation))
+
+
+def _note_cut(now: float, job: Job) -> None:
+    if not cut_off(job) and not unconnected(job):
+        job.cut_since = None
+    elif job.cut_since is None:
+        job.cut_since = now
+
+
+def _note_stall(cluster: Cluster, now: float, job: Job) -> None:
+    """If all who train wait for each other, what they send does not arrive: their generation is as broken as by a loss."""
+    generation, waited_s = job.record.committed, stalled_s(job)
+    if not waited_s or generation in job.record.broken:
+        return
+    order = job.order(generation)
+    assert order is not None
+    servers = ", ".join(sorted({member.gpu.server for member in order.roster.members}))
+    text = (
+        f"all {len(order.roster.members)} workers of generation {generation} have waited for each other for {waited_s:.0f} s: "
+        f"does the network carry data between their GPUs ({servers})? The step is given up"
+    )
+    cluster.tell(now, EventKind.STALLED, job.id, text)
+    for worker in order.roster.workers:
+        add_broken(job, broken_by_report(job, worker, generation))
+    cluster.mark_dirty(job)
+
+
+def resize_text(resize: Resize) -> str:
+    """A measured switch in one line, for people."""
+    steps = f"median step {resize.median_step_s * 1000:.0f} ms, then {resize.median_step_after_s * 1000:.0f} ms"
+    gap = f"longest gap {resize.longest_gap_s * 1000:.0f} ms ({steps})"
+    change = f"{resize.workers_before} -> {resize.workers_after} GPUs at step {resize.step}, {gap}"
+    return f"went on after a loss: {change}" if resize.recovery else change
+
+
+def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit) -> bool:
+    """A worker has ended. Whether it is one that is recorded."""
+    if unknown_ended(cluster, session, message):
+        return False
+    if session.strays.pop(message.worker, None) is not None:
+        cluster.mark_waiting_dirty()
+    found = _find(cluster, session, message.job, message.worker, message.uid)
+    status = message.status if message.status is not None and message.status.worker == message.worker else None
+    if found is None:
+        known = cluster.jobs.get(message.job)
+        if known is not None and known.has_uid(message.uid) and ahead(known, message.worker, status):
+            bring_forward(cluster, now, known, message.worker, None, status)
+        return False
+    if status is not None:
+        _on_status(cluster, now, session, status, message.uid)
+    job, entry = found[0], found[0].worker(message.worker) or found[1]
+    worker_ended(cluster, now, job, entry, message.exit_code, message.reason, message.phase, message.fault)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------------ logs
+
+
+def _on_log_piece(cluster: Cluster, server: ServerId, piece: LogPiece) -> None:
+    pending = cluster.pending_logs.get(piece.request)
+    if pending is None or pending.server != server:
+        return
+    del cluster.pending_logs[piece.request]
+    if piece.error:
+        cluster.answer(pending.client, piece.request, Refused(reason=piece.error))
+    else:
+        answer = Log(data=piece.data, next_offset=piece.next_offset, end=piece.end)
+        cluster.answer(pending.client, piece.request, answer)

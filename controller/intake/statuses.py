@@ -1,0 +1,176 @@
+"""Is what agents and workers report something that can be reckoned with? Asked where it comes in, so that no record, view or
+policy ever holds a figure that is not a number, not finite, or of no sensible size.
+
+What the membership rules rest on (generations, steps, sequence) must be right, or the message is dropped as a whole. Figures for
+people and for the scheduler are left out one by one: a script whose loss is not a number trains on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from msgspec.structs import asdict, replace
+
+from ...protocol.messages import WorkerExit
+from ...protocol.model import Resize, Server, Steady, WorkerStatus
+from ...scheduler.speedup_curve import Measured
+from ..jobs.records import Progress
+
+MAX_COUNT = 2**53  # steps, generations, bytes: what JSON and a float hold exactly
+MAX_RATE = 1e12  # samples or steps per second
+MAX_DURATION_S = 1e9  # thirty years
+MIN_STEP_S = 1e-9
+MAX_NAME = 256
+MAX_TEXT = 2000
+MAX_METRICS = 256
+MAX_RESIZES = 64
+MAX_UNHEARD = 4096
+MAX_GPUS_OF_A_SERVER = 1024
+
+
+def unusable(status: WorkerStatus) -> str:
+    """What makes the whole status worthless, in words; empty if nothing does."""
+    counts = {
+        "pid": status.pid,
+        "generation": status.generation,
+        "order": status.order,
+        "floor": status.floor,
+        "sequence": status.sequence,
+        "saved_generation": status.saved_generation,
+        "save_failures": status.save_failures,
+    }
+    steps = {"applied": status.applied, "saved": status.saved}
+    for field, value in counts.items():
+        if not 0 <= value <= MAX_COUNT:
+            return f"{field}: {value}"
+    for field, step in steps.items():
+        if step is not None and not -1 <= step <= MAX_COUNT:
+            return f"{field}: {step}"
+    if max(len(status.worker), len(status.job), len(status.address)) > MAX_NAME:
+        return "a name or an address is too long"
+    return ""
+
+
+def sensible(status: WorkerStatus) -> bool:
+    """Is there nothing in `status` that `unusable` or `without_odd_figures` would find?"""
+    return (
+        -1 <= (status.applied or 0) <= MAX_COUNT
+        and 0 <= status.sequence <= MAX_COUNT
+        and 0 <= status.samples_per_s <= MAX_RATE
+        and 0 <= status.median_step_s <= MAX_DURATION_S
+        and 0 <= status.saving_s <= MAX_DURATION_S
+        and 0 <= status.longest_step_s <= MAX_DURATION_S
+        and 0 <= status.epoch <= MAX_COUNT
+        and 0 <= (status.total_steps or 0) <= MAX_COUNT
+        and _steady_fits(status.steady)
+        and len(status.metrics) <= MAX_METRICS
+        and all(math.isfinite(value) and len(name) <= MAX_NAME for name, value in status.metrics.items())
+        and len(status.note) <= MAX_TEXT
+    )
+
+
+def without_odd_figures(status: WorkerStatus) -> tuple[WorkerStatus, tuple[str, ...]]:
+    """`status` with those figures left out that nobody can reckon with, and which these were."""
+    kept: dict[str, object] = {}
+    odd: list[str] = []
+    for field, default in _odd_figures(status):
+        kept[field] = default
+        odd.append(f"{field}: {getattr(status, field)}")
+    metrics, left_out = _finite(status.metrics)
+    if left_out:
+        kept["metrics"] = metrics
+        odd += [f"metric {name}" for name in left_out]
+    resizes = tuple(resize for resize in status.resizes[-MAX_RESIZES:] if usable_resize(resize))
+    if len(resizes) < len(status.resizes):
+        kept["resizes"] = resizes
+        odd.append("resizes: too many, or of no sensible size")
+    if len(status.unheard) > MAX_UNHEARD:
+        kept["unheard"] = status.unheard[:MAX_UNHEARD]
+    if len(status.note) > MAX_TEXT:
+        kept["note"] = status.note[:MAX_TEXT]
+    return (replace(status, **kept) if kept else status), tuple(odd)
+
+
+def _odd_figures(status: WorkerStatus) -> Iterator[tuple[str, object]]:
+    """The fields that do not fit, and what stands for nothing there."""
+    if not _within(status.samples_per_s, MAX_RATE):
+        yield "samples_per_s", 0.0
+    for field in ("median_step_s", "saving_s", "longest_step_s", "waits_s", "unconnected_s"):
+        if not _within(getattr(status, field)):
+            yield field, 0.0
+    if not _steady_fits(status.steady):
+        yield "steady", Steady()
+    if not 0 <= status.epoch <= MAX_COUNT:
+        yield "epoch", 0
+    if status.total_steps is not None and not 0 <= status.total_steps <= MAX_COUNT:
+        yield "total_steps", None
+
+
+def _finite(metrics: dict[str, float]) -> tuple[dict[str, float], tuple[str, ...]]:
+    good = {name: value for name, value in metrics.items() if math.isfinite(value) and len(name) <= MAX_NAME}
+    kept = dict(list(good.items())[:MAX_METRICS])
+    return kept, tuple(f"{name[:MAX_NAME]}: {value}" for name, value in metrics.items() if name not in kept)
+
+
+def _within(value: float, most: float = MAX_DURATION_S) -> bool:
+    return 0 <= value <= most  # false for what is not a number
+
+
+def _steady_fits(steady: Steady) -> bool:
+    step_fits = steady.step_s == 0 or MIN_STEP_S <= steady.step_s <= MAX_DURATION_S
+    return step_fits and 0 <= steady.generation <= MAX_COUNT and 0 <= steady.steps <= MAX_COUNT
+
+
+def usable_resize(resize: Resize) -> bool:
+    """Are all figures of a switch of a sensible size?"""
+    counts = (resize.generation, resize.step + 1, resize.workers_before, resize.workers_after)
+    times_s = (resize.longest_gap_s, resize.median_step_s, resize.median_step_after_s)
+    return all(0 <= count <= MAX_COUNT for count in counts) and all(map(_within, times_s))
+
+
+def exit_within_bounds(ended: WorkerExit) -> WorkerExit:
+    """`ended` with a reason and an exit code of a sensible size."""
+    code = ended.exit_code
+    fits = code is None or -256 <= code <= 255
+    return replace(ended, reason=ended.reason[:MAX_TEXT], exit_code=code if fits else None)
+
+
+def server_fault(server: Server) -> str:
+    """What is wrong with what an agent tells of its server, in words; empty if nothing is."""
+    return next(_server_faults(server), "")
+
+
+def _server_faults(server: Server) -> Iterator[str]:
+    if not 0 < len(server.server) <= MAX_NAME or len(server.address) > MAX_NAME:
+        yield f"its name or address is empty or longer than {MAX_NAME} characters"
+    if len(server.gpus) > MAX_GPUS_OF_A_SERVER:
+        yield f"it has {len(server.gpus)} GPUs; at most {MAX_GPUS_OF_A_SERVER} are known of a server"
+    indices = [gpu.index for gpu in server.gpus]
+    if len(set(indices)) < len(indices):
+        yield "two of its GPUs have the same index"
+    counts = (*indices, *(gpu.memory_bytes for gpu in server.gpus), server.cpu_cores, server.memory_bytes)
+    if any(not 0 <= count <= MAX_COUNT for count in counts):
+        yield "an index, a number of cores or an amount of memory is negative or enormous"
+
+
+# --------------------------------------------------------------------------------------------------------- recorded figures
+
+
+def mended_progress(progress: Progress) -> Progress:
+    """What an older version may have recorded, without odd figures."""
+    fits: dict[str, Callable[[], bool]] = {
+        "step": lambda: progress.step is None or -1 <= progress.step <= MAX_COUNT,
+        "total_steps": lambda: progress.total_steps is None or 0 <= progress.total_steps <= MAX_COUNT,
+        "epoch": lambda: 0 <= progress.epoch <= MAX_COUNT,
+        "samples_per_s": lambda: _within(progress.samples_per_s, MAX_RATE),
+        "median_step_s": lambda: _within(progress.median_step_s),
+    }
+    kept = {field: value for field, value in asdict(progress).items() if field in fits and fits[field]()}
+    return Progress(**kept, metrics=_finite(progress.metrics)[0])
+
+
+def usable_measurement(entry: Measured) -> bool:
+    """Can the scheduler reckon with it?"""
+    rates = entry.recent
+    return bool(rates) and all(0 < rate <= 1 / MIN_STEP_S for rate in rates) and math.isfinite(entry.at_s)

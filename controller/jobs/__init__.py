@@ -1,0 +1,1 @@
+"""What a job is: its record, what follows from it, and where jobs are found."""

@@ -1,0 +1,138 @@
+"""Jobs that are over and are not in memory any more: where each lies in the store, and in which order (survival: Keys).
+
+Theory of operation
+-------------------
+A cluster has many more jobs behind it than before it. So a job that is over leaves the memory once there are some later ones: the
+store moves its record to ``/archive/DAY/NUMBER/JOB.UID``. Keys alone tell what a controller has to know of it at once: that
+there was a job of this id, with which uid, and when it ended. All else is read when a client asks for it (`requests`).
+
+Keys in their order are jobs by the day on which they ended, and within a day by the order of submission. Pages follow that order,
+backwards: what ended last comes first. The oldest are forgotten, by number and by age.
+"""
+
+from __future__ import annotations
+
+import bisect
+import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...protocol.model import JobId, job_number
+from .records import Submission
+
+PREFIX = "/archive/"
+DAY_S = 86_400.0
+LAST_S = 253_402_300_799.0  # of the year 9999, beyond which there are no dates
+
+
+@dataclass(frozen=True)
+class Archived:
+    """What a key tells of a job."""
+
+    job: JobId
+    uid: str
+    key: str
+
+    def has_uid(self, uid: str) -> bool:
+        """May a worker of a job with this id and `uid` be one of this job? Earlier versions told none."""
+        return not uid or not self.uid or uid == self.uid
+
+
+def key_of(submission: Submission, finished_s: float) -> str:
+    """Where a job that ended then (Unix time) is kept."""
+    day = datetime.datetime.fromtimestamp(min(max(0.0, finished_s), LAST_S), datetime.UTC).date()
+    return f"{PREFIX}{day.isoformat()}/{job_number(submission.job):018d}/{submission.job}.{submission.uid}"
+
+
+def job_of(key: str) -> Archived:
+    """What `key` tells."""
+    job, _, uid = key.rpartition("/")[2].rpartition(".")
+    return Archived(JobId(job), uid, key)
+
+
+def first_key_of(now: float, days: float) -> str:
+    """The first key that a job may have that ended no more than so many days before `now`."""
+    day = datetime.datetime.fromtimestamp(min(max(0.0, now - days * DAY_S), LAST_S), datetime.UTC).date()
+    return f"{PREFIX}{day.isoformat()}/"
+
+
+class Archive:
+    """The keys of all jobs that are in the archive."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._keys = sorted(keys)
+        self._by_number: dict[int, str] = {}
+        self._names: dict[str, tuple[int, int]] = {}  # how many there are of a name, and the number of the newest
+        for key in self._keys:
+            self._count(key)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._keys)
+
+    @property
+    def highest_number(self) -> int:
+        """Of a job; 0: there is none."""
+        return max(self._by_number, default=0)
+
+    def find(self, job: JobId) -> Archived | None:
+        key = self._by_number.get(job_number(job))
+        found = job_of(key) if key is not None else None
+        return found if found is not None and found.job == job else None
+
+    def named(self, name: str) -> tuple[int, JobId | None]:
+        """How many jobs of this name there are, and the newest of them."""
+        count, newest = self._names.get(name, (0, 0))
+        return count, job_of(self._by_number[newest]).job if count else None
+
+    def add(self, key: str) -> None:
+        bisect.insort(self._keys, key)
+        self._count(key)
+
+    def before(self, key: str, most: int) -> tuple[str, ...]:
+        """Up to so many keys before `key` ("": from the end), the last first."""
+        end = bisect.bisect_left(self._keys, key) if key else len(self._keys)
+        return tuple(reversed(self._keys[max(0, end - most) : end]))
+
+    def forget(self, most: int, first_key: str, at_once: int) -> tuple[str, ...]:
+        """Take the oldest out, up to `at_once` of them, of which there are more than `most` or which stand before `first_key`."""
+        too_many = max(len(self._keys) - most, bisect.bisect_left(self._keys, first_key))
+        gone = self._keys[: min(max(0, too_many), at_once)]
+        if not gone:
+            return ()
+        del self._keys[: len(gone)]
+        without_newest: set[str] = set()
+        for key in gone:
+            number, name = _number_and_name(key)
+            self._by_number.pop(number, None)
+            count, newest = self._names.pop(name)
+            if count > 1:
+                self._names[name] = (count - 1, newest)
+                if number == newest:
+                    without_newest.add(name)
+        if without_newest:  # seldom: jobs of the same name that were submitted earlier have ended later
+            self._find_newest(without_newest)
+        return tuple(gone)
+
+    def _count(self, key: str) -> None:
+        number, name = _number_and_name(key)
+        self._by_number[number] = key
+        count, newest = self._names.get(name, (0, 0))
+        self._names[name] = (count + 1, max(number, newest))
+
+    def _find_newest(self, names: set[str]) -> None:
+        newest: dict[str, int] = {}
+        for number, name in map(_number_and_name, self._keys):
+            if name in names:
+                newest[name] = max(number, newest.get(name, 0))
+        for name in names & newest.keys():
+            self._names[name] = (self._names[name][0], newest[name])
+
+
+def _number_and_name(key: str) -> tuple[int, str]:
+    """Of a job. All keys are looked at when a controller starts: a tenth of a second for a hundred thousand."""
+    _, _, _, number, job = key.split("/")
+    return int(number), job[: job.rindex(".")].rpartition("-")[0]

@@ -1,0 +1,403 @@
+"""Which roster a job needs next (worker-runtime 4): a pure function of what is recorded and what the workers report.
+
+Theory of operation
+-------------------
+The scheduler gives a *target*; `next_step` says what to do now to come nearer to it. Called after every change, it is
+level-triggered: it looks at what is, not at what has just happened, so a lost or doubled event cannot mislead it.
+
+* **Losses come first.** When a member of a generation is gone, everyone in that generation stands still. The next order names
+  the survivors alone: they need nobody who is still starting, so training goes on at once. Growing back is a second order.
+* **The state is never dropped.** A roster that would keep no worker with the state is preceded by the union of old and new.
+* **No order waits for another job.** A job with state is never given an order that names a GPU on which a process still runs: it
+  first gives up what it is to give up, and grows when the GPU is free. Else two jobs that exchange GPUs would wait for ever.
+* **Newcomers are kept** when an order overtakes another: a worker that is still starting on a wanted GPU takes that place.
+* **The leader stays** while it can. Else it is a member with the state that is furthest ahead, of lowest rank: a leader without
+  the state could not propose a commit to those who train.
+* **Broken generations** are listed in every order, for as long as any worker might still stand in one.
+
+A superseded order may still be committed by its leader if that had proposed it before it heard of the next; `doomed` tells
+when that has become impossible, and only then are newcomers of it stopped (CoDDL 4.3: nobody leaves before everybody knows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...protocol.model import GpuAddress, GpuPlace, Server, WorkerId, WorkerPhase
+from .job import Job
+from .records import OrderKind, OrderRecord, WorkerRecord, WorkerState
+
+OVER = (WorkerPhase.LEFT, WorkerPhase.FINISHED)
+STANDING_STILL = (WorkerPhase.READY, WorkerPhase.BROKEN)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in the next roster: a GPU, and who works there; None: a new worker."""
+
+    gpu: GpuAddress
+    worker: WorkerId | None
+
+
+@dataclass(frozen=True)
+class GiveOrder:
+    """Order this roster. `fresh_start`: from a checkpoint or from nothing; nobody has the state."""
+
+    places: tuple[Place, ...]
+    kind: OrderKind
+    fresh_start: bool = False
+
+
+@dataclass(frozen=True)
+class StartAgain:
+    """No worker is left: begin again from the last checkpoint."""
+
+
+Step = GiveOrder | StartAgain | None
+
+
+def usable(job: Job, worker: WorkerId) -> bool:
+    """May `worker` be in a roster?"""
+    entry = job.worker(worker)
+    if entry is None or entry.stopping:
+        return False
+    status = job.statuses.get(worker)
+    return status is None or status.phase not in OVER
+
+
+def holds_state(job: Job, worker: WorkerId) -> bool:
+    """Has `worker` the state of the job? Until it has reported to this controller, its record answers."""
+    if not usable(job, worker):
+        return False
+    status = job.statuses.get(worker)
+    if status is None:
+        entry = job.worker(worker)
+        return entry is not None and entry.trained
+    return status.phase.may_have_state and status.applied is not None
+
+
+def arrived(job: Job, worker: WorkerId) -> bool:
+    """Can `worker` follow an order at once, without starting up first?"""
+    status = job.statuses.get(worker)
+    if status is None:
+        return holds_state(job, worker)
+    return usable(job, worker) and status.phase is not WorkerPhase.STARTING
+
+
+def ending(job: Job) -> bool:
+    """Has a worker reached the end of the training loop? Then no order is followed any more.
+
+    One that has ended by then counts as long as another one with the state is on its way there. Should that be in need of its
+    fellows for a last step, it says that its communicator is broken, and gets an order.
+    """
+    statuses = [status for entry in job.record.workers if (status := job.statuses.get(entry.worker)) is not None]
+    if any(status.phase is WorkerPhase.FINISHED for status in statuses):
+        return True
+    if not any(entry.finished and entry.generation >= job.record.cycle for entry in job.record.past):
+        return False
+    broken = any(status.phase is WorkerPhase.BROKEN for status in statuses)
+    return not broken and any(holds_state(job, entry.worker) for entry in job.record.workers)
+
+
+def holders(job: Job) -> tuple[WorkerRecord, ...]:
+    """The workers with the state, in the rank order of the newest roster that names them, then by age."""
+    newest = job.newest
+    ranks = {worker: rank for rank, worker in enumerate(newest.roster.workers)} if newest else {}
+    found = [entry for entry in job.record.workers if holds_state(job, entry.worker)]
+    return tuple(sorted(found, key=lambda entry: ranks.get(entry.worker, len(ranks))))
+
+
+def next_step(job: Job, free: Callable[[GpuAddress], bool]) -> Step:
+    """What brings `job`, which is not over, nearer to its target; None: nothing now. `free`: no process is on a GPU."""
+    if ending(job):
+        return None
+    newest = job.newest
+    if newest is None:
+        if any(entry.stopping and (entry.trained or entry.fault is None) for entry in job.record.workers):
+            return None  # they may be saving the state; not those that hang at their start, perhaps for ever
+        places = _assign(job, job.record.target, None)
+        if not _may_begin(job, places):
+            return None
+        return GiveOrder(places, OrderKind.TARGET, fresh_start=True) if places else None
+    with_state = holders(job)
+    if not with_state:
+        return _without_state(job, newest)
+    if _wounded(job, newest):
+        return GiveOrder(_survivors(job, newest, with_state), OrderKind.RECOVERY)
+    if newest.kind is OrderKind.RECOVERY and newest.generation > job.record.committed:
+        return None
+    return _towards_target(job, newest, with_state, free)
+
+
+def _without_state(job: Job, newest: OrderRecord) -> Step:
+    """Nobody has trained yet, or all that had are gone."""
+    able = [entry for entry in job.record.workers if usable(job, entry.worker)]
+    if not able:
+        return StartAgain()
+    had_state = job.record.committed >= job.record.cycle
+    if had_state and any(usable(job, worker) for worker in newest.roster.workers) and not _wounded(job, newest):
+        return None  # the first step of a generation is on its way
+    places = _assign(job, job.record.target, newest)
+    if not _may_begin(job, places):
+        return None
+    if not had_state and not _wounded(job, newest) and _same(places, newest):
+        return None
+    return GiveOrder(places, OrderKind.TARGET, fresh_start=had_state) if places else None
+
+
+def _may_begin(job: Job, places: tuple[Place, ...]) -> bool:
+    """Is one of them on a server where the job can begin, as far as is known?"""
+    return not places or any(place.gpu.server not in job.avoided_servers for place in places)
+
+
+def _wounded(job: Job, newest: OrderRecord) -> bool:
+    """Has the newest roster lost somebody, or does it not tell its members of a broken generation they may be in?"""
+    if newest.generation in job.record.broken:
+        return True
+    if any(not usable(job, worker) for worker in newest.roster.workers):
+        return True
+    return any(
+        generation not in newest.broken for generation in job.record.broken if job.record.committed <= generation
+    )
+
+
+def _survivors(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...]) -> tuple[Place, ...]:
+    places = [Place(m.gpu, m.worker) for m in newest.roster.members if arrived(job, m.worker)]
+    if any(holds_state(job, place.worker) for place in places if place.worker is not None):
+        return tuple(places)
+    taken = {place.gpu for place in places}
+    return (*(Place(entry.gpu, entry.worker) for entry in with_state if entry.gpu not in taken), *places)
+
+
+def _towards_target(
+    job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...], free: Callable[[GpuAddress], bool]
+) -> Step:
+    wanted = _assign(job, job.record.target, newest)
+    places = tuple(place for place in wanted if _present(job, place) or free(place.gpu))
+    misled = _misled(job, newest, with_state)
+    if not places or (_same(places, newest) and not misled):
+        return None
+    if any(place.worker is not None and holds_state(job, place.worker) for place in places):
+        on_the_way = newest.kind is OrderKind.UNION and not _handed_on(job, newest)
+        if on_the_way and {place.worker for place in places} <= set(newest.roster.workers):
+            return None  # the union has begun to hand the state on: let it reach all first
+        return GiveOrder(places, OrderKind.TARGET)
+    kept = tuple(Place(entry.gpu, entry.worker) for entry in with_state)
+    union = (*kept, *(place for place in places if place.gpu not in {holder.gpu for holder in kept}))
+    return None if _same(union, newest) and not misled else GiveOrder(union, OrderKind.UNION)
+
+
+def _present(job: Job, place: Place) -> bool:
+    """Is somebody there, or told to start? Who waits for his GPU may wait for one who waits for this job's."""
+    return place.worker is not None and not _unstarted(job, place.worker)
+
+
+def _misled(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...]) -> bool:
+    """Was the newest order given before anybody had the state, and names a leader that those who train now do not know?"""
+    committed = job.order(job.record.committed)
+    if newest.generation <= job.record.committed or committed is None:
+        return False
+    known = {*committed.roster.workers, *(entry.worker for entry in with_state)}
+    return newest.roster.leader not in known
+
+
+def _handed_on(job: Job, union: OrderRecord) -> bool:
+    """Have all members of a union the state?"""
+    return job.record.committed >= union.generation and all(
+        holds_state(job, worker)
+        and ((status := job.statuses.get(worker)) is None or status.generation >= union.generation)
+        for worker in union.roster.workers
+    )
+
+
+def _assign(job: Job, target: tuple[GpuAddress, ...], newest: OrderRecord | None) -> tuple[Place, ...]:
+    """Who works on each GPU of `target`: members that stay in their old order, then the others."""
+    members = newest.roster.members if newest else ()
+    stay = [Place(m.gpu, m.worker) for m in members if m.gpu in target and usable(job, m.worker)]
+    taken = {place.gpu for place in stay}
+    others = [Place(gpu, _spare(job, gpu)) for gpu in target if gpu not in taken]
+    return (*stay, *others)
+
+
+def _spare(job: Job, gpu: GpuAddress) -> WorkerId | None:
+    """A worker of the job on `gpu` that an overtaken order named, or was to send away: of the last generation that came about,
+    though it may have lost all who had the state, or of none yet."""
+    committed = job.order(job.record.committed)
+    known = committed.roster.workers if committed is not None else ()
+    for entry in job.record.workers:
+        able = entry.gpu == gpu and usable(job, entry.worker)
+        if able and (entry.worker in known or fresh(job, entry.worker)):
+            return entry.worker
+    return None
+
+
+def fresh(job: Job, worker: WorkerId) -> bool:
+    """Has `worker` never been in a generation?"""
+    status = job.statuses.get(worker)
+    if status is None:
+        entry = job.worker(worker)
+        return entry is not None and not entry.trained
+    return status.phase in (WorkerPhase.STARTING, WorkerPhase.READY)
+
+
+def _same(places: tuple[Place, ...], order: OrderRecord) -> bool:
+    return tuple(place.worker for place in places) == order.roster.workers
+
+
+def gpu_place(server: Server | None, gpu: GpuAddress) -> GpuPlace:
+    """Where `gpu` sits in its server, as the server's agent has told; nowhere if it has not.
+
+    A member's place stands in the roster, so that all members plan the same transfers (Elan IV), whatever agents tell later.
+    """
+    told = server.gpus if server is not None else ()
+    return next((each.place for each in told if each.index == gpu.index), GpuPlace())
+
+
+def choose_leader(job: Job, workers: tuple[WorkerId, ...]) -> WorkerId:
+    """Who leads a roster of `workers` (in rank order, not empty)."""
+    with_state = [worker for worker in workers if holds_state(job, worker)]
+    newest = job.newest
+    able = with_state or _able_to_begin(job, workers)
+    present = newest.roster.leader if newest is not None else None
+    if present in able and present is not None and usable(job, present):
+        return present
+    if not with_state:
+        return able[0]
+    applied = {worker: _applied(job, worker) for worker in with_state}
+    return max(with_state, key=lambda worker: applied[worker])  # max() takes the first of equals: the lowest rank
+
+
+def _able_to_begin(job: Job, workers: tuple[WorkerId, ...]) -> list[WorkerId]:
+    """Those on servers where the job can begin, as far as is known; all if there is none."""
+    entries = [entry for worker in workers if (entry := job.worker(worker)) is not None]
+    return [entry.worker for entry in entries if entry.gpu.server not in job.avoided_servers] or list(workers)
+
+
+def _applied(job: Job, worker: WorkerId) -> int:
+    status = job.statuses.get(worker)
+    return -2 if status is None or status.applied is None else status.applied
+
+
+def cut_off(job: Job) -> tuple[WorkerId, ...]:
+    """The members without whom the newest order could be followed: they and the others hear nothing of each other, though this
+    controller hears of all. Those whom the leader does not hear; or, if these are more than half and lose nothing without the
+    others, the others."""
+    newest = job.newest
+    if newest is None or newest.generation <= job.record.committed:
+        return ()
+    leader, members = newest.roster.leader, newest.roster.workers
+    leads = job.statuses.get(leader)
+    if leads is None or leads.order != newest.generation or not leads.unheard:
+        return ()
+    unheard = frozenset(leads.unheard)
+    apart = tuple(
+        worker
+        for worker in members
+        if worker in unheard
+        and (status := job.statuses.get(worker)) is not None
+        and status.order == newest.generation
+        and leader in status.unheard
+    )
+    if 2 * len(apart) <= len(members) or leads.phase is WorkerPhase.TRAINING:
+        return apart
+    others = frozenset(apart)
+    having = {entry.worker for entry in holders(job)}
+    return tuple(worker for worker in members if worker not in others) if not having or having & others else apart
+
+
+def unconnected(job: Job) -> tuple[WorkerId, ...]:
+    """The members without whom the newest order could be followed: all stand still and hear each other, and cannot connect.
+
+    Nobody can tell between whom data does not get through: hardly within the leader's server.
+    """
+    newest = job.newest
+    if newest is None or newest.generation <= job.record.committed or len(newest.roster.members) < 2:
+        return ()
+    for worker in newest.roster.workers:
+        status = job.statuses.get(worker)
+        if status is None or status.order != newest.generation or status.phase not in STANDING_STILL:
+            return ()
+        if worker == newest.roster.leader and not status.unconnected_s:
+            return ()
+    here = next(member.gpu.server for member in newest.roster.members if member.worker == newest.roster.leader)
+    elsewhere = tuple(member.worker for member in newest.roster.members if member.gpu.server != here)
+    return elsewhere or tuple(worker for worker in newest.roster.workers if worker != newest.roster.leader)
+
+
+def stalled_s(job: Job) -> float:
+    """For so long all members of the generation in use have waited for each other, none of them computes any more, and nothing
+    arrives; 0: that is not so."""
+    order = job.committed_order
+    if order is None:
+        return 0.0
+    waits = []
+    for worker in order.roster.workers:
+        status = job.statuses.get(worker)
+        current = status is not None and status.generation == order.generation and status.phase is WorkerPhase.TRAINING
+        waits.append(status.waits_s if status is not None and current else 0.0)
+    return min(waits)
+
+
+def broken_to_list(job: Job) -> tuple[int, ...]:
+    """The broken generations that any worker that lives could still be in."""
+    stands = [
+        status.generation
+        for entry in job.record.workers
+        if (status := job.statuses.get(entry.worker)) is not None and status.generation > 0
+    ]
+    oldest = min([job.record.committed, *stands])
+    return tuple(generation for generation in job.record.broken if generation >= oldest)
+
+
+def broken_by_loss(job: Job, worker: WorkerId) -> tuple[int, ...]:
+    """The generations that the loss of `worker` breaks."""
+    return tuple(
+        order.generation
+        for order in job.record.orders
+        if order.generation >= job.record.committed and worker in order.roster.workers
+    )
+
+
+def broken_by_report(job: Job, worker: WorkerId, generation: int) -> tuple[int, ...]:
+    """The generations that are broken because `worker` says that its communicator in `generation` failed.
+
+    In a later roster too, it will not arrive by a step of `generation` any more; unless the order said so beforehand.
+    """
+    found = [
+        order.generation
+        for order in job.record.orders
+        if order.generation >= generation and worker in order.roster.workers and generation not in order.broken
+    ]
+    return tuple(sorted({generation, *found})) if found else ()
+
+
+def doomed(job: Job, order: OrderRecord) -> bool:
+    """Can `order`, which is not the newest, no longer be committed?"""
+    if order.generation <= job.record.committed:
+        return order.generation < job.record.committed
+    leader = order.roster.leader
+    if job.worker(leader) is None or any(_unstarted(job, worker) for worker in order.roster.workers):
+        return True
+    status = job.statuses.get(leader)
+    return status is not None and status.floor > order.generation and status.generation < order.generation
+
+
+def _unstarted(job: Job, worker: WorkerId) -> bool:
+    entry = job.worker(worker)
+    return entry is not None and entry.state is WorkerState.ORDERED
+
+
+def unneeded(job: Job) -> tuple[WorkerRecord, ...]:
+    """Workers, not told to stop yet, that no roster which is or may come into use names."""
+    newest = job.newest
+    live = [order for order in job.record.orders if order is newest or not doomed(job, order)]
+    named = {worker for order in live for worker in order.roster.workers}
+    found = []
+    for entry in job.record.workers:
+        if entry.stopping or entry.worker in named:
+            continue
+        if entry.gpu in job.record.target and entry.state is not WorkerState.ORDERED and fresh(job, entry.worker):
+            continue  # it will be wanted as soon as the survivors have gone on
+        found.append(entry)
+    return tuple(found)

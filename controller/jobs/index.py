@@ -1,0 +1,231 @@
+"""Which jobs concern a GPU, a server, a user: found without looking at all jobs (house rule 29).
+
+Theory of operation
+-------------------
+Everything here follows from the jobs' records, and is brought up to date when somebody asks: a job tells of each change of its
+record (`Job.update`), and only the jobs that have changed since the last question are looked at. So no caller can forget to, and
+what nobody asks for costs nothing.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...protocol.model import GpuAddress, JobId, ServerId
+from .job import Job
+from .records import JobRecord, WorkerState
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is said of one job elsewhere in the index."""
+
+    record: JobRecord
+    live: bool = False
+    over: bool = False
+    without_target: bool = False
+    waits: bool = False
+    astray: bool = False
+    unstarted: bool = False
+    gpus: frozenset[GpuAddress] = frozenset()
+    servers: frozenset[ServerId] = frozenset()
+
+
+NOTHING = _Facts(JobRecord())
+
+
+class Index:
+    """Jobs by what they have to do with."""
+
+    def __init__(self) -> None:
+        self._changed: dict[JobId, Job] = {}
+        self._facts: dict[JobId, _Facts] = {}
+        self._live: dict[JobId, Job] = {}  # in the order of submission
+        self._numbers: list[int] = []  # of the live jobs, ascending
+        self._by_number: dict[int, Job] = {}  # likewise
+        self._over: dict[JobId, Job] = {}
+        self._waiting: dict[JobId, Job] = {}
+        self._astray: dict[JobId, Job] = {}
+        self._unstarted: dict[JobId, Job] = {}
+        self._on_gpu: dict[GpuAddress, dict[JobId, None]] = {}
+        self._on_server: dict[ServerId, dict[JobId, Job]] = {}
+        self._named: dict[str, dict[JobId, Job]] = {}
+        self._of_user: dict[str, int] = {}
+        self._without_target = 0
+
+    # -- told by whoever changes a job
+
+    def changed(self, job: Job) -> None:
+        """The record of `job` has changed, or it is new."""
+        self._changed[job.id] = job
+
+    def forget(self, job: Job) -> None:
+        """`job` is over, and is not in memory any more."""
+        self._look(job)
+        self._changed.pop(job.id, None)
+        self._say(job, self._facts.pop(job.id, NOTHING), NOTHING)
+        named = self._named.get(job.spec.name, {})
+        named.pop(job.id, None)
+        if not named:
+            self._named.pop(job.spec.name, None)
+
+    # -- asked
+
+    @property
+    def live(self) -> dict[JobId, Job]:
+        """The jobs that are not over, in the order of submission. Not to be changed, nor to be kept."""
+        self._catch_up()
+        return self._live
+
+    @property
+    def live_numbers(self) -> Sequence[int]:
+        """The numbers of the jobs that are not over, ascending. Not to be changed, nor to be kept."""
+        self._catch_up()
+        return self._numbers
+
+    def live_from(self, first: int, most: int) -> tuple[Job, ...]:
+        """Up to so many of them, in the order of submission, from the `first`-th on."""
+        self._catch_up()
+        return tuple(self._by_number[number] for number in self._numbers[first : first + most])
+
+    @property
+    def over(self) -> dict[JobId, Job]:
+        """The jobs in memory that are over. Not to be changed, nor to be kept."""
+        self._catch_up()
+        return self._over
+
+    @property
+    def without_target(self) -> int:
+        """How many of them are to have no GPU."""
+        self._catch_up()
+        return self._without_target
+
+    @property
+    def anyone_astray(self) -> bool:
+        """Is there a job where others train than the scheduler wants?"""
+        self._catch_up()
+        return bool(self._astray)
+
+    def of_user(self, user: str) -> int:
+        """How many live jobs this user has."""
+        self._catch_up()
+        return self._of_user.get(user, 0)
+
+    def waiting(self) -> Iterator[Job]:
+        """Live jobs that may go on when a GPU becomes free."""
+        self._catch_up()
+        return _in_order(self._waiting)
+
+    def unstarted(self) -> Iterator[Job]:
+        """Live jobs with a worker whose GPU was not free when it was ordered."""
+        self._catch_up()
+        return _in_order(self._unstarted)
+
+    def on_server(self, server: ServerId) -> Iterator[Job]:
+        """Jobs that have a worker on `server`, or are to have one there; also those that are over and whose workers are not."""
+        self._catch_up()
+        return _in_order(self._on_server.get(server, {}))
+
+    def on_gpu(self, gpu: GpuAddress) -> JobId | None:
+        """The job that has a process on `gpu`, or is about to start one."""
+        self._catch_up()
+        return next(iter(self._on_gpu.get(gpu, ())), None)
+
+    def named(self, name: str) -> tuple[Job, ...]:
+        """All jobs in memory with this name, in the order of submission."""
+        self._catch_up()
+        return tuple(_in_order(self._named.get(name, {})))
+
+    # -- how
+
+    def _catch_up(self) -> None:
+        if self._changed:
+            changed, self._changed = self._changed, {}
+            for job in changed.values():
+                self._look(job)
+
+    def _look(self, job: Job) -> None:
+        before = self._facts.get(job.id)
+        if before is None:
+            self._named.setdefault(job.spec.name, {})[job.id] = job
+        elif before.record is job.record:
+            return
+        facts = self._facts[job.id] = _facts(job)
+        self._say(job, before or NOTHING, facts)
+
+    def _enliven(self, job: Job, live: bool) -> None:
+        _mark(self._live, job, live)
+        at = bisect.bisect_left(self._numbers, job.number)
+        if live:
+            self._numbers.insert(at, job.number)
+            self._by_number[job.number] = job
+        else:
+            del self._numbers[at]
+            del self._by_number[job.number]
+
+    def _say(self, job: Job, before: _Facts, now: _Facts) -> None:
+        name = job.id
+        if before.live is not now.live:
+            self._enliven(job, now.live)
+            count = self._of_user.get(job.spec.user, 0) + (1 if now.live else -1)
+            self._of_user[job.spec.user] = count
+            if not count:
+                del self._of_user[job.spec.user]
+        self._without_target += now.without_target - before.without_target
+        for table, was, is_ in (
+            (self._over, before.over, now.over),
+            (self._waiting, before.waits, now.waits),
+            (self._astray, before.astray, now.astray),
+            (self._unstarted, before.unstarted, now.unstarted),
+        ):
+            if was is not is_:
+                _mark(table, job, is_)
+        for gpu in before.gpus - now.gpus:
+            del self._on_gpu[gpu][name]
+            if not self._on_gpu[gpu]:
+                del self._on_gpu[gpu]
+        for gpu in now.gpus - before.gpus:
+            self._on_gpu.setdefault(gpu, {})[name] = None
+        for server in before.servers - now.servers:
+            del self._on_server[server][name]
+            if not self._on_server[server]:
+                del self._on_server[server]
+        for server in now.servers - before.servers:
+            self._on_server.setdefault(server, {})[name] = job
+
+
+def _mark(table: dict[JobId, Job], job: Job, there: bool) -> None:
+    if there:
+        table[job.id] = job
+    else:
+        del table[job.id]
+
+
+def _in_order(jobs: dict[JobId, Job]) -> Iterator[Job]:
+    return iter(sorted(jobs.values(), key=lambda job: job.number))
+
+
+def _facts(job: Job) -> _Facts:
+    kept, newest = job.record, job.newest
+    live = not job.final
+    if not kept.workers and not kept.target and newest is None:
+        return _Facts(kept, live=live, over=not live, without_target=live)
+    target = set(kept.target)
+    unstarted = any(entry.state is WorkerState.ORDERED for entry in kept.workers)
+    gpus = frozenset(entry.gpu for entry in kept.workers if entry.state is not WorkerState.ORDERED)
+    committed = job.committed_order
+    train = {member.gpu for member in committed.roster.members} if committed is not None else set()
+    placed = newest is None or {member.gpu for member in newest.roster.members} == target
+    return _Facts(
+        kept,
+        live=live,
+        over=not live,
+        without_target=live and not target,
+        waits=live and newest is not None and (unstarted or not placed),
+        astray=live and train != target,
+        unstarted=live and unstarted,
+        gpus=gpus,
+        servers=frozenset(gpu.server for gpu in (*job.own_gpus, *(entry.gpu for entry in kept.workers))),
+    )

@@ -1,0 +1,645 @@
+"""One job as the controller sees it: its record (`records`), and what comes again by itself.
+
+`JobRecord` is everything that a controller needs after a crash. `Job` adds what the workers report anew (statuses, progress)
+and timers that may start again. So a glance at the type says what is durable.
+
+The life of a job::
+
+    PENDING --target given--> STARTING --first commit--> RUNNING --a worker finished and exited with 0--> FINISHED
+       ^                         |  ^                       |
+       +----- no GPU left -------+  +--- all workers lost --+        any of them: FAILED, CANCELLED
+
+The *target* is what the scheduler wants (which GPUs); the *orders* are how the job gets there (`generations`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from ...protocol.errors import InvalidTransition
+from ...protocol.messages import ShareChange
+from ...protocol.model import (
+    Fault,
+    GpuAddress,
+    JobId,
+    JobPhase,
+    JobSpec,
+    Resize,
+    ServerId,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+    job_number,
+)
+from ...protocol.times import (
+    CUT_OFF_TIMEOUT_S,
+    FIRST_BACK_OFF_S,
+    FIRST_SERVER_BACK_OFF_S,
+    LEAVING_PATIENCE_S,
+    LONGEST_BACK_OFF_S,
+    LONGEST_SERVER_BACK_OFF_S,
+    REST_S,
+    STOP_AGAIN_S,
+    TELL_AGAIN_S,
+)
+from ...scheduler.speedup_curve import KEPT_RATES, NOISE, Measured
+from .archive import key_of
+from .records import JobRecord, OrderRecord, Progress, Submission, WorkerRecord, WorkerState
+from .throughput import Estimated, fingerprint
+
+KEPT_PAST_WORKERS = 64
+KEPT_RESIZES = 64
+KEPT_SHARES = 512
+KEPT_ODD = 64
+KEPT_MEASURED = 256  # shares and servers
+STEPS_OF_A_RATE = 32  # workers report the median of so many at most
+OFTEN_ENOUGH_S = 10.0  # between two measurements with the same share, once there are some
+
+TRANSITIONS: dict[JobPhase, tuple[JobPhase, ...]] = {
+    JobPhase.PENDING: (JobPhase.STARTING, JobPhase.FINISHED, JobPhase.FAILED, JobPhase.CANCELLED),
+    JobPhase.STARTING: (
+        JobPhase.PENDING,
+        JobPhase.RUNNING,
+        JobPhase.FINISHED,
+        JobPhase.FAILED,
+        JobPhase.CANCELLED,
+    ),
+    JobPhase.RUNNING: (
+        JobPhase.PENDING,
+        JobPhase.STARTING,
+        JobPhase.FINISHED,
+        JobPhase.FAILED,
+        JobPhase.CANCELLED,
+    ),
+    JobPhase.FINISHED: (),
+    JobPhase.FAILED: (),
+    JobPhase.CANCELLED: (),
+}
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """What a worker that has been started has still to do, and until when (Unix time)."""
+
+    worker: WorkerId
+    what: str  # to follow "has not"
+    limit_s: float  # that it is allowed
+    until_s: float
+
+    @property
+    def reason(self) -> str:
+        """Why it was stopped when the time was up."""
+        return f"{self.worker} has not {self.what} within {self.limit_s:g} s"
+
+
+@dataclass
+class ProfilingRun:
+    """A job is being measured on the way down (`scheduling.measuring`): with some of its GPUs, while the others stay its own."""
+
+    shares: tuple[int, ...]  # that are still to be measured, the present one first
+    reserved: tuple[GpuAddress, ...]
+    began_s: float  # with the present share
+    until_s: float
+    overdue: bool = False  # the scheduler has been told that `until_s` has come
+
+    @property
+    def share(self) -> int:
+        return self.shares[0]
+
+
+class Avoidance(Enum):
+    """What a job may not do on a server that it avoids."""
+
+    BEGIN = "its first worker starts elsewhere, and hands the state on to others there"
+    START = "no worker starts there as long as no worker has the job's state"
+    STAY = "no worker starts there at all"
+
+
+@dataclass
+class Avoided:
+    """A server where a job cannot work. It is not tried for that job for a while, longer each time (`avoiding`)."""
+
+    reason: str
+    extent: Avoidance
+    failures: int = 0
+    until_s: float | None = None
+
+
+def _nobody(job: Job) -> None:
+    """Watches a job that no cluster has."""
+
+
+def _nothing() -> str:
+    return ""
+
+
+@dataclass
+class Saving:
+    """The state of a preempted job is being saved (`saving`)."""
+
+    saver: WorkerId | None = None  # who was named last
+    until_s: float | None = None  # its turn is over then (Unix time)
+    slow: set[WorkerId] = field(default_factory=set)  # savers whose turn has passed without a saved state
+    dismissed: dict[WorkerId, int] = field(default_factory=dict)  # the last step that each was told is saved
+
+
+@dataclass(frozen=True)
+class AllMeasured:
+    """With this estimate and these GPUs a job has no smaller share that is still to be measured (`profiling`)."""
+
+    estimated: Estimated
+    target: tuple[GpuAddress, ...]
+    packed: int | None  # GPUs of each server, if shares are packed
+
+
+@dataclass
+class Job:
+    """A job: its record, and what is known beside it."""
+
+    submission: Submission
+    record: JobRecord = field(default_factory=JobRecord)
+    statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)  # of `kept.workers`
+    best_applied: int = -1
+    newest_progress: Progress | None = None
+    rate_counts_from: int = -1  # the step at which the next measurement has no step in common with the last one
+    profiling: ProfilingRun | None = None
+    profiled_shares: set[int] = field(default_factory=set)  # shares that it has been measured with so, or could not be
+    estimated: Estimated | None = None
+    all_measured: AllMeasured | None = None
+    odd: set[str] = field(default_factory=set)  # figures that nobody can reckon with, which have been told of
+    sent_address: str = ""  # the leader's address in the newest order as last sent
+    why_waiting: Callable[[], str] = _nothing  # the scheduler's reason for not giving it more
+    restart_at: float | None = None
+    start_failures: int = 0  # consecutive
+    hold_until: float | None = None
+    stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
+    avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # until it trains again
+    leaving_since: dict[WorkerId, float] = field(default_factory=dict)
+    saving: Saving = field(default_factory=Saving)  # of a preempted job
+    told_to_stop_s: dict[WorkerId, float] = field(
+        default_factory=dict
+    )  # when each was last told again to stop (Unix time)
+    told_s: float = 0.0  # when its newest order and the starts for it were last told (Unix time)
+    watched_s: float = 0.0  # since when this controller has: what began before has all its time from then on
+    on_change: Callable[[Job], None] = _nobody  # called after each change of the record
+    cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
+
+    @cached_property
+    def id(self) -> JobId:
+        return self.submission.job
+
+    @cached_property
+    def number(self) -> int:
+        """Greater than those of all jobs submitted before."""
+        return job_number(self.id)
+
+    @cached_property
+    def ended_key(self) -> str:
+        """Where a job that is over stands in the archive, or is going to."""
+        assert self.final
+        return key_of(self.submission, self.record.finished_s or 0.0)
+
+    @property
+    def waiting_reason(self) -> str:
+        """Why it has no more GPUs, as the scheduler says."""
+        return self.why_waiting()
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.submission.spec
+
+    @property
+    def uid(self) -> str:
+        return self.submission.uid
+
+    def has_uid(self, uid: str) -> bool:
+        """May a worker of a job with this id and `uid` be one of this job? Earlier versions told none."""
+        return not uid or not self.uid or uid == self.uid
+
+    @property
+    def final(self) -> bool:
+        return self.record.phase.final
+
+    @cached_property
+    def kind(self) -> str:
+        """Jobs of one kind take the same time for a step."""
+        return fingerprint(self.spec)
+
+    @property
+    def own_gpus(self) -> tuple[GpuAddress, ...]:
+        """The GPUs that are its own: its target, and those that it leaves idle while it is measured with fewer."""
+        return (*self.record.target, *self.profiling.reserved) if self.profiling is not None else self.record.target
+
+    @property
+    def most_gpus(self) -> int:
+        """No more than it has while its new workers end at their start."""
+        held = self.hold_until is not None and self.record.target
+        return min(self.spec.gpus.max, len(self.record.target)) if held else self.spec.gpus.max
+
+    @property
+    def running_gpus(self) -> tuple[GpuAddress, ...]:
+        """The GPUs with processes that stay there until an order sends them away."""
+        return tuple(e.gpu for e in self.record.workers if e.state is not WorkerState.ORDERED and not e.stopping)
+
+    @property
+    def newest(self) -> OrderRecord | None:
+        return self.record.orders[-1] if self.record.orders else None
+
+    @property
+    def committed_order(self) -> OrderRecord | None:
+        """The order that trains, as far as is known. None while the job holds no state."""
+        if self.record.committed < self.record.cycle:
+            return None
+        return self.order(self.record.committed)
+
+    @property
+    def share_gpus(self) -> int:
+        """How many GPUs train."""
+        order = self.committed_order
+        if order is None or self.final or self.restart_at is not None:
+            return 0
+        return len(order.roster.members)
+
+    @property
+    def avoided_servers(self) -> frozenset[ServerId]:
+        """Where it may not begin now."""
+        return frozenset(server for server, avoided in self.avoided.items() if avoided.until_s is not None)
+
+    def avoid(self, now: float, server: ServerId, reason: str, extent: Avoidance, at_least_s: float = 0.0) -> None:
+        """The job cannot work on `server`: leave it alone for a while, for `at_least_s` seconds at least."""
+        before = self.avoided.get(server)
+        if before is not None and before.until_s is not None:
+            return  # one of several workers that were started together
+        failures = before.failures if before is not None else 0
+        back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(failures, 30))
+        self.avoided[server] = Avoided(reason, extent, failures + 1, now + max(back_off_s, at_least_s))
+
+    def order(self, generation: int) -> OrderRecord | None:
+        return next((order for order in self.record.orders if order.generation == generation), None)
+
+    def worker(self, worker: WorkerId) -> WorkerRecord | None:
+        return next((entry for entry in self.record.workers if entry.worker == worker), None)
+
+    def known_worker(self, worker: WorkerId) -> WorkerRecord | None:
+        """The record of a worker that lives or has lived."""
+        return self.worker(worker) or next((entry for entry in self.record.past if entry.worker == worker), None)
+
+    def leave(self) -> None:
+        """No cluster has it any more."""
+        self.on_change = _nobody
+
+    def update(self, **changes: Any) -> None:
+        """Replace fields of the record."""
+        self.record = msgspec.structs.replace(self.record, **changes)
+        self.on_change(self)
+
+    def update_worker(self, worker: WorkerId, **changes: Any) -> None:
+        """Replace fields of one worker's record."""
+        self.update(
+            workers=tuple(
+                msgspec.structs.replace(entry, **changes) if entry.worker == worker else entry
+                for entry in self.record.workers
+            )
+        )
+
+    def enter(self, phase: JobPhase, now: float, reason: str = "", exit_code: int | None = None) -> None:
+        """Go on to `phase`. Raises InvalidTransition if the present one does not lead there."""
+        before = self.record.phase
+        if phase is before:
+            return
+        if phase not in TRANSITIONS[before]:
+            raise InvalidTransition(f"job {self.id}: {before.value} does not lead to {phase.value}")
+        self.update(phase=phase, reason=reason)
+        if phase is JobPhase.RUNNING and self.record.started_s is None:
+            self.update(started_s=now)
+        if phase in (JobPhase.PENDING, JobPhase.STARTING):
+            self.change_share(now, 0)
+        if phase.final:
+            self.change_share(now, 0)
+            self.update(finished_s=now, exit_code=exit_code, target=(), progress=self.progress())
+            self.restart_at = self.profiling = self.cut_since = None
+            self.why_waiting = _nothing
+            self.release()
+
+    def end_worker(
+        self, worker: WorkerId, now: float, exit_code: int | None, reason: str, fault: Fault
+    ) -> WorkerRecord | None:
+        """Move a worker among the past ones. None: it was there already."""
+        entry = self.worker(worker)
+        if entry is None:
+            return None
+        status = self.statuses.pop(worker, None)
+        self.leaving_since.pop(worker, None)
+        self.told_to_stop_s.pop(worker, None)
+        ended = msgspec.structs.replace(
+            entry,
+            state=WorkerState.ENDED,
+            exit_code=exit_code,
+            reason=reason,
+            fault=fault,
+            ended_s=now,
+            pid=status.pid if status else entry.pid,
+        )
+        self.update(
+            workers=tuple(other for other in self.record.workers if other.worker != worker),
+            past=(*self.record.past, ended)[-KEPT_PAST_WORKERS:],
+        )
+        return entry
+
+    def drop_unstarted(self, worker: WorkerId) -> None:
+        """Forget a worker whose process was never asked for."""
+        self.update(workers=tuple(other for other in self.record.workers if other.worker != worker))
+
+    def change_share(self, now: float, share: int) -> None:
+        """Note that `share` GPUs train from now on."""
+        shares = self.record.shares
+        if (shares and shares[-1].share == share == 0) or (not shares and share == 0):
+            return
+        change = ShareChange(time_s=now, share=share, generation=self.record.committed)
+        self._count(now, now)
+        self.update(shares=(*shares, change)[-KEPT_SHARES:])
+
+    def attained_gpu_s(self, now: float) -> float:
+        """GPU-seconds of training so far."""
+        if not self.record.shares:
+            return 0.0
+        return self.record.attained_gpu_s + self.record.shares[-1].share * self._uncounted_s(now)
+
+    def executed_s(self, now: float) -> float:
+        """Time of training so far, on however many GPUs."""
+        if not self.record.shares or not self.record.shares[-1].share:
+            return self.record.executed_s
+        return self.record.executed_s + self._uncounted_s(now)
+
+    def _uncounted_s(self, now: float) -> float:
+        since_s = self.record.counted_s if self.record.counted_s is not None else self.record.shares[-1].time_s
+        return max(0.0, now - since_s)
+
+    def _count(self, until: float, on_from: float) -> None:
+        self.update(attained_gpu_s=self.attained_gpu_s(until), executed_s=self.executed_s(until), counted_s=on_from)
+
+    # -- time
+
+    def latenesses(self) -> tuple[Lateness, ...]:
+        """The workers that have not come to their training loop yet, and how long they may take."""
+        found = []
+        spec = self.spec
+        for entry in self.record.workers:
+            if entry.state is WorkerState.ORDERED or entry.stopping or entry.trained or self.final:
+                continue
+            status = self.statuses.get(entry.worker)
+            if status is None and entry.joined_s is None and entry.started_s is not None:
+                limit_s = spec.start_timeout_s
+                began_s = max(entry.started_s, self.watched_s)
+                found.append(Lateness(entry.worker, "called elastic.join()", limit_s, began_s + limit_s))
+            elif status is not None and status.phase is WorkerPhase.STARTING and entry.joined_s is not None:
+                limit_s = spec.load_timeout_s
+                what = "come to its training loop (run.epochs)"
+                began_s = max(entry.joined_s, self.watched_s)
+                found.append(Lateness(entry.worker, what, limit_s, began_s + limit_s))
+        return tuple(found)
+
+    def overdue(self) -> dict[WorkerId, float]:
+        """When the agents of workers that do not end are told again to stop them (Unix time, s): they may not have heard it."""
+        found = {}
+        for entry in self.record.workers:
+            if entry.stopping and entry.stop_by_s is not None:
+                since_s = max(entry.stop_by_s, self.watched_s, self.told_to_stop_s.get(entry.worker, 0.0))
+                found[entry.worker] = since_s + STOP_AGAIN_S
+        return found
+
+    def unstarted(self) -> list[WorkerRecord]:
+        """The workers whose agents were told to start them, and have not said yet that they do."""
+        return [
+            entry
+            for entry in self.record.workers
+            if entry.state is WorkerState.STARTED
+            and not entry.stopping
+            and entry.started_s is None
+            and entry.worker not in self.statuses
+        ]
+
+    def uninformed(self) -> list[WorkerRecord]:
+        """The workers that speak, and have not heard of the newest order."""
+        newest = self.newest
+        if newest is None or newest.generation <= self.record.committed:
+            return []
+        return [
+            entry
+            for entry in self.record.workers
+            if not entry.stopping
+            and (status := self.statuses.get(entry.worker)) is not None
+            and status.phase not in (WorkerPhase.LEFT, WorkerPhase.FINISHED)
+            and status.order < newest.generation
+        ]
+
+    def tell_again_s(self) -> float | None:
+        """When agents are told again of the newest order, and to start workers (Unix time, s); None: all have heard."""
+        waits = not self.final and (self.unstarted() or self.uninformed())
+        return max(self.told_s, self.watched_s) + TELL_AGAIN_S if waits else None
+
+    def allow_more(self, worker: WorkerId, by_s: float) -> None:
+        """So much time does not count for a worker that starts."""
+        entry = self.worker(worker)
+        if entry is not None:
+            later = {"started_s": _later(entry.started_s, by_s), "joined_s": _later(entry.joined_s, by_s)}
+            self.update_worker(worker, **later)
+
+    def timers(self) -> dict[str, float]:
+        """What happens by itself, and when (Unix time, s)."""
+        found = {f"{late.worker} is late": late.until_s for late in self.latenesses()}
+        found |= {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
+        found |= {f"{worker} is told to stop again": due_s for worker, due_s in self.overdue().items()}
+        if not self.record.target:  # while it is tried on another server, that decides
+            avoided = {server: avoided.until_s for server, avoided in self.avoided.items()}
+            found |= {f"{server} is avoided": until_s for server, until_s in avoided.items() if until_s is not None}
+        if (again_s := self.tell_again_s()) is not None:
+            found["agents are told again"] = again_s
+        if self.restart_at is not None:
+            found["restart"] = self.restart_at
+        if self.saving.until_s is not None and self.newest is None and self.record.workers and not self.final:
+            found["saving"] = self.saving.until_s
+        if self.cut_since is not None:
+            found["cut off"] = self.cut_since + CUT_OFF_TIMEOUT_S
+        if self.hold_until is not None:
+            found["hold"] = self.hold_until
+        if self.stop_rest_at is not None and self._has_rest:
+            found["rest"] = self.stop_rest_at
+        if self.profiling is not None and not self.profiling.overdue:
+            found["profiling"] = self.profiling.until_s
+        return found
+
+    def hold(self, now: float, seconds: float) -> None:
+        """Do not grow for so long."""
+        self.hold_until = now + seconds
+        self.update(hold_s=seconds, held=True)
+
+    def release(self) -> None:
+        """Growth is not held back any more."""
+        self.hold_until = None
+        if self.record.held:
+            self.update(held=False)
+
+    @property
+    def restart_counted(self) -> bool:
+        """Has it lost all workers, and waits for its time to start again from its last checkpoint?"""
+        return self.newest is not None and self.record.cycle > self.record.generation and not self.final
+
+    def wait_for_restart(self, now: float) -> float:
+        """Start again after a while, longer after each start that came no further. Returns when."""
+        vain = min(max(0, self.record.restarts_in_vain - 1), 10)
+        self.restart_at = now + min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0**vain)
+        return self.restart_at
+
+    @property
+    def _has_rest(self) -> bool:
+        """Are there workers that nobody has told to stop yet?"""
+        return any(not entry.stopping for entry in self.record.workers)
+
+    def begin_timers(self, now: float) -> None:
+        """After a recovery: what the record says is under way takes its time from now on."""
+        self.watched_s = now
+        if self.restart_counted:
+            self.wait_for_restart(now)
+        if self.record.held:
+            self.hold_until = now + self.record.hold_s
+        if self.record.phase is JobPhase.FINISHED and self._has_rest:
+            self.stop_rest_at = now + REST_S
+
+    def leave_out(self, before: float, now: float) -> None:
+        """Nobody has watched from `before` to `now`: that time counts for nothing."""
+        gap_s = now - before
+        self.watched_s += gap_s
+        if self.share_gpus:
+            self._count(before, now)
+        self.restart_at = _later(self.restart_at, gap_s)
+        self.hold_until = _later(self.hold_until, gap_s)
+        self.cut_since = _later(self.cut_since, gap_s)
+        self._leave_out_saving(now, gap_s)
+        self.stop_rest_at = _later(self.stop_rest_at, gap_s)
+        for avoided in self.avoided.values():
+            avoided.until_s = _later(avoided.until_s, gap_s)
+        for late in self.latenesses():
+            self.allow_more(late.worker, gap_s)
+        self.told_s += gap_s
+        self.told_to_stop_s = {worker: told_s + gap_s for worker, told_s in self.told_to_stop_s.items()}
+        self.leaving_since = {worker: since + gap_s for worker, since in self.leaving_since.items()}
+        if self.profiling is not None:
+            self.profiling.began_s += gap_s
+            self.profiling.until_s += gap_s
+
+    def _leave_out_saving(self, now: float, gap_s: float) -> None:
+        """The agents have gone on counting: no turn is longer than half of what they still give. A clock that was set back has
+        to be followed."""
+        saving = self.saving
+        saving.until_s = _later(saving.until_s, gap_s)
+        if gap_s < 0:
+            for entry in self.record.workers:
+                if entry.stop_by_s is not None:
+                    self.update_worker(entry.worker, stop_by_s=entry.stop_by_s + gap_s)
+        saver = self.worker(saving.saver) if saving.saver is not None else None
+        left_s = saver.stop_by_s - now if saver is not None and saver.stop_by_s is not None else 0.0
+        if saving.until_s is not None and left_s > 0:
+            saving.until_s = min(saving.until_s, now + left_s / 2)
+
+    def note_saved(self, status: WorkerStatus) -> None:
+        """Remember the newest checkpoint: no worker may begin with less.
+
+        A server that is cut off may write on, but in a generation that the job has left.
+        """
+        if status.saved is None:
+            return
+        known = self.record.saved_generation, self.record.saved_step if self.record.saved_step is not None else -2
+        if (status.saved_generation, status.saved) > known:
+            self.update(saved_step=status.saved, saved_generation=status.saved_generation)
+
+    def note_progress(self, status: WorkerStatus) -> None:
+        """Take progress over from the worker that is ahead."""
+        if status.applied is None or status.phase not in (
+            WorkerPhase.TRAINING,
+            WorkerPhase.BROKEN,
+            WorkerPhase.FINISHED,
+            WorkerPhase.LEFT,
+        ):
+            return
+        self.best_applied = max(self.best_applied, status.applied)
+        if status.applied >= 0 and not self.record.progressed:
+            self.update(progressed=True)
+        known = self.newest_progress
+        if known is not None and known.step is not None and status.applied < known.step:
+            return
+        metrics = status.metrics or (known.metrics if known is not None else {})
+        self.newest_progress = Progress(
+            step=status.applied,
+            total_steps=status.total_steps,
+            epoch=status.epoch,
+            samples_per_s=status.samples_per_s,
+            median_step_s=status.median_step_s,
+            metrics=metrics,
+        )
+
+    def note_rate(self, now: float, status: WorkerStatus, steps: int) -> bool:
+        """Take over how fast the job is with its present share, once it has been for so many steps. Whether it is news."""
+        steady, order = status.steady, self.committed_order
+        if order is None or not self.share_gpus or status.phase is not WorkerPhase.TRAINING or status.applied is None:
+            return False
+        if steady.generation != self.record.committed or steady.steps < steps or steady.step_s <= 0:
+            return False
+        if status.applied < self.rate_counts_from:
+            return False
+        first = self.rate_counts_from < 0  # of its generation: whatever it says, the job may go on being measured now
+        self.rate_counts_from = status.applied + STEPS_OF_A_RATE
+        where = (self.share_gpus, len({member.gpu.server for member in order.roster.members}))
+        known = next((entry for entry in self.record.measured if (entry.share, entry.servers) == where), None)
+        rate = 1.0 / steady.step_s
+        if known is None:
+            entry = Measured(share=where[0], servers=where[1], recent=(rate,), times=1, at_s=now)
+        elif len(known.recent) == KEPT_RATES and 0 <= now - known.at_s < OFTEN_ENOUGH_S and not first:
+            return False
+        else:
+            entry = known.again(rate, now)
+        others = [other for other in self.record.measured if other is not known]
+        if len(others) >= KEPT_MEASURED:
+            others.remove(min(others, key=lambda one: one.at_s))
+        self.update(measured=tuple(sorted((*others, entry), key=lambda one: (one.share, one.servers))))
+        if known is None or first:
+            return True
+        return abs(entry.steps_per_s - known.steps_per_s) > NOISE * known.steps_per_s
+
+    def progress(self) -> Progress:
+        return self.newest_progress or self.record.progress or Progress()
+
+    @property
+    def steps_left(self) -> float:
+        """Until its end; nan: not known."""
+        progress = self.progress()
+        total = progress.total_steps or self.spec.max_steps
+        if total is None:
+            return math.nan
+        return float(max(0, total - 1 - (progress.step if progress.step is not None else -1)))
+
+    def newly_odd(self, odd: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of these figures ("metric loss: nan") that have not been told of."""
+        fresh = tuple(what for what in odd if what.rpartition(":")[0] not in self.odd)[: KEPT_ODD - len(self.odd)]
+        self.odd |= {what.rpartition(":")[0] for what in fresh}
+        return fresh
+
+    def note_resizes(self, status: WorkerStatus) -> tuple[Resize, ...]:
+        """Take over the measured switches that are not known yet, and return them."""
+        known = {resize.generation for resize in self.record.resizes}
+        fresh = tuple(resize for resize in status.resizes if resize.generation not in known)
+        if fresh:
+            merged = sorted((*self.record.resizes, *fresh), key=lambda resize: resize.generation)
+            self.update(resizes=tuple(merged)[-KEPT_RESIZES:])
+        return fresh
+
+
+def _later(time_s: float | None, by_s: float) -> float | None:
+    return None if time_s is None else time_s + by_s

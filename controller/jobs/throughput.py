@@ -1,0 +1,149 @@
+"""What the controller knows of a job's throughput: its own figures, what it states, its model's table, and earlier jobs.
+
+Earlier jobs of the same kind are found by a fingerprint of what decides how fast a step is: known jobs need not be measured
+again (ElasticFlow 6.6). What they were measured at is kept in the store, for so many kinds of jobs and so long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from ...protocol.model import JobSpec, Value
+from ...scheduler.speedup_curve import NOISE, Known, Measured, Rate, Source, combined, estimate, layer
+from ...scheduler.view import Floats, Ints
+
+KEPT_KINDS = 1000
+KEPT_POINTS = 64  # of one kind
+KEPT_S = 90 * 86_400.0
+RENEWED_S = 3600.0  # figures that have not changed are written down again after so long, so that they do not become old
+PREFIX = "/throughput/"
+
+Profiles = Mapping[str, Mapping[int, float]]  # steps per second by share, by the name of the model in lower case
+
+
+class KindRecord(Value, frozen=True, kw_only=True):
+    """What is recorded of a kind of jobs."""
+
+    fingerprint: str
+    updated_s: float
+    measured: tuple[Measured, ...]
+
+
+def _says(known: KindRecord, measured: Iterable[Measured]) -> bool:
+    """Does a kind's record say all of this already, within the noise?"""
+    rates = {(entry.share, entry.servers): entry.steps_per_s for entry in known.measured}
+    return all(
+        (rate := rates.get((entry.share, entry.servers))) is not None and abs(entry.steps_per_s - rate) <= NOISE * rate
+        for entry in measured
+    )
+
+
+def fingerprint(spec: JobSpec) -> str:
+    """The same for jobs whose steps take the same time: same program, model, virtual workers and determinism."""
+    parts = (spec.workdir, spec.command, spec.model, spec.virtual_workers, spec.determinism.value)
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
+
+
+class History:
+    """Kinds of jobs by fingerprint, those not measured for longest first."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[str, KindRecord] = OrderedDict()
+
+    def recover(self, records: Iterable[KindRecord]) -> None:
+        for record in sorted(records, key=lambda record: (record.updated_s, record.fingerprint)):
+            self._kinds[record.fingerprint] = record
+
+    def records(self) -> tuple[KindRecord, ...]:
+        """All that is known."""
+        return tuple(self._kinds.values())
+
+    def find(self, kind: str, now: float) -> KindRecord | None:
+        """What is known of a kind, unless it is too old."""
+        record = self._kinds.get(kind)
+        return record if record is not None and now - record.updated_s <= KEPT_S else None
+
+    def note(self, kind: str, measured: Iterable[Measured], now: float) -> tuple[dict[str, bytes], list[str]]:
+        """A job of this kind has been measured: its figures replace earlier ones of the same shares.
+
+        What is the same within the noise is no news. Returns the puts and deletes for the store.
+        """
+        measured = tuple(measured)
+        known = self.find(kind, now)
+        if known is not None and now - known.updated_s < RENEWED_S and _says(known, measured):
+            return {}, []
+        entries = {(entry.share, entry.servers): entry for entry in (known.measured if known is not None else ())}
+        entries.update({(entry.share, entry.servers): entry for entry in measured})
+        fresh = sorted(
+            (entry for entry in entries.values() if now - entry.at_s <= KEPT_S), key=lambda entry: entry.at_s
+        )
+        record = KindRecord(fingerprint=kind, updated_s=now, measured=tuple(fresh[-KEPT_POINTS:]))
+        self._kinds[kind] = record
+        self._kinds.move_to_end(kind)
+        return {PREFIX + kind: msgspec.msgpack.encode(record)}, [PREFIX + gone for gone in self._forget(now)]
+
+    def _forget(self, now: float) -> list[str]:
+        """Those that are too many or too old."""
+        gone: list[str] = []
+        for kind, record in self._kinds.items():
+            if len(self._kinds) - len(gone) <= KEPT_KINDS and now - record.updated_s <= KEPT_S:
+                break
+            gone.append(kind)
+        for kind in gone:
+            del self._kinds[kind]
+        return gone
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """What is known of a job's throughput, and the curve through it. It holds while what it was made of is the same."""
+
+    measured: tuple[Measured, ...]
+    earlier: KindRecord | None
+    fewest: Ints  # servers by share
+    known: Known
+    curve: Floats  # steps per second by share; up to a factor if nothing is known
+
+    @cached_property
+    def speedup(self) -> Floats:
+        """T(n) / T(1) by share."""
+        found: Floats = self.curve / self.curve[1]
+        return found
+
+
+def estimated(
+    before: Estimated | None,
+    spec: JobSpec,
+    measured: tuple[Measured, ...],
+    earlier: KindRecord | None,
+    profile: Mapping[int, float],
+    fewest: Ints,
+) -> Estimated:
+    """The estimate for a job; `before`: the one made last for it."""
+    if (
+        before is not None
+        and before.measured is measured
+        and before.earlier is earlier
+        and (before.fewest is fewest or before.fewest.tobytes() == fewest.tobytes())
+    ):
+        return before
+    known = combined(
+        (
+            _untold(profile, Source.PROFILE),
+            _untold(spec.throughput, Source.STATED),
+            layer(earlier.measured if earlier is not None else (), Source.HISTORY),
+            layer(measured, Source.MEASURED),
+        )
+    )
+    return Estimated(measured, earlier, fewest, known, estimate(known, fewest))
+
+
+def _untold(rates: Mapping[int, float], source: Source) -> Known:
+    """Figures of which nobody has said on how many servers they were."""
+    return {(share, 0): Rate(rate, source) for share, rate in rates.items()}

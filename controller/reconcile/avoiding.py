@@ -1,0 +1,70 @@
+"""Jobs that cannot work on some servers are tried on others.
+
+Theory of operation
+-------------------
+Three things keep a job from a server while the server may be good for others:
+
+* It does not see the job's checkpoint: the first worker ends with a code of its own (`protocol.exits`). The first worker hands
+  the state on, so it is enough that this one is elsewhere (`generations.choose_leader`).
+* The script has failed there before its first step, and nowhere else yet (`ends`): is it the script or the server? The job is
+  tried without that server, and fails for good if it fails there too.
+* The job's workers there cannot reach its workers on other servers, and it needs more GPUs than there are on one side
+  (`ends.stop_cut_off`). A job that can go on with fewer GPUs does so, and avoids nothing. One that cannot be moved stays.
+
+`Job.avoid` leaves a server alone, for that job, for a while. GPUs there are exchanged for free ones elsewhere: in the first two
+cases as long as nobody holds the job's state. Where the free ones are too few the job takes less, and where that is less than
+its minimum it waits, and holds nothing. Placement itself knows nothing of this: it happens seldom.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...scheduler.pipeline import Decision
+from ...scheduler.placement.fewest_servers import Placements
+from ...scheduler.sets import some, union
+from ...scheduler.view import Gpus
+from ..jobs.generations import holders
+from ..jobs.job import Avoidance, Job
+from .snapshot import Snapshot
+
+
+def elsewhere(seen: Snapshot, decision: Decision) -> tuple[Decision, tuple[Job, ...]]:
+    """The decision with such exchanges made, and the jobs that cannot begin with what they would get."""
+    placed: Placements = dict(decision.placements)
+    shares = decision.shares.copy()
+    free = ((1 << seen.view.total_gpus) - 1) & ~union(placed.values())
+    stuck = []
+    for row, gpus in decision.placements.items():
+        job = seen.jobs[row]
+        if not job.avoided:
+            continue
+        dark, wholly = _dark(seen, job)
+        give = gpus & wholly or (0 if gpus & ~dark else 1 << (gpus.bit_length() - 1))
+        if not give:
+            continue
+        better = some(give.bit_count(), free & ~dark & seen.view.placements.get(row, 0), free & ~dark)
+        new = gpus & ~give | better
+        if not new & ~dark or new.bit_count() < min(job.spec.gpus.min, gpus.bit_count()):
+            if not holders(job):
+                stuck.append(job)
+            continue
+        placed[row], shares[row] = new, new.bit_count()
+        free = free & ~better | give
+    if placed == decision.placements:
+        return decision, tuple(stuck)
+    return replace(decision, placements=placed, shares=shares), tuple(stuck)
+
+
+def _dark(seen: Snapshot, job: Job) -> tuple[Gpus, Gpus]:
+    """The GPUs where `job` cannot begin, as long as that matters, and those of them where no worker of it may start."""
+    able = bool(holders(job))
+    dark_servers = {
+        server for server in job.avoided_servers if not able or job.avoided[server].extent is Avoidance.STAY
+    }
+    if not dark_servers:
+        return 0, 0
+    wholly = {server for server in dark_servers if job.avoided[server].extent is not Avoidance.BEGIN}
+    dark = [1 << bit for bit, gpu in enumerate(seen.gpus) if gpu.server in dark_servers]
+    strict = [1 << bit for bit, gpu in enumerate(seen.gpus) if gpu.server in wholly]
+    return sum(dark), sum(strict)

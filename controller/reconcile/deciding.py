@@ -1,0 +1,75 @@
+"""What the scheduler makes of an snapshot, or what went wrong there. Pure."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from dataclasses import dataclass
+
+from ...protocol.errors import RequestRefused
+from ...scheduler.pipeline import Decision, decide
+from ...scheduler.plan import Change, at_once, plan
+from ...scheduler.scheduler import Scheduler
+from ..jobs.job import Job
+from .avoiding import elsewhere
+from .snapshot import Snapshot
+
+
+class PolicyFailed(RequestRefused):
+    """A policy, or a stage around it, has raised or has decided something impossible. `where`: the same for the same fault."""
+
+    def __init__(self, policy: str, error: Exception) -> None:
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        at = "".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in last)
+        super().__init__(f"policy {policy} raised {type(error).__name__} ({at}): {error}")
+        self.where = f"{policy} {type(error).__name__} {at}"
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision, and the changes that can be ordered together now."""
+
+    decision: Decision
+    policy: str
+    changes: tuple[Change, ...]
+    unfinished: bool  # other changes wait for these
+    stuck: tuple[Job, ...]  # these cannot begin with what they would get (`avoiding`): decide again without them
+
+    def why(self, row: int) -> str:
+        """Why a job has no more, for people: asked for those alone that somebody looks at."""
+        try:
+            reason = self.decision.why(row)
+        except Exception as error:  # a policy is a plug-in, as above
+            return str(PolicyFailed(self.policy, error))
+        return reason.text if reason is not None else ""
+
+
+def decided(scheduler: Scheduler, seen: Snapshot, rng: random.Random) -> Decided:
+    """Ask `scheduler`. Raises PolicyFailed."""
+    try:
+        decision = decision_of(scheduler, seen, rng)
+        _check(decision, seen.view.total_gpus)
+        decision, stuck = elsewhere(seen, decision)
+        changes, unfinished = at_once(seen.view.placements, plan(seen.view, decision), seen.held)
+    except Exception as error:  # a policy is a plug-in: what it raises for one job must not end the controller for all
+        raise PolicyFailed(scheduler.policy.name, error) from error
+    return Decided(decision, scheduler.policy.name, changes, unfinished, stuck)
+
+
+def decision_of(scheduler: Scheduler, seen: Snapshot, rng: random.Random) -> Decision:
+    """What `scheduler` makes of an snapshot. Raises whatever it raises."""
+    stages = scheduler.stages
+    return decide(seen.view, scheduler.policy, rng, stages.packing, seen.first, stages.placement)
+
+
+def _check(decision: Decision, total: int) -> None:
+    """Raises ValueError if this cannot be carried out by anybody."""
+    taken = 0
+    for row, gpus in decision.placements.items():
+        if gpus & taken or gpus >> total or gpus.bit_count() != decision.shares[row]:
+            raise ValueError(
+                f"row {row} cannot have the GPUs {gpus:b} of {total} for a share of {decision.shares[row]}"
+            )
+        taken |= gpus
+    if taken.bit_count() != int(decision.shares.sum()) or (decision.shares < 0).any():
+        raise ValueError(f"shares of {int(decision.shares.sum())} GPUs are placed on {taken.bit_count()}")

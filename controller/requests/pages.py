@@ -1,0 +1,147 @@
+"""Lists for clients, in pages: no answer is larger than some hundred kilobytes, however many jobs and servers there are.
+
+Pages follow an order in which nothing moves: jobs that are not over by number, those that are over by their key in the archive
+(also those that are still in memory), servers by name. So what is there during the whole listing is told once, whatever comes
+and goes meanwhile.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from ...protocol.errors import UserError
+from ...protocol.messages import GetEnded, GetJobs, GetServers, Jobs, JobView, Servers
+from ...protocol.model import JobId, ServerId
+from ..cluster import Cluster
+from ..intake.guests import present
+from ..jobs.archive import PREFIX
+from ..jobs.job import Job
+from ..jobs.records import ArchivedJob
+from .views import job_view, server_view
+
+MAX_ON_PAGE = 1000
+MOST_BYTES = 512 << 10  # of a page, by and large; one job may be more
+ENDED = "ended"  # where the jobs that are over begin
+
+_ARCHIVED = msgspec.msgpack.Decoder(ArchivedJob)
+
+Fetched = Mapping[str, bytes | None]
+
+
+class NotAtHand(Exception):
+    """These records of the archive are needed first."""
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        self.keys = keys
+
+
+def jobs_page(cluster: Cluster, now: float, request: GetJobs, fetched: Fetched) -> Jobs:
+    """A page of jobs. Raises NotAtHand, UserError."""
+    limit = _limit(request.limit)
+    if request.after.startswith((ENDED, PREFIX)):
+        return _ended(cluster, now, request.after, limit, fetched)
+    if not (request.after == "" or request.after.isdecimal()):
+        raise UserError(f"after: {request.after[:80]!r} is not where a page has ended")
+    numbers = cluster.index.live_numbers
+    first = bisect.bisect_right(numbers, int(request.after)) if request.after else 0
+    views, bytes_, at = [], 0, first
+    for job in cluster.index.live_from(first, limit):
+        views.append(job_view(cluster, now, job))
+        bytes_, at = bytes_ + _weight(views[-1]), at + 1
+        if bytes_ >= MOST_BYTES:
+            break
+    if at < len(numbers) or not request.final_too:
+        following = str(numbers[at - 1]) if at < len(numbers) else ""
+    elif len(views) == limit:
+        following = ENDED
+    else:
+        over = _ended(cluster, now, ENDED, limit - len(views), fetched)
+        views, following = [*views, *over.jobs], over.next
+    return Jobs(jobs=tuple(views), time_s=now, policy=cluster.policy.name, next=following)
+
+
+def ended_page(cluster: Cluster, now: float, request: GetEnded, fetched: Fetched) -> Jobs:
+    """A page of jobs that are over. Raises NotAtHand, UserError."""
+    after = request.after
+    if not after and request.before_job:
+        after = _ended_key(cluster, request.before_job)
+    if after and not after.startswith((ENDED, PREFIX)):
+        raise UserError(f"after: {after[:80]!r} is not where a page has ended")
+    return _ended(cluster, now, after, _limit(request.limit), fetched)
+
+
+def servers_page(cluster: Cluster, now: float, request: GetServers) -> Servers:
+    """A page of servers."""
+    guests = [name for name in cluster.guests if present(cluster, now, name) is not None]
+    names = sorted({*cluster.sessions, *guests})
+    first = bisect.bisect_right(names, request.after)
+    page = names[first : first + _limit(request.limit)]
+    following = page[-1] if first + len(page) < len(names) else ""
+    return Servers(
+        servers=tuple(server_view(cluster, now, ServerId(name)) for name in page), time_s=now, next=following
+    )
+
+
+def archived(cluster: Cluster, key: str, fetched: Fetched) -> Job | None:
+    """The job that is kept there; None: it is there no longer. Raises NotAtHand."""
+    if key not in fetched:
+        raise NotAtHand((key,))
+    value = fetched[key]
+    if value is None:
+        return None
+    kept = _ARCHIVED.decode(value)
+    return Job(kept.submission, kept.record)
+
+
+# ------------------------------------------------------------------------------------------------------- jobs that are over
+
+
+def _ended(cluster: Cluster, now: float, after: str, limit: int, fetched: Fetched) -> Jobs:
+    last = "" if after == ENDED else after
+    in_memory = {job.ended_key: job for job in cluster.index.over.values()}
+    keys = [key for key in in_memory if not last or key < last]
+    keys = sorted((*keys, *cluster.archive.before(last, limit)), reverse=True)[:limit]
+    missing = tuple(key for key in keys if key not in in_memory and key not in fetched)
+    if missing:
+        raise NotAtHand(missing)
+    views, bytes_, at = [], 0, 0
+    for job in _known(cluster, keys, in_memory, fetched):
+        at += 1
+        if job is not None:
+            views.append(job_view(cluster, now, job))
+            bytes_ += _weight(views[-1])
+        if bytes_ >= MOST_BYTES:
+            break
+    following = keys[at - 1] if at and (at < len(keys) or len(keys) == limit) else ""
+    return Jobs(jobs=tuple(views), time_s=now, policy=cluster.policy.name, next=following)
+
+
+def _known(
+    cluster: Cluster, keys: Iterable[str], in_memory: Mapping[str, Job], fetched: Fetched
+) -> Iterator[Job | None]:
+    for key in keys:
+        yield in_memory[key] if key in in_memory else archived(cluster, key, fetched)
+
+
+def _ended_key(cluster: Cluster, name: str) -> str:
+    job = cluster.jobs.get(JobId(name))
+    if job is not None and job.final:
+        return job.ended_key
+    found = cluster.archive.find(JobId(name))
+    if found is None:
+        raise UserError(f"there is no job {name[:80]!r} that is over")
+    return found.key
+
+
+def _limit(limit: int) -> int:
+    return max(1, min(limit, MAX_ON_PAGE))
+
+
+def _weight(view: JobView) -> int:
+    """About how many bytes it takes."""
+    env = sum(len(name) + len(value) for name, value in view.spec.env.items()) + sum(map(len, view.spec.command))
+    parts = 150 * (len(view.workers) + len(view.past_workers)) + 40 * len(view.shares) + 150 * len(view.resizes)
+    return 800 + env + parts + len(view.reason) + 60 * len(view.metrics)

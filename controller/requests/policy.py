@@ -1,0 +1,129 @@
+"""Which policy decides, and changing that while the cluster runs.
+
+A policy that has been set at run time stands in the store and wins over the configuration, until it is given back to it: so
+it survives the controller, whichever process that is. Running jobs go on; the next decision is the new policy's, and jobs get
+from the old shares to the new ones as with any other decision.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from ...protocol.errors import OperatorError, UserError
+from ...protocol.messages import EventKind, PolicyInUse, PolicySet, SetPolicy, ShareForecast, StageView
+from ...scheduler.scheduler import Scheduler, document, load_scheduler
+from ..cluster import Cluster, Decider, PolicyRecord
+from ..reconcile.deciding import decided
+from ..reconcile.settle import settle
+from ..reconcile.snapshot import snapshot
+
+MAX_DOCUMENT_BYTES = 64 << 10
+MAX_ORIGIN = 4096
+
+
+def in_use(cluster: Cluster) -> PolicyInUse:
+    """What decides now, and what would without anything set at run time."""
+    decider = cluster.decider
+    view = _view(decider.scheduler, decider.since_s, decider.record, cluster.configured)
+    return replace(view, trouble=cluster.policy_trouble)
+
+
+def set_policy(cluster: Cluster, now: float, request: SetPolicy) -> PolicySet | None:
+    """Switch, or tell what switching would change. None: a controller that has just started cannot decide yet.
+
+    Raises UserError, naming source and field, and PolicyFailed for one that cannot decide about the present jobs.
+    """
+    if request.document is not None and len(msgspec.msgpack.encode(request.document)) > MAX_DOCUMENT_BYTES:
+        raise UserError(f"{request.source[:200]}: a policy file has at most {MAX_DOCUMENT_BYTES} bytes")
+    if max(len(request.source), len(request.user)) > MAX_ORIGIN:
+        raise UserError(f"the name of a policy's file or user has at most {MAX_ORIGIN} characters")
+    if request.document is None:
+        record, scheduler = None, cluster.configured
+    else:
+        record = PolicyRecord(document=request.document, source=request.source, user=request.user, since_s=now)
+        scheduler = _load(cluster, record)
+    if cluster.awaited:
+        return None
+    before = in_use(cluster)
+    shares = _forecast(cluster, now, scheduler)
+    if not request.dry_run:
+        _switch(cluster, now, Decider(scheduler, now, record), request.user)
+    after = _view(scheduler, now, record, cluster.configured)
+    return PolicySet(before=before, after=after, shares=shares, time_s=now)
+
+
+def recover_policy(cluster: Cluster, record: PolicyRecord) -> str:
+    """A policy that was set at run time decides again. Why it cannot, if this version does not know it; else empty."""
+    try:
+        cluster.decider = Decider(_load(cluster, record), record.since_s, record)
+    except UserError as error:
+        return f"the policy that was set at run time cannot be used, the configured one decides: {error}"
+    return ""
+
+
+def _load(cluster: Cluster, record: PolicyRecord) -> Scheduler:
+    try:
+        return load_scheduler(record.document, record.source, cluster.configured.stages)
+    except OperatorError as error:
+        raise UserError(str(error)) from None
+
+
+def _switch(cluster: Cluster, now: float, decider: Decider, user: str) -> None:
+    cluster.tell(now, EventKind.POLICY, None, _sentence(cluster.decider.scheduler, decider, user))
+    cluster.decider = decider
+    cluster.record_policy(decider.record)
+    cluster.schedule_due = True
+    settle(cluster, now, at_once=True)
+
+
+def _sentence(before: Scheduler, decider: Decider, user: str) -> str:
+    old, new = document(before), document(decider.scheduler)
+    changed = [name for name in ("admission", "packing", "placement") if old[name] != new[name]]
+    stages = "".join(f", {name} {_name(new[name])}" for name in changed)
+    origin = f"from {decider.scheduler.source}" if decider.record is not None else "as configured"
+    who = f" by {user}" if user else ""
+    return f"{old['policy']} gives way to {new['policy']}{_values(new['parameters'])}{stages}, {origin}{who}"
+
+
+def _name(stage: str | Mapping[str, object]) -> object:
+    return stage if isinstance(stage, str) else stage["name"]
+
+
+def _values(parameters: Mapping[str, object]) -> str:
+    return f" ({', '.join(f'{name}: {value}' for name, value in parameters.items())})" if parameters else ""
+
+
+def _forecast(cluster: Cluster, now: float, scheduler: Scheduler) -> tuple[ShareForecast, ...]:
+    """The jobs whose shares would be others, in the order of submission. Changes nothing, not even what is random.
+
+    Raises PolicyFailed.
+    """
+    seen = snapshot(cluster, now)
+    chosen = decided(scheduler, seen, copy.copy(cluster.rng))
+    found = []
+    for row, job in enumerate(seen.jobs):
+        before, after = len(job.record.target), int(chosen.decision.shares[row])
+        if after != before:
+            reason = chosen.why(row)
+            found.append(ShareForecast(job=job.id, before_gpus=before, after_gpus=after, reason=reason))
+    return tuple(found)
+
+
+def _view(scheduler: Scheduler, since_s: float, record: PolicyRecord | None, configured: Scheduler) -> PolicyInUse:
+    chosen = document(scheduler)
+    return PolicyInUse(
+        policy=StageView(name=chosen["policy"], parameters=chosen["parameters"]),
+        admission=StageView(**chosen["admission"]),
+        packing=chosen["packing"],
+        placement=StageView(**chosen["placement"]),
+        needs_lengths=scheduler.policy.needs_lengths,
+        at_run_time=record is not None,
+        source=scheduler.source,
+        user=record.user if record is not None else "",
+        since_s=since_s,
+        configured_policy=configured.policy.name,
+    )

@@ -1,0 +1,109 @@
+"""Is a job's specification one that can be run? Asked again here: what a client has checked, another client has not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ...protocol.model import JobSpec
+
+MAX_NAME = 40
+MAX_VIRTUAL_WORKERS = 4096
+MAX_GPUS = 4096
+MAX_MODEL = 200
+MIN_STEPS_PER_S = 1e-6  # a step of eleven days
+MAX_STEPS_PER_S = 1e9
+MAX_STEPS = 2**53
+MAX_USER = 256
+MAX_PATH = 4096
+MAX_WAIT_S = 1e9
+MAX_ARGUMENTS = 4096
+MAX_TEXT_BYTES = 128 << 10  # of the command, and of the environment: what the kernel takes for one string
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def refusal(spec: JobSpec) -> str:
+    """The first thing that is wrong with `spec`, in a sentence; empty if nothing is."""
+    return next(_faults(spec), "")
+
+
+def _faults(spec: JobSpec) -> Iterator[str]:
+    yield from _name_and_command(spec)
+    yield from _numbers(spec)
+    yield from _environment(spec)
+
+
+def _name_and_command(spec: JobSpec) -> Iterator[str]:
+    if not _NAME.fullmatch(spec.name) or len(spec.name) > MAX_NAME:
+        yield (
+            f"name: {spec.name[:80]!r} is not allowed: lower-case letters, digits and '-', not first, "
+            f"at most {MAX_NAME} characters"
+        )
+    if not spec.command or not spec.command[0]:
+        yield "command: is empty"
+    if len(spec.command) > MAX_ARGUMENTS or sum(len(part.encode()) for part in spec.command) > MAX_TEXT_BYTES:
+        yield f"command: is too long: at most {MAX_ARGUMENTS} arguments and {MAX_TEXT_BYTES} bytes"
+    if any("\0" in part for part in spec.command):
+        yield "command: contains a NUL character"
+    if not spec.workdir.startswith("/") or "\0" in spec.workdir:
+        yield f"workdir: {spec.workdir[:200]!r} is not an absolute path"
+    if len(spec.workdir) > MAX_PATH:
+        yield f"workdir: is too long: at most {MAX_PATH} characters"
+    if len(spec.user) > MAX_USER:
+        yield f"user: {spec.user[:80]!r} is too long: at most {MAX_USER} characters"
+
+
+def _numbers(spec: JobSpec) -> Iterator[str]:
+    gpus, virtual = spec.gpus, spec.virtual_workers
+    if gpus.min < 1:
+        yield f"gpus.min: {gpus.min} is not allowed: at least 1"
+    if gpus.max < gpus.min:
+        yield f"gpus: min {gpus.min} is greater than max {gpus.max}"
+    if gpus.max > MAX_GPUS:
+        yield f"gpus.max: {gpus.max} is not allowed: at most {MAX_GPUS}"
+    if virtual > MAX_VIRTUAL_WORKERS:
+        yield f"virtual_workers: {virtual} is not allowed: at most {MAX_VIRTUAL_WORKERS}"
+    if virtual < gpus.max:
+        yield f"virtual_workers: {virtual} is less than gpus.max, {gpus.max}: a GPU would have nothing to do"
+    if spec.max_steps is not None and not 1 <= spec.max_steps <= MAX_STEPS:
+        yield f"max_steps: {spec.max_steps} is not allowed: 1 to {MAX_STEPS}"
+    if not 0 < spec.checkpoint.every_s <= MAX_WAIT_S:
+        yield f"checkpoint.every: {spec.checkpoint.every_s} s is not allowed: more than 0, at most {MAX_WAIT_S:.0f} s"
+    waits = {
+        "start_timeout": spec.start_timeout_s,
+        "load_timeout": spec.load_timeout_s,
+        "step_timeout": spec.step_timeout_s,
+        "pause_timeout": spec.pause_timeout_s,
+        "checkpoint.save_timeout": spec.checkpoint.save_timeout_s,
+    }
+    for field, seconds in waits.items():
+        if seconds is not None and not 0 < seconds <= MAX_WAIT_S:
+            yield f"{field}: {seconds} s is not allowed: more than 0, at most {MAX_WAIT_S:.0f} s"
+    if not 1 <= spec.checkpoint.keep <= 1000:
+        yield f"checkpoint.keep: {spec.checkpoint.keep} is not allowed: 1 to 1000"
+    if len(spec.model) > MAX_MODEL or "\0" in spec.model:
+        yield f"model: {spec.model[:80]!r} is not a name of at most {MAX_MODEL} characters"
+    for share, rate in spec.throughput.items():
+        if not usable_rate(share, rate):
+            yield (
+                f"throughput: {rate} steps per second with {share} GPUs is not allowed: "
+                f"{MIN_STEPS_PER_S:g} to {MAX_STEPS_PER_S:g}, with 1 to {MAX_GPUS} GPUs"
+            )
+    if abs(spec.priority) > 1_000_000:
+        yield f"priority: {spec.priority} is not allowed: -1000000 to 1000000"
+
+
+def usable_rate(share: int, rate: float) -> bool:
+    """Can the scheduler reckon with so many steps per second on so many GPUs?"""
+    return 1 <= share <= MAX_GPUS and MIN_STEPS_PER_S <= rate <= MAX_STEPS_PER_S
+
+
+def _environment(spec: JobSpec) -> Iterator[str]:
+    for name, value in spec.env.items():
+        if not _VARIABLE.fullmatch(name):
+            yield f"env: {name[:80]!r} is not the name of a variable"
+        if "\0" in value:
+            yield f"env: the value of {name} contains a NUL character"
+    if sum(len(name.encode()) + len(value.encode()) for name, value in spec.env.items()) > MAX_TEXT_BYTES:
+        yield f"env: is too long: at most {MAX_TEXT_BYTES} bytes"

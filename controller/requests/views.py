@@ -1,0 +1,231 @@
+"""What clients are shown: pure functions from the controller's state to the views of `protocol.messages`."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator
+
+from msgspec.structs import replace
+
+from ...protocol.messages import CurvePoint, JobView, ServerState, ServerView, WorkerStage, WorkerView
+from ...protocol.model import GpuAddress, JobPhase, ServerId
+from ...scheduler.measuring import smaller_shares
+from ...scheduler.speedup_curve import Source, points
+from ..cluster import Cluster, Guest, Session
+from ..intake.guests import present, sentence, unknown_sentence
+from ..jobs.job import Job
+from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
+from ..reconcile.health import troubles
+from ..reconcile.snapshot import fewest
+
+NAMES_TOLD = 8
+
+
+def job_view(cluster: Cluster, now: float, job: Job) -> JobView:
+    """One job in full."""
+    kept, progress, newest = job.record, job.progress(), job.newest
+    return JobView(
+        job=job.id,
+        spec=job.spec,
+        phase=kept.phase,
+        reason=_reason(cluster, now, job),
+        submitted_s=job.submission.submitted_s,
+        started_s=kept.started_s,
+        finished_s=kept.finished_s,
+        share_gpus=job.share_gpus,
+        wanted_gpus=0 if job.final else _wanted(job),
+        manual_share=kept.manual_share,
+        generation=kept.committed,
+        ordered_generation=newest.generation if newest is not None else kept.generation,
+        step=progress.step,
+        total_steps=progress.total_steps if progress.total_steps is not None else job.spec.max_steps,
+        epoch=progress.epoch,
+        samples_per_s=0.0 if job.final else progress.samples_per_s,
+        median_step_s=progress.median_step_s,
+        metrics=progress.metrics,
+        workers=tuple(_worker_view(job, entry) for entry in kept.workers),
+        past_workers=tuple(_past_view(entry) for entry in kept.past),
+        shares=kept.shares,
+        resizes=kept.resizes,
+        restarts=kept.restarts,
+        exit_code=kept.exit_code,
+        measuring_gpus=job.profiling.share if job.profiling is not None else None,
+    )
+
+
+def full_view(cluster: Cluster, now: float, job: Job) -> JobView:
+    """One job with what is known of its throughput."""
+    return replace(job_view(cluster, now, job), curve=_curve(cluster, now, job))
+
+
+def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:
+    """What is known, by share and servers; and what is assumed of its maximum, half of that, and so on."""
+    spec = job.spec
+    servers = job.estimated.fewest if job.estimated is not None else fewest(cluster, spec.gpus.max)
+    told = cluster.estimate(now, job, servers)
+    batch = _samples_per_step(job.progress())
+
+    def point(share: int, servers: int | None, rate: float, source: Source) -> CurvePoint:
+        samples_per_s = rate * batch if batch else None
+        return CurvePoint(
+            share_gpus=share, servers=servers, steps_per_s=rate, samples_per_s=samples_per_s, source=source.value
+        )
+
+    found = [
+        replace(
+            point(share, on or None, rate.steps_per_s, rate.source),
+            times=rate.times if rate.at_s is not None else 0,
+            age_s=max(0.0, now - rate.at_s) if rate.at_s is not None else None,
+        )
+        for (share, on), rate in told.known.items()
+    ]
+    if told.known:
+        most = min(spec.gpus.max, len(told.curve) - 1)
+        exact = points(told.known, told.fewest)
+        found += [
+            point(share, int(told.fewest[share]), float(told.curve[share]), Source.ASSUMED)
+            for share in (most, *smaller_shares(most, spec.gpus.min, None))
+            if share not in exact
+        ]
+    return tuple(sorted(found, key=lambda one: (one.share_gpus, one.servers or 0)))
+
+
+def _samples_per_step(progress: Progress) -> int:
+    """The global batch, as far as the job has told; 0: it has not."""
+    return round(progress.samples_per_s * progress.median_step_s)
+
+
+def _wanted(job: Job) -> int:
+    newest = job.newest
+    if newest is None or newest.kind is not OrderKind.TARGET:
+        return len(job.record.target)  # a union or a recovery is a way, not what is wanted
+    return len(newest.roster.members)
+
+
+def _reason(cluster: Cluster, now: float, job: Job) -> str:
+    if job.final:
+        return job.record.reason
+    if cluster.awaited:
+        return f"the controller has just started and waits for {_some(cluster.awaited)}"
+    if job.restart_at is not None:
+        return f"starts again in {max(0.0, job.restart_at - now):.0f} s"
+    if saves := _saving(now, job):
+        return saves
+    if job.avoided_servers and not job.record.target:
+        return _avoidance(now, job)
+    held = [entry for entry in job.record.workers if entry.state is WorkerState.ORDERED]
+    if held:
+        return f"waits for {', '.join(str(entry.gpu) for entry in held)} to be free"
+    if job.hold_until is not None:
+        return f"does not grow for {max(0.0, job.hold_until - now):.0f} s: its new workers end at their start"
+    newest = job.newest
+    late = min(job.latenesses(), key=lambda late: late.until_s, default=None)
+    if late is not None and newest is not None and newest.generation > job.record.committed:
+        return f"{late.worker} has not {late.what} yet; at most {max(0.0, late.until_s - now):.0f} s more"
+    if job.record.phase is JobPhase.STARTING:
+        return "its workers are starting"
+    if job.profiling is not None:
+        return f"measures its throughput with {job.profiling.share} of its {len(job.own_gpus)} GPUs"
+    reasons = (job.waiting_reason, troubles(cluster, now)) if job.waiting_reason or not job.record.target else ()
+    return "; ".join(filter(None, reasons))
+
+
+def _some(names: Collection[str]) -> str:
+    """The first names, and how many more there are."""
+    first = heapq.nsmallest(NAMES_TOLD, names)
+    more = len(names) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
+
+
+def _avoidance(now: float, job: Job) -> str:
+    """Where `job` cannot begin, and when the next server is tried again."""
+    found = [
+        (avoided.until_s, avoided.reason) for _, avoided in sorted(job.avoided.items()) if avoided.until_s is not None
+    ]
+    next_s = min(until_s for until_s, _ in found)
+    return f"{'; '.join(reason for _, reason in found)}; next try in {max(0.0, next_s - now):.0f} s"
+
+
+def _saving(now: float, job: Job) -> str:
+    """A preempted job saves its state: how long that may still take. Empty: it does not."""
+    left_s = [
+        entry.stop_by_s - now
+        for entry in job.record.workers
+        if entry.stopping and entry.trained and entry.stop_by_s is not None
+    ]
+    if job.newest is not None or not left_s:
+        return ""
+    return f"saves its state; at most {max(0.0, *left_s):.0f} s more"
+
+
+def _worker_view(job: Job, entry: WorkerRecord) -> WorkerView:
+    status = job.statuses.get(entry.worker)
+    unheard = WorkerStage.ORDERED if entry.state is WorkerState.ORDERED else WorkerStage.STARTING
+    return WorkerView(
+        worker=entry.worker,
+        server=entry.gpu.server,
+        gpu=entry.gpu.index,
+        phase=WorkerStage.of(status.phase) if status is not None else unheard,
+        pid=status.pid if status is not None else entry.pid,
+        reason="is being stopped" if entry.stopping else status.note if status is not None else "",
+    )
+
+
+def _past_view(entry: WorkerRecord) -> WorkerView:
+    return WorkerView(
+        worker=entry.worker,
+        server=entry.gpu.server,
+        gpu=entry.gpu.index,
+        phase=WorkerStage.ENDED,
+        pid=entry.pid,
+        exit_code=entry.exit_code,
+        reason=entry.reason,
+    )
+
+
+def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
+    """One server, which is known. A GPU is used while a process is on it."""
+    session, guest = cluster.sessions.get(name), present(cluster, now, name)
+    if guest is not None and (session is None or not session.alive):
+        return _guest_view(guest)
+    assert session is not None
+    used = {
+        gpu.index: job
+        for gpu in session.server.gpus
+        if (job := cluster.index.on_gpu(GpuAddress(server=name, index=gpu.index))) is not None
+    }
+    used |= {local.gpu: local.job for local in session.unknown.values()}
+    return ServerView(
+        server=session.server,
+        alive=session.alive,
+        last_heard_s=session.last_heard_s,
+        used=dict(sorted(used.items())),
+        state=_state(cluster, session),
+        trouble="; ".join(_troubles(cluster, now, session)),
+    )
+
+
+def _state(cluster: Cluster, session: Session) -> ServerState:
+    if not session.alive:
+        return ServerState.LOST
+    return ServerState.ALIVE if cluster.fit(session.server.server) else ServerState.UNFIT
+
+
+def _troubles(cluster: Cluster, now: float, session: Session) -> Iterator[str]:
+    name = session.server.server
+    if not cluster.fit(name):
+        yield cluster.health[name].sentence(now)
+    if session.unknown:
+        yield unknown_sentence(session)
+
+
+def _guest_view(guest: Guest) -> ServerView:
+    used = {local.gpu: local.job for local in guest.running.values()}
+    return ServerView(
+        server=guest.server,
+        alive=True,
+        last_heard_s=guest.last_heard_s,
+        used=used,
+        state=ServerState.FOREIGN,
+        trouble=sentence(guest),
+    )

@@ -1,0 +1,77 @@
+"""Parameters as they stand in a file, made into the frozen structs of whoever they are for; each mistake in one sentence.
+
+The sentence names the source, the field, what was found and what is allowed. The field is kept apart too, for those who can
+tell on which line it stands.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..protocol.errors import OperatorError
+
+S = TypeVar("S")
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+
+
+class WrongOption(OperatorError):
+    """An option is wrong. `field` is its way from the top of the document: "parameters.unit_s"; empty: the document itself."""
+
+    def __init__(self, source: str, field: str, text: str) -> None:
+        super().__init__(f"{source}: {field}: {text}" if field else f"{source}: {text}")
+        self.field = field
+        self.text = text
+
+
+def convert(values: object, into: type[S], source: str, at: str = "") -> S:
+    """`values`, plain ones, as an `into`, which is a struct; they stand at the field `at` of `source`. Raises WrongOption."""
+    try:
+        converted = msgspec.convert(values, into)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).rpartition(" - at ") if " - at " in str(error) else (str(error), "", "")
+        steps = [name or int(number) for name, number in _STEP.findall(where.strip("`"))]
+        unknown = _UNKNOWN.fullmatch(message)
+        if unknown is not None:
+            fields = getattr(into, "__struct_fields__", ()) if not steps else ()
+            known = f"; known are {', '.join(fields)}" if fields else "; there are none" if not steps else ""
+            raise WrongOption(source, _join(at, [*steps, unknown[1]]), f"is unknown{known}") from None
+        found = f"{_found(values, steps)!r}: " if steps else ""
+        raise WrongOption(source, _join(at, steps), found + message[:1].lower() + message[1:]) from None
+    for steps, number in _numbers(values):
+        if not math.isfinite(number):
+            raise WrongOption(source, _join(at, steps), f"{number} is not allowed: a finite number")
+    return converted
+
+
+def _numbers(values: object) -> Iterator[tuple[list[str | int], float]]:
+    """All floats in plain values, and the way to each."""
+    items: Iterable[tuple[str | int, object]] = ()
+    if isinstance(values, dict):
+        items = values.items()
+    elif isinstance(values, list | tuple):
+        items = enumerate(values)
+    elif isinstance(values, float):
+        yield [], values
+    for step, value in items:
+        for steps, number in _numbers(value):
+            yield [step, *steps], number
+
+
+def _found(values: Any, steps: list[str | int]) -> Any:
+    for step in steps:
+        values = values[step]
+    return values
+
+
+def _join(at: str, steps: list[str | int]) -> str:
+    path = at
+    for step in steps:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path

@@ -1,0 +1,110 @@
+"""view -> manual shares -> policy -> regulation (packing) -> placement. Each stage is a pure function of its arguments."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .packing import pack
+from .placement.fewest_servers import Placements
+from .placement.registry import FEWEST_SERVERS, Placement
+from .policies import Policy
+from .policies.base import count, no_shares
+from .view import ClusterView, Gpus, Ints, JobTable, Reason, ReasonCode
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Everybody's share, who gets which GPUs, and why some get less than they could use; all by row of the view."""
+
+    shares: Ints
+    placements: Placements  # of the jobs with a share
+    why: Callable[[int], Reason | None]  # asked for rows whose share is below their maximum, or below that set by hand
+    review_s: float  # decide again then (Unix time), even if nothing has happened
+    wanted: Ints  # what the policy gave, before packing
+
+
+def decide(
+    view: ClusterView,
+    policy: Policy,
+    rng: random.Random,
+    packing: bool,
+    first: Mapping[int, Gpus] | None = None,
+    placement: Placement = FEWEST_SERVERS,
+) -> Decision:
+    """Who gets which GPUs. `packing`: shares are regulated (AFS 4.4), except those set by hand. `first`: as for `place`."""
+    by_hand = _manual_shares(view) if view.manual_shares else None  # None: the policy decides about all
+    gpus = view.total_gpus if by_hand is None else view.total_gpus - int(by_hand.sum())
+    rows = _policed(view, gpus)
+    jobs = view.jobs if rows is None else view.jobs.cut(rows)
+    if not policy.needs_lengths:
+        jobs = jobs.without_lengths()
+    given = policy.shares(jobs, gpus, view.now, rng)
+    wanted = shares = _beside(by_hand, rows, given.gpus, view.jobs)
+    if packing:
+        packed = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, jobs.max_gpus)
+        shares = _beside(by_hand, rows, packed, view.jobs)
+
+    def why(row: int) -> Reason | None:
+        if row in view.manual_shares:
+            return _too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
+        if (least := int(view.jobs.min_gpus[row])) > gpus:
+            return _too_large(least, gpus, view.total_gpus)
+        if shares[row] < wanted[row]:
+            return _packed(int(wanted[row]), int(shares[row]))
+        return given.why(row if rows is None else int(np.searchsorted(rows, row)))
+
+    placed = placement.place(view.servers, view.placements, shares, first)
+    return Decision(shares, placed, why, given.review_s, wanted)
+
+
+def _manual_shares(view: ClusterView) -> Ints:
+    """Shares set by hand come first, in the order of submission, as large as they fit; none below what the job asks for at least,
+    unless that itself was set by hand."""
+    shares = no_shares(view.jobs)
+    free = view.total_gpus
+    for row, wanted in sorted(view.manual_shares.items()):
+        share, least = min(wanted, free), min(wanted, int(view.jobs.min_gpus[row]))
+        shares[row] = share if share >= least else 0
+        free -= int(shares[row])
+    return shares
+
+
+def _beside(by_hand: Ints | None, rows: Ints | None, given: Ints, jobs: JobTable) -> Ints:
+    """All shares: those of these rows as they are given, the others as set by hand, or 0. None: there are no others."""
+    if rows is None:
+        return given
+    shares = no_shares(jobs) if by_hand is None else by_hand.copy()
+    shares[rows] = given
+    return shares
+
+
+def _policed(view: ClusterView, gpus: int) -> Ints | None:
+    """The rows whose shares the policy decides; None: all.
+
+    A job whose minimum is beyond the GPUs that the policy may give is none of its business: it could only get nothing, and curves
+    of throughput do not reach that far.
+    """
+    policed = view.jobs.min_gpus <= gpus
+    if view.manual_shares:
+        policed[list(view.manual_shares)] = False
+    return None if policed.all() else np.flatnonzero(policed)
+
+
+def _too_large(least: int, gpus: int, total: int) -> Reason:
+    there = f"the cluster has {total}" if least > total else f"{gpus} of {total} are not given by hand"
+    return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"asks for at least {count(least)}, {there}")
+
+
+def _too_little_for(wanted: int, share: int, gpus: int) -> Reason | None:
+    if share == wanted:
+        return None
+    return Reason(ReasonCode.MANUAL, f"set to {count(wanted)} by hand, {share} of {gpus} could be had")
+
+
+def _packed(wanted: int, share: int) -> Reason:
+    instead = count(share) if share else "none"
+    return Reason(ReasonCode.PACKED, f"{instead} in place of {wanted}, so that no two jobs share a server's network")

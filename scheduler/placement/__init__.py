@@ -1,0 +1,1 @@
+"""Which GPUs each job gets, once it is known how many. Pure."""

@@ -1,0 +1,268 @@
+"""From a decision to what has to change, in an order in which it can be carried out: GPUs are given back before they are taken.
+
+A plan costs nobody a restart: only a job that is to have no GPUs at all is stopped. What could ask for more are jobs that
+exchange GPUs, so that each waits for the other. Out of that there are these ways, in this order:
+
+1. *Other names.* If jobs of one share change places and the places are alike (as many GPUs on as many servers), nobody needs to
+   move: who has the GPUs that another one is to get keeps them.
+2. *Giving way.* A job of the circle first keeps only what it is to have anyhow; or moves aside, to idle GPUs; or shrinks, though
+   not below its minimum, to a part of what it has. It does so only if that frees GPUs that the others wait for, and only if in
+   the end somebody gets his GPUs by it.
+3. *Making do.* Who cannot get out of the circle like that gets its share where it is, and what it lacks of idle GPUs. There are
+   enough: all shares together fit into the cluster, and whoever is not in the circle has just what it was to have. The placement
+   is worse than decided, until a later decision finds room to mend it.
+
+A job is told where it is to be, not by which way. So a step aside is an order of its own, and whatever builds on it has to wait
+for a later decision (`at_once`). A step that keeps or takes only what the job is to have in the end needs no order: a job that
+can have only a part of its new GPUs takes that first (`controller/jobs/generations.py`).
+
+A decision may come while an earlier one is still being carried out. Then the jobs' processes are not yet where the plan takes
+them to be, and what are three steps for the plan may be an exchange for the processes. Such a change waits too (`at_once`), and
+if a lost server makes an exchange of what was none, those who wait for each other stay where they are (`standstill`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from .pipeline import Decision
+from .placement.fewest_servers import layout_of
+from .sets import some, union
+from .view import ClusterView, Gpus
+
+
+class ChangeKind(enum.Enum):
+    """What happens to a job. Changes come in this order, except that one waits for those that free its GPUs."""
+
+    STOP = "stop"
+    RESIZE = "resize"
+    MIGRATE = "migrate"  # none of its GPUs stays
+    START = "start"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A job's new GPUs, by row of the view; empty: it gives all back."""
+
+    kind: ChangeKind
+    row: int
+    gpus: Gpus
+
+
+def plan(view: ClusterView, decision: Decision) -> tuple[Change, ...]:
+    """The changes from the present placements to the decided shares, for those jobs alone whose set of GPUs has to change.
+
+    A job may have several changes, one after the other.
+    """
+    order = list(ChangeKind)
+    present = view.placements
+    wanted = _under_other_names(view, decision.placements)
+    waiting: list[tuple[tuple[int, bool, int], Change]] = []
+    for row in sorted({*present, *wanted}):
+        has, wants = present.get(row, 0), wanted.get(row, 0)
+        share = int(view.jobs.share[row]) if row in present else 0
+        if has == wants and share == has.bit_count():  # else some of its GPUs are gone
+            continue
+        change = Change(_kind(share > 0, has, wants), row, wants)
+        takes = bool(wants & ~has)  # a job that has lost GPUs may take some although it shrinks
+        waiting.append(((order.index(change.kind), takes, wants.bit_count() - share), change))
+    waiting.sort(key=lambda entry: entry[0])
+    turns = _Turns(view)
+    turns.take([change for _, change in waiting])
+    return tuple(turns.done)
+
+
+def at_once(
+    present: Mapping[int, Gpus], changes: Sequence[Change], held: Mapping[int, Gpus]
+) -> tuple[tuple[Change, ...], bool]:
+    """Those of a plan's changes that can be ordered together now; and whether others wait for a later decision.
+
+    `held`: where the processes of each job are, or are ordered to be. What is ordered leaves every GPU to one job. A job that
+    stands aside gets no further order before it has got there, nobody is given GPUs that it only then leaves, and nobody is sent
+    where he cannot get to because others cannot leave.
+    """
+    ordered, late, targets = _apart(present, changes, lambda targets: True)
+    if standstill(held, targets):
+        ordered, late, _ = _apart(present, changes, lambda targets: not standstill(held, targets))
+    return ordered, late
+
+
+def _apart(
+    present: Mapping[int, Gpus], changes: Iterable[Change], possible: Callable[[Mapping[int, Gpus]], bool]
+) -> tuple[tuple[Change, ...], bool, Mapping[int, Gpus]]:
+    targets = dict(present)
+    used = union(targets.values())
+    ordered: list[Change] = []
+    told: set[int] = set()
+    late: set[int] = set()
+    for change in changes:
+        row, before = change.row, targets.get(change.row, 0)
+        aside = row in told and before & ~change.gpus
+        if row in late or aside or change.gpus & used & ~before or not possible({**targets, row: change.gpus}):
+            late.add(row)
+            continue
+        used = used & ~before | change.gpus
+        targets[row] = change.gpus
+        told.add(row)
+        ordered.append(change)
+    return tuple(ordered), bool(late), targets
+
+
+def standstill(held: Mapping[int, Gpus], targets: Mapping[int, Gpus]) -> frozenset[int]:
+    """The jobs that never get to their targets, because they wait for each other's GPUs.
+
+    A job that has processes and a target leaves what it is not to have when it can be on some GPU of its target; until then it
+    stays where it is (`held`, by row).
+    """
+    leaving = {row: gpus for row, gpus in held.items() if targets.get(row) and gpus & ~targets[row]}
+    while leaving:
+        once = twice = 0
+        for gpus in leaving.values():
+            twice |= once & gpus
+            once |= gpus
+        gone = [row for row, gpus in leaving.items() if targets[row] & ~(twice | once & ~gpus)]
+        if not gone:
+            break
+        for row in gone:
+            del leaving[row]
+    return frozenset(leaving)
+
+
+def _under_other_names(view: ClusterView, placements: Mapping[int, Gpus]) -> dict[int, Gpus]:
+    """The placements, where a job keeps its GPUs if somebody else was to have them who can as well have its new ones.
+
+    That somebody loses nothing by it: of GPUs that another job has it has none now.
+    """
+    wanted = dict(placements)
+    owner = {gpus: row for row, gpus in view.placements.items() if gpus}
+    servers = _servers(view)
+    for row in sorted(wanted):
+        while (other := owner.get(wanted[row], row)) != row and _alike(wanted[row], wanted.get(other, 0), servers):
+            wanted[row], wanted[other] = wanted[other], wanted[row]
+    return wanted
+
+
+def _alike(a: Gpus, b: Gpus, servers: Sequence[Gpus]) -> bool:
+    """As many GPUs on as many servers?"""
+    if a.bit_count() != b.bit_count():
+        return False
+    return sorted((a & server).bit_count() for server in servers) == sorted(
+        (b & server).bit_count() for server in servers
+    )
+
+
+class _Turns:
+    """Who has which GPUs while a plan is carried out, and what has been done so far."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self.done: list[Change] = []
+        self._view = view
+        self._held = dict(view.placements)
+        self._idle = (1 << view.total_gpus) - 1 & ~union(self._held.values())
+
+    def take(self, waiting: list[Change]) -> None:
+        """Carry the changes out, each after those that free its GPUs."""
+        retreat = self._state()  # after the last change that led somebody to his goal
+        while waiting:
+            blocked = []
+            for change in waiting:
+                if self._is_free(change):
+                    self._carry_out(change.row, change.gpus)
+                else:
+                    blocked.append(change)
+            if len(blocked) < len(waiting):
+                retreat = self._state()
+            elif not self._give_way(blocked):
+                self._return_to(retreat)
+                self._make_do(blocked)
+                return
+            waiting = blocked
+
+    def _is_free(self, change: Change) -> bool:
+        return not change.gpus & ~self._held.get(change.row, 0) & ~self._idle
+
+    def _carry_out(self, row: int, gpus: Gpus) -> None:
+        before = self._held.get(row, 0)
+        runs = int(self._view.jobs.share[row]) > 0
+        self._idle = (self._idle | before) & ~gpus
+        self._held[row] = gpus
+        self.done.append(Change(_kind(runs, before, gpus), row, gpus))
+
+    def _state(self) -> tuple[int, dict[int, Gpus], Gpus]:
+        return len(self.done), dict(self._held), self._idle
+
+    def _return_to(self, state: tuple[int, dict[int, Gpus], Gpus]) -> None:
+        count, self._held, self._idle = state
+        del self.done[count:]
+
+    def _give_way(self, blocked: Sequence[Change]) -> bool:
+        """One of those that wait for each other frees GPUs that others wait for. False: nobody can.
+
+        Rather one for whom that is a step to its goal, then one that need not shrink for it, then one that keeps GPUs; of several
+        the one submitted last. This comes to an end: each time fewer GPUs are in another one's way, and nobody gives back what
+        he is to have.
+        """
+        best: tuple[tuple[int, int, bool, int], int, Gpus] | None = None
+        for change in blocked:
+            has = self._held.get(change.row, 0)
+            others = union(other.gpus for other in blocked if other is not change)
+            for rank, gpus in self._ways(change, others):
+                if has & others & ~gpus:
+                    lost = change.gpus.bit_count() - gpus.bit_count()
+                    cost = (rank, lost, not has & gpus, -change.row)
+                    best = min(best, (cost, change.row, gpus)) if best is not None else (cost, change.row, gpus)
+        if best is None:
+            return False
+        self._carry_out(best[1], best[2])
+        return True
+
+    def _ways(self, change: Change, others: Gpus) -> Iterator[tuple[int, Gpus]]:
+        """GPUs that a job could make do with for now, and how gladly (0: most). `others`: what those in its circle wait for."""
+        has, wants = self._held.get(change.row, 0), change.gpus
+        if not has:
+            return
+        least = max(1, min(int(self._view.jobs.min_gpus[change.row]), wants.bit_count(), has.bit_count()))
+        goal = wants & (has | self._idle)
+        if goal.bit_count() >= least:
+            yield 0, goal
+        aside = some(wants.bit_count(), goal, has & ~others, self._idle & ~others)
+        if aside.bit_count() >= least:
+            yield 1, aside
+        else:
+            yield 2, some(least, aside, has)
+
+    def _make_do(self, blocked: Sequence[Change]) -> None:
+        """Those that still wait get their shares without an exchange. Who gives back comes first, then who was submitted
+        first."""
+        for change in sorted(blocked, key=lambda c: (c.gpus.bit_count() > self._held.get(c.row, 0).bit_count(), c.row)):
+            has, share = self._held.get(change.row, 0), change.gpus.bit_count()
+            gpus = some(share, has & change.gpus, has)
+            gpus = some(share, gpus, self._idle & change.gpus, *self._room(has, share - gpus.bit_count()))
+            assert gpus.bit_count() == share, "all shares together fit"
+            if gpus != has or share != int(self._view.jobs.share[change.row]):
+                self._carry_out(change.row, gpus)
+
+    def _room(self, has: Gpus, more: int) -> list[Gpus]:
+        """Idle GPUs: those on servers where the job is, then the tightest holes that are large enough, then the largest."""
+        holes = [(server & self._idle, server) for server in _servers(self._view)]
+
+        def distance(hole: Gpus, server: Gpus) -> tuple[bool, bool, int]:
+            size = hole.bit_count()
+            return not has & server, size < more, size if size >= more else -size
+
+        return [hole for hole, _ in sorted(holes, key=lambda pair: distance(*pair))]
+
+
+def _servers(view: ClusterView) -> Sequence[Gpus]:
+    """The GPUs of each server."""
+    return layout_of(tuple(len(server.gpus) for server in view.servers)).masks
+
+
+def _kind(runs: bool, before: Gpus, after: Gpus) -> ChangeKind:
+    if not after:
+        return ChangeKind.STOP
+    if not runs:
+        return ChangeKind.START
+    return ChangeKind.RESIZE if before & after else ChangeKind.MIGRATE

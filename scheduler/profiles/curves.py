@@ -1,0 +1,199 @@
+"""How fast models train on how many GPUs, from tables of measurements.
+
+A table is told by its header. Either it has a model, a number of GPUs and one of four measures (AFS, ElasticFlow, Gavel, or one's
+own: ``model,gpus,samples_per_s``, with the other columns where there are several batches or types of GPU)::
+
+    model | job_type     gpus | scale_factor     samples_per_s | iters_per_s | steps_per_s | us_per_iter
+    global_batch_size | global_batch | batch_size     gpu_type | worker_type     in_afs_table4 (0: never chosen at random)
+
+or it is EasyScale's or Sia's and Pollux' (`easyscale_curves`, `placement_curves`).
+
+What a curve is made of, whatever the table:
+
+* Measurements are taken as they are, noise included: a simulated job is as fast as what has been measured. Only the
+  scheduler is shown a smooth curve, as it is of real jobs. Where one share was measured repeatedly the median counts.
+* A share that is missing between two measured ones (empty, nan and 0 are missing too) lies on the straight line between them in
+  throughput, which keeps a concave curve concave. Interpolation in time per iteration, as in the AFS table, would not.
+* Beyond the largest measured share throughput stays what it is there, so that no policy wants more.
+* Speedups are relative to one GPU. Where measurements begin with n > 1 GPUs, fewer are taken to have their part of that: linear
+  scaling, which makes n GPUs worth n, the most they can be without superlinear scaling.
+* Weak scaling (Gavel) needs nothing special: its steps are those of one GPU's batch, summed over the GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...protocol.errors import UserError
+from ..view import Floats
+from .placements import PLACEMENT_COLUMNS, placement_curves
+from .tables import Table, listed, read
+
+MISSING = frozenset({"", "nan", "NaN", "None", "0", "0.0"})
+MODEL = ("model", "job_type")
+GPUS = ("gpus", "scale_factor")
+BATCH = ("global_batch_size", "global_batch", "batch_size")
+TYPE = ("gpu_type", "worker_type")
+RATES = ("samples_per_s", "iters_per_s", "steps_per_s")  # the more the faster
+TIMES_US = ("us_per_iter",)
+EASYSCALE_COLUMNS = ("model", "bs", "gpu", "ddp_nondeterminism")
+MOST_GPUS = 1 << 16  # of a curve, which has a column for each share
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One model with one batch on one type of GPU. Rates are those with one GPU; nan: the table does not say."""
+
+    model: str
+    batch: float | None  # of all workers together; None: the table does not say
+    gpu_type: str
+    speedup: Floats  # T(n) / T(1) for n from 0 to the largest measured share
+    iterations_per_s: float = math.nan
+    samples_per_s: float = math.nan
+    at_random: bool = True  # may be given to jobs of which the model is not known
+
+    def best(self, gpus: int) -> int:
+        """The share of greatest throughput among those up to `gpus`; of equal ones the smallest."""
+        return int(np.argmax(self.speedup[: gpus + 1]))
+
+    @property
+    def name(self) -> str:
+        return self.model if self.batch is None else f"{self.model}/{self.batch:g}"
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """The curves of a file, in its order."""
+
+    source: str
+    curves: tuple[Curve, ...]
+
+    def find(self, model: str, batch: float | None) -> Curve:
+        """The curve of a model, by name in any spelling of its letters, and of a batch where the table tells several apart.
+
+        Without a batch, or where several types of GPU were measured: the first in the file. Raises UserError.
+        """
+        named = [curve for curve in self.curves if curve.model.casefold() == model.casefold()]
+        if not named:
+            known = listed(dict.fromkeys(curve.model for curve in self.curves))
+            raise UserError(f"no model {model!r} in {self.source}; it has {known}")
+        fitting = [curve for curve in named if batch is None or curve.batch is None or curve.batch == batch]
+        if not fitting:
+            known = listed(dict.fromkeys(f"{curve.batch:g}" for curve in named))
+            raise UserError(f"{model} with a batch of {batch:g} is not in {self.source}; it has {known}")
+        return fitting[0]
+
+    def pool(self) -> tuple[Curve, ...]:
+        """What jobs without a model are given: all of the type of GPU that comes first."""
+        allowed = [curve for curve in self.curves if curve.at_random]
+        return tuple(curve for curve in allowed if curve.gpu_type == allowed[0].gpu_type)
+
+
+def load(path: Path, gpu_type: str | None = None) -> Profiles:
+    """The curves in `path`; only those of `gpu_type` if it is given. Raises UserError."""
+    table = read(path)
+    if all(column in table for column in PLACEMENT_COLUMNS):
+        curves = [_curve(*measured) for measured in placement_curves(table)]
+    elif all(column in table for column in EASYSCALE_COLUMNS):
+        curves = easyscale_curves(table)
+    else:
+        curves = _plain_curves(table)
+    if not curves:
+        raise UserError(f"{path}: no measured throughput")
+    if gpu_type is not None:
+        types = dict.fromkeys(curve.gpu_type for curve in curves)
+        if gpu_type not in types:
+            raise UserError(
+                f"{path}: no GPU type {gpu_type!r}; there are {listed(name for name in types if name) or 'none'}"
+            )
+        curves = [curve for curve in curves if curve.gpu_type == gpu_type]
+    return Profiles(str(path), tuple(curves))
+
+
+def speedups(measured: Mapping[int, float]) -> Floats:
+    """T(n) / T(1) for n from 0 to the largest of the measured shares, all of whose throughputs are above 0."""
+    known = sorted(measured)
+    points = [0, *known]
+    rates = np.interp(np.arange(known[-1] + 1), points, [0.0, *(measured[share] for share in known)])
+    return np.asarray(rates / rates[1])
+
+
+def easyscale_curves(table: Table) -> list[Curve]:
+    """EasyScale's Fig. 12: seconds per mini-batch of one worker with plain DDP. Workers scale without loss (its eq. 1).
+
+    So the curve is a straight line; that a job has no use for more GPUs than workers is the trace's business, which calls
+    NeuMF ncf.
+    """
+    seconds, batch = table.numbers("ddp_nondeterminism"), table.numbers("bs")
+    gpus = np.arange(257, dtype=np.float64)
+    return [
+        Curve("ncf" if model == "NeuMF" else model, None, gpu_type, gpus, samples_per_s=samples / second)
+        for model, gpu_type, samples, second in zip(
+            table.texts("model"), table.texts("gpu"), batch.tolist(), seconds.tolist(), strict=True
+        )
+        if second > 0
+    ]
+
+
+def _plain_curves(table: Table) -> list[Curve]:
+    """One row for each model, batch, type of GPU and share."""
+    model, gpus, measure = _one_of(table, MODEL), _one_of(table, GPUS), _one_of(table, (*RATES, *TIMES_US))
+    batch, kind = _one_of(table, BATCH, optional=True), _one_of(table, TYPE, optional=True)
+    shares = table.whole(gpus).tolist()
+    too_many = next((row for row, share in enumerate(shares) if share > MOST_GPUS), None)
+    if too_many is not None:
+        raise table.wrong(too_many, gpus, f"{shares[too_many]} GPUs, more than {MOST_GPUS}")
+    batches = table.numbers(batch).tolist() if batch else [None] * len(table)
+    kinds = table.texts(kind) if kind else [""] * len(table)
+    pooled = table.columns.get("in_afs_table4", ["1"] * len(table))
+    values = _measured(table, measure)
+    points: dict[tuple[str, float | None, str], dict[int, list[float]]] = {}
+    at_random: dict[tuple[str, float | None, str], bool] = {}
+    for row, name in enumerate(table.texts(model)):
+        key = (name, batches[row], kinds[row])
+        at_random[key] = pooled[row] != "0"
+        if values[row] > 0:
+            rate = 1e6 / values[row] if measure in TIMES_US else values[row]
+            points.setdefault(key, {}).setdefault(shares[row], []).append(rate)
+    samples = measure == "samples_per_s"
+    return [_curve(*key, measured, samples, at_random[key]) for key, measured in points.items()]
+
+
+def _curve(
+    model: str,
+    batch: float | None,
+    gpu_type: str,
+    measured: Mapping[int, Sequence[float]],
+    samples: bool = False,
+    at_random: bool = True,
+) -> Curve:
+    """From repeated measurements by share, in iterations (or `samples`) per second."""
+    rates = {share: float(np.median(values)) for share, values in measured.items()}
+    speedup = speedups(rates)
+    rate = rates[min(rates)] / float(speedup[min(rates)])
+    size = math.nan if batch is None else batch
+    per_s = (rate / size, rate) if samples else (rate, rate * size)
+    return Curve(model, batch, gpu_type, speedup, *per_s, at_random)
+
+
+def _measured(table: Table, column: str) -> list[float]:
+    """The values of a measure; 0 where nothing was measured."""
+    texts = ["0" if text.strip() in MISSING else text for text in table.columns[column]]
+    filled = Table(table.source, {column: texts}, table.lines)
+    return [float(value) for value in filled.numbers(column)]
+
+
+def _one_of(table: Table, names: Iterable[str], optional: bool = False) -> str:
+    """The column that has one of these names; "" if there is none and there need not be."""
+    found = [name for name in names if name in table]
+    if not found and not optional:
+        raise UserError(
+            f"{table.source}: line 1: not a table of throughputs: no column {' or '.join(names)}; "
+            f"there are {', '.join(table.columns)}"
+        )
+    return found[0] if found else ""

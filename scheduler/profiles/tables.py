@@ -1,0 +1,187 @@
+"""CSV tables of the world, plain or gzip'd: columns by name, and refusals that say file, line, column and reason.
+
+Whole columns are converted at once, since traces have tens of thousands of rows; the line that is wrong is looked for only when
+something is.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from ...protocol.errors import UserError
+from ..view import Floats, Ints
+
+GZIP = b"\x1f\x8b"
+NEWLINE = "\n"
+MOST = 1e15  # no time, size or number that means anything is larger
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a file by column, all as text; `lines` says where in the file each row stands."""
+
+    source: str
+    columns: Mapping[str, Sequence[str]]
+    lines: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __contains__(self, column: str) -> bool:
+        return column in self.columns
+
+    def wrong(self, row: int, column: str, reason: str) -> UserError:
+        return UserError(f"{self.source}: line {self.lines[row]}, column {column}: {reason}")
+
+    def texts(self, column: str) -> Sequence[str]:
+        """The values of a column, none of them empty."""
+        values = self.columns[column]
+        if "" in values:
+            raise self.wrong(values.index(""), column, "empty")
+        return values
+
+    def numbers(self, column: str, least: float = 0.0) -> Floats:
+        """The values of a column, none below `least`."""
+        values = self.columns[column]
+        try:
+            numbers = np.array(values, dtype=np.str_).astype(np.float64)
+        except ValueError:
+            raise self.wrong(*self._first_text(column)) from None
+        bad = ~(np.abs(numbers) <= MOST)  # nan and infinite too
+        if bad.any():
+            row = int(bad.argmax())
+            raise self.wrong(row, column, f"{values[row]!r} is not a number that can be reckoned with")
+        if (numbers < least).any():
+            row = int((numbers < least).argmax())
+            raise self.wrong(row, column, f"{values[row]} is below {least:g}")
+        return numbers
+
+    def whole(self, column: str, least: int = 1) -> Ints:
+        """As `numbers`, for counts."""
+        numbers = self.numbers(column, least)
+        broken = numbers != np.floor(numbers)
+        if broken.any():
+            row = int(broken.argmax())
+            raise self.wrong(row, column, f"{self.columns[column][row]} is not a whole number")
+        return numbers.astype(np.int64)
+
+    def times(self, column: str) -> Floats:
+        """Seconds: numbers, or dates and times of day (then in UTC, whatever clock they were read from)."""
+        values = self.columns[column]
+        if values[0].count("-") < 2:
+            return self.numbers(column)
+        seconds = np.empty(len(values))
+        for row, value in enumerate(values):
+            try:
+                moment = datetime.fromisoformat(value)
+                seconds[row] = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+            except ValueError:
+                reason = f"{value!r} is not a date and time like 2017-10-09 07:01:55" if value else "empty"
+                raise self.wrong(row, column, reason) from None
+        return seconds
+
+    def where(self, conditions: Mapping[str, Sequence[str]]) -> Table:
+        """The rows whose columns have one of the given values."""
+        keep = np.ones(len(self), dtype=np.bool_)
+        for column, wanted in conditions.items():
+            if column not in self.columns:
+                known = ", ".join(self.columns)
+                raise UserError(f"{self.source}: line 1: no column {column!r} to pick rows by; there are {known}")
+            values = self.columns[column]
+            allowed = set(wanted)
+            keep &= np.fromiter((value in allowed for value in values), dtype=np.bool_, count=len(self))
+            if not keep.any():
+                some = listed(dict.fromkeys(values))
+                raise UserError(f"{self.source}: column {column}: no row has {' or '.join(wanted)}; there are {some}")
+        if keep.all():
+            return self
+        rows = np.flatnonzero(keep).tolist()
+        columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
+        return Table(self.source, columns, [self.lines[row] for row in rows])
+
+    def _first_text(self, column: str) -> tuple[int, str, str]:
+        """Row, column and reason of the first value that is not a number."""
+        for row, value in enumerate(self.columns[column]):
+            try:
+                np.array([value], dtype=np.str_).astype(np.float64)
+            except ValueError:
+                return row, column, f"{value!r} is not a number" if value else "empty"
+        raise AssertionError("every value is a number by itself")
+
+
+def read(path: Path) -> Table:
+    """The table in `path`. Raises UserError, naming file and line, where it is not one."""
+    header: list[str] = []
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True, skipinitialspace=True)
+    try:
+        for row in reader:
+            if not row:
+                continue  # an empty line
+            if not header:
+                header = [name.strip() for name in row]
+                continue
+            rows.append(row)
+            lines.append(reader.line_num)
+    except csv.Error as error:
+        raise UserError(f"{path}: line {reader.line_num}: not CSV: {error}") from None
+    if not header:
+        raise UserError(f"{path}: line 1: empty; a table with a header line is wanted")
+    named = [name for name in header if name]
+    doubled = next((name for place, name in enumerate(named) if name in named[:place]), None)
+    if doubled is not None:
+        raise UserError(f"{path}: line 1: two columns are named {doubled!r}")
+    if header[: len(named)] != named:
+        raise UserError(f"{path}: line 1: column {header.index('') + 1} has no name")
+    _check_lengths(path, rows, lines, len(named), len(header))
+    if not rows:
+        raise UserError(f"{path}: line 1: a header, and no rows")
+    columns = zip(*(row[: len(named)] for row in rows), strict=True)
+    return Table(str(path), dict(zip(named, columns, strict=True)), lines)
+
+
+def listed(values: Iterable[object], most: int = 12) -> str:
+    """Some of the values, for people."""
+    texts = [str(value) for value in values]
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
+def _check_lengths(path: Path, rows: Sequence[Sequence[str]], lines: Sequence[int], least: int, most: int) -> None:
+    """Every row has a value for every column with a name; columns at the end without one (EasyScale's) may be left out."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    wrong = (lengths < least) | (lengths > most)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise UserError(f"{path}: line {lines[row]}: {lengths[row]} values for {least} columns")
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        if content.startswith(GZIP):
+            content = gzip.decompress(content)
+        text = content.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a directory, not a file") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}: line {line}: not text (UTF-8)") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: damaged gzip: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if (at := text.find("\0")) >= 0:
+        raise UserError(f"{path}: line {text.count(NEWLINE, 0, at) + 1}: not text")
+    return text

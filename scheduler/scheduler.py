@@ -1,0 +1,136 @@
+"""What decides in a cluster: a policy, and the stages before and after it, as a file names them.
+
+A policy file names a policy with its parameters, and may name stages too::
+
+    policy: afs-p
+    parameters: {unit_s: 600}
+    admission: {name: bounded, parameters: {waiting_jobs: 200}}
+    packing: network
+    placement: buddy
+
+Stages that it does not name are those of the controller's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from .admission import ADMISSIONS, ADMIT_ALL, Admission
+from .options import WrongOption, convert
+from .placement.registry import FEWEST_SERVERS, PLACEMENTS, Placement
+from .policies import Policy, load_policy
+
+PACKINGS = {
+    "none": "Jobs get the shares that the policy gives them.",
+    "network": "Shares are only parts of a server that divide it, or whole servers, so that no two jobs share a server's "
+    "network (AFS 4.4, App. E). They are the nearest to those that the policy gives.",
+}
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What stands around the policy. `packing`: are shares regulated (AFS 4.4)?"""
+
+    admission: Admission = ADMIT_ALL
+    packing: bool = False
+    placement: Placement = FEWEST_SERVERS
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A policy, its parameters, and its stages. `source`: where they were named, for people."""
+
+    policy: Policy
+    parameters: msgspec.Struct
+    stages: Stages
+    source: str
+
+
+class StageChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stage with its parameters. Where it has none to be set, its name alone is as good."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A policy file."""
+
+    policy: str
+    parameters: dict[str, Any] = {}
+    admission: str | StageChoice | None = None
+    packing: str | None = None
+    placement: str | StageChoice | None = None
+
+
+def load_scheduler(document: object, source: str, default: Stages = Stages()) -> Scheduler:
+    """What a policy file describes; `default` has the stages that it does not name. Raises WrongOption naming source and
+    field."""
+    choice = convert(document, Choice, source)
+    policy = load_policy({"policy": choice.policy, "parameters": choice.parameters}, source)
+    stages = load_stages(source, choice.admission, choice.packing, choice.placement, default)
+    return Scheduler(policy, policy.parameters, stages, source)
+
+
+def load_stages(
+    source: str,
+    admission: str | StageChoice | None,
+    packing: str | None,
+    placement: str | StageChoice | None,
+    default: Stages = Stages(),
+) -> Stages:
+    """The stages of these names; None: as in `default`. Raises WrongOption naming source and field."""
+    return Stages(
+        admission=default.admission if admission is None else _admission(admission, source),
+        packing=default.packing if packing is None else _packing(packing, source),
+        placement=default.placement if placement is None else _placement(placement, source),
+    )
+
+
+def _admission(choice: str | StageChoice, source: str) -> Admission:
+    kind, parameters, at = _known(choice, {kind.name: kind for kind in ADMISSIONS}, source, "admission")
+    found: Admission = kind(convert(parameters, kind.Parameters, source, at))
+    return found
+
+
+def _packing(name: str, source: str) -> bool:
+    if name not in PACKINGS:
+        raise WrongOption(source, "packing", f"there is no packing {name!r}; known are {', '.join(PACKINGS)}")
+    return name == "network"
+
+
+def _placement(choice: str | StageChoice, source: str) -> Placement:
+    kind, parameters, at = _known(choice, {kind.name: kind for kind in PLACEMENTS}, source, "placement")
+    found: Placement = kind(convert(parameters, kind.Parameters, source, at))
+    return found
+
+
+def _known(
+    choice: str | StageChoice, kinds: Mapping[str, Any], source: str, field: str
+) -> tuple[Any, dict[str, Any], str]:
+    """The class of this name, the parameters for it, and where they stand."""
+    wanted = StageChoice(choice) if isinstance(choice, str) else choice
+    if wanted.name not in kinds:
+        at = field if isinstance(choice, str) else f"{field}.name"
+        raise WrongOption(source, at, f"there is no {field} {wanted.name!r}; known are {', '.join(kinds)}")
+    return kinds[wanted.name], wanted.parameters, f"{field}.parameters"
+
+
+def document(scheduler: Scheduler) -> dict[str, Any]:
+    """A policy file that describes `scheduler` in full."""
+    stages = scheduler.stages
+
+    def stage(one: Admission | Placement) -> dict[str, Any]:
+        return {"name": one.name, "parameters": msgspec.to_builtins(one.parameters)}
+
+    return {
+        "policy": scheduler.policy.name,
+        "parameters": msgspec.to_builtins(scheduler.parameters),
+        "admission": stage(stages.admission),
+        "packing": "network" if stages.packing else "none",
+        "placement": stage(stages.placement),
+    }

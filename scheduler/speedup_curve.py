@@ -1,0 +1,191 @@
+"""What a job's throughput would be with other shares, from what is known of some (AFS 4.5).
+
+What is known comes in layers, the weaker ones below: a table of the job's model, what its job file states, what earlier jobs of
+the same kind have been measured at, and what this one has. A layer is taken for a shape: it is scaled to meet the ones above
+it, which replace it where they overlap. So one real figure puts a table in its place that was made on other GPUs.
+
+Throughput depends on the placement, and the scheduler chooses the fewest servers. Figures of that placement are the points
+of the estimate. Those of others are bounds only: on more servers the job was slower than it would be, on fewer faster. Only
+where there are no others do they stand in for them.
+
+From points to a curve: overestimate first, readjust later
+----------------------------------------------------------
+* Nothing is known: the job scales linearly.
+* Below and between points: straight lines, which is linear scaling below the smallest one, and so makes too much of few GPUs.
+* Beyond the largest point AFS assumes linear scaling again. Where more than one share is known we go on as from half of the
+  largest share to it, which is no less than any concave curve can do, and much nearer: with AFS's rule a job that does not
+  scale looks as if four GPUs were a great deal more than two until it has had all of them. Half, and not the last two points,
+  since neighbours differ by noise.
+* Measurements are noisy, and policies look one GPU ahead: the estimate is the least growing concave curve above all that.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from ..protocol.model import Value
+from .view import Floats, Ints
+
+KEPT_RATES = 5
+NOISE = 0.05  # medians of the same thing differ by so much
+WORTHWHILE = (
+    0.1  # what one GPU more must bring, of what the others bring on average: twice the noise, over twice the GPUs
+)
+
+Where = tuple[int, int]  # a share, and on how many servers it was; 0 servers: not known, taken for the fewest
+
+
+class Source(enum.Enum):
+    """How a figure is known, the best first."""
+
+    MEASURED = "measured"  # of this job
+    HISTORY = "history"  # of an earlier job of the same kind
+    STATED = "stated"  # in the job file
+    PROFILE = "profile"  # in a table, of the job's model
+    ASSUMED = "assumed"
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A known throughput."""
+
+    steps_per_s: float
+    source: Source
+    times: int = 1  # measured so often
+    at_s: float | None = None  # when last (Unix time)
+
+
+Known = Mapping[Where, Rate]
+
+
+class Measured(Value, frozen=True, kw_only=True):
+    """What has been measured with one share on so many servers: the median of the last few times."""
+
+    share: int
+    servers: int
+    recent: tuple[float, ...]  # steps per second, the newest last
+    times: int
+    at_s: float  # when last (Unix time)
+
+    @property
+    def steps_per_s(self) -> float:
+        return median(self.recent)
+
+    def again(self, steps_per_s: float, now: float) -> Measured:
+        """With one measurement more."""
+        recent = (*self.recent, steps_per_s)[-KEPT_RATES:]
+        return Measured(share=self.share, servers=self.servers, recent=recent, times=self.times + 1, at_s=now)
+
+
+def layer(measured: Iterable[Measured], source: Source) -> Known:
+    """Measurements as something known."""
+    return {
+        (entry.share, entry.servers): Rate(entry.steps_per_s, source, entry.times, entry.at_s) for entry in measured
+    }
+
+
+def combined(layers: Iterable[Known]) -> Known:
+    """All that is known, from layers with the weakest first: each is scaled to meet those above it, and replaced by them."""
+    found: dict[Where, Rate] = {}
+    for above in layers:
+        factor = _factor(found, above)
+        found = {where: replace(rate, steps_per_s=rate.steps_per_s * factor) for where, rate in found.items()}
+        found.update(above)
+    return found
+
+
+def _factor(below: Known, above: Known) -> float:
+    """By what the figures `below` are to be multiplied: the median over the shares of `above` within their range."""
+    if not below or not above:
+        return 1.0
+    points = _best(below)
+    shares = sorted(points)
+    rates = [points[share] for share in shares]
+    ratios = []
+    for (share, servers), rate in above.items():
+        same = below.get((share, servers)) or below.get((share, 0))
+        if same is not None:
+            ratios.append(rate.steps_per_s / same.steps_per_s)
+        elif share <= shares[-1]:
+            ratios.append(rate.steps_per_s / float(np.interp(share, [0, *shares], [0.0, *rates])))
+    if not ratios:  # all of them beyond the range: the last figure must do
+        share, first = min((share, rate.steps_per_s) for (share, _), rate in above.items())
+        ratios.append(first / (rates[-1] * share / shares[-1]))
+    return median(ratios)
+
+
+def fewest_servers(sizes: Sequence[int], most: int) -> Ints:
+    """On how many servers of so many GPUs each share from 0 to `most` is placed (0 if it does not fit)."""
+    room = np.cumsum(sorted(sizes, reverse=True))
+    shares = np.arange(most + 1)
+    servers = np.searchsorted(room, shares) + 1
+    servers[shares > (room[-1] if len(room) else 0)] = 0
+    servers[0] = 0
+    return servers.astype(np.int64)
+
+
+def points(known: Known, fewest: Ints) -> dict[int, Rate]:
+    """What is known of shares in the placement that the scheduler would choose; `fewest` servers by share."""
+    found: dict[int, Rate] = {}
+    for (share, servers), rate in known.items():
+        if share < len(fewest) and (servers == fewest[share] or (not servers and share not in found)):
+            found[share] = rate
+    return found
+
+
+def estimate(known: Known, fewest: Ints) -> Floats:
+    """Steps per second with as many GPUs as `fewest` tells of (from 0 on); up to a factor where nothing is known."""
+    shares = np.arange(len(fewest), dtype=float)
+    exact = {share: rate.steps_per_s for share, rate in points(known, fewest).items()} or _best(known)
+    if not exact:
+        return shares
+    at = [0, *sorted(exact)]
+    rates = np.maximum.accumulate([0.0, *(exact[share] for share in at[1:])])
+    curve = np.interp(shares, at, rates)
+    last = at[-1]
+    half = float(np.interp(last / 2, at, rates))
+    beyond = shares > last
+    curve[beyond] = rates[-1] + (rates[-1] - half) / (last / 2) * (shares[beyond] - last)
+    for (share, servers), rate in known.items():
+        if share in exact or share >= len(fewest):
+            continue
+        bound = max if servers > fewest[share] else min
+        curve[share] = bound(curve[share], rate.steps_per_s)
+    above: Floats = concave(curve[None, :])[0]
+    return above
+
+
+def peak(curve: Floats, least: int, most: int) -> int:
+    """The share, of those from `least` to `most`, from which on one GPU more brings nothing that could be told from noise."""
+    shares = np.arange(least, most)
+    poor = curve[shares + 1] - curve[shares] < WORTHWHILE * curve[shares] / np.maximum(shares, 1)
+    return int(shares[poor.argmax()]) if poor.any() else max(least, most)
+
+
+def _best(known: Known) -> dict[int, float]:
+    """The greatest throughput by share, wherever it was measured."""
+    found: dict[int, float] = {}
+    for (share, _), rate in known.items():
+        found[share] = max(found.get(share, 0.0), rate.steps_per_s)
+    return found
+
+
+def concave(curves: Floats) -> Floats:
+    """The least concave and growing curve above each row; column n is the value with n GPUs."""
+    above = np.maximum.accumulate(curves, axis=1)
+    for row in above:
+        corners = [0]
+        for n in range(1, len(row)):
+            while len(corners) > 1:
+                a, b = corners[-2], corners[-1]
+                if (row[b] - row[a]) * (n - a) > (row[n] - row[a]) * (b - a):
+                    break
+                corners.pop()
+            corners.append(n)
+        row[:] = np.interp(np.arange(len(row)), corners, row[corners])
+    return above

@@ -1,0 +1,457 @@
+"""One generation's communicator: collectives among its workers, and transfers of state between two of them.
+
+Communicators are process groups without a global default group, so that the next one is built in a background thread beside the
+one in use, and the switch is the exchange of a pointer (design: worker-runtime 4). Three things differ from their usual use:
+
+* *Nobody blocks in a wait.* When a worker dies, only those who talk to it get an error; the others would wait until a timeout.
+  `wait` polls for completion and looks at a flag that `abort` sets from the control thread. An operation that is given
+  up still owns its tensors: they must not be used again.
+* *State has connections of its own.* A second group carries `send` and `receive`, so that hundreds of megabytes on their way to a
+  joiner do not stand in the queue before the gradients of a step. The library says of a point-to-point operation of Gloo that it
+  is done only to somebody who waits for it, so a thread for each direction and peer does.
+* *A device is not waited for without need.* What is issued later can be ordered after an operation that is still running there,
+  so `poll` says yes at once; only what cannot be taken back, the update, has to `wait` (docs/design/gpus.md).
+* *A device tells when this worker's own part is done.* Kernels are only issued when the host comes to the step's reduction.
+  A mark is put behind the last kernel that depends on nobody else, and `wait` looks whether the device has come to it.
+* *Groups are destroyed elsewhere.* That takes 10 ms, and for ever where an operation is stuck. A daemon thread, the
+  keeper, owns a communicator's groups; at the end of the process it is simply frozen (`ending`), with whatever it owns.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ...protocol.errors import ElasticError, OperatorError
+from .groups import Groups, add_device_groups, build_host_groups, gpu_identity, nccl, shield
+from .rendezvous import Rendezvous, RendezvousCancelled, RendezvousStore
+
+__all__ = ["Communicator", "CommunicatorBroken", "Rendezvous", "RendezvousCancelled", "RendezvousStore"]
+
+SPIN_S = (
+    50e-6  # measured: half the time of a small operation on the same machine, and less of the processor than sleeping
+)
+POLL_FIRST_S = 20e-6
+POLL_GROWTH = 1.5
+POLL_LAST_S = 1e-3
+POLL_LAST_DEVICE_S = 100e-6  # a device stands still until it is noticed that it has ended
+RETIRE_AFTER_S = 1.0  # a peer may still be reading the last of what we sent; closing at once can reset the connection
+DESTROYED_WITHIN_S = 5.0
+
+
+class CommunicatorBroken(ElasticError):
+    """A peer is gone, or the communicator was abandoned: nothing more can be done with it."""
+
+
+class Mark(Protocol):
+    """A place in what a device has been given to do."""
+
+    def query(self) -> bool:
+        """Has the device come to it? Does not block."""
+
+
+NewMark = Callable[[], Mark]
+
+
+def mark_on_gpu() -> Mark:
+    """Behind all that the present stream has been given so far."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+class _Done(dist.Work):
+    """An operation among one worker."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+
+class _Awaited(dist.Work):
+    """An operation that a thread waits for, since it does not tell by itself that it is completed.
+
+    It owns its tensor, which Gloo's point-to-point operations do not: if the operation is given up, bytes may still arrive.
+    """
+
+    def __init__(self, work: dist.Work, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self._work: dist.Work | None = work
+        self._tensor: torch.Tensor | None = tensor
+        self._error: str | None = None
+        self._completed = threading.Event()
+
+    def run(self, timeout: timedelta) -> None:
+        assert self._work is not None
+        try:
+            self._work.wait(timeout)
+        except RuntimeError as error:
+            self._error = str(error)
+        self._work = self._tensor = None
+        self._completed.set()
+
+    def is_completed(self) -> bool:
+        return self._completed.is_set()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._completed.wait()
+        if self._error is not None:
+            raise RuntimeError(self._error)
+        return True
+
+
+class _OnDevice(dist.Work):
+    """An operation that is a kernel on a device, where later kernels can be ordered after it although it is not completed."""
+
+    def __init__(self, work: dist.Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return self._work.wait()
+
+    def order(self) -> None:
+        """What is issued on the present stream from now on comes after it."""
+        self._work.block_current_stream()
+
+
+class Communicator:
+    """What the workers of one generation say to each other. Made by `build` or `alone`.
+
+    Operations return at once with a work, to be given to `wait`; all workers call the collectives in the same order. They are for
+    one thread, as is `wait`; `abort` and `retire` are for any.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        groups: Groups | None,
+        timeout_s: float,
+        keep: tuple[Any, ...],
+        new_mark: NewMark | None = None,
+    ) -> None:
+        """new_mark: where collectives run on a device."""
+        self.rank = rank
+        self.size = size
+        self._groups = groups
+        self._timeout = timedelta(seconds=timeout_s)
+        self._aborted = threading.Event()
+        self._aborting = threading.Lock()
+        self._starting = threading.Lock()  # not for `abort`: to ask a device can take as long as the device is stuck
+        self._in_flight: deque[_OnDevice] = deque()  # they own their tensors, which kernels use until they have ended
+        self._started: deque[dist.Work] = deque()  # collectives: to drop the last reference to one may block
+        self._new_mark = new_mark
+        self._mark: Mark | None = None  # behind this worker's own part of the step
+        self._computed: Callable[[], None] | None = None  # to be called when the device has come to it
+        self._keeper: _Keeper | None = None
+        self._waiters: dict[tuple[str, int], queue.SimpleQueue[_Awaited | None]] = {}
+        if groups is not None:
+            self._keeper = _Keeper(groups, self._started, keep)
+
+    @classmethod
+    def alone(cls) -> Communicator:
+        """Of one worker: needs nobody and nothing."""
+        return cls(0, 1, None, 0.0, ())
+
+    @classmethod
+    def build(
+        cls,
+        backend: Literal["gloo", "nccl"] | str,
+        store: RendezvousStore,
+        rank: int,
+        size: int,
+        address: str,
+        timeout_s: float,
+        device: torch.device | None = None,
+    ) -> Communicator:
+        """Meet the other members in `store` and connect to them. Blocks; all members do so at about the same time.
+
+        backend: "gloo", or "nccl" for CUDA tensors beside it. address: the IP address that we are reached at.
+        timeout_s: after that long an operation fails even if nobody aborts. device: of NCCL; None: the only one that we see.
+        Raises RendezvousCancelled if the store was cancelled, CommunicatorBroken if the others cannot be reached in time,
+        OperatorError if two members have one GPU.
+        """
+        if size == 1:
+            store.close()
+            return cls.alone()
+        timeout, new_mark = timedelta(seconds=timeout_s), None
+        try:
+            groups = build_host_groups(store, rank, size, address, timeout)
+            if backend == "nccl":
+                shield(os.environ)
+                gpu = device or torch.device("cuda", 0)
+                groups = add_device_groups(groups, store, rank, size, timeout, gpu, gpu_identity(gpu), nccl)
+                new_mark = mark_on_gpu
+            elif backend != "gloo":
+                raise OperatorError(f"there is no backend {backend!r}: use gloo or nccl")
+        except (RuntimeError, TimeoutError) as error:
+            if store.cancelled:
+                raise RendezvousCancelled(str(error).partition("\n")[0]) from None
+            raise CommunicatorBroken(f"cannot connect rank {rank} of {size}: {error}".partition("\n")[0]) from error
+        finally:
+            store.close()
+        return cls(rank, size, groups, timeout_s, (store,), new_mark)
+
+    # -- its end
+
+    @property
+    def aborted(self) -> bool:
+        return self._aborted.is_set()
+
+    def abort(self) -> None:
+        """Give everything in progress up: waits raise CommunicatorBroken, now and ever after. For any thread."""
+        with self._aborting:
+            if self._aborted.is_set():
+                return
+            self._aborted.set()
+        groups, in_flight = self._groups, self._in_flight
+        self._in_flight = deque()
+        if groups is not None and groups.device is not None:
+            # NCCL's kernels would spin on the device for ever; Gloo's operations sit in threads that nobody waits for.
+            _in_background("elasticd-abort", _abort, groups, in_flight)
+
+    def retire(self) -> None:
+        """It is not used any more: its groups are destroyed in a while, in the background. For any thread."""
+        self._groups = None
+        for waiter in list(self._waiters.values()):
+            waiter.put(None)
+        if self._keeper is not None:
+            self._keeper.release()
+
+    # -- this worker's own part of a step
+
+    def part_begins(self) -> None:
+        """What is issued from now on is this worker's own, until an operation is ordered after what others send."""
+        self._mark = self._computed = None
+
+    def part_issued(self, computed: Callable[[], None]) -> None:
+        """All of it is issued. `computed` is called when it is done: at once, or on a device from a later `wait`."""
+        if self._new_mark is None:
+            computed()
+            return
+        self._set_mark()
+        self._computed = computed
+
+    def _set_mark(self) -> None:
+        if self._mark is None and self._new_mark is not None:
+            self._mark = self._new_mark()
+
+    def _look_at_mark(self) -> None:
+        if self._computed is not None and self._mark is not None and self._mark.query():
+            computed, self._computed = self._computed, None
+            computed()
+
+    # -- operations
+
+    def wait(self, work: dist.Work | None) -> None:
+        """Until `work`, if any, is completed. Raises CommunicatorBroken if it failed or everything is aborted."""
+        if work is None:
+            return
+        pause_s, longest_s = POLL_FIRST_S, POLL_LAST_DEVICE_S if isinstance(work, _OnDevice) else POLL_LAST_S
+        spins_until = time.perf_counter() + SPIN_S
+        while not self._aborted.is_set() and not work.is_completed():
+            self._look_at_mark()
+            if time.perf_counter() < spins_until:
+                os.sched_yield()
+            else:
+                time.sleep(pause_s)
+                pause_s = min(pause_s * POLL_GROWTH, longest_s)
+        if self._aborted.is_set():
+            raise CommunicatorBroken("abandoned")
+        try:
+            work.wait()  # is completed: raises its error if it has one, orders the present CUDA stream after it
+        except RuntimeError as error:
+            raise CommunicatorBroken(str(error).partition("\n")[0]) from error
+
+    def poll(self, work: dist.Work) -> bool:
+        """Whether operations issued now may use the result of `work`. Does not block. Raises CommunicatorBroken as `wait`.
+
+        On a device that is so at once, since they can be ordered after it. Only `wait` tells that it has not failed: nothing that
+        cannot be taken back may be issued before.
+        """
+        if self._aborted.is_set():
+            raise CommunicatorBroken("abandoned")
+        if work.is_completed():
+            self.wait(work)
+            return True
+        if isinstance(work, _OnDevice):
+            self._set_mark()  # what is issued from now on waits for others
+            work.order()
+            return True
+        return False
+
+    def all_reduce(self, tensor: torch.Tensor) -> dist.Work:
+        """Sum over all ranks, in place."""
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        return self._collective(tensor, lambda group: group.allreduce([real], _reduction(dist.ReduceOp.SUM)))
+
+    def all_reduce_max(self, tensor: torch.Tensor) -> dist.Work:
+        """Greatest over all ranks, elementwise, in place."""
+        return self._collective(tensor, lambda group: group.allreduce([tensor], _reduction(dist.ReduceOp.MAX)))
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work:
+        """Everybody's `tensor`, which is contiguous, becomes that of `root`."""
+        return self._collective(tensor, lambda group: group.broadcast(_as_bytes(tensor), root))
+
+    def all_to_all(
+        self, out: torch.Tensor, inp: torch.Tensor, out_splits: list[int], in_splits: list[int]
+    ) -> dist.Work:
+        """Rows of `inp`, `in_splits[r]` for each rank r, go there; `out_splits[r]` rows of `out` come from rank r."""
+        if self.size == 1:
+            out.copy_(inp)
+        to, of = _rows_as_bytes(out), _rows_as_bytes(inp)
+        return self._collective(out, lambda group: group.alltoall_base(to, of, out_splits, in_splits))
+
+    def all_gather(self, out: torch.Tensor, inp: torch.Tensor) -> dist.Work:
+        """`out` becomes everybody's `inp`, in rank order."""
+        if self.size == 1:
+            out.copy_(inp)
+        return self._collective(out, lambda group: group._allgather_base(_as_bytes(out), _as_bytes(inp)))
+
+    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> dist.Work:
+        """To `rank`, which calls `receive` with the same tag. Any type, contiguous, not empty, not to be changed meanwhile."""
+        return self._transfer(tensor, "send", rank, lambda group: group.send([_as_bytes(tensor)], rank, tag))
+
+    def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> dist.Work:
+        """What `rank` sends with this tag, into `tensor`."""
+        return self._transfer(tensor, "receive", rank, lambda group: group.recv([_as_bytes(tensor)], rank, tag))
+
+    def _collective(self, tensor: torch.Tensor, start: Callable[[dist.ProcessGroup], dist.Work]) -> dist.Work:
+        if self.size == 1:
+            return _Done()
+        work = self._start(self._present().collective(tensor), start)
+        if not isinstance(work, _OnDevice):  # those have their own queue
+            while self._started and self._started[0].is_completed():
+                self._started.popleft()
+            self._started.append(work)
+        return work
+
+    def _transfer(
+        self, tensor: torch.Tensor, direction: str, peer: int, start: Callable[[dist.ProcessGroup], dist.Work]
+    ) -> dist.Work:
+        groups = self._present()
+        group = groups.transfer(tensor)
+        work = self._start(group, start)
+        if group is not groups.host_transfer:
+            return work
+        awaited = _Awaited(work, tensor)
+        self._waiter(direction, peer).put(awaited)
+        return awaited
+
+    def _present(self) -> Groups:
+        groups = self._groups
+        if groups is None or self._aborted.is_set():
+            raise CommunicatorBroken("abandoned")
+        return groups
+
+    def _start(self, group: dist.ProcessGroup, start: Callable[[dist.ProcessGroup], dist.Work]) -> dist.Work:
+        try:
+            work = start(group)
+        except RuntimeError as error:  # the connection is known to be lost already
+            raise CommunicatorBroken(str(error).partition("\n")[0]) from error
+        groups = self._groups
+        if groups is None or not groups.is_on_device(group):
+            return work
+        on_device = _OnDevice(work)
+        with self._starting:
+            while self._in_flight and self._in_flight[0].is_completed():
+                self._in_flight.popleft()
+            self._in_flight.append(on_device)
+        return on_device
+
+    def _waiter(self, direction: str, peer: int) -> queue.SimpleQueue[_Awaited | None]:
+        waiter = self._waiters.get((direction, peer))
+        if waiter is None:
+            waiter = self._waiters[direction, peer] = queue.SimpleQueue()
+            _in_background(f"elasticd-{direction}-{peer}", _await_all, waiter, self._timeout)
+        return waiter
+
+
+def _reduction(operation: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation
+    return options
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor: libraries know fewer types than torch, and no tensor without a dimension."""
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def _rows_as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, with as many rows as that has."""
+    row_bytes = tensor.element_size() * math.prod(tensor.shape[1:])
+    return _as_bytes(tensor).view(tensor.shape[0], row_bytes)
+
+
+def _in_background(name: str, run: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=run, args=args, name=name, daemon=True).start()
+
+
+class _Keeper:
+    """A thread that holds the last reference to a communicator's groups, and drops it a while after they are not used any more.
+
+    If that blocks, nobody else does. A process that ends in the middle of it would be aborted by the C++ library, so its end
+    waits for one that has begun, but not for ever, and none begins after that.
+    """
+
+    def __init__(self, groups: Groups, works: deque[dist.Work], needed: tuple[Any, ...]) -> None:
+        """works: of the groups, abandoned ones among them; they are dropped here, too. needed: what the groups use."""
+        self._owned: tuple[Groups, tuple[Any, ...]] | None = (groups, needed)
+        self._works = works
+        self._released = threading.Event()
+        self._ending = threading.Event()
+        self._begun = threading.Lock()  # held while the groups are destroyed
+        atexit.register(self._process_ends)
+        _in_background("elasticd-keeper", self._run)
+
+    def release(self) -> None:
+        """Nobody uses the groups any more. For any thread."""
+        self._released.set()
+
+    def _run(self) -> None:
+        self._released.wait()
+        if not self._ending.wait(RETIRE_AFTER_S):
+            with self._begun:
+                if not self._ending.is_set() and self._owned is not None:
+                    groups, _ = self._owned
+                    groups.abort_device()  # nothing runs there any more, and to free one group is to wait for the other
+                    del groups
+                    self._owned = None
+                    self._works.clear()
+        if self._owned is not None:
+            threading.Event().wait()  # to the end of the process, which freezes this thread with what it refers to
+        atexit.unregister(self._process_ends)
+
+    def _process_ends(self) -> None:
+        self._ending.set()
+        if self._begun.acquire(timeout=DESTROYED_WITHIN_S):
+            self._begun.release()
+
+
+def _await_all(works: queue.SimpleQueue[_Awaited | None], timeout: timedelta) -> None:
+    while (work := works.get()) is not None:
+        work.run(timeout)
+
+
+def _abort(groups: Groups, in_flight: deque[_OnDevice]) -> None:
+    """in_flight: kept alive until nothing uses their tensors any more."""
+    groups.abort_device()
+    in_flight.clear()

@@ -1,0 +1,288 @@
+"""The process groups behind a communicator: how they are made, and how one gets rid of them (docs/design/gpus.md).
+
+*Host* groups (Gloo) carry what lies in memory, *device* groups (NCCL) what lies on a GPU. There are two of each: collectives
+have one and transfers of state the other, so that hundreds of megabytes on their way to a joiner do not stand in the queue before
+the gradients of a step.
+
+What NCCL needs beyond being called
+-----------------------------------
+* Connecting takes from tenths of a second to seconds, and cannot be given up half way: a member waits for ever for one that never
+  comes. So everybody first says through the store that it is about to begin (*agreement*), which can be given up, and connects
+  in a thread that can be left behind, which destroys what it makes.
+* Connections are made by the first operation that needs them. The *warm-up* does one of each kind, so that no step of training
+  waits for that.
+* A group's watchdog and monitor threads end the process when an operation fails, minutes later or at once, and hold locks
+  meanwhile. Here a failed operation is an everyday thing that the worker lives through, so there are none (`NCCL_ENVIRONMENT`).
+* Two groups of one process are aborted at the same time: to free the first one's memory waits for the second one's kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store  # the stubs of torch.distributed lack them
+
+from ...protocol.errors import OperatorError
+from ...protocol.times import CONNECT_TIMEOUT_S, WARM_UP_TIMEOUT_S
+from .rendezvous import RendezvousCancelled, RendezvousStore
+
+GLOO_THREADS = 2
+HOST, HOST_TRANSFER, DEVICE, DEVICE_TRANSFER = "host", "host-transfer", "device", "device-transfer"
+LEAVE_CHECK_INTERVAL_S = 0.01
+
+NCCL_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
+    {
+        # No watchdog, hence no monitor either: both end the process. It makes `wait` of a work block, which is only called when
+        # the work is completed; streams are ordered by `block_current_stream`.
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        # Should a version have a watchdog all the same: it neither ends the process nor sleeps with the lock in its hand that
+        # each new operation needs (for a minute, by default, to let others write their traces).
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+        "TORCH_NCCL_PROPAGATE_ERROR": "0",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+        "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
+        # Rings and trees connect when the group is made, not in a step.
+        "NCCL_RUNTIME_CONNECT": "0",
+        # Streams that share a hardware queue wait for each other: two groups could then wait for each other across workers.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    }
+)
+"""What a worker's environment has to contain before it uses a GPU, unless its operator says otherwise."""
+
+R = TypeVar("R")
+MakeGroup = Callable[[Store, int, int, timedelta, torch.device], dist.ProcessGroup]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of one communicator. Tensors on an accelerator take the device groups, all others the host groups."""
+
+    host: dist.ProcessGroup
+    host_transfer: dist.ProcessGroup
+    device: dist.ProcessGroup | None = None
+    device_transfer: dist.ProcessGroup | None = None
+
+    def collective(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        """The group that reduces, gathers and exchanges `tensor`."""
+        return self.host if tensor.device.type == "cpu" or self.device is None else self.device
+
+    def transfer(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        """The group that carries `tensor` from one member to another."""
+        on_host = tensor.device.type == "cpu" or self.device_transfer is None
+        return self.host_transfer if on_host else self.device_transfer  # type: ignore[return-value]
+
+    def is_on_device(self, group: dist.ProcessGroup) -> bool:
+        """Whether its operations are kernels on a device."""
+        return group is self.device or group is self.device_transfer
+
+    def abort_device(self) -> None:
+        """End the device groups' operations, at all peers if they do the same. Blocks; for any thread, any number of times."""
+        groups = [group for group in (self.device, self.device_transfer) if group is not None]
+        threads = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in groups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def shield(environ: MutableMapping[str, str]) -> None:
+    """Set what `NCCL_ENVIRONMENT` asks for and `environ` lacks."""
+    for name, value in NCCL_ENVIRONMENT.items():
+        environ.setdefault(name, value)
+
+
+def build_host_groups(store: RendezvousStore, rank: int, size: int, address: str, timeout: timedelta) -> Groups:
+    """Connect the members' memories. Raises RuntimeError, TimeoutError, RendezvousCancelled."""
+    peers = [peer for peer in range(size) if peer != rank]
+    # These are the keys that the library will wait for, one after the other; under other names it would only be slower.
+    store.expect([f"{name}/0/{peer}" for name in (HOST, HOST_TRANSFER) for peer in peers])
+    host, host_transfer = (
+        _gloo(PrefixStore(name, store), rank, size, address, timeout) for name in (HOST, HOST_TRANSFER)
+    )
+    return Groups(host, host_transfer)
+
+
+def _gloo(store: Store, rank: int, size: int, address: str, timeout: timedelta) -> dist.ProcessGroup:
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # else it asks the resolver for our name
+    options._timeout = timeout
+    options._threads = GLOO_THREADS
+    return dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[return-value]
+
+
+# ---------------------------------------------------------------------------------------------------------------- devices
+
+
+def nccl(store: Store, rank: int, size: int, timeout: timedelta, device: torch.device) -> dist.ProcessGroup:
+    """A group of NCCL, connected. Blocks until all members are there, whatever happens to them."""
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True  # a waiting peer costs more than a kernel of ours that starts later
+    options._timeout = timeout
+    group = dist.ProcessGroupNCCL(store, rank, size, options)
+    group.eager_connect_single_device(device)
+    return group  # type: ignore[return-value]
+
+
+def gpu_identity(device: torch.device) -> str:
+    """What tells this GPU from all others."""
+    properties = torch.cuda.get_device_properties(device)
+    return str(getattr(properties, "uuid", "")) or f"unknown-{device.index}"
+
+
+def add_device_groups(
+    groups: Groups,
+    store: RendezvousStore,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    device: torch.device,
+    gpu: str,
+    make: MakeGroup,
+) -> Groups:
+    """Connect the members' devices beside their memories. Blocks until all have done so.
+
+    gpu: identity of this member's device. make: `nccl`.
+    Raises RendezvousCancelled when the store is cancelled, however far the library has got; OperatorError when two members
+    have one GPU; RuntimeError and TimeoutError when the members do not meet.
+    """
+    agree_on_gpus(store, rank, size, gpu)
+
+    def connect() -> Groups:
+        with _present(device):
+            device_group, device_transfer = (
+                make(PrefixStore(name, store), rank, size, timeout, device) for name in (DEVICE, DEVICE_TRANSFER)
+            )
+            made = Groups(groups.host, groups.host_transfer, device_group, device_transfer)
+            try:
+                for group in (device_group, device_transfer):
+                    warm_up(group, rank, size, device)
+            except (RuntimeError, TimeoutError):
+                made.abort_device()
+                raise
+        return made
+
+    try:
+        return Detached(connect, Groups.abort_device).result(lambda: store.cancelled)
+    except RuntimeError as error:
+        if "Duplicate GPU" in str(error):
+            raise OperatorError(f"two workers of one job share a GPU, which NCCL refuses: {error}") from error
+        raise
+
+
+def agree_on_gpus(store: RendezvousStore, rank: int, size: int, gpu: str) -> None:
+    """Everybody is about to connect, each with a GPU of its own: after this nobody backs out.
+
+    Raises OperatorError if two have the same, RendezvousCancelled, TimeoutError.
+    """
+    store.set(f"gpu/{rank}", gpu)
+    if rank == 0:
+        keys = [f"gpu/{peer}" for peer in range(size)]
+        store.wait(keys)
+        store.set("gpus", shared_gpu([store.get(key).decode() for key in keys]))
+    verdict = store.get("gpus").decode()
+    if verdict:
+        raise OperatorError(verdict)
+
+
+def shared_gpu(gpus: Iterable[str]) -> str:
+    """What is wrong with these GPUs of ranks 0, 1, ...; empty if nothing is."""
+    holder: dict[str, int] = {}
+    for rank, gpu in enumerate(gpus):
+        if gpu in holder:
+            return f"ranks {holder[gpu]} and {rank} share GPU {gpu}: NCCL wants a GPU for each worker of a job"
+        holder[gpu] = rank
+    return ""
+
+
+def warm_up(group: dist.ProcessGroup, rank: int, size: int, device: torch.device) -> None:
+    """One operation of each kind: what they need is connected now. Raises RuntimeError, TimeoutError."""
+    with _side_stream(device):
+        row, rows = torch.zeros(1, 1, device=device), torch.zeros(size, 1, device=device)
+        works = [
+            group.allreduce([row]),
+            group.broadcast(row, 0),
+            group.alltoall_base(rows, rows.clone(), [1] * size, [1] * size),
+            group._allgather_base(rows, row),
+        ]
+        deadline = time.monotonic() + WARM_UP_TIMEOUT_S
+        for work in works:
+            while not work.is_completed():
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"rank {rank} of {size} waits for the others' first operations")
+                time.sleep(1e-3)
+            work.wait()  # raises its error if it has one
+
+
+def _present(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """A new thread begins with the first GPU as its present one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _side_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The present stream is the training's: we would stand in its queue."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+def _abort(group: dist.ProcessGroup) -> None:
+    group.abort()
+
+
+class Detached(Generic[R]):
+    """Something that a thread makes and that may take for ever: it can be left behind."""
+
+    def __init__(self, make: Callable[[], R], destroy: Callable[[R], None]) -> None:
+        """destroy: what becomes of the result if it comes when nobody waits for it any more."""
+        self._make = make
+        self._destroy = destroy
+        self._lock = threading.Lock()
+        self._left = False
+        self._outcome: queue.SimpleQueue[R | BaseException] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="elasticd-connect", daemon=True).start()
+
+    def result(self, cancelled: Callable[[], bool], within_s: float = CONNECT_TIMEOUT_S) -> R:
+        """What was made, or the error. Raises RendezvousCancelled as soon as `cancelled`, TimeoutError."""
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                outcome = self._outcome.get(timeout=LEAVE_CHECK_INTERVAL_S)
+            except queue.Empty:
+                if cancelled() and self._leave():
+                    raise RendezvousCancelled("given up while the devices were being connected") from None
+                if time.monotonic() > deadline and self._leave():
+                    raise TimeoutError(f"the devices are not connected within {within_s:.1f} s") from None
+                continue
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+    def _leave(self) -> bool:
+        with self._lock:
+            self._left = self._outcome.empty()
+            return self._left
+
+    def _run(self) -> None:
+        try:
+            made = self._make()
+        except Exception as error:  # is raised where the result is waited for
+            self._outcome.put(error)
+            return
+        with self._lock:
+            if not self._left:
+                self._outcome.put(made)
+                return
+        self._destroy(made)

@@ -1,0 +1,261 @@
+"""How the members of a new communicator find each other: a key-value store at the leader, one scope for each attempt.
+
+`Rendezvous` is the leader's half, pure: messages in, answers out. `RendezvousStore` is a member's half, a
+`torch.distributed.Store` over ZeroMQ whose waits can be cancelled from both sides; the library's own stores block in their waits
+until a timeout, and CoDDL 4.3 asks for an order that is out of date to be given up at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import zmq
+from torch._C._distributed_c10d import Store  # torch.distributed.Store; its stubs are here only
+
+from ...protocol.codec import Codec
+from ...protocol.errors import ElasticError, PeerError
+from ...protocol.messages import StoreAdd, StoreGet, StoreSet, StoreValue
+from ...runtime import transport
+
+MAX_SCOPES = 16  # attempts that are under way at a time are few; the least recently used one gives way
+MAX_KEYS = 1 << 16  # in a scope: a few for each member
+MAX_VALUE_BYTES = 1 << 20
+MAX_SCOPE_BYTES = 1 << 26  # of all values together
+MAX_WAITING = 1 << 16  # in a scope: peers that wait for a key
+MAX_KEY = 1 << 10  # characters
+
+
+class RendezvousCancelled(ElasticError):
+    """The attempt at this communicator was given up, here or at the leader."""
+
+
+@dataclass
+class _Scope:
+    values: dict[str, bytes] = field(default_factory=dict)
+    waiting: dict[str, list[bytes]] = field(default_factory=dict)  # peers by key, in order of arrival
+    cancelled: bool = False
+    bytes: int = 0  # of all values
+    waiters: int = 0  # over all keys
+
+
+class Rendezvous:
+    """The leader's half. Everything is bounded: a scope that overflows is cancelled, as is the oldest when there are too many."""
+
+    def __init__(self) -> None:
+        self._scopes: dict[str, _Scope] = {}  # least recently used first
+
+    def handle(self, peer: bytes, message: StoreSet | StoreGet | StoreAdd) -> list[tuple[bytes, StoreValue]]:
+        """Take a message of `peer`. Returns the answers that it brings about, and for whom they are."""
+        answers = self._make_room(message.scope)
+        scope = self._scopes[message.scope] = self._scopes.pop(message.scope, _Scope())
+        match message:
+            case StoreGet(key=key):
+                if scope.cancelled or key in scope.values:
+                    answers.append((peer, _answer(scope, key)))
+                elif scope.waiters >= MAX_WAITING or len(key) > MAX_KEY:
+                    answers += [*self.cancel(message.scope), (peer, _answer(scope, key))]
+                elif peer not in (waiting := scope.waiting.setdefault(key, [])):
+                    waiting.append(peer)
+                    scope.waiters += 1
+            case StoreSet(key=key, value=value):
+                answers += self._set(message.scope, key, value)
+            case StoreAdd(key=key, amount=amount):
+                answers += self._add(message.scope, key, amount)
+                answers.append((peer, _answer(scope, key)))
+        return answers
+
+    def cancel(self, scope: str) -> list[tuple[bytes, StoreValue]]:
+        """Give an attempt up: all that wait in it, now or later, are told so."""
+        given_up = self._scopes.setdefault(scope, _Scope())
+        answers = _cancelled(given_up)
+        given_up.cancelled = True
+        given_up.values.clear()
+        given_up.waiting.clear()
+        given_up.bytes = given_up.waiters = 0
+        return answers
+
+    def drop(self, scope: str) -> list[tuple[bytes, StoreValue]]:
+        """Forget an attempt. Whoever still waits in it is told that it is over."""
+        dropped = self._scopes.pop(scope, None)
+        return _cancelled(dropped) if dropped is not None else []
+
+    def _make_room(self, scope: str) -> list[tuple[bytes, StoreValue]]:
+        if scope in self._scopes or len(self._scopes) < MAX_SCOPES:
+            return []
+        return self.drop(next(iter(self._scopes)))
+
+    def _set(self, name: str, key: str, value: bytes) -> list[tuple[bytes, StoreValue]]:
+        scope = self._scopes[name]
+        if scope.cancelled:
+            return []
+        size = scope.bytes + len(value) - len(scope.values.get(key, b""))
+        if len(value) > MAX_VALUE_BYTES or len(key) > MAX_KEY or size > MAX_SCOPE_BYTES:
+            return self.cancel(name)
+        if key not in scope.values and len(scope.values) >= MAX_KEYS:
+            return self.cancel(name)
+        scope.values[key], scope.bytes = value, size
+        waiting = scope.waiting.pop(key, [])
+        scope.waiters -= len(waiting)
+        return [(peer, _answer(scope, key)) for peer in waiting]
+
+    def _add(self, name: str, key: str, amount: int) -> list[tuple[bytes, StoreValue]]:
+        try:
+            total = int(self._scopes[name].values.get(key, b"0")) + amount
+        except ValueError:  # it is no counter: some member is not what it should be
+            return self.cancel(name)
+        return self._set(name, key, b"%d" % total)
+
+
+def _answer(scope: _Scope, key: str) -> StoreValue:
+    return StoreValue(key=key, value=scope.values.get(key, b""), cancelled=scope.cancelled)
+
+
+def _cancelled(scope: _Scope) -> list[tuple[bytes, StoreValue]]:
+    return [
+        (peer, StoreValue(key=key, value=b"", cancelled=True)) for key, peers in scope.waiting.items() for peer in peers
+    ]
+
+
+class RendezvousStore(Store):
+    """A member's half. One thread at a time uses it; `cancel` and `close` are for any.
+
+    A value is set once (a counter is none), so what has been read is kept and not asked for again, and `expect` asks for many at
+    once: libraries ask for one value of one member after the other, twice.
+    Keep a Python reference for as long as a communicator uses it: without one the overridden methods are lost.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        leader_address: str,
+        identity: bytes,
+        scope: str,
+        timeout_s: float,
+    ) -> None:
+        """leader_address: of the leader's control socket. identity: not that of any other socket that talks to it.
+
+        Raises OSError or zmq.ZMQError where the process has no descriptors left.
+        """
+        super().__init__()
+        self._scope = scope
+        self._timeout_s = timeout_s
+        self._cancelled = threading.Event()
+        self._codec: Codec[StoreValue] = Codec(StoreValue)
+        self._values: dict[str, bytes] = {}
+        self._asked: set[str] = set()  # for membership only
+        self._in_use = threading.Lock()  # of the socket, which a thread holds while it waits for an answer
+        self._waking = threading.Lock()  # of the descriptor
+        self._socket = transport.dealer(context, leader_address, identity)
+        try:
+            self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError:
+            self._socket.close(linger=0)
+            raise
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """Make the wait in progress, and all later ones, raise RendezvousCancelled."""
+        with self._waking:
+            self._cancelled.set()
+            if self._wake is not None:
+                os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Close the socket; to who still uses the store it is cancelled. A communicator that stands needs it no more."""
+        with self._waking:
+            wake, self._wake = self._wake, None
+            if wake is None:
+                return
+            os.eventfd_write(wake, 1)
+        with self._in_use:
+            self._socket.close(linger=0)
+            os.close(wake)
+
+    def expect(self, keys: list[str]) -> None:
+        """Ask for values that will be waited for; does not wait."""
+        with self._in_use:
+            self._raise_if_over()
+            self._request(keys)
+
+    # -- torch.distributed.Store. Parameter names are those of the C++ callers, which pass them by position.
+
+    def set(self, key: str, value: str | bytes) -> None:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        with self._in_use:
+            self._raise_if_over()
+            self._values[key] = data
+            self._socket.send(self._codec.encode(StoreSet(scope=self._scope, key=key, value=data)))
+
+    def get(self, key: str) -> bytes:
+        return self._ask([key], self._timeout_s)[0]
+
+    def add(self, key: str, amount: int) -> int:
+        with self._in_use:
+            self._raise_if_over()
+            self._values.pop(key, None)
+            self._asked.add(key)
+            self._socket.send(self._codec.encode(StoreAdd(scope=self._scope, key=key, amount=amount)))
+        (total,) = self._ask([key], self._timeout_s)
+        self._values.pop(key, None)  # others go on counting
+        return int(total)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all `keys` are there: no longer than `timeout`, nor than this store's own."""
+        limit_s = min(self._timeout_s, timeout.total_seconds()) if timeout is not None else self._timeout_s
+        self._ask(keys, limit_s)
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout_s = timeout.total_seconds()
+
+    def _ask(self, keys: list[str], timeout_s: float) -> list[bytes]:
+        """The values of `keys`, as soon as all are there."""
+        deadline = time.monotonic() + timeout_s
+        with self._in_use:
+            self._raise_if_over()
+            self._request(keys)
+            while missing := [key for key in keys if key not in self._values]:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(
+                        f"rendezvous {self._scope}: nobody has set {missing[0]} within {timeout_s:.1f} s"
+                    )
+                self._poller.poll(int(left_s * 1e3) + 1)
+                self._receive()
+                self._raise_if_over()
+            return [self._values[key] for key in keys]
+
+    def _request(self, keys: list[str]) -> None:
+        for key in keys:
+            if key not in self._values and key not in self._asked:
+                self._asked.add(key)
+                self._socket.send(self._codec.encode(StoreGet(scope=self._scope, key=key)))
+
+    def _receive(self) -> None:
+        """Take what has come."""
+        while self._socket.poll(0):
+            try:
+                answer = self._codec.decode(self._socket.recv_multipart()[-1])
+            except PeerError:
+                continue  # not for us; the deadline still holds
+            if answer.cancelled:
+                self._cancelled.set()
+            elif answer.key in self._asked:
+                self._asked.discard(answer.key)
+                self._values[answer.key] = answer.value
+
+    def _raise_if_over(self) -> None:
+        if self._cancelled.is_set() or self._wake is None:
+            raise RendezvousCancelled(f"rendezvous {self._scope} was cancelled")

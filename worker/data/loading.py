@@ -1,0 +1,156 @@
+"""Micro-batches for the virtual workers of this worker, read ahead in other processes if that is wanted (EasyScale 3.2, Fig. 7).
+
+What a batch contains is a pure function of (seed, step, virtual worker): the samples by `data.SerialSampler`, their random
+augmentation by a seed of their own. So it does not matter which process reads it, nor when. The data workers are shared by
+all virtual workers hosted here, and read ahead across steps and epochs. When the assignment changes, what has been read for
+others is dropped, and what is still wanted is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ..virtual import derive_seed, seed_everything
+from .sampling import SerialSampler, columns, fetch, move_to
+
+
+class Request(NamedTuple):
+    """One micro-batch, and all that reading it depends on."""
+
+    step: int
+    virtual_worker: int
+    epoch: int
+    seed: int
+    indices: tuple[int, ...]
+
+
+class _Reader(Dataset[Any]):
+    """Reads what a request says. Lives in the data workers' processes, or in this one."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._draws = collate is not None or columns(dataset) is None  # rows of tensors are taken as they are
+        self._epoch: int | None = None
+
+    def __getitem__(self, request: Request) -> tuple[tuple[int, int], Any]:
+        if request.epoch != self._epoch:
+            self._epoch = request.epoch
+            if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
+                set_epoch(request.epoch)
+        if self._draws:
+            seed_everything(request.seed)
+        batch = fetch(self._dataset, request.indices, self._collate)
+        return (request.step, request.virtual_worker), batch
+
+
+class Loader:
+    """The micro-batches, in the order in which they are asked for."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        sampler: SerialSampler,
+        collate: Callable[[list[Any]], Any] | None,
+        seed: int,
+        device: torch.device,
+        workers: int,
+        prefetch_factor: int,
+    ) -> None:
+        """workers: processes that read ahead, 0: read here, when the batch is asked for. prefetch_factor: batches that each of
+        them reads ahead. A dataset with `set_epoch(epoch)` is told the epoch before its first sample."""
+        self._reader = _Reader(dataset, collate)
+        self._sampler = sampler
+        self._seed = seed
+        self._device = device
+        self._workers = workers
+        self._prefetch_factor = prefetch_factor
+        self._hosted = range(0)
+        self._cursor = (0, 0)  # step, virtual worker: what is to be read ahead next
+        self._end = 0  # step
+        self._results: Iterator[tuple[tuple[int, int], Any]] | None = None
+        self._under_way: set[tuple[int, int]] = set()  # asked for, not yet received
+        self._stock: dict[tuple[int, int], Any] = {}  # received before it was wanted
+
+    def assign(self, step: int, hosted: range, end: int) -> None:
+        """From `step` on the virtual workers `hosted` are read, until step `end`."""
+        self._hosted = hosted
+        self._end = end
+        self._cursor = (step, hosted.start)
+        self._stock = {key: batch for key, batch in self._stock.items() if key[0] >= step and key[1] in hosted}
+
+    def batch(self, step: int, virtual_worker: int) -> Any:
+        """The micro-batch, on the device. The caller seeds the generators afterwards: reading draws from them."""
+        if self._workers == 0:
+            _, batch = self._reader[self._request(step, virtual_worker)]
+        else:
+            batch = self._ahead((step, virtual_worker))
+        return move_to(batch, self._device)
+
+    def _request(self, step: int, virtual_worker: int) -> Request:
+        epoch, within = divmod(step, self._sampler.steps_per_epoch)
+        indices = tuple(self._sampler.indices(epoch, within, virtual_worker))
+        return Request(step, virtual_worker, epoch, derive_seed(self._seed, "data", step, virtual_worker), indices)
+
+    # -- reading ahead
+
+    def _ahead(self, key: tuple[int, int]) -> Any:
+        if self._results is None:
+            self._results = self._start()
+        if key not in self._stock and key not in self._under_way:
+            self._cursor = key  # read before, in a step that is now repeated
+        while key not in self._stock:
+            try:
+                received, batch = next(self._results)
+            except StopIteration:  # it had come to the end, and stopped its processes
+                self._results = self._start()
+                continue
+            self._under_way.discard(received)
+            if received[0] >= key[0] and received[1] in self._hosted:
+                self._stock[received] = batch
+        return self._stock.pop(key)
+
+    def _start(self) -> Iterator[tuple[tuple[int, int], Any]]:
+        loader: DataLoader[Any] = DataLoader(
+            self._reader,
+            batch_size=None,
+            sampler=_Requests(self),
+            num_workers=self._workers,
+            prefetch_factor=self._prefetch_factor,
+            collate_fn=_as_it_is,
+            pin_memory=self._device.type == "cuda",
+        )
+        return iter(loader)
+
+    def next_request(self) -> Request:
+        """What is to be read next. Raises StopIteration as long as there is nothing."""
+        step, virtual_worker = self._cursor
+        while step < self._end:
+            for candidate in range(virtual_worker, self._hosted.stop):
+                key = (step, candidate)
+                wanted = self._sampler.has_samples(step % self._sampler.steps_per_epoch, candidate)
+                if wanted and key not in self._stock and key not in self._under_way:
+                    self._cursor = (step, candidate + 1)
+                    self._under_way.add(key)
+                    return self._request(step, candidate)
+            step, virtual_worker = step + 1, self._hosted.start
+        self._cursor = (step, virtual_worker)
+        raise StopIteration
+
+
+class _Requests(Iterator[Request]):
+    """The data loader draws one whenever it has received a batch; unlike a generator it may go on after it had nothing."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __next__(self) -> Request:
+        return self._loader.next_request()
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

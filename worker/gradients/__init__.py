@@ -1,0 +1,1 @@
+"""From the gradients of micro-batches to new parameters: the same bits for every number of workers."""

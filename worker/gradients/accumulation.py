@@ -1,0 +1,256 @@
+"""This worker's part of a step's gradient, from one micro-batch after the other (design: worker-runtime 3).
+
+The gradient of each micro-batch is put into flat tensors, and these are added up as the canonical tree says: a virtual worker
+that is a right child is added to its sibling at once, so it needs no memory of its own. Without the canonical order
+everything goes into one gradient.
+
+Gradients are moved while the backward pass computes others: hooks tell which are complete, and a segment of parameters that is
+complete is put in its place, so that its memory is free for the next. In a step's last micro-batch the reducer is told, too,
+and sends what is complete (as DistributedDataParallel does, but in the parameters' order). That is right only if one backward
+pass runs for each micro-batch and nobody changes a gradient between it and `optimizer.step()`. So the first step of a process,
+in which everything waits for `optimizer.step()`, watches whether the script is like that.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from ...protocol.errors import UserError
+from .layout import Gradient, GradientPool, Layout
+from .reduction import Node, Reducer, TreeAccumulator, are_siblings
+
+
+class _Mode(enum.Enum):
+    """What hooks do in the present micro-batch."""
+
+    OFF = "off"
+    WATCHING = "watching"  # whether gradients may be moved before `optimizer.step()`
+    PLACING = "placing"  # move them
+
+
+class Accumulation:
+    """Collects the gradients of the hosted virtual workers. For one thread, and the one that computes the backward pass."""
+
+    def __init__(self, layout: Layout, virtual_workers: int, canonical: bool, overlap: bool) -> None:
+        self._layout = layout
+        self._n = virtual_workers
+        self._canonical = canonical
+        self._overlap = overlap  # wanted, and nothing seen yet that forbids it
+        self._watched_steps = 0
+        self._segment_of = [i for i, segment in enumerate(layout.segments) for _ in segment.positions]
+        self._hooks: list[RemovableHandle] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with fresh memory: an operation that was abandoned still owns the old."""
+        self._pool = GradientPool(self._layout)
+        self._sum: Gradient | None = None
+        self.begin()
+
+    def prepare(self) -> None:
+        """Take the memory of a first step before it is needed: to use it for the first time takes longer than to sum in it."""
+        self._take_sum()
+        self._pool.give_back(self._layout.allocate())
+
+    def close(self) -> None:
+        """Leave the parameters alone."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._tree: TreeAccumulator[Gradient] = TreeAccumulator(self._n, self._pool.give_back)
+        self._reducer: Reducer | None = None  # of a reduction that has begun
+        self._mode = _Mode.OFF
+        self._used: list[Gradient] = []
+
+    # -- one micro-batch
+
+    def expect(self, virtual_worker: int, weight: float, last: Reducer | None) -> None:
+        """The script is about to compute the gradient of `virtual_worker`, to be multiplied by `weight`.
+
+        last: nothing follows in this step, so parts of it may be handed to this reducer as they are complete.
+        """
+        if not self._hooks:
+            self._hook()
+        for parameter in self._layout.parameters:
+            parameter.grad = None
+        self._weight = weight
+        self._ends_step = last is not None
+        self._target, self._adds = self._place_for(virtual_worker)
+        self._versions: list[int | None] = [None] * len(self._layout.parameters)
+        self._twice = False
+        self._placed = 0  # segments
+        self._waiting = [len(segment.positions) for segment in self._layout.segments]
+        if not self._overlap:
+            self._mode = _Mode.OFF
+        elif self._watched_steps == 0:
+            self._mode = _Mode.WATCHING
+        else:
+            self._mode = _Mode.PLACING
+            if last is not None:
+                self._reducer = last
+                last.start(self.nodes(), self._take_sum())
+
+    def completed(self) -> None:
+        """The script says that the gradient is complete. Raises UserError if what was sent was not."""
+        if self._mode is not _Mode.OFF and not self._was_untouched():
+            if self._mode is _Mode.PLACING:
+                raise UserError(
+                    "a gradient was changed between backward() and optimizer.step(), or backward() was called twice for one "
+                    "batch, after steps in which it was not: pass overlap=False to prepare()"
+                )
+            self._overlap = False
+        self._mode = _Mode.OFF
+        while self._placed < len(self._layout.segments):
+            self._put_next()
+        if self._reducer is None and self._canonical:
+            self._tree.merge()
+        if self._ends_step:
+            self._watched_steps += 1
+        for parameter in self._layout.parameters:
+            parameter.grad = None
+
+    def skip(self, virtual_worker: int) -> None:
+        """`virtual_worker` has no sample in this step: its gradient is zero."""
+        for parameter in self._layout.parameters:
+            parameter.grad = None
+        self._weight = 1.0
+        target, adds = self._place_for(virtual_worker)
+        self._put(range(len(self._layout.parameters)), target, adds)
+        if self._canonical:
+            self._tree.merge()
+
+    # -- the whole of it
+
+    def nodes(self) -> list[Node[Gradient]]:
+        """What there is, from left to right."""
+        return self._tree.nodes()
+
+    def reduce(self, reducer: Reducer) -> Gradient:
+        """Complete the step's reduction: the mean over all virtual workers, which is valid until the next step begins.
+
+        Raises CommunicatorBroken.
+        """
+        if self._reducer is None:
+            reducer.start(self.nodes(), self._take_sum())
+        total = reducer.finish()
+        for node in self.nodes():
+            if node.buffer is not total:
+                self._pool.give_back(node.buffer)
+        if total is not self._sum:
+            self._used.append(total)
+        self._tree = TreeAccumulator(self._n, self._pool.give_back)
+        self._reducer = None
+        return total
+
+    def applied(self) -> None:
+        """The update has been made: the gradient's memory is free again."""
+        for gradient in self._used:
+            self._pool.give_back(gradient)
+        self._used.clear()
+
+    def _take_sum(self) -> Gradient:
+        if self._sum is None:
+            self._sum = self._layout.allocate()
+        return self._sum
+
+    # -- placing
+
+    def _place_for(self, virtual_worker: int) -> tuple[Gradient, bool]:
+        """Where the gradient of `virtual_worker` goes, and whether it is added there."""
+        nodes = self._tree.nodes()
+        leaf = (virtual_worker, virtual_worker + 1)
+        if nodes and (not self._canonical or are_siblings((nodes[-1].lo, nodes[-1].hi), leaf, self._n)):
+            self._tree.extend(virtual_worker + 1)
+            return nodes[-1].buffer, True
+        target = self._pool.take()
+        self._tree.hold(virtual_worker, virtual_worker + 1, target)
+        return target, False
+
+    def _put_next(self) -> None:
+        """Put the next segment, which is complete, in its place."""
+        segment = self._layout.segments[self._placed]
+        self._placed += 1
+        self._put(segment.positions, self._target, self._adds)
+        if self._mode is _Mode.PLACING:
+            for position in segment.positions:
+                view = self._target.views[position]
+                self._layout.parameters[position].grad = view
+                self._versions[position] = view._version
+        if self._reducer is not None:
+            self._reducer.advance(segment.flat, segment.end)
+
+    def _put(self, positions: range, target: Gradient, adds: bool) -> None:
+        """Put the present gradients of these parameters into `target`."""
+        views: list[torch.Tensor] = []
+        grads: list[torch.Tensor] = []
+        for position in positions:
+            view, grad = target.views[position], self._layout.parameters[position].grad
+            if grad is None:
+                _put_zero(view, adds)
+            elif grad.is_sparse:
+                raise UserError("a parameter has a sparse gradient, which cannot be reduced: use sparse=False")
+            else:
+                views.append(view)
+                grads.append(grad)
+        if not views:
+            return
+        if self._weight != 1.0:
+            grads = list(torch._foreach_mul(grads, self._weight))
+        if adds:
+            torch._foreach_add_(views, grads)
+        else:
+            torch._foreach_copy_(views, grads)
+
+    # -- what the backward pass tells
+
+    def _hook(self) -> None:
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, position))  # type: ignore[no-untyped-call]
+            for position, parameter in enumerate(self._layout.parameters)
+        ]
+
+    def _accumulated(self, position: int, parameter: torch.Tensor) -> None:
+        """Autograd has completed this parameter's gradient, for one backward pass."""
+        if self._mode is _Mode.OFF:
+            return
+        if self._versions[position] is not None:
+            self._twice = True
+            return
+        assert parameter.grad is not None
+        self._versions[position] = parameter.grad._version
+        if self._mode is _Mode.PLACING:
+            self._waiting[self._segment_of[position]] -= 1
+            while self._placed < len(self._waiting) and self._waiting[self._placed] == 0:
+                self._put_next()
+
+    def _was_untouched(self) -> bool:
+        """Whether every gradient is as one backward pass has left it."""
+        return not self._twice and all(
+            (None if parameter.grad is None else parameter.grad._version) == version
+            for parameter, version in zip(self._layout.parameters, self._versions, strict=True)
+        )
+
+
+def _put_zero(view: torch.Tensor, adds: bool) -> None:
+    if adds:
+        view.add_(0.0)  # not nothing: it turns -0.0 into 0.0, as adding another worker's zeros does
+    else:
+        view.zero_()
+
+
+def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that are trained, each once, in the model's order."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def same(left: Sequence[torch.nn.Parameter], right: Sequence[torch.nn.Parameter]) -> bool:
+    """Whether these are the same parameters, in the same order."""
+    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))

@@ -1,0 +1,376 @@
+"""One gradient reduction, the same for every number of workers (design: worker-runtime 3; EasyScale 3.3, D1).
+
+A floating-point sum depends on its order, so the order is fixed: a balanced binary tree over the virtual workers 0..N-1, cut off
+at N. A *node* of it is an interval [lo, hi) of leaves: lo is a multiple of a power of two s, and hi = min(lo + s, N). A worker
+hosts a contiguous range of leaves and adds siblings as soon as it has both, which leaves it with the maximal nodes that
+its range covers. Which nodes those are follows from the range, so everybody knows who brings which, and nobody says so.
+
+To complete the tree the flat gradients are cut into buckets, and each bucket into one slice per worker. A worker receives
+its slice of everybody's nodes (all-to-all), adds the rest of the tree, and all slices are gathered: the traffic of a ring
+all-reduce if each worker brings one node. Addition is elementwise, so neither buckets nor slices change a bit of the result.
+
+A worker that hosts nothing (a joiner in its first step) brings no node but takes its slice like all others. Two workers with one
+node each need none of this: a sum of two values has no order, so the library's all-reduce is canonical.
+
+A reduction begins before the gradient is complete: `advance` tells how much of it is, and starts what can be started without
+waiting, from within the backward pass. The collectives are started in one fixed order on all workers, whatever completes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ..communication.communicator import Communicator, CommunicatorBroken
+from .layout import Gradient, Layout
+
+BUCKET_ELEMENTS = 1 << 21  # measured: smaller ones pay for latency, larger ones do not overlap sums with transfers
+PLAIN_BUCKET_ELEMENTS = 1 << 22
+BUCKETS_IN_FLIGHT = 3
+
+
+class Summable(Protocol):
+    """What is added up in a tree: a tensor, or a gradient of several."""
+
+    def add_(self, other: Any, /) -> Any:
+        """Add `other`, elementwise, in place."""
+
+
+B = TypeVar("B", bound=Summable)
+
+
+@dataclass(frozen=True)
+class Node(Generic[B]):
+    """The sum over the virtual workers [lo, hi), a node of the tree."""
+
+    lo: int
+    hi: int
+    buffer: B
+
+
+def cover(lo: int, hi: int, n: int) -> list[tuple[int, int]]:
+    """The maximal nodes of the tree over n leaves that make up [lo, hi), from left to right."""
+    nodes: list[tuple[int, int]] = []
+    while lo < hi:
+        size = 1
+        while lo % (2 * size) == 0 and lo + size < n and min(lo + 2 * size, n) <= hi:
+            size *= 2
+        nodes.append((lo, min(lo + size, n)))
+        lo = nodes[-1][1]
+    return nodes
+
+
+def are_siblings(left: tuple[int, int], right: tuple[int, int], n: int) -> bool:
+    """Whether two adjacent nodes of the tree over n leaves have one parent."""
+    size = left[1] - left[0]
+    return left[0] % (2 * size) == 0 and right == (left[1], min(left[0] + 2 * size, n))
+
+
+class TreeAccumulator(Generic[B]):
+    """Adds leaves (or nodes) from left to right; siblings merge at once, so at most log2 n + 1 buffers are alive."""
+
+    def __init__(self, n: int, recycle: Callable[[B], None] = lambda buffer: None) -> None:
+        """recycle: is given each buffer whose value has been added to another one."""
+        self._n = n
+        self._recycle = recycle
+        self._nodes: list[Node[B]] = []
+
+    def push(self, virtual_worker: int, buffer: B) -> None:
+        """Take over `buffer`, the gradient of `virtual_worker`."""
+        self.push_node(virtual_worker, virtual_worker + 1, buffer)
+
+    def push_node(self, lo: int, hi: int, buffer: B) -> None:
+        """Take over `buffer`, the node [lo, hi), which starts where the last one ended."""
+        self.hold(lo, hi, buffer)
+        self.merge()
+
+    def hold(self, lo: int, hi: int, buffer: B) -> None:
+        """Take over `buffer`, the node [lo, hi), whose value is still to come: `merge` adds it up."""
+        assert not self._nodes or self._nodes[-1].hi == lo, f"[{lo}, {hi}) does not follow {self._nodes[-1]}"
+        self._nodes.append(Node(lo, hi, buffer))
+
+    def extend(self, hi: int) -> None:
+        """The last node's buffer is given the sum up to `hi`."""
+        last = self._nodes.pop()
+        self._nodes.append(Node(last.lo, hi, last.buffer))
+
+    def merge(self) -> None:
+        """Add siblings, from the right."""
+        while len(self._nodes) > 1:
+            left, right = self._nodes[-2:]
+            if not are_siblings((left.lo, left.hi), (right.lo, right.hi), self._n):
+                return
+            left.buffer.add_(right.buffer)
+            self._nodes[-2:] = [Node(left.lo, right.hi, left.buffer)]
+            self._recycle(right.buffer)
+
+    def nodes(self) -> list[Node[B]]:
+        """What there is, from left to right."""
+        return list(self._nodes)
+
+
+class Reducer(Protocol):
+    """The mean over all virtual workers of all workers. All workers start and finish a reduction in the same step.
+
+    After CommunicatorBroken the abandoned operations may still write to `out` and read the nodes: neither may be used again, and
+    the reducer may not either.
+    """
+
+    def start(self, nodes: Sequence[Node[Gradient]], out: Gradient) -> None:
+        """Begin. nodes: this worker's, from left to right. Siblings need not be added up yet, and values may still come."""
+
+    def advance(self, flat: int, elements: int) -> None:
+        """The nodes' flat tensor `flat`, and all before it, are complete up to this element. Neither blocks nor raises."""
+
+    def finish(self) -> Gradient:
+        """The nodes are complete: wait for the result, which is in `out` or in the first node. Raises CommunicatorBroken."""
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """A part of a flat tensor that is reduced at once: `slice` elements for each worker, beyond its end in the padding."""
+
+    flat: int
+    begin: int
+    slice: int
+    complete_at: int  # elements of the flat tensor
+
+    def of(self, tensor: torch.Tensor, workers: int) -> torch.Tensor:
+        return tensor[self.begin : self.begin + workers * self.slice]
+
+
+def _buckets(layout: Layout, workers: int, elements: int) -> list[_Bucket]:
+    found: list[_Bucket] = []
+    for flat, size in enumerate(layout.sizes):
+        step = workers * -(-min(elements, size) // workers)
+        for begin in range(0, size, step):
+            rest = min(step, size - begin)
+            found.append(_Bucket(flat, begin, -(-rest // workers), begin + rest))
+    return found
+
+
+class PlainReducer:
+    """The library's all-reduce over workers, for jobs that do not ask for more: the order depends on their number."""
+
+    def __init__(
+        self, communicator: Communicator, layout: Layout, n: int, elements: int = PLAIN_BUCKET_ELEMENTS
+    ) -> None:
+        self._communicator = communicator
+        self._n = n
+        self._buckets = _buckets(layout, communicator.size, elements)
+
+    def start(self, nodes: Sequence[Node[Gradient]], out: Gradient) -> None:
+        if nodes:
+            (node,) = nodes
+            self._total = node.buffer
+        else:
+            out.zero_()
+            self._total = out
+        self._works: list[dist.Work] = []
+        # Not the exception itself: its frames refer to all this, so that only the garbage collector would free it.
+        self._broken: str | None = None
+
+    def advance(self, flat: int, elements: int) -> None:
+        while self._broken is None and len(self._works) < len(self._buckets):
+            bucket = self._buckets[len(self._works)]
+            if (bucket.flat, bucket.complete_at) > (flat, elements):
+                return
+            part = self._total.flats[bucket.flat][bucket.begin : bucket.complete_at]
+            part.div_(self._n)
+            try:
+                self._works.append(self._communicator.all_reduce(part))
+            except CommunicatorBroken as error:
+                self._broken = str(error)
+
+    def finish(self) -> Gradient:
+        last = self._buckets[-1]
+        self.advance(last.flat, last.complete_at)
+        if self._broken is not None:
+            raise CommunicatorBroken(self._broken)
+        for work in self._works:
+            self._communicator.wait(work)
+        return self._total
+
+
+@dataclass
+class _Lane:
+    """Memory of one bucket in flight. Kept from step to step: fresh memory costs more than the sums (8x against 2x)."""
+
+    incoming: torch.Tensor  # nodes of all workers, for each our slice
+    outgoing: torch.Tensor  # for each worker our nodes' slices, where they do not lie like that already
+
+
+@dataclass
+class _Flight:
+    """A reduction under way."""
+
+    nodes: Sequence[Node[Gradient]]
+    out: Gradient
+    steps: Iterator[tuple[str, int]]
+    next: tuple[str, int] | None
+    exchanges: list[dist.Work] = field(default_factory=list)
+    gathers: list[dist.Work] = field(default_factory=list)
+    broken: str | None = None
+
+
+class CanonicalReducer:
+    """Completes the canonical tree. The bits of the result depend on the leaves only, not on who hosts them."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        ranges: Sequence[range],
+        n: int,
+        layout: Layout,
+        bucket_elements: int = BUCKET_ELEMENTS,
+    ) -> None:
+        """ranges: the virtual workers of each rank (`virtual.assign`)."""
+        self._communicator = communicator
+        self._n = n
+        self._workers = communicator.size
+        covers = [cover(hosted.start, hosted.stop, n) for hosted in ranges]
+        hosting = [position for position, nodes in enumerate(covers) if nodes]
+        assert len(covers) == self._workers
+        assert sorted(hosting, key=lambda rank: ranges[rank].start) == hosting, "ranges must ascend with the rank"
+        self._own = covers[communicator.rank]
+        self._counts = [len(nodes) for nodes in covers]
+        self._all = [node for nodes in covers for node in nodes]
+        self._buckets = _buckets(layout, self._workers, bucket_elements)
+        self._pair = self._counts == [1, 1]
+        self._lanes: list[list[_Lane]] = []
+        if self._workers > 1 and not self._pair:
+            self._lanes = [
+                [self._new_lane(flat, layout) for flat in range(len(layout.sizes))] for _ in range(BUCKETS_IN_FLIGHT)
+            ]
+
+    def _new_lane(self, flat: int, layout: Layout) -> _Lane:
+        dtype, device = layout.kinds[flat]
+        largest = max(bucket.slice for bucket in self._buckets if bucket.flat == flat)
+        rows = len(self._own) if len(self._own) > 1 else 0
+        return _Lane(
+            incoming=torch.zeros(len(self._all) * largest, dtype=dtype, device=device),
+            outgoing=torch.zeros(self._workers * rows * largest, dtype=dtype, device=device),
+        )
+
+    def start(self, nodes: Sequence[Node[Gradient]], out: Gradient) -> None:
+        steps = self._steps()
+        self._flight = _Flight(nodes, out, steps, next(steps, None))
+
+    def _steps(self) -> Iterator[tuple[str, int]]:
+        """The order of the collectives: that of bucket b is gathered when the exchanges of the next ones have begun."""
+        if self._pair:
+            yield from (("add", turn) for turn in range(len(self._buckets)))
+            return
+        ahead = BUCKETS_IN_FLIGHT - 1
+        for turn in range(len(self._buckets) + ahead if self._workers > 1 else 0):
+            if turn < len(self._buckets):
+                yield "exchange", turn
+            if turn >= ahead:
+                yield "gather", turn - ahead
+
+    def advance(self, flat: int, elements: int) -> None:
+        flight = self._flight
+        try:
+            while flight.broken is None and flight.next is not None:
+                kind, number = flight.next
+                bucket = self._buckets[number]
+                if kind == "gather":
+                    ready = self._communicator.poll(flight.exchanges[number])
+                else:
+                    ready = (bucket.flat, bucket.complete_at) <= (flat, elements)
+                if not ready:
+                    return
+                self._take_step(flight)
+        except CommunicatorBroken as error:
+            flight.broken = str(error)
+
+    def finish(self) -> Gradient:
+        flight = self._flight
+        if self._workers == 1:
+            return self._sum_alone(flight.nodes)
+        while flight.broken is None and flight.next is not None:
+            kind, number = flight.next
+            if kind == "gather":
+                self._communicator.wait(flight.exchanges[number])
+            self._take_step(flight)
+        if flight.broken is not None:
+            raise CommunicatorBroken(flight.broken)
+        if self._pair:
+            return self._finish_pair(flight)
+        for work in flight.gathers:
+            self._communicator.wait(work)
+        return flight.out
+
+    def _finish_pair(self, flight: _Flight) -> Gradient:
+        total = flight.nodes[0].buffer
+        for bucket, work in zip(self._buckets, flight.exchanges, strict=True):
+            self._communicator.wait(work)
+            bucket.of(total.flats[bucket.flat], self._workers).div_(self._n)
+        return total
+
+    def _sum_alone(self, nodes: Sequence[Node[Gradient]]) -> Gradient:
+        tree: TreeAccumulator[Gradient] = TreeAccumulator(self._n)
+        for node in nodes:
+            tree.push_node(node.lo, node.hi, node.buffer)
+        own = tree.nodes()
+        assert [(node.lo, node.hi) for node in own] == self._own, "these are not the nodes of the hosted range"
+        (root,) = own
+        for flat in root.buffer.flats:
+            flat.div_(self._n)
+        return root.buffer
+
+    def _take_step(self, flight: _Flight) -> None:
+        assert flight.next is not None
+        kind, number = flight.next
+        flight.next = next(flight.steps, None)
+        if kind == "add":
+            (own,) = self._own_nodes(self._buckets[number], flight.nodes)
+            flight.exchanges.append(self._communicator.all_reduce(own.buffer))
+        elif kind == "exchange":
+            flight.exchanges.append(self._exchange(number, flight.nodes))
+        else:
+            flight.gathers.append(self._gather(number, flight.out))
+
+    def _lane(self, number: int) -> _Lane:
+        return self._lanes[number % BUCKETS_IN_FLIGHT][self._buckets[number].flat]
+
+    def _own_nodes(self, bucket: _Bucket, nodes: Sequence[Node[Gradient]]) -> list[Node[torch.Tensor]]:
+        """This worker's nodes of one bucket, siblings added up."""
+        tree: TreeAccumulator[torch.Tensor] = TreeAccumulator(self._n)
+        for node in nodes:
+            tree.push_node(node.lo, node.hi, bucket.of(node.buffer.flats[bucket.flat], self._workers))
+        own = tree.nodes()
+        assert [(node.lo, node.hi) for node in own] == self._own, "these are not the nodes of the hosted range"
+        return own
+
+    def _exchange(self, number: int, nodes: Sequence[Node[Gradient]]) -> dist.Work:
+        """Give each worker its slice of our nodes, and get ours of everybody's."""
+        bucket, lane, workers = self._buckets[number], self._lane(number), self._workers
+        own = self._own_nodes(bucket, nodes)
+        incoming = lane.incoming[: len(self._all) * bucket.slice].view(len(self._all), bucket.slice)
+        if len(own) == 1:
+            outgoing = own[0].buffer.view(workers, bucket.slice)  # lies as it has to
+        else:
+            rows = workers * len(own)
+            outgoing = lane.outgoing[: rows * bucket.slice].view(rows, bucket.slice)
+            table = outgoing.view(workers, len(own), bucket.slice)
+            for position, part in enumerate(own):
+                table[:, position].copy_(part.buffer.view(workers, bucket.slice))
+        return self._communicator.all_to_all(incoming, outgoing, self._counts, [len(own)] * workers)
+
+    def _gather(self, number: int, out: Gradient) -> dist.Work:
+        """Add our slice up, and give it to everybody."""
+        bucket = self._buckets[number]
+        incoming = self._lane(number).incoming[: len(self._all) * bucket.slice].view(len(self._all), bucket.slice)
+        tree: TreeAccumulator[torch.Tensor] = TreeAccumulator(self._n)
+        for position, (lo, hi) in enumerate(self._all):
+            tree.push_node(lo, hi, incoming[position])
+        (root,) = tree.nodes()
+        part = bucket.of(out.flats[bucket.flat], self._workers)
+        own = part.view(self._workers, bucket.slice)[self._communicator.rank]
+        torch.div(root.buffer, self._n, out=own)  # frees the lane, and needs no copy from elsewhere when it is gathered
+        return self._communicator.all_gather(part, own)

@@ -1,0 +1,110 @@
+"""From the step's gradient to new parameters: scaling back, clipping, the optimizers, the schedulers.
+
+It happens once for each global step, on every worker, from the same reduced gradient; so whatever is decided here (a norm, a step
+that a gradient scaler skips because of an overflow) is decided alike everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...protocol.errors import UserError
+
+
+class Update:
+    """What a script has chosen to update its model with."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        schedulers: Sequence[torch.optim.lr_scheduler.LRScheduler] = (),
+        scaler: torch.amp.GradScaler | None = None,
+        max_grad_norm: float | None = None,
+        before_update: Callable[[], None] | None = None,
+        after_update: Callable[[], None] | None = None,
+    ) -> None:
+        """before_update: called with the global gradient in the parameters' `grad`, on every worker. after_update: with the new
+        parameters, on every worker."""
+        self.optimizers = list(optimizers)
+        self.schedulers = list(schedulers)
+        self.scaler = scaler
+        self._max_grad_norm = max_grad_norm
+        self._before_update = before_update
+        self._after_update = after_update
+
+    def apply(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Update the parameters from their `grad`, the mean over all virtual workers."""
+        if self.scaler is not None:
+            for optimizer in self.optimizers:
+                self.scaler.unscale_(optimizer)
+        if self._max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
+        if self._before_update is not None:
+            self._before_update()
+        for optimizer in self.optimizers:
+            if self.scaler is None:
+                optimizer.step()
+            else:
+                self.scaler.step(optimizer)
+        if self.scaler is not None:
+            self.scaler.update()
+        for scheduler in self.schedulers:
+            scheduler.step()
+        if self._after_update is not None:
+            self._after_update()
+
+
+class ElasticOptimizer:
+    """A script's optimizer, acting once per global step. Everything else is the wrapped optimizer's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, stepped: Callable[[], None]) -> None:
+        self._optimizer = optimizer
+        self._stepped = stepped
+
+    def step(self, closure: Any = None) -> None:
+        """This micro-batch's gradient is complete; after the last one of a global step the update is applied."""
+        if closure is not None:
+            raise UserError(
+                "optimizer.step(closure): an optimizer that evaluates the loss itself cannot be made elastic"
+            )
+        self._stepped()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: each micro-batch starts from no gradient anyway."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+class ElasticScaler:
+    """A script's gradient scaler: it scales each loss; the rest happens once per global step, to the global gradient."""
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self._scaler = scaler
+
+    def scale(self, outputs: Any) -> Any:
+        """The loss, multiplied by the present scale."""
+        return self._scaler.scale(outputs)
+
+    def step(self, optimizer: ElasticOptimizer) -> None:
+        """As `optimizer.step()`."""
+        if not isinstance(optimizer, ElasticOptimizer):
+            raise UserError("scaler.step() takes the optimizer that prepare() returned")
+        optimizer.step()
+
+    def update(self, new_scale: Any = None) -> None:
+        """Nothing: the scale changes with the global step."""
+        if new_scale is not None:
+            raise UserError("scaler.update(new_scale): the scale follows the global gradient and cannot be set")
+
+    def unscale_(self, optimizer: Any) -> None:
+        """Refused: a micro-batch's gradient is not the global one."""
+        raise UserError(
+            "scaler.unscale_(): give prepare() max_grad_norm= or before_update=, which act on the global gradient"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scaler, name)

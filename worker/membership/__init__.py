@@ -1,0 +1,1 @@
+"""Which generation a worker is in, and how its members come to the next one together. Pure."""

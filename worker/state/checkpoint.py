@@ -1,0 +1,216 @@
+"""Checkpoints: a job's state on disk, for the case that no worker survives.
+
+A checkpoint is one file, named after the generation that has written it and the step whose state it contains. The state is
+copied while the next step is computed, which does not change it until its update: so the training stands still only if copying
+takes longer than a step. It is written in the background under another name, flushed to disk and only then given its name, so
+that a file with a checkpoint's name is complete whenever the process or the machine stops. Its contents are plain values and
+tensors, read without unpickling code. A file that cannot be read all the same (a disk may lie) is passed over for the one
+before it.
+
+Which of several checkpoints is the newest, and who may write or remove one, is decided by `lineages`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...protocol.errors import OperatorError
+from ..events import CheckpointFailed, CheckpointSaved, SaveCheckpoint
+from .lineages import Name, newest_first, overtaken_by, superfluous, taken_over
+
+log = logging.getLogger(__name__)
+
+_TEMPORARY = re.compile(r"\.(?:generation-\d{8,}-)?step-\d{12,}\.pt\.[0-9a-f]+")
+STALE_AFTER_S = 3600.0  # a temporary file of that age has no writer any more
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a checkpoint contains: see `state.TrainingState`."""
+
+    header: dict[str, Any]
+    tensors: list[torch.Tensor]
+
+
+def checkpoints(directory: Path) -> list[Name]:
+    """All files with a checkpoint's name, newest first. Raises OperatorError if the directory is there and cannot be listed."""
+    try:
+        files = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise OperatorError(f"{directory} cannot be listed: {error.strerror}") from error
+    return newest_first(name for file in files if (name := Name.parse(file)) is not None)
+
+
+def load(path: Path) -> Document:
+    """Read a checkpoint; its tensors are on the CPU, mapped from the file. Raises OperatorError if it cannot be read."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return Document(content["header"], content["tensors"])
+    except (OSError, RuntimeError, EOFError, ValueError, TypeError, KeyError, pickle.UnpicklingError) as error:
+        raise OperatorError(f"{path}: not a checkpoint that can be read: {str(error).partition(chr(10))[0]}") from error
+
+
+def latest(directory: Path, generation: int) -> tuple[Document | None, str]:
+    """The newest checkpoint that can be read, which becomes one of `generation`; None if there is none. And what is wrong with
+    those that are newer and cannot be read, if there are any."""
+    troubles: list[str] = []
+    try:
+        names = checkpoints(directory)
+    except OperatorError as error:
+        return None, str(error)
+    for name in names:
+        try:
+            document = load(directory / name.file)
+        except OperatorError as error:
+            log.warning("%s; going back to the one before", error)
+            troubles.append(str(error))
+            continue
+        _take_over(directory, name, generation)
+        return document, "; ".join(troubles)
+    return None, "; ".join(troubles)
+
+
+def _take_over(directory: Path, name: Name, generation: int) -> None:
+    own = taken_over(name, generation)
+    if own == name:
+        return
+    try:
+        os.rename(directory / name.file, directory / own.file)
+    except OSError as error:  # it can be used all the same
+        log.warning("%s cannot be renamed: %s", directory / name.file, error)
+
+
+class CheckpointWriter:
+    """Writes checkpoints in the background, one at a time. `save` and `settle` are for one thread.
+
+    A checkpoint that cannot be written never stops the training: it is logged and told.
+    """
+
+    def __init__(self, directory: Path, keep: int, tell: Callable[[CheckpointSaved | CheckpointFailed], None]) -> None:
+        """keep: how many checkpoints to leave in `directory`, which is made if it is not there. tell: called by any thread."""
+        self.directory = directory
+        self._keep = keep
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._queued: tuple[SaveCheckpoint, Document] | None = None
+        self._writing = False
+        self._copying: threading.Thread | None = None
+
+    def save(
+        self,
+        save: SaveCheckpoint,
+        header: Mapping[str, Any],
+        tensors: Sequence[torch.Tensor],
+        mutable: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Begin to copy the state, to be written.
+
+        The tensors must not change until `settle` has returned, except for those in `mutable`, which are copied at once.
+        If the disk is so slow that one is still waiting to be written, this one takes its place.
+        """
+        self.settle()
+        changing = {id(tensor) for tensor in mutable}
+        taken = [tensor.detach().clone() if id(tensor) in changing else tensor.detach() for tensor in tensors]
+        self._copying = threading.Thread(
+            target=self._copy, args=(save, dict(header), taken), name="elasticd-snapshot", daemon=True
+        )
+        self._copying.start()
+
+    def settle(self) -> None:
+        """Until what `save` was given is copied: it may change again."""
+        if self._copying is not None:
+            self._copying.join()
+            self._copying = None
+
+    def _copy(self, save: SaveCheckpoint, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        try:
+            document = Document(header, [tensor.to("cpu", copy=True) for tensor in tensors])
+        except RuntimeError as error:  # no memory for it
+            log.exception("the state of step %d could not be copied", save.step)
+            self._tell(CheckpointFailed(save.number, f"it could not be copied: {error}"))
+            return
+        with self._lock:
+            self._queued = save, document
+            if not self._writing:
+                self._writing = True
+                threading.Thread(target=self._write_all, name="elasticd-checkpoint", daemon=True).start()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._lock:
+                if self._queued is None:
+                    self._writing = False
+                    return
+                (save, document), self._queued = self._queued, None
+            try:
+                self._write(save, document)
+            except Exception as error:  # the edge of this thread: whatever it is must not cost the training
+                log.exception("the checkpoint of step %d could not be written", save.step)
+                self._tell(CheckpointFailed(save.number, f"it could not be written: {error}"))
+            else:
+                self._tell(CheckpointSaved(save.number))
+
+    def _write(self, save: SaveCheckpoint, document: Document) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._check_not_overtaken(save.generation)
+        target = self.directory / Name.of(save.generation, save.step).file
+        # A name of its own: writers on two servers may be processes of the same number.
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+        try:
+            with open(temporary, "wb") as file:
+                torch.save({"header": document.header, "tensors": document.tensors}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            self._check_not_overtaken(save.generation)
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._flush_directory()
+        try:
+            self._prune(save.generation)
+        except (OSError, OperatorError) as error:  # what is superfluous does no harm but for the room that it takes
+            log.warning("older checkpoints in %s cannot be removed: %s", self.directory, error)
+        log.info("wrote the checkpoint %s", target)
+
+    def _check_not_overtaken(self, generation: int) -> None:
+        """Raises OperatorError where a newer generation has a checkpoint."""
+        newer = overtaken_by(checkpoints(self.directory), generation)
+        if newer is not None:
+            raise OperatorError(f"generation {newer} of the job goes on, this is generation {generation}")
+
+    def _flush_directory(self) -> None:
+        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _prune(self, generation: int) -> None:
+        for name in superfluous(checkpoints(self.directory), generation, self._keep):
+            (self.directory / name.file).unlink(missing_ok=True)
+        for path in sorted(self.directory.iterdir()):
+            if _TEMPORARY.fullmatch(path.name):
+                _remove_if_stale(path)
+
+
+def _remove_if_stale(path: Path) -> None:
+    try:
+        if time.time() - path.stat().st_mtime > STALE_AFTER_S:
+            path.unlink()
+    except FileNotFoundError:
+        pass  # its writer has finished

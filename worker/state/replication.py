@@ -1,0 +1,414 @@
+"""State from those who have it to those who need it: how a plan of transfers is carried out (Elan IV; design: worker-runtime 5).
+
+`topology.plan_transfers` says who sends to whom. A transfer sends the header of the state, its length first, and then the tensors
+in pieces, beside whatever collectives run: great ones from where they are, small ones (biases, step counts: most of all tensors,
+and next to nothing of the bytes) together in one buffer, since each piece costs as much as some hundred kilobytes.
+The sender must leave the tensors alone until it is done; those that change earlier (the model's buffers change in every forward
+pass) are copied first. Who has no state yet receives it where it belongs. Who has an older one receives it in new memory, so that
+nothing is lost if the sender dies.
+
+Theory of operation of a plan
+-----------------------------
+Each rank makes a `Replication` of the same plan and plays its part in it; nobody directs. Three things make a plan more than its
+transfers:
+
+* *Headers go first.* They reach everybody at once, whatever their tensors must wait for: a joiner takes part in the collectives
+  of the others as soon as it has the header, so nobody stands still for a transfer whose turn has not come.
+* *A joiner passes on what it gets*, piece by piece as they arrive, from the memory that it receives into. So along a chain of
+  joiners the last one has the state a few pieces after the first, and the relay's own training does not wait for its sending.
+* *In turn.* A transfer with others before it on its lanes waits for them. The source of those knows by itself when they are
+  complete; their target knows as well, and tells the sources that do not (a *notice*).
+
+What can start at once is started by the caller's thread; what has to wait has a thread of its own. All of them wait through the
+communicator, so that when a peer is lost and it is aborted, they end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from ...protocol.errors import PeerError
+from ..communication.communicator import Communicator, CommunicatorBroken
+from .training_state import allocate
+from .transfer_plan import Transfer as Transfer
+from .transfer_plan import plan_transfers as plan_transfers
+
+MAX_DOCUMENT_BYTES = 1 << 30
+PIECE_BYTES = 8 << 20  # of a tensor: what a relay has at least before it passes it on
+SMALL_BYTES = 64 << 10  # tensors up to here travel together
+ALIGNMENT_BYTES = 16  # of each in their buffer: any type can be read there
+HEADER_TAG = 1  # and the next one: length, bytes
+TRAILER_TAG = 3
+NOTICE_TAG = 5
+TENSOR_TAG = 16  # of the first piece
+
+Send = Callable[[torch.Tensor, int, int], dist.Work]
+Places = Callable[[dict[str, Any]], Sequence[torch.Tensor] | None]
+
+
+# ------------------------------------------------------------------------------------------------------------ one transfer
+
+
+class Pending:
+    """Transfers under way."""
+
+    def __init__(self, communicator: Communicator, works: list[dist.Work], payload: list[torch.Tensor]) -> None:
+        self._communicator = communicator
+        self._works = works
+        self._payload = payload  # kept alive
+
+    def wait(self) -> list[torch.Tensor]:
+        """Until all is sent (received). Returns the tensors. Raises CommunicatorBroken."""
+        for work in self._works:
+            self._communicator.wait(work)
+        return self._payload
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A state on its way to us: the header is here."""
+
+    header: dict[str, Any]
+    pending: Pending
+    places: Sequence[torch.Tensor] | None  # where the tensors belong, if that was told
+
+    def wait(self) -> list[torch.Tensor]:
+        """Until the tensors are here, in the header's order: in their places, or in new memory. Raises CommunicatorBroken."""
+        received = self.pending.wait()
+        if self.places is None:
+            return received
+        with torch.no_grad():
+            for place, tensor in zip(self.places, received, strict=True):
+                if place.data_ptr() != tensor.data_ptr():
+                    place.copy_(tensor)
+        return list(self.places)
+
+
+def start_sending(
+    communicator: Communicator,
+    targets: Sequence[int],
+    header: dict[str, Any],
+    tensors: Sequence[torch.Tensor],
+    mutable: Sequence[torch.Tensor] = (),
+) -> Pending:
+    """Begin to send a state to each of `targets`. Neither blocks nor reads `mutable` tensors after it returns.
+
+    The others must not change until `wait` of the result has returned. Raises CommunicatorBroken.
+    """
+    plan = tuple(Transfer(communicator.rank, target) for target in targets)
+    return Replication(communicator, plan).give(header, tensors, mutable)
+
+
+def start_receiving(communicator: Communicator, source: int, device: torch.device) -> Incoming:
+    """Wait for the header of a state from `source`, and begin to receive its tensors into new memory.
+
+    device: where those come to that are on an accelerator at the source. Raises CommunicatorBroken, PeerError.
+    """
+    return Replication(communicator, (Transfer(source, communicator.rank),)).take(device)
+
+
+def send_trailer(communicator: Communicator, target: int, document: dict[str, Any]) -> None:
+    """Send a small document of plain values after a state. Does not block. Raises CommunicatorBroken."""
+    _send_bytes(communicator.send, target, TRAILER_TAG, _encode(document))
+
+
+def receive_trailer(communicator: Communicator, source: int) -> dict[str, Any]:
+    """The document that follows a state. Raises CommunicatorBroken, PeerError."""
+    return _decode(_receive_bytes(communicator, source, TRAILER_TAG), source)
+
+
+# ------------------------------------------------------------------------------------------------------------------ a plan
+
+
+class Replication:
+    """One rank's part in a plan that all ranks of `communicator` have. For one thread.
+
+    A rank with the state calls `give`, a joiner `take`; afterwards all may exchange a trailer. Each is called once.
+    """
+
+    def __init__(self, communicator: Communicator, transfers: Sequence[Transfer]) -> None:
+        self._communicator = communicator
+        self._transfers = transfers
+        self._outgoing = [
+            (position, transfer)
+            for position, transfer in enumerate(transfers)
+            if transfer.source_rank == communicator.rank
+        ]
+        self._incoming = next(
+            (p for p, transfer in enumerate(transfers) if transfer.target_rank == communicator.rank), None
+        )
+        self._posting = threading.Lock()  # a communicator's operations are begun by one thread at a time
+        self._sending = Pending(communicator, [], [])
+
+    @property
+    def source(self) -> int | None:
+        """Who sends the state to this rank; None: nobody, it has the state."""
+        return None if self._incoming is None else self._transfers[self._incoming].source_rank
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """To whom this rank sends the state."""
+        return tuple(transfer.target_rank for _, transfer in self._outgoing)
+
+    def give(
+        self, header: dict[str, Any], tensors: Sequence[torch.Tensor], mutable: Sequence[torch.Tensor] = ()
+    ) -> Pending:
+        """Begin to send the state to this rank's targets. Neither blocks nor reads `mutable` tensors after it returns.
+
+        The others must not change until `wait` of the result, or `sent`, has returned. Raises CommunicatorBroken.
+        """
+        if self._outgoing:
+            changing = {id(tensor) for tensor in mutable}
+            payload = [tensor.detach().clone() if id(tensor) in changing else tensor.detach() for tensor in tensors]
+            payload, pieces = _pack([tensor.contiguous() for tensor in payload], fill=True)
+            self._sending = Pending(self._communicator, self._serve(_encode(header), pieces, []), payload)
+        return self._sending
+
+    def take(self, device: torch.device, places: Places = lambda header: None) -> Incoming:
+        """Wait for the header, begin to receive the tensors, and to pass them on.
+
+        places: from the header, where its tensors belong; None: into new memory. Neither must change until `sent` has
+        returned. device: where new memory is for those that are on an accelerator at the source.
+        Raises CommunicatorBroken, PeerError.
+        """
+        source = self.source
+        assert source is not None
+        data = _receive_bytes(self._communicator, source, HEADER_TAG)
+        header = _decode(data, source)
+        if not isinstance(header.get("tensors"), list):
+            raise PeerError("a training state does not say what its tensors are")
+        own = places(header)
+        memory = [
+            place if place is not None and _fits(place, description, device) else allocate(description, device)
+            for description, place in zip(header["tensors"], own or itertools.repeat(None), strict=False)
+        ]
+        payload, pieces = _pack([tensor.detach() for tensor in memory], fill=False)
+        with self._posting:
+            arriving = [
+                self._communicator.receive(piece, source, TENSOR_TAG + number) for number, piece in enumerate(pieces)
+            ]
+        self._sending = Pending(
+            self._communicator, [*self._serve(data, pieces, arriving), *self._notify(arriving)], payload
+        )
+        return Incoming(header, Pending(self._communicator, list(arriving), payload), own)
+
+    def sent(self) -> None:
+        """Until this rank has sent all that it is to send: before the communicator is retired. Raises CommunicatorBroken."""
+        self._sending.wait()
+
+    def send_trailer(self, document: dict[str, Any]) -> None:
+        """Send a small document of plain values after the state to this rank's targets. Does not block.
+
+        Raises CommunicatorBroken.
+        """
+        self._send_to_all(TRAILER_TAG, _encode(document))
+
+    def receive_trailer(self) -> dict[str, Any]:
+        """The document that follows the state; it is passed on as it is. Raises CommunicatorBroken, PeerError."""
+        source = self.source
+        assert source is not None
+        data = _receive_bytes(self._communicator, source, TRAILER_TAG)
+        self._send_to_all(TRAILER_TAG, data)
+        return _decode(data, source)
+
+    # -- sending
+
+    def _send(self, tensor: torch.Tensor, target: int, tag: int) -> dist.Work:
+        with self._posting:
+            return self._communicator.send(tensor, target, tag)
+
+    def _send_to_all(self, tag: int, data: torch.Tensor) -> list[dist.Work]:
+        return [work for target in self.targets for work in _send_bytes(self._send, target, tag, data)]
+
+    def _serve(self, header: torch.Tensor, pieces: list[torch.Tensor], arriving: list[dist.Work]) -> list[dist.Work]:
+        """Send to all targets: now, or as the pieces arrive (if they do) and each transfer's turn comes."""
+        works = self._send_to_all(HEADER_TAG, header)
+        notices = self._expect_notices()
+        begun: dict[int, list[dist.Work]] = {}
+        for position, transfer in self._outgoing:
+            first: list[dist.Work] = []
+            for earlier in transfer.after:
+                if earlier in notices:
+                    first.append(notices[earlier])
+                else:
+                    first += arriving if earlier == self._incoming else begun[earlier]
+            if first or arriving:
+                begun[position] = [_InBackground(self._sender(transfer.target_rank, pieces, first, arriving))]
+            else:
+                begun[position] = self._send_pieces(transfer.target_rank, pieces, [])
+            works += begun[position]
+        return works
+
+    def _sender(
+        self, target: int, pieces: list[torch.Tensor], first: list[dist.Work], arriving: list[dist.Work]
+    ) -> Callable[[], None]:
+        def run() -> None:
+            with _device_of(pieces):
+                for work in first:
+                    self._communicator.wait(work)
+                for work in self._send_pieces(target, pieces, arriving):
+                    self._communicator.wait(work)
+
+        return run
+
+    def _send_pieces(self, target: int, pieces: list[torch.Tensor], arriving: list[dist.Work]) -> list[dist.Work]:
+        """Each piece when it is there."""
+        works: list[dist.Work] = []
+        for number, piece in enumerate(pieces):
+            if arriving:
+                self._communicator.wait(arriving[number])
+            works.append(self._send(piece, target, TENSOR_TAG + number))
+        return works
+
+    # -- whose turn it is
+
+    def _expect_notices(self) -> dict[int, dist.Work]:
+        """Transfers between others that ours come after: what their targets will tell us."""
+        rank = self._communicator.rank
+        awaited = {earlier for _, transfer in self._outgoing for earlier in transfer.after}
+        return {
+            earlier: self._communicator.receive(_notice(), self._transfers[earlier].target_rank, NOTICE_TAG)
+            for earlier in sorted(awaited)
+            if rank not in (self._transfers[earlier].source_rank, self._transfers[earlier].target_rank)
+        }
+
+    def _notify(self, arriving: list[dist.Work]) -> list[dist.Work]:
+        """When all has arrived, tell those who wait for that."""
+        knowing = (self._communicator.rank, self.source)
+        waiting = sorted(
+            {t.source_rank for t in self._transfers if self._incoming in t.after and t.source_rank not in knowing}
+        )
+        if not waiting:
+            return []
+
+        def run() -> None:
+            for work in arriving:
+                self._communicator.wait(work)
+            for work in [self._send(_notice(), rank, NOTICE_TAG) for rank in waiting]:
+                self._communicator.wait(work)
+
+        return [_InBackground(run)]
+
+
+class _InBackground(dist.Work):
+    """Something that a thread does, to be waited for like any operation."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        super().__init__()
+        self._run = run
+        self._error = "the thread of a transfer has failed"  # until it has not
+        self._completed = threading.Event()
+        threading.Thread(target=self._main, name="elasticd-transfer", daemon=True).start()
+
+    def _main(self) -> None:
+        try:
+            self._run()
+            self._error = ""
+        except CommunicatorBroken as error:
+            self._error = str(error)
+        finally:
+            self._completed.set()
+
+    def is_completed(self) -> bool:
+        return self._completed.is_set()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._completed.wait()
+        if self._error:
+            raise RuntimeError(self._error)  # what works raise
+        return True
+
+
+# ------------------------------------------------------------------------------------------------------- pieces and bytes
+
+
+def _pack(tensors: list[torch.Tensor], fill: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Contiguous tensors with the small ones moved to common buffers, and their memory in pieces: the same at both ends.
+
+    fill: copy what the small ones hold. Empty tensors take part in nothing.
+    """
+    placed, pieces = list(tensors), list[torch.Tensor]()
+    for on_host in (True, False):
+        small = [
+            position
+            for position, tensor in enumerate(tensors)
+            if 0 < tensor.nbytes <= SMALL_BYTES and (tensor.device.type == "cpu") is on_host
+        ]
+        buffer, views = _together([tensors[position] for position in small])
+        for position, view in zip(small, views, strict=True):
+            if fill:
+                view.copy_(tensors[position])
+            placed[position] = view
+        pieces += _split(buffer)
+    for tensor in tensors:
+        if tensor.nbytes > SMALL_BYTES:
+            pieces += _split(tensor.view(-1).view(torch.uint8))
+    return placed, pieces
+
+
+def _fits(tensor: torch.Tensor, description: list[Any], device: torch.device) -> bool:
+    """Can what is described be received into `tensor` as it comes?"""
+    where = device if description[3] == "device" else torch.device("cpu")
+    return tensor.is_contiguous() and tensor.device.type == where.type
+
+
+def _together(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A buffer for tensors of one device, and a place in it for each."""
+    sizes = [-(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for tensor in tensors]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    buffer = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
+    starts = itertools.accumulate(sizes[:-1], initial=0)
+    views = [
+        buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for start, tensor in zip(starts, tensors, strict=False)
+    ]
+    return buffer, views
+
+
+def _split(memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.split(memory, PIECE_BYTES) if memory.numel() else ()
+
+
+def _device_of(pieces: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[object]:
+    """A new thread begins with the first accelerator as its present one."""
+    device = next((piece.device for piece in pieces if piece.device.type == "cuda"), None)
+    return contextlib.nullcontext() if device is None else torch.cuda.device(device)
+
+
+def _notice() -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.uint8)
+
+
+def _encode(document: dict[str, Any]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(msgspec.msgpack.encode(document)), dtype=torch.uint8)
+
+
+def _decode(data: torch.Tensor, source: int) -> dict[str, Any]:
+    try:
+        return msgspec.msgpack.decode(data.numpy().tobytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"rank {source} sent what is not a document: {error}") from None
+
+
+def _send_bytes(send: Send, target: int, tag: int, data: torch.Tensor) -> list[dist.Work]:
+    return [send(torch.tensor([data.numel()], dtype=torch.int64), target, tag), send(data, target, tag + 1)]
+
+
+def _receive_bytes(communicator: Communicator, source: int, tag: int) -> torch.Tensor:
+    length = torch.zeros(1, dtype=torch.int64)
+    communicator.wait(communicator.receive(length, source, tag))
+    if not 0 < int(length) <= MAX_DOCUMENT_BYTES:
+        raise PeerError(f"rank {source} announces a document of {int(length)} bytes")
+    data = torch.empty(int(length), dtype=torch.uint8)
+    communicator.wait(communicator.receive(data, source, tag + 1))
+    return data

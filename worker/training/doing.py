@@ -1,0 +1,125 @@
+"""What the training thread is doing, what it may do next, and how long that may take. Pure.
+
+The thread does one thing at a time. What it does alone has a limit, after which its process ends. What it does together with the
+others has a longer one, after which it abandons the communicator (`limits`); it has then to come out of that within a third one.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from ...protocol import times
+from ...protocol.errors import InvalidTransition
+from .limits import Durations
+
+
+class Doing(enum.Enum):
+    """What the training thread is doing."""
+
+    STARTING = "preparing model and data"
+    WAITING = "waiting for a generation"
+    LOADING = "reading a checkpoint"
+    RECEIVING = "waiting for the state"
+    TAKING = "receiving the state"
+    JOINING = "receiving the state in a step"
+    COMPUTING = "computing its part of a step"
+    REDUCING = "waiting for the others in a step"
+    UPDATING = "applying a step"
+    EXCHANGING = "waiting for the others' registered values"
+    SCRIPT = "running the script's own code between two steps"
+    PAUSED = "running the script's own code between two epochs"
+    SENDING = "sending the state to joiners"
+    SAVING = "writing a checkpoint"
+    STANDING_BY = "standing by until the state is saved"
+    CLOSING = "waiting for its last report to arrive"
+    OVER = "over"
+
+
+ALONE = (Doing.LOADING, Doing.UPDATING, Doing.SCRIPT, Doing.PAUSED, Doing.SAVING)  # and may take as long as a pause
+TOGETHER = (Doing.RECEIVING, Doing.TAKING, Doing.JOINING, Doing.REDUCING, Doing.EXCHANGING, Doing.SENDING)
+WITH_STATE = (Doing.TAKING, Doing.JOINING, Doing.SENDING)
+IN_STEP = (Doing.COMPUTING, Doing.REDUCING)
+
+# From a boundary. A step that was reached in a generation that is broken meanwhile is not begun: the thread waits (again).
+_AFTER_BOUNDARY = frozenset(
+    {Doing.COMPUTING, Doing.PAUSED, Doing.WAITING, Doing.SAVING, Doing.STANDING_BY, Doing.CLOSING}
+)
+TRANSITIONS: dict[Doing, frozenset[Doing]] = {
+    Doing.STARTING: frozenset({Doing.WAITING, Doing.CLOSING}),
+    Doing.WAITING: _AFTER_BOUNDARY | {Doing.SCRIPT, Doing.LOADING, Doing.RECEIVING},
+    Doing.LOADING: _AFTER_BOUNDARY | {Doing.SCRIPT},
+    Doing.RECEIVING: frozenset({Doing.TAKING, Doing.JOINING, Doing.WAITING, Doing.CLOSING}),
+    Doing.TAKING: frozenset({Doing.SCRIPT, Doing.WAITING, Doing.CLOSING}),
+    Doing.JOINING: frozenset({Doing.UPDATING, Doing.WAITING, Doing.CLOSING}),
+    Doing.COMPUTING: frozenset({Doing.REDUCING, Doing.WAITING, Doing.SENDING, Doing.CLOSING}),
+    Doing.REDUCING: frozenset({Doing.UPDATING, Doing.WAITING, Doing.SENDING, Doing.CLOSING}),
+    Doing.UPDATING: frozenset({Doing.SCRIPT, Doing.SENDING, Doing.CLOSING}),
+    Doing.EXCHANGING: _AFTER_BOUNDARY | {Doing.SCRIPT, Doing.RECEIVING},
+    Doing.SCRIPT: _AFTER_BOUNDARY | {Doing.SCRIPT, Doing.EXCHANGING, Doing.RECEIVING, Doing.SENDING},
+    Doing.PAUSED: _AFTER_BOUNDARY | {Doing.RECEIVING, Doing.SENDING},  # its registered values have been exchanged
+    Doing.SENDING: frozenset({Doing.SAVING, Doing.CLOSING}),
+    Doing.SAVING: frozenset({Doing.STANDING_BY, Doing.CLOSING}),
+    Doing.STANDING_BY: frozenset({Doing.SAVING, Doing.CLOSING}),
+    Doing.CLOSING: frozenset({Doing.OVER}),
+    Doing.OVER: frozenset(),
+}
+
+
+class Activity:
+    """What the training thread of one worker does, and since when. `durations`: how long it has taken so far."""
+
+    def __init__(self, durations: Durations, now: float) -> None:
+        self._durations = durations
+        self.doing = Doing.STARTING
+        self.since = now
+        self.come_out_by: float | None = None  # of an abandoned communicator
+
+    def go(self, now: float, doing: Doing) -> None:
+        """Do that from now on. Raises InvalidTransition if it cannot come next."""
+        self.become(doing)
+        self.since = now
+        if doing not in TOGETHER:
+            self.come_out_by = None
+
+    def become(self, doing: Doing) -> None:
+        """The same, but it has begun with what the thread does now. Raises InvalidTransition."""
+        if doing not in TRANSITIONS[self.doing]:
+            raise InvalidTransition(f"the training thread is {self.doing.value}, and cannot be {doing.value} next")
+        self.doing = doing
+
+    def abandon(self, now: float, hosted: int) -> None:
+        """The thread has to come out of the communicator in use."""
+        if self.doing in TOGETHER:
+            self.come_out_by = now + self._durations.come_out_limit_s(hosted)
+
+    def was_away(self, now: float, away_s: float) -> None:
+        """The whole process was stopped for so long: that is no time in which the training thread hung."""
+        self.since = min(now, self.since + away_s)
+        if self.come_out_by is not None:
+            self.come_out_by += away_s
+
+    def limit_at(self, hosted: int, again_at: float | None) -> float | None:
+        """When the thread has taken too long with what it does. `again_at`: when one that stands by tries again to save."""
+        if self.doing is Doing.COMPUTING:
+            return self.since + self._durations.step_limit_s(hosted)
+        if self.doing in ALONE:
+            return self.since + self._durations.pause_limit_s
+        if self.doing in TOGETHER and self.come_out_by is None:
+            return self.since + self._durations.others_limit_s(hosted)
+        if self.doing is Doing.CLOSING:
+            return self.since + times.LAST_REPORT_TIMEOUT_S
+        if self.doing is Doing.STANDING_BY:
+            latest = self.since + times.MOST_SAVE_S
+            return latest if again_at is None else min(again_at, latest)
+        return None
+
+    def waits_s(self, now: float, hosted: int, with_state: bool) -> float:
+        """For so long it has waited for the others, which is longer than it should where none of them computes; 0: it has not.
+
+        with_state: it is the state that has to arrive.
+        """
+        if self.doing not in TOGETHER or self.come_out_by is not None:
+            return 0.0
+        waited_s = now - self.since
+        state = with_state or self.doing in WITH_STATE
+        return waited_s if waited_s >= self._durations.stall_limit_s(hosted, state) else 0.0

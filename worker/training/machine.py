@@ -1,0 +1,512 @@
+"""What the training thread is to do next. Pure: facts of that thread in, instructions for it out (`machine` has the whole).
+
+Theory of operation
+-------------------
+The thread does one thing at a time (`doing`, with the table of what may come next), and the table at the end says which facts may
+come meanwhile; any other raises InvalidTransition and changes nothing. Between two steps it is at a *boundary*: the only
+place where the generation changes, where a preempted worker ends, and where a checkpoint is begun.
+
+What the worker has of the job's state is one of four things (`position`): the script's initial values; nothing of use, after a
+state has begun to overwrite them; the whole state of a step; or that but for the script's registered values, which a joiner
+gets one boundary later. Only who has the whole counts as a holder, and only that is saved.
+
+*First step of a generation* (`generation`). Who holds the state computes, and sends it to the joiners meanwhile. A joiner hosts
+nothing, receives the state of the step before, and applies the same update. At the next boundary the registered values follow,
+and from then on all host. A holder that is alone without a state is the first of its job: it loads a checkpoint, or begins anew;
+not if the job is known to have a newer checkpoint than it finds, nor if its initial values are gone. Then it ends.
+
+*A failure* takes nothing that has been applied. The thread gives up the step in progress and waits for the next generation.
+
+*Preemption.* At its next boundary the worker ends, saves the state and ends, or stands by until somebody has saved it
+(`closing`, `suspension`). A step in progress is given up after a while: a member that has ended does not send its part.
+
+*Limits* are those of `limits`. Who takes too long alone ends its process; who waits too long for others abandons the
+communicator, as after a loss, and ends its process only if it does not come out of it. Long before that it tells for how long it
+has waited: if all members do, the controller gives their generation up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol import exits
+from ...protocol.errors import InvalidTransition
+from ...protocol.messages import Suspend
+from ..events import (
+    Abandon,
+    Action,
+    Arrived,
+    CheckpointFailed,
+    CheckpointLoaded,
+    CheckpointMissing,
+    CheckpointSaved,
+    CollectiveFailed,
+    CompleteTransfers,
+    Continue,
+    EndEpoch,
+    EndProcess,
+    EnterGeneration,
+    EnterLoop,
+    ExchangeValues,
+    ExitScript,
+    GiveState,
+    GiveUpStep,
+    JoinStep,
+    LoadCheckpoint,
+    LoopEnded,
+    PartComputed,
+    Place,
+    ReceiveState,
+    RunStep,
+    ScriptEnded,
+    StateArriving,
+    StateTaken,
+    StepApplied,
+    StepWanted,
+    TakeState,
+    ThreadFact,
+    TransfersCompleted,
+    ValuesExchanged,
+    WordRead,
+)
+from ..membership import machine as ms
+from ..membership.builds import Builds, clock_time
+from ..reporting import Reporting
+from .closing import Closing
+from .doing import IN_STEP, TOGETHER, Activity, Doing
+from .generation import Generation, Transfers
+from .limits import Durations
+from .position import Holding, Position
+from .saving import Checkpoints
+from .suspension import Suspension
+
+
+class Training:
+    """The machine of the training thread. `handle` takes its facts; the other methods what others have decided."""
+
+    def __init__(
+        self, place: Place, membership: ms.Membership, builds: Builds, reporting: Reporting, now: float
+    ) -> None:
+        self._place = place
+        self._me = place.worker
+        self._membership = membership
+        self._builds = builds
+        self._reporting = reporting
+        self.durations = Durations(place.limits)
+        self._activity = Activity(self.durations, now)
+        self._generation = Generation(self._me, place.virtual_workers)  # in use
+        self.position = Position()
+        self.checkpoints = Checkpoints(place.checkpoint_every_s, now)
+        self.suspension = Suspension(self._me)
+
+        self._boundary_at: float | None = None  # the last one; None: nothing to measure from
+
+        self._note = ""
+        self._closing = Closing(
+            self._activity,
+            self.position,
+            self._generation,
+            self.checkpoints,
+            self.suspension,
+            membership,
+            reporting,
+            self.follow,
+        )
+
+    # -- what a status shows
+
+    @property
+    def doing(self) -> Doing:
+        """What the training thread is doing."""
+        return self._activity.doing
+
+    @property
+    def note(self) -> str:
+        if self._note:
+            return self._note
+        trouble = self.checkpoints.trouble
+        if self.suspension and self.doing not in (Doing.CLOSING, Doing.OVER):
+            text = f"preempted, and still {self.doing.value} since {clock_time(self._activity.since)}"
+            return f"{text}; {trouble}" if trouble else text
+        return "; ".join(note for note in (self._membership.note, self._builds.note, trouble) if note)
+
+    def waits_s(self, now: float) -> float:
+        """For so long it has waited for the others, which is longer than it should where none of them computes; 0: it has not."""
+        generation = self._generation
+        return self._activity.waits_s(now, generation.hosted, with_state=generation.sends_state)
+
+    @property
+    def ending(self) -> bool:
+        """Is it decided that this worker ends, in whatever generation it is? Then it enters no other."""
+        return self._closing.decided
+
+    # -- the doors
+
+    def handle(self, now: float, fact: ThreadFact) -> list[Action]:
+        """Take a fact of the training thread. Raises InvalidTransition, with nothing changed, if it cannot come now."""
+        if isinstance(fact, ScriptEnded):
+            return self._on_script_ended(now, fact)
+        if self.doing is Doing.CLOSING:  # the thread waits for the end, or is about to
+            return []
+        if self.doing is Doing.OVER and isinstance(fact, LoopEnded):  # at the exit of a script that had to end
+            return [Continue()]
+        method = _TABLE.get((self.doing, type(fact)))
+        if method is None:
+            raise InvalidTransition(f"{type(fact).__name__} while the training thread is {self.doing.value}")
+        return method(self, now, fact)
+
+    def follow(self, now: float, decided: list[ms.Action]) -> list[Action]:
+        """Carry out what the membership has decided."""
+        actions: list[Action] = []
+        for action in decided:
+            match action:
+                case ms.SendLeader() | ms.SendFollower():
+                    actions.append(action)
+                case ms.BuildGroup(roster, attempt, leader_address):
+                    actions += self._builds.build(now, roster, attempt, leader_address)
+                case ms.DropGroups(generations):
+                    actions += self._builds.drop(generations)
+                case ms.Abandon():
+                    actions += self._abandon(now)
+                case ms.Switch():
+                    actions += self._enter(now, action)
+                case ms.Report():
+                    self._reporting.change(now)
+                case ms.Propose() | ms.Proceed() | ms.Stall() | ms.Leave():
+                    pass  # answers to a boundary or a step, taken there
+        return actions
+
+    def suspend(self, now: float, suspend: Suspend) -> list[Action]:
+        """The job is preempted."""
+        if self.suspension.ask(now, suspend, self.durations.longest_step_s):
+            self._reporting.change(now)
+        return self._closing.suspended(now) if self.doing in (Doing.WAITING, Doing.STANDING_BY) else []
+
+    def saved_or_not(self, now: float, fact: CheckpointSaved | CheckpointFailed) -> list[Action]:
+        """The writer of checkpoints has come to an end with one."""
+        return self._closing.saved_or_not(now, fact)
+
+    def not_connected(self, now: float) -> list[Action]:
+        """A communicator could not be built."""
+        self._reporting.change(now)
+        nothing_to_lose = self.doing is Doing.WAITING and not self.position.whole
+        if not (nothing_to_lose and self._builds.out_of_patience(now)):
+            return []
+        text = f"{self._me} {self._builds.note}: it ends, to be replaced"
+        return self._close(now, EndProcess(exits.UNREACHABLE, text), text)
+
+    def acknowledged(self, now: float) -> list[Action]:
+        """The agent has acknowledged a status."""
+        return self._closing.acknowledged(now)
+
+    def deadline(self) -> float | None:
+        """When `pass_time` has something to do (Unix time, s)."""
+        soonest = self._limit_at()
+        for deadline in (self.suspension.give_up_at, self._activity.come_out_by):
+            if deadline is not None and (soonest is None or deadline < soonest):
+                soonest = deadline
+        return soonest
+
+    def was_away(self, now: float, away_s: float) -> None:
+        """The whole process was stopped for so long: that is no time in which the training thread hung."""
+        self._activity.was_away(now, away_s)
+        self.suspension.was_away(away_s)
+
+    def pass_time(self, now: float) -> list[Action]:
+        """Deadlines may have come."""
+        if self.doing in (Doing.STANDING_BY, Doing.CLOSING):
+            return self._closing.pass_time(now)
+        actions: list[Action] = []
+        if self.suspension.give_up_at is not None and now >= self.suspension.give_up_at:
+            self.suspension.give_up_at = None
+            if self.doing in TOGETHER or self.doing is Doing.COMPUTING:
+                self.suspension.stood_up = self.doing in TOGETHER
+                actions += self._abandon(now)  # a member that has ended does not send its part of the step
+        come_out_by = self._activity.come_out_by
+        if come_out_by is not None and now >= come_out_by:
+            why = f"does not come out of the communicator of generation {self._membership.generation}, which was abandoned"
+            return [*actions, *self._hung(now, why)]
+        limit = self._limit_at()
+        if limit is None or now < limit:
+            return actions
+        took = f"for {now - self._activity.since:.0f} s"
+        if self.doing in TOGETHER:
+            self._note = f"{self.doing.value} {took}, which is too long"
+            return [*actions, *self._abandon(now)]
+        doing = self.doing.value.replace("a step", f"step {self.position.step}")
+        return [*actions, *self._hung(now, f"has been {doing} {took}")]
+
+    # -- the beginning
+
+    def _on_arrived(self, now: float, fact: Arrived) -> list[Action]:
+        decided = self._membership.handle(now, ms.Arrived())
+        self.position.arrived(fact.total_steps, fact.steps_per_epoch, fact.registers_values)
+        self._reporting.samples_per_step = fact.samples_per_step
+        self._go(now, Doing.WAITING)
+        if self.suspension:
+            return self._closing.suspended(now)
+        return self.follow(now, decided)
+
+    def _enter(self, now: float, switch: ms.Switch) -> list[Action]:
+        """Go on in another generation."""
+        roster, before = switch.roster, self._generation.roster
+        holds = self._generation.enter(roster, switch.holders)
+        self._note = ""
+        enter = EnterGeneration(roster, switch.attempt, self._generation.rank, self._generation.plan)
+        actions: list[Action] = [*self._builds.used(roster.generation), enter]
+        if not holds:
+            self._reporting.times.restarted()
+            self._go(now, Doing.RECEIVING)
+            return [*actions, ReceiveState(keep_own=self.position.whole)]
+        workers_before = len(before.members) if before is not None else 0
+        self._reporting.times.switched(roster.generation, workers_before, len(roster.members), switch.recovery)
+        if self.position.whole:
+            return [*actions, *self._entered(now)]
+        if not self.checkpoints.wanted:
+            return [*actions, *self._begin_anew(now, "")]
+        self._go(now, Doing.LOADING)
+        return [*actions, LoadCheckpoint(roster.generation)]
+
+    def _on_loaded(self, now: float, fact: CheckpointLoaded) -> list[Action]:
+        needed = self._place.checkpoint_step
+        if needed is not None and fact.step < needed:
+            return self._refuse(now, needed, f"the newest that this worker finds is that of step {fact.step}")
+        self._has_state(now, fact.step, fact.epoch)
+        assert self._generation.roster is not None
+        self.checkpoints.loaded(fact.step, fact.epoch, self._generation.roster.generation)
+        return self._entered(now)
+
+    def _on_missing(self, now: float, fact: CheckpointMissing) -> list[Action]:
+        needed = self._place.checkpoint_step
+        if needed is not None:
+            return self._refuse(now, needed, fact.reason or "this worker finds none")
+        return self._begin_anew(now, fact.reason)
+
+    def _begin_anew(self, now: float, reason: str) -> list[Action]:
+        if self.position.holding is not Holding.INITIAL:
+            because = f" ({reason})" if reason else ""
+            text = f"has lost its initial values to a state that has not come, and there is no checkpoint{because}"
+            return self._close(now, EndProcess(exits.SPOILED, f"{self._me} {text}: it ends, to be replaced"), text)
+        if reason:
+            self.checkpoints.trouble = f"began anew: {reason}"
+        self._has_state(now, -1, 0)
+        return self._entered(now)
+
+    def _refuse(self, now: float, needed: int, found: str) -> list[Action]:
+        text = f"the job has a checkpoint of step {needed} or later; {found}: is its directory the same on all servers?"
+        return self._close(now, EndProcess(exits.NO_CHECKPOINT, text), text)
+
+    def _has_state(self, now: float, applied: int, epoch: int) -> None:
+        """All of the state after `applied` is here."""
+        self._membership.handle(now, ms.StepApplied(applied))
+        self.position.has_state(applied, epoch)
+        self._reporting.change(now)
+
+    def _entered(self, now: float) -> list[Action]:
+        """This worker holds the state in a new generation."""
+        give: list[Action] = [GiveState()] if self.position.finished and self._generation.sends else []
+        return [*give, *self._boundary(now)]
+
+    # -- between steps
+
+    def _on_wanted(self, now: float, fact: StepWanted) -> list[Action]:
+        if self._boundary_at is not None:
+            took_s = now - self._boundary_at
+            if self.doing is Doing.PAUSED:
+                self.durations.pause_ended(took_s)
+            else:
+                self.durations.step_ended(took_s)
+        self._boundary_at = None
+        self.position.epoch = fact.epoch
+        return self._boundary(now)
+
+    def _boundary(self, now: float) -> list[Action]:
+        if self._generation.transfers is Transfers.DUE:
+            self._go(now, Doing.EXCHANGING)
+            if self._generation.sends or self._generation.joins:
+                return [ExchangeValues()]
+            return self._on_exchanged(now, ValuesExchanged(self.position.epoch))
+        if self.suspension:
+            return self._closing.suspended(now)
+        decided = self._membership.handle(now, ms.BoundaryReached())
+        actions = self.follow(now, decided)
+        answers = {type(action) for action in decided}
+        if ms.Leave in answers:
+            return [*actions, *self._closing.close(now, ExitScript(0))]
+        if ms.Stall in answers:
+            return [*actions, *self._give_up(now, "abandoned")]
+        if ms.Proceed in answers:
+            return [*actions, *self._proceed(now)]
+        return actions
+
+    def _on_exchanged(self, now: float, fact: ValuesExchanged) -> list[Action]:
+        if self.position.holding is Holding.PARTIAL:
+            self._has_state(now, self.position.step, fact.epoch)
+        else:
+            self.position.is_in(fact.epoch)
+        self._generation.all_host()
+        return self._boundary(now)
+
+    def _proceed(self, now: float) -> list[Action]:
+        """In the same generation."""
+        position, saved = self.position, self._save_if_due(now)
+        self._boundary_at = now
+        if not position.in_loop:
+            position.in_loop, self._boundary_at = True, None
+            self._go(now, Doing.SCRIPT)
+            return [*saved, EnterLoop(position.epoch)]
+        if position.epoch_ends:
+            self._go(now, Doing.PAUSED)
+            return [*saved, EndEpoch()]
+        position.step = position.next_step
+        proposal = self._propose(now)
+        self._go(now, Doing.COMPUTING)
+        return [*saved, RunStep(position.step, self._generation.ranges, proposal, self._generation.sends_state)]
+
+    def _propose(self, now: float) -> int:
+        (propose,) = self._membership.handle(now, ms.StepStarted(last=self.position.last_step))
+        assert isinstance(propose, ms.Propose)
+        return propose.generation
+
+    # -- a step
+
+    def _on_part_computed(self, now: float, fact: PartComputed) -> list[Action]:
+        self.durations.part_computed(now - self._activity.since, self._generation.hosted)
+        self._go(now, Doing.REDUCING)
+        return []
+
+    def _on_word(self, now: float, fact: WordRead) -> list[Action]:
+        """All has come that the others had to send."""
+        self._go(now, Doing.UPDATING)
+        return self.follow(now, self._membership.handle(now, ms.WordRead(fact.generation)))
+
+    def _on_applied(self, now: float, fact: StepApplied) -> list[Action]:
+        if self.position.apply(fact.step, joins=self._generation.joins_now):
+            self._membership.handle(now, ms.StepApplied(fact.step))
+        self._generation.step_applied()
+        self._reporting.times.applied(fact.step, now)
+        self._activity.become(Doing.SCRIPT)  # since the update has begun, which is the script's code, too
+        return []
+
+    def _on_arriving(self, now: float, fact: StateArriving) -> list[Action]:
+        self.position.arrives(fact.applied)
+        if self.position.no_step:
+            self._go(now, Doing.TAKING)
+            return [TakeState()]
+        proposal = self._propose(now)
+        self._go(now, Doing.JOINING)
+        return [JoinStep(self.position.step, self._generation.ranges, proposal)]
+
+    def _on_taken(self, now: float, fact: StateTaken) -> list[Action]:
+        if fact.applied + 1 != self.position.step:
+            raise InvalidTransition(f"the state of step {fact.applied} came in step {self.position.step}")
+        self._membership.handle(now, ms.StateLost())  # whatever it had before
+        self._has_state(now, fact.applied, fact.epoch)
+        if self.doing is Doing.TAKING:
+            self._go(now, Doing.SCRIPT)
+        return []
+
+    # -- failures
+
+    def _on_failed(self, now: float, fact: CollectiveFailed) -> list[Action]:
+        return self._give_up(now, fact.reason)
+
+    def _give_up(self, now: float, reason: str) -> list[Action]:
+        """Give the step in progress up, and wait for a generation without the lost member."""
+        if self.position.give_up():
+            self._membership.handle(now, ms.StateLost())
+        decided = self._membership.handle(now, ms.CollectiveFailed(reason))
+        give_up = GiveUpStep(restore_buffers=self.doing in IN_STEP)
+        self._generation.give_up()
+        self._boundary_at = None
+        self._go(now, Doing.WAITING)
+        actions = [give_up, *self.follow(now, decided)]
+        if self.suspension and self.doing is Doing.WAITING:
+            actions += self._closing.suspended(now)
+        return actions
+
+    def _abandon(self, now: float) -> list[Action]:
+        """The thread has to come out of the communicator in use."""
+        if self.waits_s(now):
+            self.durations.stalled()
+        self._activity.abandon(now, self._generation.hosted)
+        return [Abandon(self._membership.generation)]
+
+    def _hung(self, now: float, why: str) -> list[Action]:
+        text = f"{self._me} {why}, which is too long: it ends, to be replaced"
+        return self._close(now, EndProcess(exits.HUNG, text), text)
+
+    # -- checkpoints
+
+    def _save_if_due(self, now: float) -> list[Action]:
+        if not self._generation.leads or not self.checkpoints.due(now):
+            return []
+        return [self._closing.save(now, self.position.epoch)] if self.position.next_step else []
+
+    # -- the end
+
+    def _on_loop_ended(self, now: float, fact: LoopEnded) -> list[Action]:
+        if self._generation.sends_state:
+            self.position.epoch = fact.epochs
+            self._go(now, Doing.SENDING)
+            return [CompleteTransfers()]
+        return self._closing.finish(now, fact.epochs)
+
+    def _on_sent(self, now: float, fact: TransfersCompleted) -> list[Action]:
+        return self._closing.finish(now, self.position.epoch)
+
+    def _on_script_ended(self, now: float, fact: ScriptEnded) -> list[Action]:
+        if self.doing is Doing.OVER:
+            return [Continue()]
+        if self.doing is Doing.CLOSING:
+            return []
+        return self._close(now, Continue(), f"the script ended without having finished: {fact.reason}")
+
+    def _close(self, now: float, end: Action, note: str) -> list[Action]:
+        """End so before the script has finished its loop; the last status says why."""
+        actions = self._closing.close(now, end, unfinished=True)
+        self._note = note
+        return actions
+
+    # -- time
+
+    def _go(self, now: float, doing: Doing) -> None:
+        self._activity.go(now, doing)
+
+    def _limit_at(self) -> float | None:
+        """When the training thread has taken too long with what it does."""
+        roster = self._generation.roster
+        again_at = self.suspension.again_at(roster) if roster is not None else None
+        return self._activity.limit_at(self._generation.hosted, again_at)
+
+
+_Method = Callable[[Training, float, Any], list[Action]]
+_TABLE: dict[tuple[Doing, type], _Method] = {
+    (Doing.STARTING, Arrived): Training._on_arrived,
+    (Doing.STARTING, LoopEnded): Training._on_loop_ended,
+    (Doing.LOADING, CheckpointLoaded): Training._on_loaded,
+    (Doing.LOADING, CheckpointMissing): Training._on_missing,
+    (Doing.RECEIVING, StateArriving): Training._on_arriving,
+    (Doing.RECEIVING, CollectiveFailed): Training._on_failed,
+    (Doing.TAKING, StateTaken): Training._on_taken,
+    (Doing.TAKING, CollectiveFailed): Training._on_failed,
+    (Doing.JOINING, StateTaken): Training._on_taken,
+    (Doing.JOINING, WordRead): Training._on_word,
+    (Doing.JOINING, CollectiveFailed): Training._on_failed,
+    (Doing.COMPUTING, PartComputed): Training._on_part_computed,
+    (Doing.COMPUTING, CollectiveFailed): Training._on_failed,
+    (Doing.COMPUTING, LoopEnded): Training._on_loop_ended,
+    (Doing.REDUCING, WordRead): Training._on_word,
+    (Doing.REDUCING, CollectiveFailed): Training._on_failed,
+    (Doing.REDUCING, LoopEnded): Training._on_loop_ended,
+    (Doing.UPDATING, StepApplied): Training._on_applied,
+    (Doing.UPDATING, LoopEnded): Training._on_loop_ended,
+    (Doing.EXCHANGING, ValuesExchanged): Training._on_exchanged,
+    (Doing.EXCHANGING, CollectiveFailed): Training._on_failed,
+    (Doing.SCRIPT, StepWanted): Training._on_wanted,
+    (Doing.SCRIPT, LoopEnded): Training._on_loop_ended,
+    (Doing.PAUSED, StepWanted): Training._on_wanted,
+    (Doing.PAUSED, LoopEnded): Training._on_loop_ended,
+    (Doing.SENDING, TransfersCompleted): Training._on_sent,
+}

@@ -1,0 +1,102 @@
+"""Where a job is, as one of its workers knows it, and what this worker has of the job's state. Pure.
+
+Steps are counted from 0. A joiner takes the state of a step over in the middle of the job, before its script's loop has begun.
+The loop then begins in the epoch of that state.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from ...protocol.errors import InvalidTransition
+
+
+class Holding(enum.Enum):
+    """What a worker has of the job's state."""
+
+    INITIAL = "the script's initial values"
+    SPOILED = "nothing of use"
+    PARTIAL = "a state without its registered values"
+    WHOLE = "a state"
+
+
+class Position:
+    """That of a worker whose script has not come to its loop yet."""
+
+    def __init__(self) -> None:
+        self.holding = Holding.INITIAL
+        self.total_steps: int | None = None
+        self._steps_per_epoch = 1
+        self._registers_values = False
+        self.epoch = 0  # of the script's loop; before it has begun, of the state
+        self.in_loop = False  # no part of `Doing`: a worker waits and receives before its loop and in it
+        self.next_step = 0
+        self.step = -1  # in progress, or applied last
+
+    def arrived(self, total_steps: int, steps_per_epoch: int, registers_values: bool) -> None:
+        """The script has come to its loop."""
+        self.total_steps, self._steps_per_epoch = total_steps, steps_per_epoch
+        self._registers_values = registers_values
+
+    @property
+    def whole(self) -> bool:
+        return self.holding is Holding.WHOLE
+
+    @property
+    def applied(self) -> int:
+        """The last step whose update has been applied; -1: none."""
+        return self.next_step - 1
+
+    @property
+    def finished(self) -> bool:
+        return self.total_steps is not None and self.next_step >= self.total_steps
+
+    @property
+    def epoch_ends(self) -> bool:
+        """Is there no step left in the epoch of the script's loop?"""
+        return self.finished or self.next_step // self._steps_per_epoch != self.epoch
+
+    @property
+    def no_step(self) -> bool:
+        """Is the step in progress none, since the job has no step left?"""
+        return self.step >= (self.total_steps or 0)
+
+    @property
+    def last_step(self) -> bool:
+        """Does no step follow the one in progress?"""
+        return self.step + 1 >= (self.total_steps or 0)
+
+    def has_state(self, applied: int, epoch: int) -> None:
+        """All of the state after `applied` is here."""
+        self.holding, self.next_step = Holding.WHOLE, applied + 1
+        self.is_in(epoch)
+
+    def is_in(self, epoch: int) -> None:
+        """The job's loop is in `epoch`: that is where the script's begins, if it has not begun."""
+        if not self.in_loop:
+            self.epoch = epoch
+
+    def arrives(self, applied: int) -> None:
+        """The state after `applied` begins to arrive, for the step that follows. It overwrites all but a whole one."""
+        self.step = applied + 1
+        if self.holding is not Holding.WHOLE:
+            self.holding = Holding.SPOILED
+
+    def apply(self, step: int, joins: bool) -> bool:
+        """`step` has been applied. Whether all of its state is here: the registered values of one that joins follow later.
+
+        Raises InvalidTransition if that cannot be.
+        """
+        if step != self.step or self.holding is not Holding.WHOLE:
+            raise InvalidTransition(f"step {step} applied in step {self.step} by one that has {self.holding.value}")
+        if joins and self._registers_values:
+            self.holding = Holding.PARTIAL
+        self.next_step = self.step + 1
+        return self.holding is Holding.WHOLE
+
+    def give_up(self) -> bool:
+        """The step in progress is given up. Whether the state is lost with it, since its registered values will not follow."""
+        if self.holding is not Holding.PARTIAL:
+            return False
+        self.holding = Holding.SPOILED
+        return True
