@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 Workers must go on while the agent is down (cluster 1), so neither their output nor their exit code may depend on it. The
 shim, the standard library alone and started as ``python -I -S shim.py`` (or forked, with its worker, from a warm process:
-`warm`), is the worker's parent in the agent's stead:
+`forkserver.server`), is the worker's parent in the agent's stead:
 
 * the worker runs in a session of its own, with the shim's environment (never in the argument list, where all can read it);
 * each line of its output goes to ``WORKER.log`` as ``<Unix time, 6 decimals> <o|e> <text>``, bytes as they came, cut into

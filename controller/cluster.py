@@ -196,7 +196,7 @@ class Undecided:
 class PolicyRecord(Value, frozen=True, kw_only=True):
     """What is recorded of a policy that has been set at run time. There is none while the configuration decides."""
 
-    document: dict[str, Any]  # a policy file (`scheduling.scheduler`)
+    document: dict[str, Any]  # a policy file (`scheduler.scheduler`)
     source: str  # where it came from, for people
     user: str
     since_s: float

@@ -8,7 +8,7 @@ idle GPUs would have done.
 Where we differ from the paper
 ------------------------------
 * AFS measures all allocatable units. We measure about half of the share, half of that, and so on: with network packing and up to
-  two servers these are all; on larger ones the curve between them is a straight line (`throughput`), and most of the cost is
+  two servers these are all; on larger ones the curve between them is a straight line (`speedup_curve`), and most of the cost is
   saved.
 * What is known from earlier jobs, a profile or the job file is not measured again (ElasticFlow 6.6: no need for known jobs).
 * Nothing is measured where it would only disturb: with so few steps left that it could not pay, with shares that take too

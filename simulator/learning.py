@@ -1,7 +1,7 @@
 """A simulation in which policies see of a job's throughput what has been measured so far (AFS 4.5), not its model's table.
 
 The estimates, the fair share of a new job, the shares on the way down and when that is worth it are the scheduler's own
-(`scheduling.throughput`, `scheduling.measuring`); this module only says when a measurement is ready, and what going down and up
+(`scheduler.speedup_curve`, `scheduler.measuring`); this module only says when a measurement is ready, and what going down and up
 again costs: what every change of a job's GPUs costs.
 
 * A step is what takes a second on one GPU.

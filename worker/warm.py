@@ -1,7 +1,7 @@
 """What a process loads before workers are forked from it (worker-runtime 9): whatever nearly every training script imports.
 
-The agent's warm process (`agent.warm`) is told this module's name and calls the two functions; nothing else knows it. What
-is loaded here must neither start a thread nor touch a GPU: a child of fork has only the thread that forked, and a CUDA
+The agent's warm process (`agent.forkserver.server`) is told this module's name and calls the two functions; nothing else knows
+it. What is loaded here must neither start a thread nor touch a GPU: a child of fork has only the thread that forked, and a CUDA
 driver that has been started once is of no use in a child.
 """
 

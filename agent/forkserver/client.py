@@ -1,6 +1,6 @@
-"""The agent's side of its warm processes: starts and ends them, and asks them for workers (`warm` is the other side).
+"""The agent's side of its warm processes: starts and ends them, and asks them for workers (`server` is the other side).
 
-Which ones there are is decided in `stock`, who may use which in `launch`. Nothing here waits: an answer that does not come in
+Which ones there are is decided in `pool`, who may use which in `key`. Nothing here waits: an answer that does not come in
 time is as good as a refusal, and a refusal only means that the worker is started in the ordinary way. A warm process itself is
 started, and reaped, by `errands`: its interpreter may lie on a network.
 """

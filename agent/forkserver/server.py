@@ -1,6 +1,6 @@
 """A process with torch loaded that workers are forked from: a joiner's script starts in milliseconds (worker-runtime 9).
 
-``python -m elasticd.agent.forkserver.server STATE_DIRECTORY DESCRIPTOR PARENT PRELUDE PADDING``, started by `forking`.
+``python -m elasticd.agent.forkserver.server STATE_DIRECTORY DESCRIPTOR PARENT PRELUDE PADDING``, started by `client`.
 
 Theory of operation
 -------------------
@@ -12,7 +12,7 @@ slow or broken this process is, a worker is started once. The shim then forks th
 worker that were executed: same files, same signals, same command lines in `ps`.
 
 A fork copies one thread and every lock as it is, so this process must have one thread, and no GPU's driver may have been
-started in it: `unfit` looks before each fork, and a process that is unfit ends. `interpreter` makes of the worker what it
+started in it: `unfit` looks before each fork, and a process that is unfit ends. `child` makes of the worker what it
 would be had it been executed.
 """
 

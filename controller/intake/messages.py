@@ -1,7 +1,7 @@
 """What agents say, taken in: sessions, statuses, ends of workers, lost servers (cluster 2, 4; worker-runtime 4).
 
-Nothing is decided here about rosters: facts change the state and stir the jobs concerned; `reconcile` looks at them in the same
-turn. A fact that is told twice changes nothing the second time.
+Nothing is decided here about rosters: facts change the state and mark the jobs concerned as dirty; `reconcile` looks at them
+in the same turn. A fact that is told twice changes nothing the second time.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Lateness:
 
 @dataclass
 class ProfilingRun:
-    """A job is being measured on the way down (`scheduling.measuring`): with some of its GPUs, while the others stay its own."""
+    """A job is being measured on the way down (`scheduler.measuring`): with some of its GPUs, while the others stay its own."""
 
     shares: tuple[int, ...]  # that are still to be measured, the present one first
     reserved: tuple[GpuAddress, ...]

@@ -1,4 +1,4 @@
-"""What the scheduler makes of an snapshot, or what went wrong there. Pure."""
+"""What the scheduler makes of a snapshot, or what went wrong there. Pure."""
 
 from __future__ import annotations
 

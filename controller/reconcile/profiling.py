@@ -1,4 +1,4 @@
-"""Jobs that are measured on the way down through smaller shares (AFS 4.5; the rules are in `scheduling.measuring`).
+"""Jobs that are measured on the way down through smaller shares (AFS 4.5; the rules are in `scheduler.measuring`).
 
 A job on its way down keeps its GPUs: to the scheduler it has them all, so that its decisions stay what they are, and any of them
 ends the way down at once if the figures so far say that it should have another share. Carried out it has only some.

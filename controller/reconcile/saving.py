@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-All workers of a preempted job have been told to end, and who is to save the state (`reconcile.suspend`). One on each server
+All workers of a preempted job have been told to end, and who is to save the state (`settle.suspend`). One on each server
 stands by until that is done (`worker.suspension`). `see_to_saving` looks at what they report:
 
 * a worker whose step, or a later one, has been saved in its own or a later generation is told so, and ends;

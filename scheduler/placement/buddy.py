@@ -14,7 +14,7 @@ fewest GPUs. A share beyond the largest server takes whole servers, and a rest.
 What the paper leaves open:
 
 * *Shares that are no power of two* take some of a block of the next power of two. Where no block has enough idle GPUs, not
-  even after smaller jobs have moved, they are spread over the largest holes, as in `placement.py`. With `packing: network`,
+  even after smaller jobs have moved, they are spread over the largest holes, as in `fewest_servers.py`. With `packing: network`,
   and as many GPUs in each server as a power of two, there are none but those set by hand.
 * *GPUs that are missing* (faulty, drained) leave their blocks incomplete, as if somebody else had them for good.
 * *Who may stay.* A job whose share is the same and that has a block to itself moves only to make room. One that is placed
@@ -61,7 +61,7 @@ class Buddy:
         shares: Ints | Mapping[int, int],
         first: Mapping[int, Gpus] | None = None,
     ) -> Placements:
-        """A placement for every row with a share; arguments and errors as for `placement.place`."""
+        """A placement for every row with a share; arguments and errors as for `fewest_servers.place`."""
         wanted = wanted_shares(shares)
         forest = _Forest(servers)
         if sum(wanted.values()) > forest.total:

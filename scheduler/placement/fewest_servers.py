@@ -13,8 +13,8 @@ Shares that network packing allows (AFS App. E) are placed perfectly, on servers
 optimally: it is bin packing. What could not be placed well is tried again with each decision, and moves only if that makes
 the whole better; so a placement that has been carried out asks for no further change.
 
-Most jobs need no change, and are looked at once. How many GPUs of which server the others get is decided in `fitting.py`, without
-regard to which these are: those that a job has there, then free ones, then those that others give up.
+Most jobs need no change, and are looked at once. How many GPUs of which server the others get is decided in `bin_packing.py`,
+without regard to which these are: those that a job has there, then free ones, then those that others give up.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Placement(Protocol):
         shares: Ints | Mapping[int, int],
         first: Mapping[int, Gpus] | None = None,
     ) -> Placements:
-        """A placement for every row with a share; arguments and errors as for `placement.place`."""
+        """A placement for every row with a share; arguments and errors as for `fewest_servers.place`."""
         ...
 
 

@@ -38,7 +38,7 @@ STALE_AFTER_S = 3600.0  # a temporary file of that age has no writer any more
 
 @dataclass(frozen=True)
 class Document:
-    """What a checkpoint contains: see `state.TrainingState`."""
+    """What a checkpoint contains: see `training_state.TrainingState`."""
 
     header: dict[str, Any]
     tensors: list[torch.Tensor]

@@ -1,11 +1,11 @@
 """State from those who have it to those who need it: how a plan of transfers is carried out (Elan IV; design: worker-runtime 5).
 
-`topology.plan_transfers` says who sends to whom. A transfer sends the header of the state, its length first, and then the tensors
-in pieces, beside whatever collectives run: great ones from where they are, small ones (biases, step counts: most of all tensors,
-and next to nothing of the bytes) together in one buffer, since each piece costs as much as some hundred kilobytes.
-The sender must leave the tensors alone until it is done; those that change earlier (the model's buffers change in every forward
-pass) are copied first. Who has no state yet receives it where it belongs. Who has an older one receives it in new memory, so that
-nothing is lost if the sender dies.
+`transfer_plan.plan_transfers` says who sends to whom. A transfer sends the header of the state, its length first, and then the
+tensors in pieces, beside whatever collectives run: great ones from where they are, small ones (biases, step counts: most of all
+tensors, and next to nothing of the bytes) together in one buffer, since each piece costs as much as some hundred kilobytes. The
+sender must leave the tensors alone until it is done; those that change earlier (the model's buffers change in every forward
+pass) are copied first. Who has no state yet receives it where it belongs. Who has an older one receives it in new memory, so
+that nothing is lost if the sender dies.
 
 Theory of operation of a plan
 -----------------------------

@@ -1,0 +1,76 @@
+"""What the documents name is there: a file that has moved is named where it is now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (
+    "agent",
+    "benchmarks",
+    "configs",
+    "controller",
+    "ctl",
+    "docs",
+    "examples",
+    "protocol",
+    "runtime",
+    "scheduler",
+)
+FOLDERS += ("scripts", "simulator", "systemd", "tests", "verification", "worker")
+FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.is_file()]
+NAMES = {path.name for path in (*ROOT.iterdir(), *FILES)}
+DOCUMENTS = [ROOT / "README.md", *(path for path in FILES if path.suffix == ".md")]
+MODULES = [path for path in FILES if path.suffix == ".py"]
+
+QUOTED = re.compile(r"`([^`\n]+)`")
+A_FILE = re.compile(r"([\w./-]+\.(?:py|txt|md|yaml|pml))(?::\w[\w.]*)?")  # with a function of it, perhaps
+A_MODULE = re.compile(r"\belasticd((?:\.[a-z_]+)+)")
+
+
+def named(text: str) -> Iterator[str]:
+    """The files that a text names between backticks, alone or with a function: `ctl/main.py`, `ctl/main.py:main`."""
+    for quoted in QUOTED.findall(text):
+        found = A_FILE.fullmatch(quoted)
+        if found is not None:
+            yield found[1]
+
+
+def is_there(name: str, beside: Path) -> bool:
+    """By its whole path from the root, or from where the text stands; a name alone is that of some file."""
+    if "/" not in name:
+        return name in NAMES
+    return any((base / name).exists() for base in (ROOT, beside.parent))
+
+
+def has_module(dotted: str) -> bool:
+    """Is the beginning of `.agent.shim.Shim` a module?"""
+    first, *more = dotted.strip(".").split(".")
+    path = ROOT / first
+    for word in more:
+        if not path.is_dir():
+            break  # a name within the module
+        path = path / word if (path / word).is_dir() else path / f"{word}.py"
+    return path.exists()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_that_a_document_names_exists(document: Path) -> None:
+    text = document.read_text()
+    missing = [name for name in named(text) if not is_there(name, document)]
+    missing += [f"elasticd{dotted}" for dotted in A_MODULE.findall(text) if not has_module(dotted)]
+    assert not missing
+
+
+def test_every_path_that_a_comment_or_a_docstring_names_exists() -> None:
+    missing = [
+        f"{module.relative_to(ROOT)}: {name}"
+        for module in MODULES
+        for name in named(module.read_text())
+        if "/" in name and not is_there(name, module)
+    ]
+    assert not missing
