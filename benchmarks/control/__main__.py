@@ -8,9 +8,10 @@ the real protocol over real sockets. The store is that of a cluster that has run
 
 * how long a controller takes from its start until all agents are taken in, and until nothing more is to be started;
 * its share of the core while nobody asks and workers say nothing new (agents' heartbeats alone), and while they report;
-* durable submissions per second, and what lists take meanwhile, with `scale` and `cancel` among it;
+* a kill of the controller: how long until all agents are taken in again, and how many hellos that takes; once more in the end;
+* what lists take while a thousand jobs are submitted each second, with `scale` and `cancel` among it;
+* durable submissions per second, as many as the controller bears: each client submits the next job when it has its answer;
 * servers lost by that and by a stop of the controller for 12 s in the middle of it;
-* a kill of the controller: how long until all agents are taken in again, and how many hellos that takes;
 * what one heartbeat costs with few and with many jobs, without sockets.
 
 Results go to out/bench-control.json under their label and into docs/benchmarks.md (`--quick`: to out/bench-control-quick.json
@@ -210,10 +211,15 @@ def measure(bench: Bench) -> dict[str, Any]:
     found["idle_percent"] = bench.core_share(options.idle_seconds)
     _say(f"idle: {found['idle_percent']:.1f} % of the core")
     found["look"] = bench.phase("look", options.idle_seconds)
+    found["recovery_s"], found["hellos"] = _recovery(bench)
+    _say(f"recovered after {found['recovery_s']:.1f} s, with {found['hellos']} hellos")
     bench.report_every(options.report_s)
     time.sleep(2.0)
     found["reporting_percent"] = bench.core_share(options.idle_seconds)
     _say(f"with reports: {found['reporting_percent']:.1f} % of the core")
+    found["demand"] = bench.phase("demand", options.seconds)
+    found["rss_mb"] = bench.rss_mb()
+    _say(f"demand: {report.rate(found['demand'])} submissions/s, {found['rss_mb']:.0f} MB")
     found["load"] = bench.phase("load", options.seconds)
     _say(f"load: {report.rate(found['load'])} submissions/s, {bench.rss_mb():.0f} MB")
     bench.begin_phase("load", options.seconds + STOPPED_S)
@@ -223,17 +229,21 @@ def measure(bench: Bench) -> dict[str, Any]:
     bench.controller.send_signal(signal.SIGCONT)
     found["stopped"] = bench.end_phase()
     found["alive_in_the_end"] = bench.alive()
-    found["rss_mb"] = bench.rss_mb()
-    _say(f"after a stop of {STOPPED_S:.0f} s: {found['alive_in_the_end']} servers, {found['rss_mb']:.0f} MB")
-    bench.kill_controller()
-    hellos = bench.sent().get("AgentHello", 0)
-    began = bench.start_controller()
-    found["recovery_s"] = bench.until_taken_in(began)
-    time.sleep(3.0)
-    found["hellos"] = bench.sent().get("AgentHello", 0) - hellos
-    _say(f"recovered after {found['recovery_s']:.1f} s, with {found['hellos']} hellos")
+    found["rss_after_load_mb"] = bench.rss_mb()
+    _say(f"after a stop of {STOPPED_S:.0f} s: {found['alive_in_the_end']} servers, {found['rss_after_load_mb']:.0f} MB")
+    found["recovery_after_load_s"], _ = _recovery(bench)
+    _say(f"recovered after {found['recovery_after_load_s']:.1f} s, with all jobs that were submitted")
     bench.kill_controller()
     return found
+
+
+def _recovery(bench: Bench) -> tuple[float, int]:
+    """Kill the controller and start it again: seconds until all agents are taken in, and the hellos that it took."""
+    hellos = bench.sent().get("AgentHello", 0)
+    bench.kill_controller()
+    taken_s = bench.until_taken_in(bench.start_controller())
+    time.sleep(3.0)
+    return taken_s, bench.sent().get("AgentHello", 0) - hellos
 
 
 def heartbeats(options: argparse.Namespace, directory: Path) -> Iterator[dict[str, float]]:

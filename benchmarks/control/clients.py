@@ -2,8 +2,9 @@
 
     python -m benchmarks.control.clients ADDRESS SUBMITTERS
 
-Each line on stdin is a phase: `load SECONDS` (submit as fast as answers come, and look, scale and cancel among it), `look
-SECONDS` (look only). It is answered with one line of JSON. The process ends with its stdin.
+Each line on stdin is a phase: `demand SECONDS` (submit a thousand jobs a second, and look, scale and cancel among it), `load
+SECONDS` (the same, but submit as fast as answers come), `look SECONDS` (look only). It is answered with one line of JSON. The
+process ends with its stdin.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ from elasticd.protocol.messages import (
 from elasticd.runtime import transport
 
 REPEAT_S = 2.0
+DEMANDED_PER_S = (
+    1050.0  # submissions: a little more than the goal, since an answer that is late delays what its client asks next
+)
+CLIENTS_PER_SUBMITTER = 4  # where they submit at that rate: so many wait for answers at a time
 Said = list[tuple[float, float]]  # when an answer came (monotonic), and how long it took (s)
 
 
@@ -55,6 +60,7 @@ class Asker:
         self.said: dict[str, Said] = {}
         self.refused: dict[str, str] = {}
         self.repeats = 0
+        self.asked_s = 0.0  # the last time (monotonic)
         self._asked: tuple[Envelope, bytes, float, float] | None = None
         self._codec: Codec[Reply] = Codec(Reply)
         self._name = ""
@@ -68,7 +74,8 @@ class Asker:
         data = self._codec.encode(envelope)
         transport.send(self.socket, data)
         self._name = name
-        self._asked = (envelope, data, time.monotonic(), time.monotonic())
+        self.asked_s = time.monotonic()
+        self._asked = (envelope, data, self.asked_s, self.asked_s)
 
     def repeat(self, now: float) -> None:
         if self._asked is not None and now - self._asked[3] > REPEAT_S:
@@ -101,7 +108,7 @@ class Crowd:
     def __init__(self, address: str, submitters: int) -> None:
         self._chance = random.Random(os.getpid())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, submitters + 32)
+        self._context.set(zmq.MAX_SOCKETS, CLIENTS_PER_SUBMITTER * submitters + 32)
         self._jobs: list[str] = []
         self._alive: list[int] = []
         self._address = address
@@ -110,30 +117,32 @@ class Crowd:
     def run(self) -> None:
         for line in sys.stdin:
             what, seconds = line.split()
-            print(json.dumps(self._phase(float(seconds), what == "load")), flush=True)
+            print(json.dumps(self._phase(float(seconds), what)), flush=True)
 
-    def _scripts(self, load: bool) -> Iterator[tuple[float, Callable[[], tuple[str, Request]]]]:
+    def _scripts(self, phase: str) -> Iterator[tuple[float, Callable[[], tuple[str, Request]]]]:
         """How often each client asks (0: at once again), and what."""
         yield 0.25, lambda: ("ping", Ping())
         yield 0.2, lambda: ("status", GetJobs())
         yield 0.2, lambda: ("servers", GetServers())
         yield 0.2, lambda: ("status JOB", GetJob(job=self._some()) if self._jobs else Ping())
-        if load:
+        if phase != "look":
             yield 0.5, lambda: ("cancel", Cancel(job=self._some()) if self._jobs else Ping())
             yield 1.0, lambda: ("scale", Scale(job=self._some(), share=1) if self._jobs else Ping())
-            for _ in range(self._submitters):
-                yield 0.0, lambda: ("submit", Submit(spec=spec(self._chance)))
+            submitters = self._submitters * (CLIENTS_PER_SUBMITTER if phase == "demand" else 1)
+            every_s = submitters / DEMANDED_PER_S if phase == "demand" else 0.0
+            for _ in range(submitters):
+                yield every_s, lambda: ("submit", Submit(spec=spec(self._chance)))
 
     def _some(self) -> str:
         return self._chance.choice(self._jobs[-1000:])
 
-    def _phase(self, seconds: float, load: bool) -> dict[str, Any]:
+    def _phase(self, seconds: float, phase: str) -> dict[str, Any]:
         poller = zmq.Poller()
         askers, scripts = [], {}
-        for every_s, script in self._scripts(load):
+        for every_s, script in self._scripts(phase):
             asker = Asker(self._address, self._context, every_s)
             askers.append(asker)
-            scripts[asker.socket] = (asker, script)
+            scripts[asker.socket] = (len(askers) - 1, script)
             poller.register(asker.socket, zmq.POLLIN)
         self._alive = []
         began = time.monotonic()
@@ -145,13 +154,14 @@ class Crowd:
                 name, request = scripts[askers[i].socket][1]()
                 askers[i].ask(name, request)
             for socket, _ in poller.poll(10):
-                asker, script = scripts[socket]
+                number, script = scripts[socket]
+                asker = askers[number]
                 answer = asker.receive()
                 if answer is None:
                     continue
                 self._note(answer)
                 if asker.every_s:
-                    heapq.heappush(due, (max(now, now + asker.every_s), askers.index(asker)))
+                    heapq.heappush(due, (max(now, asker.asked_s + asker.every_s), number))
                 else:
                     asker.ask(*script())
             for asker in askers:
