@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ MODULES = [path for path in FILES if path.suffix == ".py"]
 
 QUOTED = re.compile(r"`([^`\n]+)`")
 A_FILE = re.compile(r"([\w./-]+\.(?:py|txt|md|yaml|pml))(?::\w[\w.]*)?")  # with a function of it, perhaps
+A_FUNCTION = re.compile(r"`([\w./-]+\.py):(\w[\w.]*)`")
 A_MODULE = re.compile(r"\belasticd((?:\.[a-z_]+)+)")
 
 
@@ -58,11 +60,30 @@ def has_module(dotted: str) -> bool:
     return path.exists()
 
 
+def defined(module: Path) -> set[str]:
+    """Functions and classes of a module; those within a class as `Class.method`."""
+    tree = ast.parse(module.read_text())
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return found
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_that_a_document_names_exists(document: Path) -> None:
     text = document.read_text()
     missing = [name for name in named(text) if not is_there(name, document)]
     missing += [f"elasticd{dotted}" for dotted in A_MODULE.findall(text) if not has_module(dotted)]
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_function_that_a_document_names_is_in_its_file(document: Path) -> None:
+    told = A_FUNCTION.findall(document.read_text())
+    missing = [f"{name}:{function}" for name, function in told if function not in defined(ROOT / name)]
     assert not missing
 
 
