@@ -9,6 +9,9 @@ what changes costs what `Costs` says. All events of one moment are taken in befo
 Jobs' states are columns as long as the trace, and `active` lists the rows that are not over, so that a decision costs what the
 policy looks at, not what the trace holds. A review may change all running jobs at once, so changes of one kind are made together;
 what they cost is a column for each kind of cost (`_Prices`).
+
+What policies see of how jobs scale is a `Knowledge`: the true curves, or what has been measured so far. It also says when more
+will be known, which is an event, and with how many of its GPUs a job is to be measured.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..scheduler.admission import ADMIT_ALL, Admission, Newcomer, Situation
+from ..scheduler.measuring import Measuring
 from ..scheduler.pipeline import Decision, decide
 from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
 from ..scheduler.policies.base import Policy
-from ..scheduler.speedup_curve import concave
-from ..scheduler.view import ClusterView, Columns, Curves, Floats, Gpus, Ints, JobTable, ServerInView
+from ..scheduler.view import ClusterView, Columns, Floats, Gpus, Ints, ServerInView
 from .costs import NONE, Costs
+from .knowledge import Knowledge, KnownCurves
+from .learning import MeasuredCurves
 from .workload import Workload
 
 SHORTEST_S = 1.0
@@ -74,10 +79,11 @@ class Simulation:
         placement: Placement = FEWEST_SERVERS,
         admission: Admission = ADMIT_ALL,
         watch: Callable[[ClusterView, Decision], None] | None = None,
+        measuring: Measuring | None = None,
     ) -> None:
         """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4).
 
-        `watch` is told each decision.
+        `watch` is told each decision. `measuring`: how the policy finds out how jobs scale; None: it knows.
         """
         n = len(workload)
         self._load = workload
@@ -93,7 +99,6 @@ class Simulation:
         self._releasing = costs.releases
         self._rng = random.Random(seed)
         self._speedup = workload.curves.speedup
-        self._curves = Curves(concave(workload.curves.speedup))
         self.columns = Columns(
             names=workload.names,
             submitted_s=workload.submit_s,
@@ -108,9 +113,15 @@ class Simulation:
             waiting_since_s=workload.submit_s.copy(),
             curve=workload.curve,
         )
+        self._knowledge: Knowledge = (
+            KnownCurves(self.columns, workload.curves)
+            if measuring is None
+            else MeasuredCurves(self.columns, workload.curves, cluster, policy, packing, measuring)
+        )
         self._active: Ints = np.empty(0, dtype=np.int64)
         self._running: Ints = np.empty(0, dtype=np.int64)
         self._placed: dict[int, Gpus] = {}
+        self._works_with = np.zeros(n, dtype=np.int64)  # GPUs, all or some of its own; those to come are counted
         self._rate = np.zeros(n)
         self._idle_until_s = np.zeros(n)
         self._given_s = np.zeros(n)  # when it got its first GPUs, the last time that it had none
@@ -129,12 +140,14 @@ class Simulation:
         ended = 0
         while (at := self._next_event()) < math.inf:
             self._advance(at)
-            decide = self._arrive() | self._switch() | (at >= self._review_s)
+            arrived = self._arrive()
+            self._switch()
+            learned = self._knowledge.learn(self._running, at)
             over = self._end()
             if over:
                 ended += over
                 progress(ended)
-            if decide or over:
+            if arrived or learned or over or at >= self._review_s:
                 self._decide()
             self.outcome.events += 1
             self._note()
@@ -149,10 +162,11 @@ class Simulation:
         if not len(running):
             return min(arrival, self._review_s)
         ends = float(self._end_s[running].min())
+        learns = self._knowledge.next_s(running)
         if not self._switching:
-            return min(arrival, ends, self._review_s)
+            return min(arrival, ends, learns, self._review_s)
         switches = float(self._switch_s[running].min())
-        return min(arrival, ends, switches, self._review_s)
+        return min(arrival, ends, switches, learns, self._review_s)
 
     def _advance(self, at: float) -> None:
         """Let the running jobs work until `at`."""
@@ -192,14 +206,13 @@ class Simulation:
         situation = Situation(gpus=self._gpus, waiting_jobs=waiting, user_jobs=0)
         return not self._admission.refusal(Newcomer(int(self._load.min_gpus[job]), user=""), situation)
 
-    def _switch(self) -> bool:
+    def _switch(self) -> None:
         """New GPUs of some jobs are ready."""
         if not self._switching:
-            return False
+            return
         ready = self._running[self._switch_s[self._running] <= self._now]
         if len(ready):
             self._work(ready, self._prices.pause_s[ready])
-        return False
 
     def _end(self) -> int:
         ends = self._end_s[self._running] <= self._now
@@ -219,7 +232,7 @@ class Simulation:
     # -- decisions
 
     def _decide(self) -> None:
-        table = self._table()
+        table = self._knowledge.sees(self._active)
         at = np.searchsorted(self._active, self._running).tolist()
         present = {row: self._placed[job] for row, job in zip(at, self._running.tolist(), strict=True)}
         view = ClusterView(self._now, table, self._cluster, present)
@@ -232,10 +245,8 @@ class Simulation:
         self._review_s = decision.review_s if decision.review_s > self._now else math.inf
         self._change(present, decision.placements)
         self._running = self._active[np.flatnonzero(decision.shares > 0)]
-
-    def _table(self) -> JobTable:
-        """What policies see."""
-        return JobTable(self.columns, self._active, self._curves)
+        if self._knowledge.explores:
+            self._explore()
 
     def _change(self, present: Mapping[int, Gpus], decided: Mapping[int, Gpus]) -> None:
         """From one placement to another one, both by row of `active`."""
@@ -246,7 +257,9 @@ class Simulation:
         rows.sort()
         jobs = self._active[rows]
         before, after = [present.get(row, 0) for row in rows], [decided.get(row, 0) for row in rows]
-        self.columns.share[jobs] = [gpus.bit_count() for gpus in after]
+        shares = np.array([gpus.bit_count() for gpus in after])
+        self.columns.share[jobs] = self._works_with[jobs] = shares
+        self._knowledge.given(jobs, shares)
         for job, gpus in zip(jobs.tolist(), after, strict=True):
             if gpus:
                 self._placed[job] = gpus
@@ -340,17 +353,33 @@ class Simulation:
         if len(jobs):
             self._work(jobs, pause_s)
 
+    def _explore(self) -> None:
+        """Let jobs work with as many of their GPUs as they are to be measured with."""
+        running = self._running
+        resting = running[(self._idle_until_s[running] <= self._now) & (self._switch_s[running] == math.inf)]
+        wanted = self._knowledge.wants(resting)
+        if not wanted:
+            return
+        jobs, gpus = np.array(list(wanted)), np.array(list(wanted.values()))
+        ready_s = self._prices.ready_s[jobs]
+        later = (gpus > self._works_with[jobs]) & (ready_s > 0)
+        self._works_with[jobs] = gpus
+        self.outcome.resizes += len(jobs)
+        self._switch_s[jobs[later]] = self._now + ready_s[later]
+        if len(jobs := jobs[~later]):
+            self._work(jobs, self._prices.pause_s[jobs])
+
     def _work(self, jobs: Ints, wait_s: Floats) -> None:
         """Each at the rate of its share, after a while."""
-        rate = self._speedup[self.columns.curve[jobs], self._share_at_work(jobs)]
+        gpus = self._works_with[jobs]
+        rate = self._speedup[self.columns.curve[jobs], gpus]
+        begin_s = self._now + wait_s
         self._rate[jobs] = rate
-        self._idle_until_s[jobs] = self._now + wait_s
+        self._idle_until_s[jobs] = begin_s
         self._all_work_from_s = max(self._all_work_from_s, self._now + float(wait_s.max()))
-        self._end_s[jobs] = self._now + wait_s + self.columns.left_s[jobs] / rate + self._prices.end_s[jobs]
+        self._end_s[jobs] = begin_s + self.columns.left_s[jobs] / rate + self._prices.end_s[jobs]
         self._switch_s[jobs] = math.inf
-
-    def _share_at_work(self, jobs: Ints) -> Ints:
-        return self.columns.share[jobs]
+        self._knowledge.began(jobs, gpus, rate, begin_s)
 
     def _note(self) -> None:
         line, running = self.outcome.timeline, self._running

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from ..protocol.errors import ElasticError, UserError
 from ..protocol.model import JobId
 from ..scheduler.admission import ADMIT_ALL, Admission
+from ..scheduler.measuring import Measuring
 from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
 from ..scheduler.policies.base import Policy
 from ..scheduler.view import Floats, Ints
@@ -32,7 +33,6 @@ from .clusters import Cluster
 from .costs import Costs
 from .engine import Outcome, Simulation
 from .explain import Moment, Story
-from .learning import LearningSimulation
 from .metrics import Metrics, measure
 
 REPORT_S = 0.2
@@ -97,9 +97,9 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
     row = setup.explained_row()
     story = Story(row) if row is not None else None
     watch = story.note if story else None
-    kind = Simulation if setup.curves_known else LearningSimulation
     stages = setup.packing, setup.placement, setup.admission
-    simulation = kind(workload, setup.cluster, policy, setup.costs, setup.seed, *stages, watch)
+    measuring = None if setup.curves_known else Measuring()
+    simulation = Simulation(workload, setup.cluster, policy, setup.costs, setup.seed, *stages, watch, measuring)
     outcome = simulation.run(progress)
     return Result(
         metrics=measure(outcome, workload.submit_s, setup.assigned.deadline_s, setup.gpus),

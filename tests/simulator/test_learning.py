@@ -16,10 +16,10 @@ from elasticd.scheduler.policies import POLICIES, load_policy
 from elasticd.scheduler.view import ClusterView, Curves
 from elasticd.simulator.costs import NONE, STOP_RESUME, Costs
 from elasticd.simulator.engine import Outcome, Simulation
-from elasticd.simulator.learning import LearningSimulation
 from elasticd.simulator.workload import Workload, servers
 
 LINEAR = tuple(float(n) for n in range(9))
+HALVES = Measuring()
 FLAT_FROM_2 = (0.0, 1.0, *(2.0 for _ in range(7)))
 
 
@@ -40,10 +40,10 @@ def workload(*jobs: tuple[float, float, tuple[float, ...]], most: int = 8) -> Wo
 
 
 def run(
-    load: Workload, policy: str = "max-min", costs: Costs = NONE, measuring: Measuring | None = None, gpus: int = 8
+    load: Workload, policy: str = "max-min", costs: Costs = NONE, measuring: Measuring = HALVES, gpus: int = 8
 ) -> Outcome:
     chosen = load_policy({"policy": policy}, "test")
-    return LearningSimulation(load, servers(1, gpus), chosen, costs, measuring=measuring).run()
+    return Simulation(load, servers(1, gpus), chosen, costs, measuring=measuring).run()
 
 
 def used(outcome: Outcome) -> list[tuple[float, int]]:
@@ -87,7 +87,7 @@ def test_policies_see_what_is_known_now_whether_they_look_at_columns_or_at_rows(
 
     load = workload((0.0, 10_000.0, FLAT_FROM_2), (10.0, 20_000.0, LINEAR), (300.0, 5_000.0, FLAT_FROM_2))
     chosen = load_policy({"policy": policy}, "test")
-    LearningSimulation(load, servers(1, 8), chosen, watch=watch).run()
+    Simulation(load, servers(1, 8), chosen, watch=watch, measuring=HALVES).run()
     assert len(seen) > 2
 
 
