@@ -84,7 +84,6 @@ class MeasuredCurves:
         return bool(done)
 
     def given(self, jobs: Ints, shares: Ints) -> None:
-        self._works_with[jobs] = shares
         self._measured_s[jobs[shares == 0]] = math.inf
         for job in jobs.tolist():
             self._way.pop(job, None)

@@ -134,3 +134,18 @@ def test_known_curves_are_what_they_were() -> None:
     load = workload((0.0, 1000.0, LINEAR), (10.0, 1000.0, FLAT_FROM_2))
     known = Simulation(load, servers(1, 8), load_policy({"policy": "afs-l"}, "test")).run()
     assert known.end_s.tolist() == pytest.approx([10 + 920 / 6, 10 + 500])
+
+
+def test_what_is_measured_while_new_gpus_are_awaited_counts_for_the_gpus_that_work() -> None:
+    slowing = (0.0, 1.0, 1.8, 2.4, 3.0, 3.25, 3.5, 3.75, 4.0)
+    seen: list[list[float]] = []
+
+    def watch(view: ClusterView, decision: Decision) -> None:
+        if len(view.jobs):
+            seen.append(view.jobs.curves.row(int(view.jobs.curve[0])))
+
+    # Each has 4 GPUs until the second one ends at 2 s; the first one's other GPUs are ready at 42 s.
+    load = workload((0.0, 10_000.0, slowing), (0.0, 8.0, LINEAR))
+    chosen, late = load_policy({"policy": "max-min"}, "test"), Costs("late", 0.0, 40.0, 0.0)
+    Simulation(load, servers(1, 8), chosen, late, measuring=OFF, watch=watch).run()
+    assert seen[-1][8] / seen[-1][4] == pytest.approx(4.0 / 3.0)
