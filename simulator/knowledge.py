@@ -38,7 +38,7 @@ class Knowledge(Protocol):
         ...
 
     def given(self, jobs: Ints, shares: Ints) -> None:
-        """These jobs have been given other GPUs, or none. They may go on with those that they had until the new ones are ready."""
+        """These jobs have been given other GPUs, or none. They go on with what they had until the new ones are ready."""
         ...
 
     def began(self, jobs: Ints, gpus: Ints, speedup: Floats, begin_s: Floats) -> None:
