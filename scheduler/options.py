@@ -18,6 +18,7 @@ from ..protocol.errors import OperatorError
 S = TypeVar("S")
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_OWN_CHECK = re.compile(r"(\w+): (.*)")  # what a struct's `__post_init__` says of a field that it has been given
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
@@ -36,7 +37,10 @@ def convert(values: object, into: type[S], source: str, at: str = "") -> S:
         converted = msgspec.convert(values, into)
     except msgspec.ValidationError as error:
         message, _, where = str(error).rpartition(" - at ") if " - at " in str(error) else (str(error), "", "")
-        steps = [name or int(number) for name, number in _STEP.findall(where.strip("`"))]
+        steps: list[str | int] = [name or int(number) for name, number in _STEP.findall(where.strip("`"))]
+        own = _OWN_CHECK.fullmatch(message)
+        if own is not None:
+            steps, message = [*steps, own[1]], own[2]
         unknown = _UNKNOWN.fullmatch(message)
         if unknown is not None:
             fields = getattr(into, "__struct_fields__", ()) if not steps else ()

@@ -65,7 +65,7 @@ class AfsL:
 
 
 class AfsPParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`unit_s`: how long a job runs before another one takes its turn, where there are too many jobs (AFS 3.3: 2 h)."""
+    """`unit_s`: how many seconds a job runs before another one takes its turn, where there are too many jobs (AFS 3.3: 7200)."""
 
     unit_s: Annotated[float, msgspec.Meta(gt=LATE_S)] = 7200.0
 

@@ -26,7 +26,7 @@ from .reviews import EARLY_S, LATE_S
 
 
 class GandivaParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`slice_s`: how long a job runs before another one gets its turn (Gandiva: about a minute)."""
+    """`slice_s`: how many seconds a job runs before another one gets its turn (Gandiva: about 60)."""
 
     slice_s: Annotated[float, msgspec.Meta(gt=LATE_S)] = 60.0
 

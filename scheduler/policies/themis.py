@@ -43,7 +43,9 @@ from .reviews import EARLY_S, LATE_S
 
 
 class ThemisParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`lease_s`: for how long GPUs are given (as PCS). `fairness`: the share of jobs that may not bid (as Themis).
+    """`lease_s`: for how many seconds GPUs are given (as PCS).
+
+    `fairness`: the part of the jobs that may not bid, from 0 to less than 1 (as Themis).
 
     `lengths`: are the lengths of jobs looked at, where they are known, or never?
     """

@@ -36,8 +36,8 @@ ROUNDING_GPU_S = 1.0  # a job that has so little left of its queue's service is 
 
 
 class TiresiasParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`thresholds_gpu_s`: the service after which a job leaves a queue for the next, so that there is one queue more
-    than thresholds.
+    """`thresholds_gpu_s`: after how many GPU-seconds of service a job leaves a queue for the next, so that there is one
+    queue more than thresholds.
 
     EDL 6.2 has 10,000 and 200,000; Tiresias' simulator 3,250 and 7,200; Pollux, with two queues, 57,600.
 
@@ -54,9 +54,7 @@ class TiresiasParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         levels = (ROUNDING_GPU_S, *self.thresholds_gpu_s)
         if any(not lower < higher for lower, higher in itertools.pairwise(levels)):
-            raise ValueError(
-                f"thresholds_gpu_s: {list(self.thresholds_gpu_s)} must ascend, from more than {ROUNDING_GPU_S:g}"
-            )
+            raise ValueError(f"thresholds_gpu_s: must ascend, from more than {ROUNDING_GPU_S:g}")
 
 
 class TiresiasL:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from elasticd.ctl.main import main
-from elasticd.scheduler.policies import POLICIES
+from elasticd.scheduler.options import WrongOption
+from elasticd.scheduler.policies import POLICIES, load_policy
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "policies"
 
@@ -54,6 +58,59 @@ def test_every_parameter_has_a_type_and_a_meaning(call: Call) -> None:
         for parameter in rule["parameters"]:
             assert parameter["type"], (rule["name"], parameter)
             assert parameter["meaning"], f"{rule['name']}: no docstring tells what `{parameter['name']}`: is"
+            for ending, unit in (("_gpu_s", "GPU-seconds"), ("_s", " seconds"), ("_jobs", "jobs")):
+                if parameter["name"].endswith(ending):
+                    assert unit in parameter["meaning"], f"{rule['name']}: `{parameter['name']}` has no unit"
+                    break
+
+
+@pytest.mark.parametrize("kind", POLICIES, ids=lambda kind: str(kind.name))
+def test_a_policys_parameters_are_a_frozen_struct_and_all_of_them_are_shown(call: Call, kind: Any) -> None:
+    struct = kind.Parameters
+    assert issubclass(struct, msgspec.Struct)
+    assert struct.__struct_config__.frozen
+    assert struct.__struct_config__.forbid_unknown_fields
+    shown = json.loads(call("show", kind.name, "--json")[0])["parameters"]
+    assert {one["name"]: one["default"] for one in shown} == json.loads(msgspec.json.encode(struct()))
+    out, _ = call("show", kind.name)
+    lines = {line.split()[0] for line in out.splitlines() if line.strip()}
+    assert lines >= set(struct.__struct_fields__)
+
+
+def wrong_values(kind: msgspec.inspect.Type) -> list[object]:
+    """What no field of this type takes: something of another type, and numbers outside its bounds."""
+    found: list[object] = [{"no": "such thing"}]
+    for one in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
+        match one:
+            case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+                found += ["many", math.nan, math.inf]
+                found += [bound - 1 for bound in (one.ge, one.gt) if bound is not None]
+                found += [bound + 1 for bound in (one.le, one.lt) if bound is not None]
+                found += [bound for bound in (one.gt, one.lt) if bound is not None]
+            case msgspec.inspect.BoolType() | msgspec.inspect.LiteralType():
+                found += ["perhaps", 7]
+            case msgspec.inspect.VarTupleType():
+                found += [[], [5.0, 3.0], [math.inf], 7]
+            case msgspec.inspect.NoneType():
+                pass
+            case _:
+                raise AssertionError(f"which values are wrong for {one}?")
+    return found
+
+
+@pytest.mark.parametrize("kind", POLICIES, ids=lambda kind: str(kind.name))
+def test_a_wrong_parameter_is_refused_in_one_sentence_that_names_its_field(kind: Any) -> None:
+    known = msgspec.inspect.type_info(kind.Parameters)
+    assert isinstance(known, msgspec.inspect.StructType)
+    for field in known.fields:
+        for value in wrong_values(field.type):
+            with pytest.raises(WrongOption) as refused:
+                load_policy({"policy": kind.name, "parameters": {field.name: value}}, "here")
+            assert refused.value.field.split("[")[0] == f"parameters.{field.name}", value
+            assert str(refused.value).startswith(f"here: parameters.{field.name}")
+            assert "\n" not in str(refused.value)
+    with pytest.raises(WrongOption, match=r"parameters\.patience: is unknown"):
+        load_policy({"policy": kind.name, "parameters": {"patience": 1}}, "here")
 
 
 def test_a_policy_is_shown_with_its_parameters(call: Call) -> None:
