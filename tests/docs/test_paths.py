@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ def has_module(dotted: str) -> bool:
     return path.exists()
 
 
+@cache
 def defined(module: Path) -> set[str]:
     """Functions and classes of a module; those within a class as `Class.method`."""
     tree = ast.parse(module.read_text())
