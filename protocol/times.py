@@ -101,6 +101,9 @@ FIRST_STEP_TIMEOUT_S = 1800.0  # for a worker's own part of a step, as long as i
 LEAST_STEP_TIMEOUT_S = 600.0  # storage may not answer for minutes, a compiler may run once more
 STEP_TIMEOUT_FACTOR = 20.0  # times what its parts took so far
 PAUSE_TIMEOUT_S = 3600.0  # for a script's own code between two steps, for reading and for writing a checkpoint
+FIRST_PAUSE_S = (
+    200.0  # what such a pause is taken to last where none has been measured, should the job be preempted in it
+)
 STALL_TIMEOUT_S = 120.0  # at least, until members that all wait for each other take the network between them for cut
 STALL_TIMEOUT_FACTOR = 10.0  # times the median of the last steps
 OTHERS_MARGIN_S = 60.0  # the others are waited for so much longer than any of them may take
@@ -157,6 +160,9 @@ def check() -> None:
         "a worker that saves has more time than one that has nothing to save": STOP_GRACE_S < LEAST_SAVE_S,
         "an agent kills a worker before its shim does, which knows no reason": STOP_GRACE_S < SHIM_GRACE_S,
         "the least time for saving is less than the most": LEAST_SAVE_S < MOST_SAVE_S,
+        "a worker that is preempted in its first evaluation has more than the least time": (
+            LEAST_SAVE_S < SAVE_MARGIN * FIRST_PAUSE_S < MOST_SAVE_S
+        ),
         "a worker that could not save tries again before it is killed": 2 * SAVE_RETRY_S < LEAST_SAVE_S,
         "a job's first back-off is shorter than the longest": FIRST_BACK_OFF_S < LONGEST_BACK_OFF_S,
         "a job is first held back for a shorter time than at last": FIRST_HOLD_S < LONGEST_HOLD_S,

@@ -105,6 +105,7 @@ def _lift(job: Job, generation: int, worker: int) -> None:
         return
     generations, count = max(kept.generation, generation) + MARGIN, max(kept.worker_count, worker + 1) + MARGIN
     job.update(
+        cycle=generations + 1 if job.restart_counted else kept.cycle,  # it waits for its time to start again, as before
         generation=generations,
         worker_count=count,
         lost_generations=(kept.lost_generations[0] if lifted else kept.generation, generations),

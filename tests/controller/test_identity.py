@@ -11,6 +11,7 @@ import pytest
 
 from elasticd.controller.events import AgentMessage
 from elasticd.controller.intake import joining
+from elasticd.controller.recovery import differences
 from elasticd.protocol.messages import (
     AdoptServer,
     AgentHeartbeat,
@@ -420,6 +421,24 @@ def test_numbers_are_not_used_again_after_a_restore_even_where_no_worker_is_left
     world.restart()
     assert world.kinds().count(EventKind.STORE_OLD) == 1
     assert number_of(world.submit(job_spec("third"))) == number_of(again) + 1
+
+
+def test_a_job_that_waits_to_start_again_while_the_store_turns_out_to_be_old_is_counted_once() -> None:
+    world = world_of("s1", "s2")
+    job = world.submit(job_spec(low=1, high=1))
+    world.settle(job.id, step=20)
+    (worker,) = world.running(job.id)
+    world.exit(worker, -9)
+    assert job.restart_counted
+    world.agents[ServerId("s2")].newest_event = 1000
+    world.hello("s2")
+    assert EventKind.STORE_OLD in world.kinds()
+    assert job.restart_counted
+    assert differences(world.machine.cluster, world.new_machine().cluster) == (), "the next controller waits, too"
+    world.restart()
+    world.pass_time(5.0)
+    world.settle(job.id, step=21)
+    assert (world.job(job.id).share_gpus, world.job(job.id).record.restarts) == (1, 1)
 
 
 def test_a_submission_waits_a_moment_for_an_agent_that_may_know_which_numbers_are_used() -> None:

@@ -271,3 +271,19 @@ def test_a_saver_that_stood_still_goes_on_saving_whatever_its_leader_commits() -
     story.tell(e.CheckpointSaved(1))
     story.wait(1.0)
     assert story.take() == [e.ExitScript(0)]
+
+
+def test_how_long_the_first_pause_takes_is_not_known_and_the_controller_hears_so_at_once() -> None:
+    story = Story()
+    story.trains_alone(STEPS_PER_EPOCH - 1)
+    story.tell(e.StepWanted(0))
+    story.wait(0.01)
+    assert story.all(e.SendStatus)[-1].status.longest_step_s == times.FIRST_PAUSE_S
+    story.wait(3.0)
+    story.epoch = 1
+    for _ in range(STEPS_PER_EPOCH):
+        story.step()
+    assert story.status.longest_step_s == pytest.approx(3.01)
+    story.tell(e.StepWanted(1))
+    story.wait(1.0)
+    assert story.status.longest_step_s == pytest.approx(3.01), "the second one is taken to last as long as the first"

@@ -10,14 +10,13 @@ from elasticd.protocol.model import JobId
 from . import strangers
 from .disk import Trouble
 from .oracle import LASTS_S
-from .plan import Fault, Kind
+from .plan import SLOWER, Fault, Kind
 
 if TYPE_CHECKING:
     from .agent import Agent
     from .cluster import World
     from .worker import Worker
 
-SLOWER = 8.0
 BETWEEN_BLACK_HOLES_S = 60.0  # in which a job that has failed in one is tried elsewhere
 REBOOT_JUMP_S = 1800.0  # by which a controller's clock is ahead after it was started anew
 LEASE_S = 10.0  # a server's; one whose agent is away for longer is given up

@@ -29,7 +29,7 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId, WorkerId, job_number
 
-from .plan import Ending, JobPlan
+from .plan import SLOWER, Ending, JobPlan
 from .plane import Group, Part
 from .story import Story
 from .timeline import Timeline
@@ -43,6 +43,7 @@ OVER_S = 60.0  # after which nobody trains for a job that has failed or was canc
 TOLD_S = 45.0  # in which an agent has heard who is to stop, and the controller who has ended
 APART_S = 60.0  # in which an agent and a controller that hear each other begin a session
 WELL_S = 25.0  # in which workers that nothing hits apply a step, if that does not take longer
+LONG_STEP_S = 60.0  # longer than a server is slow: a step of such a length takes `SLOWER` times as long to its end
 MOST_WORKERS = 64  # of one job: all GPUs of the cluster, more than once
 MOST = 256  # entries of a table of an agent or a worker
 MOST_BYTES = 256 << 10  # of a record, of a message
@@ -56,7 +57,7 @@ class _Preempted:
 
     at: float
     step: int  # the furthest that was applied
-    holders: tuple[WorkerId, ...]  # who had that state, or that of the step before
+    holders: tuple[tuple[WorkerId, ServerId], ...]  # who had that state, or that of the step before, and where
 
 
 @dataclass
@@ -330,7 +331,7 @@ class Oracle:
         calm_at = preempted.at - DISTURBED_S
         if self._controller_hit_until > calm_at:
             return
-        able = [worker for worker in preempted.holders if self._hit(worker) <= calm_at]
+        able = [name for name, at in preempted.holders if max(self._hit(name), self._hit(at)) <= calm_at]
         if able:
             text = f"{job} begins after step {step}, and was preempted after step {preempted.step}; {able[0]} had that state"
             raise Violation("a preempted job loses nothing while somebody has its state", text)
@@ -355,9 +356,9 @@ class Oracle:
         if not before.orders or record.orders or record.phase is not JobPhase.PENDING:
             return
         step = known.frontier.get(known.lineage, -1)
-        alive = {entry.worker for entry in record.workers}
+        alive = {entry.worker: entry.gpu.server for entry in record.workers}
         holders = tuple(
-            worker
+            (worker, alive[worker])
             for worker, (lineage, applied) in known.newest_of.items()
             if lineage == known.lineage and applied >= step - 1 and worker in alive
         )
@@ -589,7 +590,8 @@ class Oracle:
                 continue
             since = max(known.applied_at, known.told_at, self._controller_hit_until)
             since = max(since, *(max(self._well_since[each], self._hit(each)) for each in workers))
-            if now - since > WELL_S + 2 * script.step_s + script.evaluate_s:
+            step_s = script.step_s * (SLOWER if script.step_s > LONG_STEP_S else 1.0)  # begun while its server was slow
+            if now - since > WELL_S + 2 * step_s + script.evaluate_s:
                 text = f"{job}: all workers of generation {newest} are well, and none has applied a step for {now - since:.0f} s"
                 raise Violation("workers that are well train", text)
 

@@ -17,6 +17,7 @@ import msgspec
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
 
 STORM_S = 600.0  # how long the weather lasts
+SLOWER = 8.0  # times, what a slow server takes for anything
 CONNECT_S = 0.02
 POLICIES = (
     "max-min", "fifo", "backfill", "elastic-fifo", "elastic-backfill", "srtf", "srsf", "srtf-e", "srsf-e", "optimus",

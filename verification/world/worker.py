@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
 from elasticd.agent.events import StopSignal
-from elasticd.protocol import times
 from elasticd.protocol.messages import (
     Commit,
     Order,
@@ -82,7 +81,6 @@ class Worker(Process):
         self._task = 0  # what it does; grows, so that what comes too late is noticed
         self._hung = False
         self._arrived = False  # at its training loop
-        self._evaluated = False  # it has taken the time of an evaluation
         self._group: Group | None = None  # in use
         self._abandoned = False
         self._index = 0  # of the group's next step
@@ -286,11 +284,6 @@ class Worker(Process):
                 self._run_step(instruction)
             case w.EndEpoch():
                 evaluates = self._script.evaluate_every and self.leads
-                if evaluates and self._script.evaluate_s > times.LEAST_SAVE_S and not self._evaluated:
-                    self._world.oracle.disturbed(
-                        self.job, self._script.evaluate_s
-                    )  # nobody knows yet how long that takes
-                self._evaluated = self._evaluated or bool(evaluates)
                 self._soon(self._script.evaluate_s if evaluates else SCRIPT_S, self._next_epoch)
             case w.ReceiveState():
                 self._in_group(lambda group: group.receive_state(self))

@@ -31,6 +31,7 @@ class Durations:
         self._parts: deque[float] = deque(maxlen=PARTS_KEPT)  # seconds for one virtual worker
         self._steps: deque[float] = deque(maxlen=BOUNDARIES_KEPT)
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
+        self._in_first_pause = False
         self._stalls = 0  # since the last step
 
     def part_computed(self, took_s: float, hosted: int) -> None:
@@ -47,14 +48,22 @@ class Durations:
         """A step was given up in which all had waited for longer than `stall_limit_s`."""
         self._stalls += 1
 
+    def pause_begins(self) -> bool:
+        """Is it the first one? How long the script's code between two epochs takes is not known yet."""
+        self._in_first_pause = not self._pauses
+        return self._in_first_pause
+
     def pause_ended(self, took_s: float) -> None:
         """From the end of an epoch's batches to the next one's."""
+        self._in_first_pause = False
         self._pauses.append(took_s)
 
     @property
     def longest_step_s(self) -> float:
-        """The longest lately from one moment at which the state could be saved to the next; 0 if none is known."""
-        return max((*self._steps, *self._pauses), default=0.0)
+        """The longest lately from one moment at which the state could be saved to the next; 0 if none is known. In the first
+        pause, what such a one may take."""
+        first_s = times.FIRST_PAUSE_S if self._in_first_pause else 0.0
+        return max(first_s, *self._steps, *self._pauses, 0.0)
 
     def step_limit_s(self, hosted: int) -> float:
         """For its own part of a step with so many virtual workers."""

@@ -358,6 +358,8 @@ class Training:
             return [*saved, EnterLoop(position.epoch)]
         if position.epoch_ends:
             self._go(now, Doing.PAUSED)
+            if self.durations.pause_begins():
+                self._reporting.change(now)  # a job that is preempted in it has more time to save
             return [*saved, EndEpoch()]
         position.step = position.next_step
         proposal = self._propose(now)
