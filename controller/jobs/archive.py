@@ -1,4 +1,4 @@
-"""Jobs that are over and are not in memory any more: where each lies in the store, and in which order (survival: Keys).
+"""Jobs that are over and are not in memory any more: where each lies in the store, and in which order (cluster 3).
 
 Theory of operation
 -------------------

@@ -1,4 +1,4 @@
-"""Which jobs concern a GPU, a server, a user: found without looking at all jobs (house rule 29).
+"""Which jobs concern a GPU, a server, a user: found without looking at all jobs (cost follows what changed).
 
 Theory of operation
 -------------------

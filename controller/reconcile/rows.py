@@ -1,4 +1,4 @@
-"""The jobs that are not over as rows of columns, kept from one decision to the next (house rule 29: cost follows what changed).
+"""The jobs that are not over as rows of columns, kept from one decision to the next (cost follows what changed).
 
 Theory of operation
 -------------------

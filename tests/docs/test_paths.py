@@ -97,3 +97,17 @@ def test_every_path_that_a_comment_or_a_docstring_names_exists() -> None:
         if "/" in name and not is_there(name, module)
     ]
     assert not missing
+
+
+def test_every_section_of_the_design_that_a_docstring_cites_exists() -> None:
+    """ "worker-runtime 4" is the fourth point of that section of the design's first page."""
+    sections = re.split(r"^## ", (ROOT / "docs" / "design" / "README.md").read_text(), flags=re.MULTILINE)
+    points = {part.split("\n", 1)[0]: len(re.findall(r"^\d+\. ", part, re.MULTILINE)) for part in sections}
+    missing = [
+        f"{module.relative_to(ROOT)}: {section} {number}"
+        for module in MODULES
+        for section, number in re.findall(r"[ (](worker-runtime|cluster) (\d+)\b", module.read_text())
+        if int(number) > points[section]
+    ]
+    assert points["worker-runtime"] >= 9
+    assert not missing
