@@ -24,6 +24,7 @@ from ..protocol.messages import (
     HelloRefused,
     LocalWorker,
     Reply,
+    StopWorker,
     Submitted,
     ToAgentFromController,
     session_name,
@@ -119,6 +120,8 @@ class Session:
     sent: int = 0  # messages since its last hello
     places: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of the workers in its last hello
     strays: dict[WorkerId, GpuAddress | None] = field(default_factory=dict)  # processes there that nobody wants
+    stray_stops: dict[WorkerId, StopWorker] = field(default_factory=dict)  # what the agent was told of each
+    strays_told_s: float = 0.0  # when, the last time (Unix time)
     unknown: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of jobs that are not in the store (`guests`)
 
     @property

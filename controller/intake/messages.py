@@ -22,7 +22,7 @@ from ...protocol.messages import (
     WorkerReport,
 )
 from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
-from ...protocol.times import STOP_GRACE_S, paced_interval_s
+from ...protocol.times import STOP_AGAIN_S, STOP_GRACE_S, paced_interval_s
 from ..cluster import Cluster, Session
 from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
 from ..jobs.job import Job
@@ -62,6 +62,7 @@ def on_agent_message(
                 _on_running(cluster, now, session, worker)
             for report in reports:
                 _on_status(cluster, now, session, report.status, report.uid)
+            _stop_strays_again(cluster, now, session)
             cluster.send(server, _acknowledged(cluster, session, session.sent))
         case WorkerReport(status=status, uid=uid):
             _on_status(cluster, now, session, status, uid)
@@ -200,7 +201,7 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
     """A lease has run out: the server's workers count as lost, its GPUs do not exist."""
     name = session.server.server
     session.alive = False
-    session.strays, session.unknown = {}, {}
+    session.strays, session.stray_stops, session.unknown = {}, {}, {}
     cluster.awaited.discard(name)
     cluster.leases.pop(name, None)
     cluster.schedule_due = True
@@ -237,7 +238,7 @@ def _unwanted(
     local = session.places.get(worker, LocalWorker(worker=worker, job=job, uid=uid, gpu=NOWHERE))
     known = cluster.jobs.get(job)
     if known is None and (over := cluster.archive.find(job)) is not None and over.has_uid(local.uid):
-        _stop_stray(cluster, session, over.job, None, local)
+        _stop_stray(cluster, now, session, over.job, None, local)
         return False
     if known is None or not known.has_uid(local.uid):
         if len(session.unknown) < MAX_STRAYS:
@@ -248,11 +249,13 @@ def _unwanted(
     if gpu.server == here.server and gpu.index != NOWHERE and ahead(known, worker, status):
         bring_forward(cluster, now, known, worker, gpu, status)
         return True
-    _stop_stray(cluster, session, known.id, known.known_worker(worker), local)
+    _stop_stray(cluster, now, session, known.id, known.known_worker(worker), local)
     return False
 
 
-def _stop_stray(cluster: Cluster, session: Session, job: JobId, known: WorkerRecord | None, local: LocalWorker) -> None:
+def _stop_stray(
+    cluster: Cluster, now: float, session: Session, job: JobId, known: WorkerRecord | None, local: LocalWorker
+) -> None:
     """A process runs that nobody wants (any more): its GPU is not free until it has ended. `known`: what is recorded of it."""
     worker = local.worker
     if worker in session.strays:
@@ -265,7 +268,17 @@ def _stop_stray(cluster: Cluster, session: Session, job: JobId, known: WorkerRec
     server = session.server.server
     told = GpuAddress(server=server, index=local.gpu) if local.gpu != NOWHERE else None
     session.strays[worker] = told or (known.gpu if known is not None else None)
-    cluster.send(server, StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid))
+    stop = session.stray_stops[worker] = StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid)
+    session.strays_told_s = now
+    cluster.send(server, stop)
+
+
+def _stop_strays_again(cluster: Cluster, now: float, session: Session) -> None:
+    """A stop, or the answer that there is no such process any more, may have been lost: its GPU would never be free."""
+    if session.stray_stops and now - session.strays_told_s >= STOP_AGAIN_S:
+        session.strays_told_s = now
+        for stop in session.stray_stops.values():
+            cluster.send(session.server.server, stop)
 
 
 def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerId) -> bool:
@@ -474,6 +487,7 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
     """A worker has ended. Whether it is one that is recorded."""
     if unknown_ended(cluster, session, message):
         return False
+    session.stray_stops.pop(message.worker, None)
     if session.strays.pop(message.worker, None) is not None:
         cluster.mark_waiting_dirty()
     found = _find(cluster, session, message.job, message.worker, message.uid)

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from elasticd.controller import cluster
-from elasticd.controller.events import AgentMessage, Warn
+from elasticd.controller.events import AgentMessage, SendAgent, Warn
 from elasticd.controller.intake import messages
 from elasticd.controller.jobs import job as job_module
 from elasticd.controller.reconcile import settle
 from elasticd.controller.requests import answers
 from elasticd.protocol.messages import (
+    AgentHeartbeat,
     AgentHello,
     Cancel,
     GetLog,
@@ -25,7 +26,9 @@ from elasticd.protocol.messages import (
     Scale,
     Scaled,
     SetPolicy,
+    StopWorker,
     Submit,
+    WorkerExit,
     WorkerReport,
 )
 from elasticd.protocol.model import Server, ServerId, Steady, WorkerId, WorkerPhase
@@ -98,6 +101,33 @@ def test_an_agent_that_reports_processes_without_end_is_not_believed(monkeypatch
         warned += sum(isinstance(action, Warn) for action in actions)
     assert len(world.machine.cluster.sessions[S1].strays) <= 5
     assert warned > 0
+
+
+def test_a_process_that_nobody_wants_is_told_to_end_again_and_again_until_it_has_ended() -> None:
+    world, job = training(1)
+    status = world.find(world.running(job)[0])[1].status
+    stray = WorkerId(f"{job}.1000")
+    strange = type(status)(
+        job=status.job, worker=stray, pid=1, address="", phase=WorkerPhase.READY,
+        generation=0, order=0, floor=0, applied=None, sequence=1,
+    )  # fmt: skip
+
+    def told(message: Any) -> int:
+        """How many orders to stop it follow from this message of the agent."""
+        actions = world.machine.handle(world.now, AgentMessage(S1, message))
+        sent = [action.message for action in actions if isinstance(action, SendAgent)]
+        return sum(isinstance(stop, StopWorker) and stop.worker == stray for stop in sent)
+
+    assert told(WorkerReport(status=strange)) == 1
+    stops = []
+    for _ in range(25):
+        world.now += 1.0
+        stops.append(told(AgentHeartbeat(server=S1)))
+    assert sum(stops) == 2, "the agent has heard of none of them, or its answers were lost"
+    told(WorkerExit(job=status.job, worker=stray, exit_code=None, reason="not here"))
+    world.now += 20.0
+    assert told(AgentHeartbeat(server=S1)) == 0
+    assert not world.machine.cluster.sessions[S1].strays
 
 
 def test_servers_without_end_are_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from .users import Users
 from .violation import Violation
 from .worker import Checkpoint, Worker
 
-QUIET_S = 1800.0  # virtual time within which everything ends once the weather has cleared
+QUIET_S = 2400.0  # virtual time within which everything ends once the weather has cleared: the longest time limit of a job, and its rest
 LOOK_EVERY_S = 10.0
 WELL_EVERY_S = 10.0
 HANGING_S = START_PATIENCE_S + 10.0  # after which a start that has not come to an end is given up
