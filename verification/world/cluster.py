@@ -29,7 +29,8 @@ from .users import Users
 from .violation import Violation
 from .worker import Checkpoint, Worker
 
-QUIET_S = 2400.0  # virtual time within which everything ends once the weather has cleared: the longest time limit of a job, and its rest
+# Virtual time within which everything ends once the weather has cleared: the longest time limit of a job, and its other steps.
+QUIET_S = 2400.0
 LOOK_EVERY_S = 10.0
 WELL_EVERY_S = 10.0
 HANGING_S = START_PATIENCE_S + 10.0  # after which a start that has not come to an end is given up
@@ -236,7 +237,9 @@ class World:
         return self.disk.get(submission_key(answer.job)) is not None or answer.job in archived
 
     def _committed(self, writes: Any) -> None:
-        for job in self.oracle.recorded(writes, self.controller.machine.cluster.awaited):
+        cluster = self.controller.machine.cluster
+        present = [name for name, session in cluster.sessions.items() if session.alive]
+        for job in self.oracle.recorded(writes, cluster.awaited, present):
             self.moment(Moment.END, job)
 
     # -- in the end

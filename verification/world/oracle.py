@@ -105,6 +105,9 @@ class Oracle:
         self._requests: dict[str, JobId] = {}
         self._made_by: dict[str, JobId] = {}  # the job that a request has made, in the present store
         self._numbers: dict[int, JobId] = {}  # that jobs have had, in any store
+        self._started: dict[ServerId, int] = {}  # the greatest number of a job that a server has been told to start
+        self._present: frozenset[ServerId] = frozenset()
+        self._store_replaced = False
         self._rescaled: set[JobId] = set()  # in this turn
         self._on_gpu: dict[str, list[WorkerId]] = {}
         self._starts: dict[str, deque[float]] = {}
@@ -154,6 +157,7 @@ class Oracle:
     def store_changed(self) -> None:
         """The store was lost or restored: what was acknowledged since may be forgotten, and only that."""
         self._made_by.clear()
+        self._store_replaced = True
         for known in self._jobs.values():
             known.uncertain, known.record = True, None
             known.disturbed_at = self._timeline.now + LASTS_S
@@ -162,6 +166,8 @@ class Oracle:
 
     def start_asked(self, gpu: str, worker: WorkerId) -> None:
         """An agent is about to start a worker's process; it may fail."""
+        server, number = ServerId(gpu.partition("/")[0]), job_number(JobId(worker.rpartition(".")[0]))
+        self._started[server] = max(number, self._started.get(server, 0))
         starts = self._starts.setdefault(gpu, deque(maxlen=MOST_STARTS))
         if len(starts) == MOST_STARTS and self._timeline.now - starts[0] < STARTS_WITHIN_S:
             text = f"{worker} is start number {MOST_STARTS + 1} on {gpu} within {STARTS_WITHIN_S:.0f} s"
@@ -365,12 +371,19 @@ class Oracle:
         known.preempted = _Preempted(self._timeline.now, step, holders)
         known.newest_of.clear()
 
-    def recorded(self, writes: Sequence[Put | Delete], awaited: Collection[ServerId] = ()) -> tuple[JobId, ...]:
+    def recorded(
+        self,
+        writes: Sequence[Put | Delete],
+        awaited: Collection[ServerId] = (),
+        present: Collection[ServerId] = (),
+    ) -> tuple[JobId, ...]:
         """The controller has made these writes durable. Returns the jobs that have ended by that.
 
-        `awaited`: servers that it knows from its store, and has not heard of since its start.
+        `awaited`: servers that it knows from its store, and has not heard of since its start; `present`: those whose agents
+        are in a session with it.
         """
         self.commits += 1
+        self._present = frozenset(present)
         changed, ended = False, []
         archived = {self._archived(write) for write in writes if write.key.startswith(archive.PREFIX)}
         for write in writes:
@@ -414,7 +427,10 @@ class Oracle:
 
     def _check_submission(self, job: JobId, submission: Submission) -> None:
         known = self.job(job)
-        other = self._numbers.setdefault(job_number(job), job)
+        number = job_number(job)
+        other = self._numbers.setdefault(number, job)
+        if other != job and self._store_replaced and not any(self._started.get(s, 0) >= number for s in self._present):
+            self._numbers[number] = other = job  # the store has lost it, and those who have run it are away
         if other != job:
             raise Violation("an id is never used again", f"{other} and {job} have one number")
         before, known.submission = known.submission, submission
