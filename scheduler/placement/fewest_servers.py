@@ -13,7 +13,7 @@ Shares that network packing allows (AFS App. E) are placed perfectly, on servers
 optimally: it is bin packing. What could not be placed well is tried again with each decision, and moves only if that makes
 the whole better; so a placement that has been carried out asks for no further change.
 
-Most jobs need no change, and are looked at once. How many GPUs of which server the others get is decided in `bin_packing.py`,
+Most jobs need no change, and are looked at once. How many GPUs of which server the others get is decided in `largest_first.py`,
 without regard to which these are: those that a job has there, then free ones, then those that others give up.
 """
 
@@ -29,7 +29,7 @@ import numpy as np
 from ...protocol.model import GpuAddress
 from ..sets import elements, some, union
 from ..view import Gpus, Ints, ServerInView
-from .bin_packing import Piece, Resident, fit
+from .largest_first import MOVED, TOUCHED, Piece, Resident, fit
 
 Placements = dict[int, Gpus]
 
@@ -176,7 +176,7 @@ class _Attempt:
         """Everybody's placement, and whether all are on the fewest servers and nobody is in another's way."""
         remote = frozenset(self._remote)
         pieces = [piece for row in self.restless for piece in self._pieces(row)]
-        fitted = fit(self._holes, pieces, lambda server: self._residents[server], self._has, remote)
+        fitted = fit(self._holes, pieces, self._residents, self._has, remote)
         placed = self._settled.copy()
         for row in fitted.amounts:
             placed.pop(row, None)
@@ -195,13 +195,11 @@ class _Attempt:
         pieces = []
         for gpus in [share] if whole else self._parts(share, own, homes):
             home = next((s for s in homes if layout.sizes[s] >= gpus and (whole or s not in self._remote)), None)
-            kept = 0
             if home is not None:
                 homes.remove(home)
-                kept = min(own[home], gpus)
             if home is not None and not whole:
                 self._remote.add(home)
-            pieces.append(Piece(row, gpus, own, home, kept, spread=not whole, elsewhere=len(own) > 1))
+            pieces.append(Piece(row, gpus, own, home, spread=not whole))
         return pieces
 
     def _parts(self, share: int, own: Mapping[int, int], homes: Sequence[int]) -> list[int]:
@@ -221,7 +219,6 @@ class _Attempt:
             share -= more
         return [part for part in parts if part]
 
-    @cached_property
     def _residents(self) -> list[list[Resident]]:
         """The settled jobs on each server."""
         residents: list[list[Resident]] = [[] for _ in self._layout.sizes]
@@ -229,9 +226,10 @@ class _Attempt:
         for row, has in self._settled.items():
             if row in spread:
                 for server, gpus in spread[row].items():
-                    residents[server].append((row, gpus, True))
+                    residents[server].append((TOUCHED + gpus, row, gpus, True))
             else:
-                residents[server_of[has.bit_length() - 1]].append((row, wanted[row], False))
+                share = wanted[row]
+                residents[server_of[has.bit_length() - 1]].append((MOVED + TOUCHED + share, row, share, False))
         return residents
 
     def _choose(self, amounts: Mapping[int, Mapping[int, int]], placed: Placements) -> None:

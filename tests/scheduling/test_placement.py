@@ -274,8 +274,14 @@ def test_a_job_that_fits_into_one_server_is_not_split_to_keep_spread_jobs_apart(
 
 
 def test_what_fits_on_no_single_server_takes_the_largest_holes() -> None:
+    placed = place(servers(4, 4, 5), {0: gpus(0, 1, 2), 1: gpus(4, 5, 6), 2: gpus(8, 9, 10)}, {0: 3, 1: 3, 2: 3, 3: 3})
+    assert counts(placed[3], [4, 4, 5]) in {(1, 0, 2), (0, 1, 2)}
+
+
+def test_a_smaller_job_is_spread_rather_than_a_larger_one() -> None:
     placed = place(servers(4, 4, 4), {0: gpus(0, 1, 2), 1: gpus(4, 5, 6), 2: gpus(8, 9)}, {0: 3, 1: 3, 2: 2, 3: 3})
-    assert counts(placed[3], [4, 4, 4]) in {(1, 0, 2), (0, 1, 2)}
+    assert counts(placed[3], [4, 4, 4]) == (0, 0, 3)
+    assert sum(map(bool, counts(placed[2], [4, 4, 4]))) == 2
 
 
 def test_a_large_job_takes_the_largest_servers() -> None:

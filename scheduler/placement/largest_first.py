@@ -1,0 +1,226 @@
+"""On which servers jobs get their GPUs, counted only: pieces of jobs into servers with so many free ones.
+
+Theory of operation
+-------------------
+A job that fits into one server is one piece; a larger one fills whole servers, and what is left is another piece. At first
+every piece stays where its job has GPUs, even if that is too much for a server; pieces of new jobs are loose. Where a server is
+too full, pieces leave it and become loose. Then loose pieces are put, the largest first, each into the tightest hole that it
+fits into. Where there is no such hole, smaller pieces give way on one server: they become loose, and the larger one takes their
+place. Those give way that cost least: first that few jobs lose all their GPUs, then that few jobs move that need no change, then
+that few GPUs change hands. It is one choice, and nothing is taken back. Trying out others, as an earlier version did, gained a
+tenth of the migrations and nothing of the average JCT (docs/design/scheduling.md).
+
+Packed shares are placed perfectly on servers that are alike: each job on the fewest servers, and no two jobs that talk to other
+servers on one (AFS App. E, Proposition 1). Servers have 2^k GPUs; a piece has 1, 2, 4 and so on, up to a whole server. Let a
+piece of g GPUs find no hole. Pieces of g GPUs and more have been put before, or stay. What they leave of a server, which is free
+or belongs to smaller pieces, is a multiple of g. Over all servers it is at least g, since all shares fit into the cluster. So
+one server has g GPUs or more of it, and the piece takes its place there. Only smaller pieces become loose by that; so all this
+comes to an end, and then each piece has a place. A job that talks to other servers has whole ones, and no neighbour. The proof
+holds whichever server is taken, and whoever leaves it.
+
+With other shares, or servers that differ, this is bin packing: all smaller pieces of a server may not be enough for a larger
+one. It is spread over the largest holes when all others have been put, and the next decision tries again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+MOVED = 2**40  # a job loses all its GPUs
+TOUCHED = 2**20  # a job moves although it needs no change; beside both, a GPU that changes hands counts 1
+
+Amounts = dict[int, dict[int, int]]  # by job and server: GPUs
+# What could leave a server: its price, job and GPUs, and whether its job talks to other servers.
+Resident = tuple[int, int, int, bool]
+_Way = tuple[int, list[int], list[Resident]]  # what leaves, last; before it the price, and minus the jobs that it is of
+_NO_WAY: _Way = (2**60, [], [])
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """What a job is to have on one server. Not frozen only because that takes twice the time to make."""
+
+    job: int
+    gpus: int
+    own: Mapping[int, int]  # how many GPUs its job has on which servers
+    home: int | None = None  # the server where it stays if it can
+    spread: bool = False  # its job talks to other servers
+
+
+@dataclass(frozen=True)
+class Fit:
+    """GPUs by job and server, of jobs that were not settled or had to move. `perfect`: on the fewest servers, no conflicts."""
+
+    amounts: Amounts
+    perfect: bool
+
+
+def fit(
+    holes: Sequence[int],
+    pieces: Sequence[Piece],
+    settled: Callable[[], Sequence[Sequence[Resident]]],
+    own: Callable[[int], Mapping[int, int]],
+    remote: frozenset[int],
+) -> Fit:
+    """Put `pieces` into `holes`, which is what settled jobs leave free of each server.
+
+    `settled`: the settled jobs on each server, asked for if one may have to move; `own`: how many GPUs a job has on which
+    servers; `remote`: where settled jobs talk to other servers. Raises ValueError if there is not enough room for all.
+    """
+    bins = _Servers(holes, pieces, settled, own, remote)
+    bins.relieve()
+    homeless = bins.put_all()
+    for piece in homeless:
+        bins.spread(piece)
+    return Fit(bins.amounts, not homeless and max(bins.talking.values(), default=0) < 2)
+
+
+class _Servers:
+    """What is where, what is free, and what is loose."""
+
+    def __init__(
+        self,
+        holes: Sequence[int],
+        pieces: Sequence[Piece],
+        settled: Callable[[], Sequence[Sequence[Resident]]],
+        own: Callable[[int], Mapping[int, int]],
+        remote: frozenset[int],
+    ) -> None:
+        self.amounts: Amounts = {piece.job: {} for piece in pieces}
+        self.talking = Counter(remote)  # by server: jobs that talk to others
+        self._holes = list(holes)
+        self._settled, self._own = settled, own
+        self._at_home = [(piece.home, piece) for piece in pieces if piece.home is not None]
+        self._ways: dict[int, _Way] = {}  # by server, to a place for a piece of the size below
+        self._ways_for = 0
+        self._numbers = count()
+        self._loose = [self._in_line(piece) for piece in pieces if piece.home is None]
+        heapify(self._loose)
+        for server, piece in self._at_home:
+            self._put(piece, server)
+
+    @cached_property
+    def _residents(self) -> list[list[Resident]]:
+        """What could leave each server."""
+        residents = [list(here) for here in self._settled()]
+        for server, piece in self._at_home:
+            price = 0 if len(piece.own) > 1 else MOVED + min(piece.own[server], piece.gpus)
+            residents[server].append((price, piece.job, piece.gpus, piece.spread))
+        return residents
+
+    def relieve(self) -> None:
+        """Where a server is too full pieces of any size leave."""
+        for server, hole in enumerate(self._holes):
+            if hole < 0:
+                self._give_way(server, _cheapest(self._residents[server], -hole)[2])
+
+    def put_all(self) -> list[Piece]:
+        """All that are loose. Returns those that fit nowhere."""
+        homeless = []
+        while self._loose:
+            piece = heappop(self._loose)[2]
+            server = self._avoiding_others(piece) if piece.spread else self._tightest(piece)
+            if server is None:
+                server = self._made_free(piece.gpus)
+            if server is None:
+                homeless.append(piece)
+            else:
+                self._put(piece, server)
+        return homeless
+
+    def _in_line(self, piece: Piece) -> tuple[int, int, Piece]:
+        """For a heap. The largest comes first; of one size those of spread jobs, since these have to avoid each other and the
+        rest fills what they leave; then as they have become loose."""
+        return -2 * piece.gpus - piece.spread, next(self._numbers), piece
+
+    def _put(self, piece: Piece, server: int) -> None:
+        self._holes[server] -= piece.gpus
+        amount = self.amounts[piece.job]
+        amount[server] = amount.get(server, 0) + piece.gpus
+        self.talking[server] += piece.spread
+        self._ways.pop(server, None)
+
+    def _tightest(self, piece: Piece) -> int | None:
+        """The server with the tightest hole that is large enough, one where the job has GPUs if there is any; else None."""
+        holes, gpus = self._holes, piece.gpus
+        at_home = [(holes[server], server) for server in piece.own if holes[server] >= gpus]
+        if at_home:
+            return min(at_home)[1]
+        if gpus in holes:
+            return holes.index(gpus)
+        tightest = min([hole for hole in holes if hole > gpus], default=0)
+        return holes.index(tightest) if tightest else None
+
+    def _avoiding_others(self, piece: Piece) -> int | None:
+        """The same, but rather one where no other job talks to other servers."""
+        talking, own, gpus = self.talking, piece.own, piece.gpus
+        fitting = [(talking[s] > 0, s not in own, hole, s) for s, hole in enumerate(self._holes) if hole >= gpus]
+        return min(fitting)[3] if fitting else None
+
+    # -- giving way
+
+    def _made_free(self, gpus: int) -> int | None:
+        """A server where smaller pieces have given way to one of `gpus` GPUs, where that costs least; of equal ones that of the
+        job submitted last. None if they are nowhere enough."""
+        if gpus != self._ways_for:
+            self._ways, self._ways_for = {}, gpus
+        ways = self._ways
+        for server, hole in enumerate(self._holes):
+            if server not in ways:
+                ways[server] = _cheapest([one for one in self._residents[server] if one[2] < gpus], gpus - hole)
+        _, server = min([(way[:2], server) for server, way in ways.items()])
+        leaving = ways[server][2]
+        if not leaving:
+            return None
+        self._give_way(server, leaving)
+        return server
+
+    def _give_way(self, server: int, leaving: Sequence[Resident]) -> None:
+        for one in leaving:
+            self._residents[server].remove(one)
+            _, job, gpus, spread = one
+            piece = Piece(job, gpus, self._own(job), spread=spread)
+            amount = self.amounts.setdefault(job, dict(piece.own))
+            amount[server] -= gpus
+            if not amount[server]:
+                del amount[server]
+            self._holes[server] += gpus
+            self.talking[server] -= spread
+            heappush(self._loose, self._in_line(piece))
+
+    def spread(self, piece: Piece) -> None:
+        """Over the largest holes; of equal ones those where its job has GPUs."""
+        holes, need = self._holes, piece.gpus
+        amount = self.amounts[piece.job]
+        while need:
+            room = min(max(holes), need)
+            if not room:
+                raise ValueError(f"{need} GPUs do not fit")
+            at_home = [server for server in piece.own if holes[server] >= room]
+            server = min(at_home) if at_home else next(s for s, hole in enumerate(holes) if hole >= room)
+            holes[server] -= room
+            amount[server] = amount.get(server, 0) + room
+            need -= room
+
+
+def _cheapest(residents: Sequence[Resident], need: int) -> _Way:
+    """Some with `need` GPUs in which none is superfluous: one after the other who costs least for each GPU that is needed, of
+    equal ones the job submitted last. Nobody, where all of them are not enough."""
+    if sum([gpus for _, _, gpus, _ in residents]) < need:
+        return _NO_WAY
+    chosen: list[Resident] = []
+    for one in sorted(residents, key=lambda one: (one[0] / min(one[2], need), -one[1])):
+        chosen.append(one)
+        need -= one[2]
+        if need <= 0:
+            break
+    for one in chosen[:-1]:
+        if need + one[2] <= 0:
+            chosen.remove(one)
+            need += one[2]
+    return sum([price for price, _, _, _ in chosen]), [-job for _, job, _, _ in chosen], chosen
