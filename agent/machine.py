@@ -90,7 +90,6 @@ MAX_ORDERS = 4096
 MAX_FORGOTTEN = 4096
 MAX_EXITS_PER_HEARTBEAT = 64
 MAX_REPORTS_PER_HEARTBEAT = 128
-OVER = (WorkerPhase.FINISHED, WorkerPhase.LEFT)
 
 
 _Name = tuple[str, WorkerId]  # of a worker, for ever: its job's uid, and its id
@@ -364,7 +363,9 @@ class AgentMachine:
         asked_before = process.kill_at is not None
         process.kill_at = kill_at if process.kill_at is None else min(process.kill_at, kill_at)
         phase = process.status.phase if process.status is not None else None
-        over = phase in OVER  # it is about to end: what its script does after the training is not interrupted
+        over = (
+            phase is not None and phase.over
+        )  # it is about to end: what its script does after the training is not interrupted
         may_train = process.origin is Origin.ADOPTED if phase is None else phase.may_have_state
         if stop.save and not asked_before and (may_train or over):
             process.suspend = _suspend(stop)
@@ -424,7 +425,7 @@ class AgentMachine:
         if process.suspend is not None:  # one that has been adopted may not have been within hearing
             if status.phase.may_have_state:
                 actions.append(SendWorker(status.worker, process.suspend))
-            elif status.phase not in OVER:
+            elif not status.phase.over:
                 process.suspend = None
                 actions.append(SignalProcess(status.worker, StopSignal.TERMINATE))
         process.unreported = before is not None and _without_progress(status) == _without_progress(before)
@@ -450,7 +451,7 @@ class AgentMachine:
         if process is None:
             return []
         phase = process.status.phase if process.status else None
-        if exit_code == 0 and phase in OVER:
+        if exit_code == 0 and phase is not None and phase.over:
             fault = Fault.NONE
         elif process.hung:
             fault, reason = Fault.SILENT, process.hung
@@ -519,7 +520,7 @@ class AgentMachine:
     def _silence_allowed_s(self, process: _Process) -> float:
         """Those at their end may be busy with the script's last lines, or with ending, and speak no more."""
         phase = process.status.phase if process.status is not None else None
-        if phase is None or phase in OVER or process.hung:
+        if phase is None or phase.over or process.hung:
             return float("inf")
         return self._worker_silence_s * (STARTING_PATIENCE if phase is WorkerPhase.STARTING else 1.0)
 

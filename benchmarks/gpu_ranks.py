@@ -25,7 +25,7 @@ from elasticd.worker.environment import read_cluster
 from elasticd.worker.events import Arrived, EnterGeneration
 from elasticd.worker.gradients.layout import Layout
 from elasticd.worker.gradients.reduction import CanonicalReducer, Node, TreeAccumulator
-from elasticd.worker.state.replication import start_receiving, start_sending
+from elasticd.worker.state.replication import Replication, Transfer
 from elasticd.worker.state.training_state import describe
 from elasticd.worker.virtual import assign
 
@@ -117,11 +117,14 @@ def exchange(rank: int, size: int, device: torch.device, settings: dict[str, Any
 
     state = [torch.ones(elements // TENSORS, device=device) for _ in range(TENSORS)]
 
+    plan = (Transfer(0, 1),)
+
     def transfer() -> None:
         if rank == 0:
-            start_sending(communicator, [1], {"tensors": [describe("state", tensor) for tensor in state]}, state).wait()
+            header = {"tensors": [describe("state", tensor) for tensor in state]}
+            Replication(communicator, plan).give(header, state).wait()
         elif rank == 1:
-            start_receiving(communicator, 0, device).wait()
+            Replication(communicator, plan).take(device).wait()
 
     rivals: dict[str, Callable[[], object]] = {
         "all-reduce": lambda: dist.all_reduce(flat),

@@ -112,7 +112,7 @@ class ControllerMachine:
             cluster.review_s = math.inf
             cluster.schedule_due = True
         settle(cluster, now)
-        answer_undecided(cluster, now)
+        answer_undecided(cluster)
 
     def _silent(self, now: float) -> list[Session]:
         """Servers whose leases have run out, by name."""

@@ -13,6 +13,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..protocol.errors import UserError
+from ..protocol.limits import (
+    MAX_GPUS,
+    MAX_KEPT_CHECKPOINTS,
+    MAX_MODEL,
+    MAX_PRIORITY,
+    MAX_STEPS,
+    MAX_STEPS_PER_S,
+    MAX_VIRTUAL_WORKERS,
+    MIN_STEPS_PER_S,
+)
 from ..protocol.model import CheckpointSpec, Determinism, GpuRange, JobSpec
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml
@@ -23,12 +33,6 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 PRIORITIES = {"low": -10, "normal": 0, "high": 10}
-MAX_GPUS = 4096  # this and what follows: as the controller has it, which checks again
-MAX_VIRTUAL_WORKERS = 4096
-MAX_STEPS = 10**15
-MAX_KEEP = 1000
-MAX_MODEL = 200
-MAX_PRIORITY = 1_000_000
 
 # What of the submitter's environment travels with a job; everything else a job needs stands in its file.
 CAPTURED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "LANG", "USER")
@@ -112,7 +116,7 @@ def build(file: Path | None, options: Overrides, cwd: Path, environ: Mapping[str
         max_steps=_within(*pick("max_steps", options.max_steps, written.max_steps), 1, MAX_STEPS),
         checkpoint=CheckpointSpec(
             every_s=600.0 if every is None else duration_s(every, where_every),
-            keep=_within(f"{source}: checkpoint.keep", checkpoint.keep, 1, MAX_KEEP) or 2,
+            keep=_within(f"{source}: checkpoint.keep", checkpoint.keep, 1, MAX_KEPT_CHECKPOINTS) or 2,
             save_timeout_s=wait_s("checkpoint.save_timeout", checkpoint.save_timeout, None),
         ),
         determinism=_determinism(*pick("determinism", options.determinism, written.determinism)),
@@ -293,8 +297,10 @@ def _throughput(where: str, given: Any) -> dict[int, float]:
     for share, rate in given.items():
         if not isinstance(share, int) or isinstance(share, bool) or not 1 <= share <= MAX_GPUS:
             raise UserError(f"{where}: {share!r} is not a number of GPUs from 1 to {MAX_GPUS}")
-        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate <= MAX_STEPS:
-            raise UserError(f"{where}.{share}: {rate!r} is not a number of steps per second above 0")
+        number = isinstance(rate, int | float) and not isinstance(rate, bool)
+        if not number or not MIN_STEPS_PER_S <= rate <= MAX_STEPS_PER_S:
+            allowed = f"from {MIN_STEPS_PER_S:g} to {MAX_STEPS_PER_S:g}"
+            raise UserError(f"{where}.{share}: {rate!r} is not a number of steps per second {allowed}")
         found[share] = float(rate)
     return found
 

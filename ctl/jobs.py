@@ -29,6 +29,7 @@ from ..protocol.messages import (
     Submitted,
 )
 from ..protocol.model import JobPhase, Resize, job_number
+from ..protocol.texts import gpu_count
 from . import render
 from .context import DECIDED_WITHIN_S, JSON, Context, console, of, print_json, say
 from .waiting import Waiting, limit_s
@@ -267,20 +268,20 @@ def scale(
     before = shared.job(job)
     if wanted is not None and (before.share_gpus, before.manual_share) == (wanted, wanted):
         document = {"job": before.job, "share_gpus": wanted, "generation": before.generation, "changed": False}
-        _answer(as_json, document, f"{before.job} has {render.count(wanted)} already")
+        _answer(as_json, document, f"{before.job} has {gpu_count(wanted)} already")
         return
     order = shared.ask(Scale(job=before.job, share=wanted), Scaled, DECIDED_WITHIN_S)
     if wanted is not None and order.share < wanted:
-        say(f"elasticctl: {order.job}: {order.share} of {render.count(wanted)} can be had now")
+        say(f"elasticctl: {order.job}: {order.share} of {gpu_count(wanted)} can be had now")
     document = {"job": order.job, "share_gpus": order.share, "generation": order.generation}
     by = "by its policy" if wanted is None else "by hand"
     if no_wait or not order.share:
-        _answer(as_json, document, f"{order.job}: set {by}, ordered {render.count(order.share)}")
+        _answer(as_json, document, f"{order.job}: set {by}, ordered {gpu_count(order.share)}")
     elif order.generation <= before.generation and before.share_gpus == order.share:
         _answer(
             as_json,
             {**document, "changed": False},
-            f"{order.job} has {render.count(order.share)} already, now set {by}",
+            f"{order.job} has {gpu_count(order.share)} already, now set {by}",
         )
     else:
         _report(as_json, _until_resized(shared, order, wanted, before.share_gpus > 0, within_s), order)
@@ -291,7 +292,7 @@ def _report(as_json: bool, view: JobView, order: Scaled) -> None:
     document = {"job": view.job, "share_gpus": view.share_gpus, "generation": view.generation}
     resize = _measured(view, order)
     if resize is None:
-        _answer(as_json, document, f"{view.job} has {render.count(view.share_gpus)}")
+        _answer(as_json, document, f"{view.job} has {gpu_count(view.share_gpus)}")
     else:
         document |= {"paused_s": resize.paused_s, **render.plain(resize)}
         _answer(as_json, document, render.describe_resize(view.job, resize))
@@ -320,9 +321,9 @@ def _until_resized(
 
     Raises RequestRefused if the job ends, somebody sets another share meanwhile, or it takes longer than `within_s`.
     """
-    waiting = Waiting(f"{order.job} to train on {render.count(order.share)}", within_s)
+    waiting = Waiting(f"{order.job} to train on {gpu_count(order.share)}", within_s)
     if sys.stderr.isatty():
-        say(f"{order.job}: ordered {render.count(order.share)}; it trains on while new workers prepare")
+        say(f"{order.job}: ordered {gpu_count(order.share)}; it trains on while new workers prepare")
     committed_at: float | None = None
     while True:
         view = shared.job(order.job)

@@ -53,9 +53,9 @@ def daemon_runs(directory: Path, daemons: Mapping[str, Daemon], name: str) -> bo
     return any(_configuration(line) == configuration for _, line in _command_lines())
 
 
-def anything_runs(directory: Path, daemons: Mapping[str, Daemon]) -> bool:
-    """Whether any process of the cluster in `directory` runs."""
-    return bool(_running(directory, daemons).all)
+def anything_runs(directory: Path) -> bool:
+    """Whether any process of the cluster in `directory` runs, as far as it can be told without its list of daemons."""
+    return bool(_running(directory, {}).all)
 
 
 def stop_everything(directory: Path, daemons: Mapping[str, Daemon]) -> tuple[int, ...]:

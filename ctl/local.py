@@ -31,6 +31,7 @@ from .waiting import Waiting
 
 READY_WITHIN_S = 20.0
 LOCKED_FOR_S = 60.0  # by another `up` or `down`, at most
+TOLD_LINES = 5  # of the log of a daemon that does not start
 TEMPORARY = ".new"
 OURS = (".lock", TEMPORARY)  # what a killed `up` may leave behind before the cluster has a record
 
@@ -96,7 +97,7 @@ def up(directory: Path, servers: int | None, gpus: int | None, policy: str | Non
 
 def down(directory: Path, keep: bool) -> bool:
     """Stop all processes of the cluster and remove its directory, unless it is to be kept. False: there is none."""
-    if read(directory) is None and not anything_runs(directory, {}):
+    if read(directory) is None and not anything_runs(directory):
         return False
     with _locked(directory):
         cluster = read(directory)
@@ -241,12 +242,12 @@ def _wait_until_ready(directory: Path, cluster: LocalCluster, started: dict[str,
     )
 
 
-def _tail(directory: Path, name: str, lines: int = 5) -> str:
+def _tail(directory: Path, name: str) -> str:
     try:
         text = (directory / "log" / f"{name}.log").read_text(errors="replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
+    return "\n".join(text.splitlines()[-TOLD_LINES:])
 
 
 def _take_back(directory: Path, cluster: LocalCluster, started: dict[str, subprocess.Popen[bytes]] | None) -> None:

@@ -13,15 +13,13 @@ import typer
 from ..protocol.errors import UserError
 from ..protocol.messages import GetPolicy, PolicyInUse, PolicySet, SetPolicy, StageView
 from . import render
-from .context import JSON, Context, console, of, print_json, say
+from .context import DECIDED_WITHIN_S, JSON, Context, console, of, print_json, say
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..scheduler.describe import RuleView
     from ..scheduler.scheduler import Scheduler, Stages
-
-DECIDED_WITHIN_S = 60.0  # a controller that has just started waits for its servers before it decides anything
 
 
 def add_to(root: typer.Typer) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from ..protocol.messages import CurvePoint, EventView, JobView, ServerState, ServerView, WorkerView
 from ..protocol.model import JobPhase, Resize
+from ..protocol.texts import gpu_count
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,6 +26,8 @@ PHASE_STYLES = {
     JobPhase.CANCELLED: "dim",
 }
 
+
+SHARE_CELLS = 48  # of the line that shows the share over time
 
 # Escape sequences (colours, titles, cursor movements) and other control characters, C1 included.
 CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])?|[\x00-\x1f\x7f-\x9f]")
@@ -74,7 +77,7 @@ def eta_s(job: JobView) -> float | None:
 def describe_resize(job: str, resize: Resize) -> str:
     """One sentence on what a switch of generations cost."""
     return (
-        f"{job}: {resize.workers_before} -> {count(resize.workers_after)} after step {resize.step}; longest time between two "
+        f"{job}: {resize.workers_before} -> {gpu_count(resize.workers_after)} after step {resize.step}; longest time between two "
         f"steps {milliseconds(resize.longest_gap_s)} (median {milliseconds(resize.median_step_s)} before, "
         f"{milliseconds(resize.median_step_after_s)} after): paused for {milliseconds(resize.paused_s)}"
     )
@@ -82,11 +85,6 @@ def describe_resize(job: str, resize: Resize) -> str:
 
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
-
-
-def count(number: int) -> str:
-    """ "1 GPU", "2 GPUs"."""
-    return f"{number} GPU" if number == 1 else f"{number} GPUs"
 
 
 def metrics(job: JobView) -> str:
@@ -196,16 +194,16 @@ def point_line(point: CurvePoint) -> str:
     how = point.source
     if point.age_s is not None:
         how += f", {point.times} time{'s' if point.times > 1 else ''}, {span(point.age_s)} ago"
-    return f"{count(point.share_gpus):<8} {where:<13} {point.steps_per_s:10.2f} steps/s {samples:<20} {how}"
+    return f"{gpu_count(point.share_gpus):<8} {where:<13} {point.steps_per_s:10.2f} steps/s {samples:<20} {how}"
 
 
-def share_line(job: JobView, now_s: float, width: int = 48) -> str:
+def share_line(job: JobView, now_s: float) -> str:
     """The share over time as one line of digits, one for each equal part of the job's life (+ for ten and more)."""
     end = job.finished_s or now_s
     begin = job.shares[0].time_s
     cells = []
-    for cell in range(width):
-        at = begin + (end - begin) * (cell + 0.5) / width
+    for cell in range(SHARE_CELLS):
+        at = begin + (end - begin) * (cell + 0.5) / SHARE_CELLS
         share = [change.share for change in job.shares if change.time_s <= at]
         cells.append("." if not share or not share[-1] else (str(share[-1]) if share[-1] < 10 else "+"))
     return "".join(cells) + f"  ({span(end - begin)})"

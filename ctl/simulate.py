@@ -16,6 +16,7 @@ import typer
 
 from ..protocol.errors import UserError
 from ..protocol.model import JobId
+from ..protocol.texts import gpu_count
 from . import render
 from .context import console, say
 
@@ -338,7 +339,7 @@ def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> Non
     assert row is not None
     load = setup.assigned.workload
     submitted_s = float(load.submit_s[row])
-    requested = render.count(int(load.requested_gpus[row]))
+    requested = gpu_count(int(load.requested_gpus[row]))
     request = f"{requested} requested, from {load.min_gpus[row]} to {load.max_gpus[row]} allowed"
     print(
         f"\n{load.names[row]}: {load.models[load.curve[row]]}, {request}, {render.span(float(load.work_s[row]))} on one",
@@ -348,7 +349,7 @@ def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> Non
         print(f"  under {label}, since its submission:", file=file)
         for moment in result.story[:LONGEST_STORY]:
             why = f": {render.printable(moment.why)}" if moment.why else ""
-            gets = f"has {render.count(moment.gpus)}" if moment.gpus else "waits"
+            gets = f"has {gpu_count(moment.gpus)}" if moment.gpus else "waits"
             packed = f" ({_packing(moment.wanted_gpus, moment.gpus)})" if moment.gpus != moment.wanted_gpus else ""
             print(f"    {render.span(moment.time_s - submitted_s):>8}  {gets}{packed}{why}", file=file)
         if len(result.story) > LONGEST_STORY:
@@ -361,7 +362,7 @@ def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> Non
 
 
 def _packing(wanted: int, gpus: int) -> str:
-    return f"{render.count(wanted)} from the policy, {'raised' if gpus > wanted else 'lowered'} by packing"
+    return f"{gpu_count(wanted)} from the policy, {'raised' if gpus > wanted else 'lowered'} by packing"
 
 
 def _write_json(name: str, document: dict[str, Any]) -> None:

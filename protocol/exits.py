@@ -10,8 +10,6 @@ SPOILED = 79  # it has lost its initial values to a state that has not come, and
 UNREACHABLE = 80  # a newcomer that could not connect to the other workers
 SPEECHLESS = 81  # its control thread could not begin, or has ended: no descriptors or threads left, or our mistake
 
-OF_THE_CLUSTER = frozenset({NO_CHECKPOINT, HUNG, SPOILED, UNREACHABLE, SPEECHLESS})  # the script has not chosen to end
-
 
 def fault_of(exit_code: int | None) -> Fault:
     """Whose fault an end is of which nothing but the exit code is known (None: not even that; negative: minus the signal).

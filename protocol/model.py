@@ -191,6 +191,11 @@ class WorkerPhase(enum.Enum):
         """Does a worker take part in the training, so that the job can go on from what it has?"""
         return self in (WorkerPhase.TRAINING, WorkerPhase.BROKEN)
 
+    @property
+    def over(self) -> bool:
+        """Has it nothing more to do with the training?"""
+        return self in (WorkerPhase.LEFT, WorkerPhase.FINISHED)
+
 
 class Fault(enum.Enum):
     """Whose fault the end of a worker's process is. Only the script's counts against the job."""

@@ -12,7 +12,6 @@ import os
 import signal
 from collections.abc import Callable
 from types import FrameType
-from typing import Protocol, TypeVar
 
 import zmq
 
@@ -22,17 +21,6 @@ log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 1.0  # so that a lost wake-up costs a second, never a hang
 MAX_MESSAGES_PER_TURN = 256  # one busy peer must not starve the others or the timers
-
-E = TypeVar("E", contravariant=True)
-A = TypeVar("A")
-
-
-class Machine(Protocol[E, A]):
-    """A pure state machine. `handle` is its only door; `next_deadline` says when it wants to be woken (Unix time, s)."""
-
-    def handle(self, now: float, event: E) -> list[A]: ...
-
-    def next_deadline(self) -> float | None: ...
 
 
 class Loop:

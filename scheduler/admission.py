@@ -12,7 +12,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from .policies.base import count
+from ..protocol.texts import gpu_count
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Bounded:
     def refusal(self, job: Newcomer, situation: Situation) -> str:
         most, quota = self.parameters.waiting_jobs, self.parameters.user_jobs
         if situation.gpus and job.min_gpus > situation.gpus:
-            return f"it needs at least {count(job.min_gpus)}, and the cluster has {situation.gpus}"
+            return f"it needs at least {gpu_count(job.min_gpus)}, and the cluster has {situation.gpus}"
         if most is not None and situation.waiting_jobs >= most:
             return f"{situation.waiting_jobs} jobs wait already, and at most {most} may"
         if quota is not None and job.user and situation.user_jobs >= quota:

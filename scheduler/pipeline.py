@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..protocol.texts import gpu_count
 from .packing import pack
 from .placement.fewest_servers import Placements
 from .placement.registry import FEWEST_SERVERS, Placement
 from .policies import Policy
-from .policies.base import count, no_shares
+from .policies.base import no_shares
 from .view import ClusterView, Gpus, Ints, JobTable, Reason, ReasonCode
 
 
@@ -96,15 +97,15 @@ def _policed(view: ClusterView, gpus: int) -> Ints | None:
 
 def _too_large(least: int, gpus: int, total: int) -> Reason:
     there = f"the cluster has {total}" if least > total else f"{gpus} of {total} are not given by hand"
-    return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"asks for at least {count(least)}, {there}")
+    return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"asks for at least {gpu_count(least)}, {there}")
 
 
 def _too_little_for(wanted: int, share: int, gpus: int) -> Reason | None:
     if share == wanted:
         return None
-    return Reason(ReasonCode.MANUAL, f"set to {count(wanted)} by hand, {share} of {gpus} could be had")
+    return Reason(ReasonCode.MANUAL, f"set to {gpu_count(wanted)} by hand, {share} of {gpus} could be had")
 
 
 def _packed(wanted: int, share: int) -> Reason:
-    instead = count(share) if share else "none"
+    instead = gpu_count(share) if share else "none"
     return Reason(ReasonCode.PACKED, f"{instead} in place of {wanted}, so that no two jobs share a server's network")

@@ -10,6 +10,7 @@ from statistics import median
 from ..protocol.model import Resize, Steady
 
 STEPS_KEPT = 128
+MEDIAN_STEPS = 32  # of which a pace is the median
 STEADY_STEPS = 32  # the pace of a generation is the median of so many of its last steps
 STEPS_BEFORE = 2  # the gap is looked for from this many steps before a switch
 STEPS_AFTER = 4  # to this many after it
@@ -40,9 +41,9 @@ class StepTimes:
     def resizes(self) -> tuple[Resize, ...]:
         return tuple(self._resizes)
 
-    def median_step_s(self, last: int = 32) -> float:
+    def median_step_s(self) -> float:
         """Median time between two applied steps over the last ones, 0 if there are none."""
-        times = [at for _, at in list(self._applied)[-last - 1 :]]
+        times = [at for _, at in list(self._applied)[-MEDIAN_STEPS - 1 :]]
         gaps = [b - a for a, b in pairwise(times)]
         return median(gaps) if gaps else 0.0
 

@@ -22,6 +22,7 @@ from ...protocol.messages import (
     WorkerReport,
 )
 from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
+from ...protocol.texts import gpu_count
 from ...protocol.times import STOP_AGAIN_S, STOP_GRACE_S, paced_interval_s
 from ..cluster import Cluster, Session
 from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
@@ -384,7 +385,7 @@ def _note_status(
             cluster.schedule_due = True
         for resize in job.note_resizes(status):
             cluster.tell(now, EventKind.RESIZED, job.id, resize_text(resize))
-        _note_commit(cluster, now, job, status)
+        _note_commit(now, job, status)
         _note_begin(cluster, now, job, status)
         _note_broken(job, status)
         _note_cut(now, job)
@@ -417,7 +418,7 @@ def _note_worker(now: float, job: Job, entry: WorkerRecord, status: WorkerStatus
             job.update(hold_s=0.0)
 
 
-def _note_commit(cluster: Cluster, now: float, job: Job, status: WorkerStatus) -> None:
+def _note_commit(now: float, job: Job, status: WorkerStatus) -> None:
     order = job.order(status.generation)
     if order is None or order.generation <= job.record.committed or status.worker not in order.roster.workers:
         return
@@ -440,8 +441,7 @@ def _note_begin(cluster: Cluster, now: float, job: Job, status: WorkerStatus) ->
     if job.record.begun_cycle >= job.record.cycle or status.worker not in order.roster.workers:
         return
     job.update(begun_cycle=job.record.cycle)
-    share = len(order.roster.members)
-    cluster.tell(now, EventKind.STARTED, job.id, f"trains on {share} {'GPU' if share == 1 else 'GPUs'}")
+    cluster.tell(now, EventKind.STARTED, job.id, f"trains on {gpu_count(len(order.roster.members))}")
 
 
 def _note_broken(job: Job, status: WorkerStatus) -> None:

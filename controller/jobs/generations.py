@@ -28,7 +28,6 @@ from ...protocol.model import GpuAddress, GpuPlace, Server, WorkerId, WorkerPhas
 from .job import Job
 from .records import OrderKind, OrderRecord, WorkerRecord, WorkerState
 
-OVER = (WorkerPhase.LEFT, WorkerPhase.FINISHED)
 STANDING_STILL = (WorkerPhase.READY, WorkerPhase.BROKEN)
 
 
@@ -63,7 +62,7 @@ def usable(job: Job, worker: WorkerId) -> bool:
     if entry is None or entry.stopping:
         return False
     status = job.statuses.get(worker)
-    return status is None or status.phase not in OVER
+    return status is None or not status.phase.over
 
 
 def holds_state(job: Job, worker: WorkerId) -> bool:

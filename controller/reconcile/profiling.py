@@ -30,7 +30,7 @@ def profile_jobs(cluster: Cluster, now: float, seen: Snapshot, decision: Decisio
         job = seen.jobs[row]
         if job.profiling is not None:
             _go_on(cluster, now, job, in_order(decision.placements.get(row, 0), seen.gpus, job.record.target))
-        elif begin and (shares := _worthwhile(cluster, now, job, int(decision.shares[row]), packed)):
+        elif begin and (shares := _worthwhile(cluster, job, int(decision.shares[row]), packed)):
             _measure_with(cluster, now, job, shares)
 
 
@@ -68,7 +68,7 @@ def _go_on(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...
     cluster.mark_dirty(job)
 
 
-def _worthwhile(cluster: Cluster, now: float, job: Job, share: int, packed: int | None) -> tuple[int, ...]:
+def _worthwhile(cluster: Cluster, job: Job, share: int, packed: int | None) -> tuple[int, ...]:
     """The shares to measure it with, the largest first; none if that would only disturb. `packed`: see `_packed`."""
     told, target = job.estimated, job.record.target
     assert told is not None, "the decision was made with it"

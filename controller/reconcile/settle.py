@@ -11,6 +11,7 @@ from functools import partial
 
 from ...protocol.messages import EventKind, Order, StartWorker, StopWorker
 from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, Member, Roster, ServerId, WorkerId, WorkerPhase
+from ...protocol.texts import gpu_count
 from ...protocol.times import LEAVING_PATIENCE_S, POLICY_RETRY_S, REST_S, STOP_GRACE_S
 from ...scheduler.placement.fewest_servers import in_order
 from ...scheduler.plan import standstill
@@ -236,9 +237,9 @@ def _order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
     job.update(generation=generation, orders=_bounded(job, (*job.record.orders, order)), last_leader=None)
     if job.record.phase is JobPhase.PENDING:
         job.enter(JobPhase.STARTING, now)
-    text = f"generation {generation}: {_gpus(len(members))}, {', '.join(str(member.gpu) for member in members)}"
+    text = f"generation {generation}: {gpu_count(len(members))}, {', '.join(str(member.gpu) for member in members)}"
     if before is not None:
-        text += f" (before: {_gpus(len(before.roster.members))})"
+        text += f" (before: {gpu_count(len(before.roster.members))})"
     cluster.tell(now, EventKind.ORDERED, job.id, text)
     cluster.mark_dirty(job)
     job.told_s = now
@@ -409,7 +410,3 @@ def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
         session=cluster.sessions[entry.gpu.server].name,
     )
     cluster.send(entry.gpu.server, message)
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"

@@ -148,7 +148,7 @@ def find_job(cluster: Cluster, name: str, fetched: Fetched) -> Job:
     if found is not None:
         return found
     over = cluster.archive.find(find_id(cluster, name))
-    job = archived(cluster, over.key, fetched) if over is not None else None
+    job = archived(over.key, fetched) if over is not None else None
     if job is None:
         raise UserError(f"there is no job {name[:80]!r}")
     return job
@@ -240,7 +240,7 @@ def _scale(
     return _scaled(job)
 
 
-def answer_undecided(cluster: Cluster, now: float) -> None:
+def answer_undecided(cluster: Cluster) -> None:
     """Answer those who have set shares before the last decision."""
     for request_id, waiting in list(cluster.undecided.items()):
         if cluster.decided_s <= waiting.since_s:

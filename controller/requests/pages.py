@@ -85,7 +85,7 @@ def servers_page(cluster: Cluster, now: float, request: GetServers) -> Servers:
     )
 
 
-def archived(cluster: Cluster, key: str, fetched: Fetched) -> Job | None:
+def archived(key: str, fetched: Fetched) -> Job | None:
     """The job that is kept there; None: it is there no longer. Raises NotAtHand."""
     if key not in fetched:
         raise NotAtHand((key,))
@@ -108,7 +108,7 @@ def _ended(cluster: Cluster, now: float, after: str, limit: int, fetched: Fetche
     if missing:
         raise NotAtHand(missing)
     views, bytes_, at = [], 0, 0
-    for job in _known(cluster, keys, in_memory, fetched):
+    for job in _known(keys, in_memory, fetched):
         at += 1
         if job is not None:
             views.append(job_view(cluster, now, job))
@@ -119,11 +119,9 @@ def _ended(cluster: Cluster, now: float, after: str, limit: int, fetched: Fetche
     return Jobs(jobs=tuple(views), time_s=now, policy=cluster.policy.name, next=following)
 
 
-def _known(
-    cluster: Cluster, keys: Iterable[str], in_memory: Mapping[str, Job], fetched: Fetched
-) -> Iterator[Job | None]:
+def _known(keys: Iterable[str], in_memory: Mapping[str, Job], fetched: Fetched) -> Iterator[Job | None]:
     for key in keys:
-        yield in_memory[key] if key in in_memory else archived(cluster, key, fetched)
+        yield in_memory[key] if key in in_memory else archived(key, fetched)
 
 
 def _ended_key(cluster: Cluster, name: str) -> str:

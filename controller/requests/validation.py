@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ...protocol.limits import (
+    MAX_GPUS,
+    MAX_KEPT_CHECKPOINTS,
+    MAX_MODEL,
+    MAX_PRIORITY,
+    MAX_STEPS,
+    MAX_STEPS_PER_S,
+    MAX_VIRTUAL_WORKERS,
+    MIN_STEPS_PER_S,
+)
 from ...protocol.model import JobSpec
 
 MAX_NAME = 40
-MAX_VIRTUAL_WORKERS = 4096
-MAX_GPUS = 4096
-MAX_MODEL = 200
-MIN_STEPS_PER_S = 1e-6  # a step of eleven days
-MAX_STEPS_PER_S = 1e9
-MAX_STEPS = 2**53
 MAX_USER = 256
 MAX_PATH = 4096
 MAX_WAIT_S = 1e9
@@ -80,8 +84,8 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
     for field, seconds in waits.items():
         if seconds is not None and not 0 < seconds <= MAX_WAIT_S:
             yield f"{field}: {seconds} s is not allowed: more than 0, at most {MAX_WAIT_S:.0f} s"
-    if not 1 <= spec.checkpoint.keep <= 1000:
-        yield f"checkpoint.keep: {spec.checkpoint.keep} is not allowed: 1 to 1000"
+    if not 1 <= spec.checkpoint.keep <= MAX_KEPT_CHECKPOINTS:
+        yield f"checkpoint.keep: {spec.checkpoint.keep} is not allowed: 1 to {MAX_KEPT_CHECKPOINTS}"
     if len(spec.model) > MAX_MODEL or "\0" in spec.model:
         yield f"model: {spec.model[:80]!r} is not a name of at most {MAX_MODEL} characters"
     for share, rate in spec.throughput.items():
@@ -90,8 +94,8 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
                 f"throughput: {rate} steps per second with {share} GPUs is not allowed: "
                 f"{MIN_STEPS_PER_S:g} to {MAX_STEPS_PER_S:g}, with 1 to {MAX_GPUS} GPUs"
             )
-    if abs(spec.priority) > 1_000_000:
-        yield f"priority: {spec.priority} is not allowed: -1000000 to 1000000"
+    if abs(spec.priority) > MAX_PRIORITY:
+        yield f"priority: {spec.priority} is not allowed: {-MAX_PRIORITY} to {MAX_PRIORITY}"
 
 
 def usable_rate(share: int, rate: float) -> bool:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ...protocol.texts import gpu_count
 from ..view import Floats, Ints, JobTable, Reason, ReasonCode
 
 
@@ -103,10 +104,6 @@ def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain) -> None:
 def waits_for(wanted: int, free: int, gpus: int, what: str = "left by jobs that go first") -> Reason:
     if wanted > gpus:
         return Reason(
-            ReasonCode.CLUSTER_TOO_SMALL, f"needs {count(wanted)}, the cluster has {gpus} that this policy may give"
+            ReasonCode.CLUSTER_TOO_SMALL, f"needs {gpu_count(wanted)}, the cluster has {gpus} that this policy may give"
         )
-    return Reason(ReasonCode.NO_FREE_GPUS, f"waits for {count(wanted)}: {free} of {gpus} {what}")
-
-
-def count(gpus: int) -> str:
-    return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+    return Reason(ReasonCode.NO_FREE_GPUS, f"waits for {gpu_count(wanted)}: {free} of {gpus} {what}")

@@ -36,9 +36,10 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from ...protocol.texts import gpu_count
 from ..view import Floats, Ints, JobTable, Reason, ReasonCode
 from .backfill import free_after
-from .base import Shares, count, no_shares, waits_for
+from .base import Shares, no_shares, waits_for
 from .optimus import shorten
 
 
@@ -125,7 +126,7 @@ def _admit(division: _Division, waiting: Ints, look_ahead_jobs: int) -> tuple[_D
         joined = division.joined_by(row)
         if wanted > free and joined.longer_s(division) > 0:
             text = f"{free} of {gpus} free, and if others gave theirs, jobs would take longer on average"
-            refused = refused or (row, Reason(ReasonCode.NO_FREE_GPUS, f"waits for {count(wanted)}: {text}"))
+            refused = refused or (row, Reason(ReasonCode.NO_FREE_GPUS, f"waits for {gpu_count(wanted)}: {text}"))
             continue
         if refused and joined.wait_s(refused[0]) > division.wait_s(refused[0]):
             continue

@@ -317,7 +317,7 @@ def test_down_finds_the_warm_process_and_its_forked_workers_without_any_record(t
     record = agent.record(agent.start("python", "wait.py", workdir=tmp_path))
     for path in (tmp_path / "s1" / "jobs" / JOB).glob("*.json"):
         path.unlink()
-    assert leftovers.anything_runs(tmp_path, {})
+    assert leftovers.anything_runs(tmp_path)
     assert leftovers.stop_everything(tmp_path, {}) == ()
     agent.until(lambda: all(is_gone(pid) for pid in (zygote, record["pid"], record["shim_pid"])))
     agent.close()

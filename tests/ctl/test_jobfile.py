@@ -64,9 +64,10 @@ def test_a_wrong_limit_is_refused_with_file_and_field(tmp_path: Path, text: str,
         ("throughput: {}", ["throughput", "steps per second"]),
         ("throughput: {zero: 10}", ["throughput", "'zero'", "1 to 4096"]),
         ("throughput: {0: 10}", ["throughput", "0", "1 to 4096"]),
-        ("throughput: {1: fast}", ["throughput.1", "'fast'", "above 0"]),
-        ("throughput: {1: -1}", ["throughput.1", "-1", "above 0"]),
-        ("throughput: {1: .nan}", ["throughput.1", "nan", "above 0"]),
+        ("throughput: {1: fast}", ["throughput.1", "'fast'", "1e-06 to 1e+09"]),
+        ("throughput: {1: -1}", ["throughput.1", "-1", "1e-06 to 1e+09"]),
+        ("throughput: {1: .nan}", ["throughput.1", "nan", "1e-06 to 1e+09"]),
+        ("throughput: {1: 10000000000}", ["throughput.1", "10000000000", "1e-06 to 1e+09"]),
     ],
 )
 def test_a_wrong_throughput_is_refused_with_file_and_field(tmp_path: Path, text: str, words: list[str]) -> None:

@@ -26,10 +26,6 @@ from elasticd.worker.state.replication import (
     TENSOR_TAG,
     Replication,
     Transfer,
-    receive_trailer,
-    send_trailer,
-    start_receiving,
-    start_sending,
 )
 from elasticd.worker.state.training_state import TrainingState, describe
 
@@ -42,6 +38,16 @@ _spec.loader.exec_module(_module)
 RendezvousServer, run_ranks = _module.RendezvousServer, _module.run_ranks
 
 CPU = torch.device("cpu")
+
+
+def to(communicator: Communicator, *targets: int) -> Replication:
+    """The state goes from this rank to each of `targets`."""
+    return Replication(communicator, tuple(Transfer(communicator.rank, target) for target in targets))
+
+
+def coming(communicator: Communicator, source: int) -> Replication:
+    """The state comes to this rank from `source`."""
+    return Replication(communicator, (Transfer(source, communicator.rank),))
 
 
 def make_state(optimizer: str, seed: int) -> TrainingState:
@@ -74,7 +80,7 @@ def test_joiners_have_equal_bits_and_keep_them(optimizer: str, size: int) -> Non
         if c.rank == 0:
             buffers = list(state.model.buffers())
             header = state.header({"applied": 2})
-            pending = start_sending(c, range(1, size), header, state.tensors(), mutable=buffers)
+            pending = to(c, *range(1, size)).give(header, state.tensors(), mutable=buffers)
             kept = [buffer.clone() for buffer in buffers]
             for buffer in buffers:
                 buffer.zero_()  # as the next forward pass would change them
@@ -82,15 +88,15 @@ def test_joiners_have_equal_bits_and_keep_them(optimizer: str, size: int) -> Non
             for buffer, value in zip(buffers, kept, strict=True):
                 buffer.copy_(value)
             for target in range(1, size):
-                send_trailer(c, target, {"epoch": 7})
+                to(c, target).send_trailer({"epoch": 7})
             return {}
-        incoming = start_receiving(c, 0, CPU)
+        incoming = coming(c, 0).take(CPU)
         assert incoming.header["counters"] == {"applied": 2}
         with torch.no_grad():
             for own, new in zip(state.adopt(incoming.header), incoming.wait(), strict=True):
                 own.copy_(new)
         state.finish(incoming.header)
-        return receive_trailer(c, 0)
+        return coming(c, 0).receive_trailer()
 
     assert run_ranks(size, run) == [{}, *[{"epoch": 7}] * (size - 1)]
     for number in range(3, 6):
@@ -113,8 +119,8 @@ def test_empty_scalar_boolean_and_strided_tensors_arrive() -> None:
 
     def run(c: Communicator) -> list[torch.Tensor]:
         if c.rank == 0:
-            return start_sending(c, [1], {"tensors": described}, tensors).wait()
-        return start_receiving(c, 0, CPU).wait()
+            return to(c, 1).give({"tensors": described}, tensors).wait()
+        return coming(c, 0).take(CPU).wait()
 
     for received, tensor in zip(run_ranks(2, run)[1], tensors, strict=True):
         assert received.dtype == tensor.dtype
@@ -129,7 +135,7 @@ def test_a_receiver_whose_sender_is_given_up_gets_an_error() -> None:
         c.wait(c.send(torch.zeros(1), 1, 99))
         c.abort()
         with pytest.raises(CommunicatorBroken):
-            start_receiving(c, 1, CPU)
+            coming(c, 1).take(CPU)
         return "broken"
 
     assert run_ranks(2, run) == ["broken", ""]
@@ -143,9 +149,9 @@ def test_what_is_no_document_is_the_peers_fault() -> None:
             c.wait(c.send(torch.tensor([-1]), 1, 3))
             return ""
         with pytest.raises(PeerError, match="not a document"):
-            receive_trailer(c, 0)
+            coming(c, 0).receive_trailer()
         with pytest.raises(PeerError, match="of -1 bytes"):
-            receive_trailer(c, 0)
+            coming(c, 0).receive_trailer()
         return "refused"
 
     assert run_ranks(2, run) == ["", "refused"]
@@ -166,7 +172,7 @@ def test_a_joiner_passes_pieces_on_before_it_has_them_all() -> None:
     def run(c: Communicator) -> list[torch.Tensor]:
         replication = Replication(c, (Transfer(0, 1), Transfer(1, 2, 1)))
         if c.rank == 0:
-            send_header = start_sending(c, [1], described(tensors), [torch.empty(0)])  # and no tensor
+            send_header = to(c, 1).give(described(tensors), [torch.empty(0)])  # and no tensor
             send_header.wait()
             c.wait(c.send(tensors[0], 1, TENSOR_TAG))
             assert passed_on.wait(20.0)
@@ -176,7 +182,7 @@ def test_a_joiner_passes_pieces_on_before_it_has_them_all() -> None:
             received = replication.take(CPU).wait()
             replication.sent()
             return received
-        header = start_receiving(c, 1, CPU)
+        header = coming(c, 1).take(CPU)
         first, _ = header.pending._works
         c.wait(first)
         passed_on.set()
@@ -214,7 +220,7 @@ def test_headers_reach_those_whose_turn_has_not_come() -> None:
     def run(c: Communicator) -> list[torch.Tensor]:
         plan = (Transfer(0, 1), Transfer(3, 2, 1, after=(0,)))
         if c.rank == 0:
-            start_sending(c, [1], described(tensors), [torch.empty(0)]).wait()
+            to(c, 1).give(described(tensors), [torch.empty(0)]).wait()
             assert here.wait(20.0)
             c.wait(c.send(tensors[0], 1, TENSOR_TAG))
             return tensors
@@ -318,8 +324,8 @@ def test_tensors_greater_than_a_piece_arrive() -> None:
 
     def run(c: Communicator) -> list[torch.Tensor]:
         if c.rank == 0:
-            return start_sending(c, [1], described(tensors), tensors).wait()
-        return start_receiving(c, 0, CPU).wait()
+            return to(c, 1).give(described(tensors), tensors).wait()
+        return coming(c, 0).take(CPU).wait()
 
     assert all(torch.equal(a, b) for a, b in zip(run_ranks(2, run)[1], tensors, strict=True))
 

@@ -34,7 +34,6 @@ from elasticd.controller.cluster import Settings
 from elasticd.controller.events import AgentMessage, ClientRequest, SendAgent
 from elasticd.controller.events import Event as ControllerEvent
 from elasticd.controller.events import TimePassed as ControllerTimePassed
-from elasticd.controller.jobs.generations import OVER
 from elasticd.controller.machine import ControllerMachine
 from elasticd.protocol.codec import Codec
 from elasticd.protocol.messages import Envelope, Request, Scale, StartWorker, Submit, ToAgentFromWorker
@@ -157,7 +156,7 @@ class Station:
             for entry in self.job.record.workers
             if entry.worker in self.pids
             and self.board.has_applied(slot_of(entry.worker))
-            and ((status := self.job.statuses.get(entry.worker)) is None or status.phase not in OVER)
+            and ((status := self.job.statuses.get(entry.worker)) is None or not status.phase.over)
         ]
 
     def story(self) -> list[str]:

@@ -94,39 +94,6 @@ class Incoming:
         return list(self.places)
 
 
-def start_sending(
-    communicator: Communicator,
-    targets: Sequence[int],
-    header: dict[str, Any],
-    tensors: Sequence[torch.Tensor],
-    mutable: Sequence[torch.Tensor] = (),
-) -> Pending:
-    """Begin to send a state to each of `targets`. Neither blocks nor reads `mutable` tensors after it returns.
-
-    The others must not change until `wait` of the result has returned. Raises CommunicatorBroken.
-    """
-    plan = tuple(Transfer(communicator.rank, target) for target in targets)
-    return Replication(communicator, plan).give(header, tensors, mutable)
-
-
-def start_receiving(communicator: Communicator, source: int, device: torch.device) -> Incoming:
-    """Wait for the header of a state from `source`, and begin to receive its tensors into new memory.
-
-    device: where those come to that are on an accelerator at the source. Raises CommunicatorBroken, PeerError.
-    """
-    return Replication(communicator, (Transfer(source, communicator.rank),)).take(device)
-
-
-def send_trailer(communicator: Communicator, target: int, document: dict[str, Any]) -> None:
-    """Send a small document of plain values after a state. Does not block. Raises CommunicatorBroken."""
-    _send_bytes(communicator.send, target, TRAILER_TAG, _encode(document))
-
-
-def receive_trailer(communicator: Communicator, source: int) -> dict[str, Any]:
-    """The document that follows a state. Raises CommunicatorBroken, PeerError."""
-    return _decode(_receive_bytes(communicator, source, TRAILER_TAG), source)
-
-
 # ------------------------------------------------------------------------------------------------------------------ a plan
 
 

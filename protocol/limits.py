@@ -1,0 +1,12 @@
+"""What a job may ask for at most: `elasticctl` checks a job file by it, and the controller every job again."""
+
+from __future__ import annotations
+
+MAX_GPUS = 4096
+MAX_VIRTUAL_WORKERS = 4096
+MAX_STEPS = 2**53  # what JSON and a float hold exactly
+MAX_KEPT_CHECKPOINTS = 1000
+MAX_MODEL = 200  # characters
+MAX_PRIORITY = 1_000_000  # and as much below 0
+MIN_STEPS_PER_S = 1e-6  # a step of eleven days
+MAX_STEPS_PER_S = 1e9
