@@ -54,6 +54,7 @@ from ..protocol.model import Fault, JobId, Server, Steady, WorkerId, WorkerPhase
 from ..protocol.times import (
     AWAY_S,
     EVENT_KEPT_S,
+    LEAST_SAVE_S,
     ORDER_REPEAT_S,
     START_PATIENCE_S,
     STARTING_PATIENCE,
@@ -428,7 +429,12 @@ class AgentMachine:
             elif not status.phase.over:
                 process.suspend = None
                 actions.append(SignalProcess(status.worker, StopSignal.TERMINATE))
-        process.unreported = before is not None and _without_progress(status) == _without_progress(before)
+        process.unreported = (
+            before is not None
+            and _without_progress(status) == _without_progress(before)
+            and status.longest_step_s
+            <= before.longest_step_s + LEAST_SAVE_S  # or a preempted job has more time to save
+        )
         if not process.unreported:
             actions += self._tell(WorkerReport(status=status, uid=process.uid))
         order = self._orders.get(status.job)

@@ -32,6 +32,7 @@ from elasticd.protocol.messages import (
     WorkerReport,
 )
 from elasticd.protocol.model import WorkerPhase
+from elasticd.protocol.times import FIRST_PAUSE_S
 
 _spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
 assert _spec is not None
@@ -143,6 +144,13 @@ def test_a_change_of_phase_is_reported_at_once_and_mere_progress_with_the_heartb
         AgentHeartbeat(server=SERVER.server, reports=(WorkerReport(status=newest),))
     ]
     assert sent(driven.pass_time(1.0), AgentHeartbeat) == [AgentHeartbeat(server=SERVER.server)]
+
+
+def test_that_an_evaluation_of_unknown_length_has_begun_is_reported_at_once() -> None:
+    driven = Driven(FIRST)
+    driven.status(status(sequence=1, longest_step_s=4.0))
+    assert sent(driven.status(status(sequence=2, longest_step_s=5.0)), WorkerReport) == []
+    assert len(sent(driven.status(status(sequence=3, longest_step_s=FIRST_PAUSE_S)), WorkerReport)) == 1
 
 
 def test_a_report_that_was_lost_is_told_again_with_the_heartbeat_after_the_workers_next_one() -> None:
