@@ -25,7 +25,7 @@ from ..protocol.times import STORE_RETRY_S
 from .events import ClientRequest, Event, Fetch, Fetched, Outgoing, Record, ReplyClient, StoreReturned, TimePassed, Warn
 from .jobs.archive import PREFIX as ARCHIVE
 from .machine import ControllerMachine
-from .requests.answers import CHANGES
+from .requests.answers import changes
 from .store.interface import AFTER_ALL, Delete, Put, Store, StoreUnavailable
 
 # Makes a machine of its own incarnation, from the time and all keys and values of the store; of the archive the keys alone.
@@ -152,7 +152,7 @@ class Turn:
         self._away = away = _Away(now, str(error), size, now + STORE_RETRY_S)
         self._outbox = [Warn(f"nothing can be recorded any more: {error}; requests are refused, training goes on")]
         for event in asked:
-            if error.outcome_unknown and isinstance(event.envelope.request, CHANGES):
+            if error.outcome_unknown and changes(event.envelope.request):
                 self._unsettled[event.envelope.id] = event
             else:
                 self._refuse(event, away)

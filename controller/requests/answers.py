@@ -85,24 +85,22 @@ def on_request(
         return
     request, fetched = envelope.request, dict(records)
     try:
-        if isinstance(request, GetLog):
-            _get_log(cluster, now, client, envelope.id, request, fetched)
-            return
         answer = _answer(cluster, now, client, envelope.id, request, fetched)
         if answer is None:
-            return  # it is answered later (`answer_undecided`), or when the client repeats it
+            return  # it is answered later (`answer_undecided`; a log: by its agent), or when the client repeats it
     except NotAtHand as missing:
         cluster.fetch(ClientRequest(client, envelope), missing.keys)
         return
     except ElasticError as error:
         answer = Refused(reason=str(error), bad_input=isinstance(error, UserError))
-    if isinstance(request, CHANGES) and not _only_asks(request):
+    if changes(request):
         cluster.remember_answer(envelope.id, answer)
     cluster.answer(client, envelope.id, answer)
 
 
-def _only_asks(request: Request) -> bool:
-    return isinstance(request, SetPolicy) and request.dry_run
+def changes(request: Request) -> bool:
+    """Is its answer worthless unless it is recorded? That of a dry run is not."""
+    return isinstance(request, CHANGES) and not (isinstance(request, SetPolicy) and request.dry_run)
 
 
 def _answer(
@@ -139,7 +137,8 @@ def _answer(
         case Ping():
             return _pong(cluster)
         case GetLog():
-            raise AssertionError("logs are read through the agent")
+            _ask_for_log(cluster, now, client, request_id, request, fetched)
+            return None
 
 
 def find_job(cluster: Cluster, name: str, fetched: Fetched) -> Job:
@@ -305,7 +304,10 @@ def _pong(cluster: Cluster) -> Answer:
     )
 
 
-def _get_log(cluster: Cluster, now: float, client: bytes, request_id: str, request: GetLog, fetched: Fetched) -> None:
+def _ask_for_log(
+    cluster: Cluster, now: float, client: bytes, request_id: str, request: GetLog, fetched: Fetched
+) -> None:
+    """Ask the agent where the worker is or was: its answer goes on to the client."""
     job = find_job(cluster, request.job, fetched)
     if not 0 <= request.offset <= MAX_LOG_OFFSET or not 1 <= request.limit <= MAX_LOG_BYTES:
         raise UserError(f"a piece of a log starts at 0 or later and has 1 to {MAX_LOG_BYTES} bytes")
