@@ -107,7 +107,6 @@ class Agent:
         self.socket = transport.dealer(fleet.context, fleet.address, f"{here.server}#{who.agent}".encode())
         self.workers: dict[WorkerId, Worker] = {}
         self.due = 0.0
-        self.hello_due = 0.0
 
     def handle(self, event: Event) -> None:
         events = [event]

@@ -11,7 +11,6 @@ from .process import PEER_TIMEOUT_S, Process
 from .timeline import Timeline
 
 LATEST_S = 3.0  # a late message is late by at most so much
-STALE_S = 60.0  # what the hostile network still delivers to the successor of a process that has died
 
 
 class _Link:
