@@ -10,8 +10,8 @@ communicator beside the one in use (`Prepare`), and collects `Prepared`. Then it
   word is the maximum over all members of `base` and comes back with the step's reduction, so that all of them learn the
   decision in the same step, and switch at the same boundary. Nobody can be late, and nobody leaves before everybody
   knows. The maximum makes two leaders that overlap (an order named another one) harmless: one number wins, for all.
-  A member of `base` that has not prepared the winner is not in its roster, so it leaves. Those of the new roster who are not
-  in `base` get a `Commit` message.
+  A worker of `base` that is not ready for the chosen generation is not in its roster, and exits. Workers of the new roster
+  that are not in `base` get a `Commit` message.
 * **By message**, where nobody trains: at the start of a job, and after a loss (all communicators that the members could be
   in are broken, and each has stopped). `base` is 0.
 
