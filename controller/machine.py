@@ -26,6 +26,7 @@ from .intake.messages import on_agent_message, server_lost
 from .jobs.job import Job
 from .reconcile import health
 from .reconcile.settle import settle, stop_worker
+from .reconcile.snapshot import keep_up
 from .recovery import recover
 from .requests.answers import answer_undecided, on_request
 
@@ -69,6 +70,8 @@ class ControllerMachine:
             case StoreReturned(since_s, reason):
                 text = f"nothing could be recorded for {max(0.0, now - since_s):.0f} s: {reason}"
                 self._cluster.tell(now, EventKind.STORE_BACK, None, text)
+        if not self._cluster.awaited:
+            keep_up(self._cluster, now)
         return self._cluster.take_effects(now)
 
     def next_deadline(self) -> float | None:

@@ -34,7 +34,7 @@ from ..jobs.records import OrderRecord, WorkerRecord, WorkerState
 from .deciding import PolicyFailed, decided
 from .profiling import profile_jobs
 from .saving import save_grace_s, see_to_saving, turn_of
-from .snapshot import Snapshot, keep_up, snapshot
+from .snapshot import Snapshot, snapshot
 
 KEPT_ORDERS = 64
 KEPT_POLICY_FAILURES = 64
@@ -53,7 +53,6 @@ def settle(cluster: Cluster, now: float, at_once: bool = False) -> None:
         _schedule(cluster, now)
         _steer_dirty(cluster, now)
     _start_waiting(cluster, now)
-    keep_up(cluster, now)
 
 
 def _steer_dirty(cluster: Cluster, now: float) -> None:
