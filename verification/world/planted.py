@@ -240,7 +240,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.record:
         record(options.file, results)
     missed = sum(not found.invariant for found in results)
-    print(f"\n{len(results) - missed} of {len(results)} found, each within {options.seeds} seeds or by its test")
+    late = sum(found.seed is not None and found.seed >= options.seeds for found in results)
+    beyond = f"{late} by a recorded history beyond that, the others " if late else "each "
+    print(f"\n{len(results) - missed} of {len(results)} found, {beyond}within {options.seeds} seeds or by its test")
     return int(missed > 0)
 
 
