@@ -364,9 +364,8 @@ class AgentMachine:
         asked_before = process.kill_at is not None
         process.kill_at = kill_at if process.kill_at is None else min(process.kill_at, kill_at)
         phase = process.status.phase if process.status is not None else None
-        over = (
-            phase is not None and phase.over
-        )  # it is about to end: what its script does after the training is not interrupted
+        # One that is about to end is not interrupted in what its script does after the training.
+        over = phase is not None and phase.over
         may_train = process.origin is Origin.ADOPTED if phase is None else phase.may_have_state
         if stop.save and not asked_before and (may_train or over):
             process.suspend = _suspend(stop)
@@ -429,11 +428,11 @@ class AgentMachine:
             elif not status.phase.over:
                 process.suspend = None
                 actions.append(SignalProcess(status.worker, StopSignal.TERMINATE))
+        # A preempted job has more time to save if its longest step has grown so much: the controller hears of that at once.
         process.unreported = (
             before is not None
             and _without_progress(status) == _without_progress(before)
-            and status.longest_step_s
-            <= before.longest_step_s + LEAST_SAVE_S  # or a preempted job has more time to save
+            and status.longest_step_s <= before.longest_step_s + LEAST_SAVE_S
         )
         if not process.unreported:
             actions += self._tell(WorkerReport(status=status, uid=process.uid))

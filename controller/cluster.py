@@ -106,6 +106,14 @@ class AdoptionRecord(Value, frozen=True, kw_only=True):
     agent: str  # its agent's identity
 
 
+@dataclass(frozen=True)
+class Stray:
+    """A process that nobody wants."""
+
+    gpu: GpuAddress | None  # that it holds; None: not known
+    stop: StopWorker  # what its agent is told
+
+
 @dataclass
 class Session:
     """A server, and the connection with its agent."""
@@ -119,9 +127,8 @@ class Session:
     hello: int = 0  # number of its last hello
     sent: int = 0  # messages since its last hello
     places: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of the workers in its last hello
-    strays: dict[WorkerId, GpuAddress | None] = field(default_factory=dict)  # processes there that nobody wants
-    stray_stops: dict[WorkerId, StopWorker] = field(default_factory=dict)  # what the agent was told of each
-    strays_told_s: float = 0.0  # when, the last time (Unix time)
+    strays: dict[WorkerId, Stray] = field(default_factory=dict)
+    strays_told_s: float = 0.0  # when the agent was last told to stop them (Unix time)
     unknown: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of jobs that are not in the store (`guests`)
 
     @property
@@ -283,7 +290,7 @@ class Cluster:
         self.policy_trouble = ""  # what the policy raised when it was asked last
         self.policy_failures: set[str] = set()  # that have been told; one for each line that raises
         self.review_s = math.inf  # the policy wants to be asked again then (Unix time)
-        self.dirty: dict[JobId, None] = {}  # jobs to look at, in the order in which they were dirty
+        self.dirty: dict[JobId, None] = {}  # jobs to look at, in the order in which they were marked
         # Jobs that are over, without workers; first who was so first.
         self._over: OrderedDict[JobId, None] = OrderedDict()
         self.timers: Deadlines[JobId] = Deadlines()  # of the jobs that something happens to by itself: when first
@@ -388,7 +395,9 @@ class Cluster:
     def gpu_free(self, gpu: GpuAddress) -> bool:
         """Is it certain that no process is on `gpu`, and is its server there, and fit?"""
         session = self.sessions.get(gpu.server)
-        if session is None or not session.alive or gpu in session.strays.values() or not self.fit(gpu.server):
+        if session is None or not session.alive or not self.fit(gpu.server):
+            return False
+        if any(stray.gpu == gpu for stray in session.strays.values()):
             return False
         if any(local.gpu == gpu.index for local in session.unknown.values()):
             return False

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 STORE_FILE = "cluster.db"
 LOCK_FILE = "controller.lock"
 COLLECT_INTERVAL_S = (
-    3600.0  # between two looks for unreachable cycles, each of which takes tenths of a second in a large cluster
+    3600.0  # between two looks for unreachable cycles: in a large cluster each takes tenths of a second
 )
 
 

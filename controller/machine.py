@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-An event first changes what is known (`intake`, `requests`). Jobs that it concerns are dirty; as long as there are any,
+An event first changes what is known (`intake`, `requests`). Jobs that it concerns are marked dirty; as long as there are any,
 `next_deadline` is now, so that the turn sends `TimePassed` once at the end of its turn, when all that had come is taken
 in: one scheduling decision and one look at each job per turn, however much has happened (`reconcile`). The actions of each
 event begin with a `Record` of all that it has changed: record, then act.

@@ -24,7 +24,7 @@ from ...protocol.messages import (
 from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
 from ...protocol.texts import gpu_count
 from ...protocol.times import STOP_AGAIN_S, STOP_GRACE_S, paced_interval_s
-from ..cluster import Cluster, Session
+from ..cluster import Cluster, Session, Stray
 from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
@@ -202,7 +202,7 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
     """A lease has run out: the server's workers count as lost, its GPUs do not exist."""
     name = session.server.server
     session.alive = False
-    session.strays, session.stray_stops, session.unknown = {}, {}, {}
+    session.strays, session.unknown = {}, {}
     cluster.awaited.discard(name)
     cluster.leases.pop(name, None)
     cluster.schedule_due = True
@@ -268,18 +268,18 @@ def _stop_stray(
         return
     server = session.server.server
     told = GpuAddress(server=server, index=local.gpu) if local.gpu != NOWHERE else None
-    session.strays[worker] = told or (known.gpu if known is not None else None)
-    stop = session.stray_stops[worker] = StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid)
+    stop = StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid)
+    session.strays[worker] = Stray(told or (known.gpu if known is not None else None), stop)
     session.strays_told_s = now
     cluster.send(server, stop)
 
 
 def _stop_strays_again(cluster: Cluster, now: float, session: Session) -> None:
     """A stop, or the answer that there is no such process any more, may have been lost: its GPU would never be free."""
-    if session.stray_stops and now - session.strays_told_s >= STOP_AGAIN_S:
+    if session.strays and now - session.strays_told_s >= STOP_AGAIN_S:
         session.strays_told_s = now
-        for stop in session.stray_stops.values():
-            cluster.send(session.server.server, stop)
+        for stray in session.strays.values():
+            cluster.send(session.server.server, stray.stop)
 
 
 def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerId) -> bool:
@@ -487,7 +487,6 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
     """A worker has ended. Whether it is one that is recorded."""
     if unknown_ended(cluster, session, message):
         return False
-    session.stray_stops.pop(message.worker, None)
     if session.strays.pop(message.worker, None) is not None:
         cluster.mark_waiting_dirty()
     found = _find(cluster, session, message.job, message.worker, message.uid)
