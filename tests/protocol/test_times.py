@@ -39,3 +39,9 @@ def test_a_time_that_does_not_fit_is_named(monkeypatch):
     monkeypatch.setattr(times, "STOP_GRACE_S", 31.0)
     with pytest.raises(AssertionError, match="a worker that saves has more time"):
         times.check()
+
+
+def test_the_heartbeats_of_all_agents_together_are_bounded_until_two_lost_ones_would_lose_a_server():
+    assert times.paced_interval_s(800, server_lease_s=10.0) == pytest.approx(2.0)
+    assert times.paced_interval_s(3, server_lease_s=10.0) < times.LEAST_HEARTBEAT_INTERVAL_S
+    assert times.SILENT_INTERVALS * times.paced_interval_s(10_000, server_lease_s=10.0) < 10.0
