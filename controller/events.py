@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..protocol.messages import Envelope, Reply, ToAgentFromController, ToControllerFromAgent
 from ..protocol.model import ServerId
+from ..protocol.principals import LOCAL_OPERATOR, Principal
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,11 @@ class AgentMessage:
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """A request came from a client; `client` is where the reply goes."""
+    """A request came from a client; `client` is where the reply goes, `who` what its connection has proved to be."""
 
     client: bytes
     envelope: Envelope
+    who: Principal = LOCAL_OPERATOR
 
 
 @dataclass(frozen=True)

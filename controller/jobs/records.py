@@ -83,6 +83,8 @@ class Submission(Value, frozen=True, kw_only=True):
     uid: str = ""  # random: tells it from a job that had the same id in a store that is lost
     spec: JobSpec
     submitted_s: float
+    owner: str = ""  # the name of the principal who submitted it; "": from before there were owners
+    account: str = ""  # the Unix account that it runs as; "": that of the agents
 
 
 class JobRecord(Value, frozen=True, kw_only=True):

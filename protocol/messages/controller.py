@@ -31,6 +31,11 @@ class StartWorker(Message, frozen=True, kw_only=True):
     uid: str = ""  # of the job: tells it from another job that has had the same number
     checkpoint_step: int | None = None  # the job has a checkpoint of this step or a later one; None: it may have none
     session: str = ""  # of the agent's hello that this belongs to (`AgentHello.session`); "": any
+    owner: str = ""  # the principal whose job it is
+    account: str = ""  # the Unix account that it runs as; "": the agent's own
+    key: str = (
+        ""  # secret CURVE key (Z85) that all workers of the job share; "": they talk in the clear, on loopback only
+    )
 
 
 class StopWorker(Message, frozen=True, kw_only=True):

@@ -1,0 +1,55 @@
+"""Who may speak: principals and their roles (trust).
+
+A principal is what a connection has proved to be, by a key or by the kernel's word for a local socket. It is never taken from
+the text of a message.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+from .errors import UserError
+from .model import Value
+
+LOCAL = "local"  # the name of whoever started a cluster of one machine
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+
+class Role(enum.Enum):
+    """What a principal may do."""
+
+    USER = "user"  # submits jobs, sees all, acts on the own ones
+    OPERATOR = "operator"  # acts on all jobs and on the cluster
+    SERVER = "server"  # reports of the workers that were sent to it
+    CONTROLLER = "controller"
+
+
+class Principal(Value, frozen=True, kw_only=True):
+    """Somebody who is known to the controller."""
+
+    role: Role
+    name: str
+    account: str = ""  # the Unix account that the jobs of a user or an operator run as; "": the agent's own
+
+    def __str__(self) -> str:
+        return f"{self.role.value}:{self.name}"
+
+
+LOCAL_OPERATOR = Principal(role=Role.OPERATOR, name=LOCAL)
+
+
+def parse(text: str) -> tuple[Role, str]:
+    """Role and name of "user:alice". Raises UserError."""
+    role, _, name = text.partition(":")
+    try:
+        found = Role(role)
+    except ValueError:
+        roles = ", ".join(each.value for each in Role)
+        raise UserError(f"{text[:80]!r} is not ROLE:NAME with a role of {roles}") from None
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{name[:80]!r} is not a name: letters, digits, '.', '_' and '-', at most 64, a letter or digit first"
+        )
+    return found, name
