@@ -25,7 +25,8 @@ from .intake.ends import stop_again, stop_cut_off, stop_late, tell_again
 from .intake.messages import on_agent_message, server_lost
 from .jobs.job import Job
 from .reconcile import health
-from .reconcile.settle import settle, stop_worker
+from .reconcile.processes import stop_worker
+from .reconcile.settle import settle
 from .reconcile.snapshot import keep_up
 from .recovery import recover
 from .requests.answers import answer_undecided, on_request

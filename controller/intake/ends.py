@@ -6,7 +6,7 @@ Each end has a `Fault`, told by whoever knows it: the agent (it could not start 
 signal), or this controller (the server is lost). Only the script's own fault counts against a job:
 
 * an error before any step has been applied, or after the training, fails the job at once;
-* an error that comes back at each restart, without a step that is new, fails it (`settle.count_restart`);
+* an error that comes back at each restart, without a step that is new, fails it (`restarts.count_restart`);
 * workers that end in one generation after the other, without a step that is new, fail it (`_count_loss`);
 * newcomers that end at their start are not tried again for a while; the job trains on with what it has.
 
@@ -27,7 +27,9 @@ from ..jobs.generations import broken_by_loss, cut_off, ending, holders, unconne
 from ..jobs.job import Avoidance, Job
 from ..jobs.records import WorkerRecord
 from ..reconcile.health import script_is_innocent, second_opinion, start_failed
-from ..reconcile.settle import end_job, order_message, send_start, stop_worker
+from ..reconcile.orders import order_message
+from ..reconcile.processes import send_start, stop_worker
+from ..reconcile.restarts import end_job
 
 START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
 KEPT_BROKEN = 64
@@ -108,7 +110,7 @@ def _count_loss(cluster: Cluster, now: float, job: Job, because: str, exit_code:
     """A worker has ended by itself in the middle of the training, and others have the state: the job goes on with these.
 
     If the same comes back in one generation after the other, and no step is done any more, it is given up, like a job that loses
-    all workers again and again (`settle.count_restart`).
+    all workers again and again (`restarts.count_restart`).
     """
     kept = job.record
     if kept.lost_in == kept.committed:

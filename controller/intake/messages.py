@@ -29,7 +29,8 @@ from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
 from ..reconcile.health import worked
-from ..reconcile.settle import leader_address, order_message, send_order, send_start, stop_worker
+from ..reconcile.orders import leader_address, order_message, send_order
+from ..reconcile.processes import send_start, stop_worker
 from .ends import add_broken, unknown_there, worker_ended
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .joining import refuse_older, refused, stale

@@ -119,7 +119,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
     restarts: int = 0
     restarts_in_vain: int = 0  # since the job last came further than before
     failures_in_vain: int = 0  # in a row, of them: those where every worker ended with an error of the script
-    deaths_in_vain: int = 0  # in a row, of them: those where no server had a part in it (`settle.count_restart`)
+    deaths_in_vain: int = 0  # in a row, of them: those where no server had a part in it (`restarts.count_restart`)
     progressed: bool = False  # some step has been applied
     best_at_restart: int = -1
     losses_in_vain: int = 0  # generations in a row that lost a worker by its own fault and came no further (`ends`)

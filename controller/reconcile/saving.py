@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-All workers of a preempted job have been told to end, and who is to save the state (`settle.suspend`). One on each server
+All workers of a preempted job have been told to end, and who is to save the state (`suspend`). One on each server
 stands by until that is done (`worker.suspension`). `see_to_saving` looks at what they report:
 
 * a worker whose step, or a later one, has been saved in its own or a later generation is told so, and ends;
@@ -17,12 +17,34 @@ name another one, and then two save the same. The time that the agents give the 
 
 from __future__ import annotations
 
-from ...protocol.messages import EventKind, StopWorker
-from ...protocol.model import WorkerId, WorkerStatus
-from ...protocol.times import LEAST_SAVE_S, MOST_SAVE_S, SAVE_MARGIN
+from ...protocol.messages import EventKind
+from ...protocol.model import JobPhase, WorkerId, WorkerStatus
 from ..cluster import Cluster
-from ..jobs.job import Job
+from ..jobs.generations import choose_leader, holders
+from ..jobs.job import Job, Saving
 from ..jobs.records import WorkerRecord
+from .processes import save_grace_s, send_stop, stop_worker
+
+
+def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = None) -> None:
+    """Stop all workers of a job that has no GPU any more, and have one save its state; it waits for the scheduler.
+
+    `saver`: who does; None: whoever leads those that have the state.
+    """
+    able = tuple(entry.worker for entry in holders(job))
+    if saver is None:
+        saver = choose_leader(job, able) if able else None
+    job.saving = Saving(saver)
+    for entry in job.record.workers:
+        if not entry.stopping:
+            stop_worker(cluster, now, job, entry.worker)
+    job.saving.until_s = turn_of(job, saver, now)
+    committed = job.committed_order
+    leads = committed is not None and committed.roster.leader == saver
+    job.update(orders=(), broken=(), cycle=job.record.generation + 1, last_leader=saver if leads else None)
+    job.restart_at = None
+    job.enter(JobPhase.PENDING, now)
+    cluster.mark_dirty(job)
 
 
 def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
@@ -68,17 +90,6 @@ def turn_of(job: Job, saver: WorkerId | None, now: float) -> float | None:
     return now + (left_s if left_s > 0 else grace_s) / 2
 
 
-def save_grace_s(job: Job) -> float:
-    """How long its workers may take to save the state of `job`: the step in progress has to end first."""
-    told = job.spec.checkpoint.save_timeout_s
-    if told is not None:
-        return told
-    statuses = job.statuses.values()
-    saving_s = max((status.saving_s for status in statuses), default=0.0)
-    step_s = max((max(status.longest_step_s, status.median_step_s) for status in statuses), default=0.0)
-    return min(MOST_SAVE_S, max(LEAST_SAVE_S, SAVE_MARGIN * (saving_s + step_s)))
-
-
 def _is_there(cluster: Cluster, entry: WorkerRecord) -> bool:
     session = cluster.sessions.get(entry.gpu.server)
     return session is not None and session.alive
@@ -114,14 +125,4 @@ def _ask(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, saved: int
     It has no less either, although the one that is gone may have been the one that took long to save.
     """
     left_s = entry.stop_by_s - now if entry.stop_by_s is not None else 0.0
-    stop = StopWorker(
-        job=job.id,
-        worker=entry.worker,
-        grace_s=max(left_s, save_grace_s(job)),
-        save=True,
-        saver=job.saving.saver,
-        stand_by=True,
-        saved=saved,
-        uid=job.uid,
-    )
-    cluster.send(entry.gpu.server, stop)
+    send_stop(cluster, job, entry, max(left_s, save_grace_s(job)), True, saved)

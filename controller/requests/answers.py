@@ -49,7 +49,8 @@ from ..intake.guests import adopt
 from ..jobs.job import Job
 from ..jobs.records import Submission
 from ..reconcile.profiling import profile_now
-from ..reconcile.settle import end_job, settle
+from ..reconcile.restarts import end_job
+from ..reconcile.settle import settle
 from .pages import Fetched, NotAtHand, archived, ended_page, jobs_page, servers_page
 from .policy import in_use, set_policy
 from .servers import forget_server

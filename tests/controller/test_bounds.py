@@ -13,7 +13,7 @@ from elasticd.controller import cluster
 from elasticd.controller.events import AgentMessage, SendAgent, Warn
 from elasticd.controller.intake import messages
 from elasticd.controller.jobs import job as job_module
-from elasticd.controller.reconcile import settle
+from elasticd.controller.reconcile import orders
 from elasticd.controller.requests import answers
 from elasticd.protocol.messages import (
     AgentHeartbeat,
@@ -51,7 +51,7 @@ def training(gpus: int = 4) -> tuple[Any, str]:
 
 
 def test_the_committed_order_is_kept_however_many_follow_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "KEPT_ORDERS", 8)
+    monkeypatch.setattr(orders, "KEPT_ORDERS", 8)
     world, job = training()
     committed = world.job(job).record.committed
     for number in range(40):

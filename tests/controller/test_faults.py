@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from elasticd.controller.events import AgentMessage
-from elasticd.controller.reconcile.settle import suspend
+from elasticd.controller.reconcile.saving import suspend
 from elasticd.protocol.messages import AgentHeartbeat, Cancel, EventKind, GetJob, GetServers, Scale, StopWorker
 from elasticd.protocol.model import CheckpointSpec, Fault, JobPhase, ServerId, WorkerPhase
 

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from elasticd.controller.reconcile.settle import suspend
+from elasticd.controller.reconcile.saving import suspend
 from elasticd.protocol.messages import (
     Cancel,
     Cancelled,

@@ -13,7 +13,7 @@ from elasticd.controller.intake.ends import KEPT_BROKEN
 from elasticd.controller.jobs import archive
 from elasticd.controller.jobs.job import KEPT_PAST_WORKERS
 from elasticd.controller.jobs.records import ArchivedJob, JobRecord, Submission, WorkerState
-from elasticd.controller.reconcile.settle import KEPT_ORDERS
+from elasticd.controller.reconcile.orders import KEPT_ORDERS
 from elasticd.controller.requests.answers import MAX_PENDING_LOGS
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import (

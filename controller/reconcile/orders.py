@@ -1,0 +1,94 @@
+"""Orders: the next roster of a job, written down, and told to the agents of its workers."""
+
+from __future__ import annotations
+
+from ...protocol.messages import EventKind, Order
+from ...protocol.model import GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId
+from ...protocol.texts import gpu_count
+from ..cluster import Cluster
+from ..jobs.generations import GiveOrder, broken_to_list, choose_leader, doomed, gpu_place
+from ..jobs.job import Job
+from ..jobs.records import OrderRecord, WorkerRecord
+from .restarts import count_restart
+
+KEPT_ORDERS = 64
+
+
+def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
+    """Give the next order: name the newcomers, choose the leader, write it down, tell everyone concerned."""
+    generation = job.record.generation + 1
+    if step.fresh_start:
+        if job.record.committed >= job.record.cycle:
+            count_restart(cluster, now, job, "no worker with its state is left")
+            if job.final:
+                return
+        job.restart_at = None
+    members = tuple(
+        Member(
+            worker=place.worker or _new_worker(job, place.gpu, generation),
+            gpu=place.gpu,
+            place=gpu_place(session.server if (session := cluster.sessions.get(place.gpu.server)) else None, place.gpu),
+        )
+        for place in step.places
+    )
+    leader = choose_leader(job, tuple(member.worker for member in members))
+    order = OrderRecord(
+        roster=Roster(generation=generation, members=members, leader=leader),
+        kind=step.kind,
+        broken=broken_to_list(job),
+    )
+    before = job.newest
+    job.update(generation=generation, orders=_bounded(job, (*job.record.orders, order)), last_leader=None)
+    if job.record.phase is JobPhase.PENDING:
+        job.enter(JobPhase.STARTING, now)
+    text = f"generation {generation}: {gpu_count(len(members))}, {', '.join(str(member.gpu) for member in members)}"
+    if before is not None:
+        text += f" (before: {gpu_count(len(before.roster.members))})"
+    cluster.tell(now, EventKind.ORDERED, job.id, text)
+    cluster.mark_dirty(job)
+    job.told_s = now
+    send_order(cluster, job)
+
+
+def _bounded(job: Job, told: tuple[OrderRecord, ...]) -> tuple[OrderRecord, ...]:
+    """The committed order and all later ones. If these are too many, without the first that cannot be committed any more."""
+    kept = tuple(order for order in told if order.generation >= job.record.committed)
+    if len(kept) <= KEPT_ORDERS:
+        return kept
+    later = [order for order in kept[:-1] if order.generation > job.record.committed]
+    gone = next((order for order in later if doomed(job, order)), later[0])
+    return tuple(order for order in kept if order is not gone)
+
+
+def _new_worker(job: Job, gpu: GpuAddress, generation: int) -> WorkerId:
+    worker = WorkerId(f"{job.id}.{job.record.worker_count}")
+    entry = WorkerRecord(worker=worker, gpu=gpu, generation=generation)
+    job.update(worker_count=job.record.worker_count + 1, workers=(*job.record.workers, entry))
+    return worker
+
+
+def leader_address(job: Job) -> str:
+    """Where the newest order's followers find their leader; empty: not known yet."""
+    status = job.statuses.get(job.newest.roster.leader) if job.newest is not None else None
+    return status.address if status is not None else ""
+
+
+def order_message(job: Job) -> Order | None:
+    """The newest order, as it is sent."""
+    newest = job.newest
+    if newest is None:
+        return None
+    return Order(
+        job=job.id, roster=newest.roster, leader_address=leader_address(job), broken=newest.broken, uid=job.uid
+    )
+
+
+def send_order(cluster: Cluster, job: Job) -> None:
+    """Send the newest order to every agent that has a worker of the job, or is to have one."""
+    message = order_message(job)
+    if message is None:
+        return
+    job.sent_address = message.leader_address
+    servers: dict[ServerId, None] = {entry.gpu.server: None for entry in job.record.workers}
+    for server in servers:
+        cluster.send(server, message)

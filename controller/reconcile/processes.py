@@ -1,0 +1,96 @@
+"""The processes of workers: which are to be started and stopped, and how long one may take to end."""
+
+from __future__ import annotations
+
+from ...protocol.messages import StartWorker, StopWorker
+from ...protocol.model import WorkerId, WorkerPhase
+from ...protocol.times import LEAST_SAVE_S, LEAVING_PATIENCE_S, MOST_SAVE_S, SAVE_MARGIN, STOP_GRACE_S
+from ..cluster import Cluster
+from ..jobs.generations import unneeded
+from ..jobs.job import Job
+from ..jobs.records import WorkerRecord, WorkerState
+
+
+def start_waiting(cluster: Cluster, now: float) -> None:
+    """Start the workers whose place is ordered and whose GPU no process holds any more."""
+    for job in cluster.index.unstarted():
+        for entry in job.record.workers:
+            if entry.state is WorkerState.ORDERED and cluster.gpu_free(entry.gpu):
+                job.told_s = now
+                job.update_worker(entry.worker, state=WorkerState.STARTED)
+                cluster.mark_dirty(job)
+                send_start(cluster, job, entry)
+
+
+def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
+    """Tell an agent that a worker is to be started."""
+    message = StartWorker(
+        job=job.id,
+        worker=entry.worker,
+        gpu=entry.gpu.index,
+        spec=job.spec,
+        generation=entry.generation,
+        checkpoint_step=job.record.saved_step,
+        uid=job.uid,
+        session=cluster.sessions[entry.gpu.server].name,
+    )
+    cluster.send(entry.gpu.server, message)
+
+
+def stop_unneeded(cluster: Cluster, now: float, job: Job) -> None:
+    """Stop the workers that no roster names, after a moment for those that are about to end by themselves."""
+    found = unneeded(job)
+    names = {entry.worker for entry in found}
+    for worker in [worker for worker in job.leaving_since if worker not in names]:
+        del job.leaving_since[worker]
+    for entry in found:
+        status = job.statuses.get(entry.worker)
+        leaving = status is not None and status.phase in (WorkerPhase.TRAINING, WorkerPhase.LEFT, WorkerPhase.FINISHED)
+        since = job.leaving_since.setdefault(entry.worker, now)
+        if not leaving or now >= since + LEAVING_PATIENCE_S:
+            job.leaving_since.pop(entry.worker, None)
+            stop_worker(cluster, now, job, entry.worker)
+
+
+def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId) -> None:
+    """Stop a worker's process; one that was never started is forgotten."""
+    entry = job.worker(worker)
+    if entry is None:
+        return
+    cluster.mark_dirty(job)
+    if entry.state is WorkerState.ORDERED:
+        job.drop_unstarted(worker)
+        return
+    still_saves = entry.stopping and job.newest is None  # the job may have been given GPUs again meanwhile
+    save = not job.final and (still_saves or not job.record.target)
+    grace_s = save_grace_s(job) if save else STOP_GRACE_S
+    by_s = now + grace_s if entry.stop_by_s is None else min(entry.stop_by_s, now + grace_s)
+    job.update_worker(worker, stopping=True, stop_by_s=by_s)
+    saved = job.saving.dismissed.get(worker) if save else None
+    send_stop(cluster, job, entry, grace_s, save, saved)
+
+
+def send_stop(cluster: Cluster, job: Job, entry: WorkerRecord, grace_s: float, save: bool, saved: int | None) -> None:
+    """Tell an agent that a worker is to end. `save`: the job's state is to be saved before; `saved`: the step that is."""
+    message = StopWorker(
+        job=job.id,
+        worker=entry.worker,
+        grace_s=grace_s,
+        save=save,
+        saver=job.saving.saver if save else None,
+        stand_by=save,
+        saved=saved,
+        uid=job.uid,
+    )
+    cluster.send(entry.gpu.server, message)
+
+
+def save_grace_s(job: Job) -> float:
+    """How long its workers may take to save the state of `job`: the step in progress has to end first."""
+    told = job.spec.checkpoint.save_timeout_s
+    if told is not None:
+        return told
+    statuses = job.statuses.values()
+    saving_s = max((status.saving_s for status in statuses), default=0.0)
+    step_s = max((max(status.longest_step_s, status.median_step_s) for status in statuses), default=0.0)
+    return min(MOST_SAVE_S, max(LEAST_SAVE_S, SAVE_MARGIN * (saving_s + step_s)))

@@ -1,0 +1,89 @@
+"""A job none of whose workers is left begins again from its last checkpoint, or is over."""
+
+from __future__ import annotations
+
+from ...protocol.messages import EventKind
+from ...protocol.model import Fault, JobPhase
+from ...protocol.times import REST_S
+from ..cluster import Cluster
+from ..jobs.job import Job
+from ..jobs.records import WorkerState
+from .processes import stop_worker
+from .saving import suspend
+
+
+def start_again(cluster: Cluster, now: float, job: Job) -> None:
+    """No worker is left. Wait a while, then order new ones; or give up."""
+    restart_at = job.restart_at
+    if restart_at is None:
+        count_restart(cluster, now, job, "no worker is left")
+        if job.final:
+            return
+        restart_at = job.wait_for_restart(now)
+        job.enter(JobPhase.STARTING, now)
+        cluster.mark_dirty(job)
+    if not job.record.target:
+        suspend(cluster, now, job)
+    elif now >= restart_at:
+        job.restart_at = None
+        job.update(orders=(), broken=())
+
+
+def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
+    """All workers of a job are gone. Only what may be the script's fault counts against it, as long as it gets no further:
+
+    * two restarts in a row after errors of the script alone;
+    * more than `max_restarts` in a row (10 by default) after its workers were killed by signals that nobody here has sent, or
+      for their silence. A script that needs more memory than there is ends so; a few kills by an operator do not fail it.
+
+    A lost server, or one that could not start its workers, is nobody's fault here, and both counts begin anew.
+    """
+    kept = job.record
+    ended = [
+        entry
+        for entry in kept.past
+        if entry.generation >= kept.cycle and entry.fault not in (None, Fault.NONE, Fault.STOPPED)
+    ]
+    faults = {entry.fault for entry in ended}
+    further = job.best_applied > kept.best_at_restart
+    vain = 1 if further else kept.restarts_in_vain + 1
+    failures = ((0 if further else kept.failures_in_vain) + 1) if faults == {Fault.SCRIPT} else 0
+    theirs = not faults or bool(faults & {Fault.SERVER, Fault.LOST})
+    deaths = 0 if theirs else (0 if further else kept.deaths_in_vain) + 1
+    job.update(
+        restarts=kept.restarts + 1,
+        restarts_in_vain=vain,
+        failures_in_vain=failures,
+        deaths_in_vain=deaths,
+        best_at_restart=max(kept.best_at_restart, job.best_applied),
+        cycle=kept.generation + 1,
+    )
+    job.newest_progress = None
+    job.start_failures = 0
+    last = ended[-1] if ended else None
+    because = f"{last.worker}: {last.reason}" if last is not None else why
+    if failures >= 2 and last is not None:
+        end_job(cluster, now, job, JobPhase.FAILED, f"it fails again and again: {because}", last.exit_code)
+    elif deaths > cluster.settings.max_restarts:
+        text = f"given up: its workers were killed {deaths} times in a row and it got no further; last: {because}"
+        end_job(cluster, now, job, JobPhase.FAILED, text, last.exit_code if last is not None else None)
+    else:
+        cluster.tell(now, EventKind.RESTARTED, job.id, f"starts again from its last checkpoint: {because}")
+
+
+def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str, exit_code: int | None = None) -> None:
+    """A job is over. Its workers are stopped; those of a finished one have a moment to end by themselves."""
+    job.enter(phase, now, reason, exit_code)
+    texts = {JobPhase.FINISHED: "finished", JobPhase.FAILED: f"failed: {reason}", JobPhase.CANCELLED: "cancelled"}
+    cluster.tell(now, EventKind(phase.value), job.id, texts[phase])
+    if job.record.measured:
+        cluster.record_throughput(now, job)
+    cluster.schedule_due = True
+    cluster.mark_dirty(job)
+    for entry in job.record.workers:
+        if entry.state is WorkerState.ORDERED:
+            job.drop_unstarted(entry.worker)
+        elif phase is not JobPhase.FINISHED:
+            stop_worker(cluster, now, job, entry.worker)
+    if phase is JobPhase.FINISHED and job.record.workers:
+        job.stop_rest_at = now + REST_S
