@@ -200,7 +200,7 @@ class Undecided:
 
     client: bytes
     job: Job
-    since_s: float
+    after: int  # how many decisions had been made
 
 
 class PolicyRecord(Value, frozen=True, kw_only=True):
@@ -265,6 +265,7 @@ class Cluster:
         self.index = Index()
         self.rows = Rows()
         self.decided_s = -math.inf  # when the scheduler was last asked
+        self.decisions = 0  # how often it has been
         self.archive = Archive()
         self.sessions: dict[ServerId, Session] = {}
         self.known_gpus = 0  # of all servers known, absent ones included
@@ -406,8 +407,12 @@ class Cluster:
     @property
     def decision_due_s(self) -> float:
         """When the scheduler may be asked again (Unix time): with many jobs not at once, as that takes a while."""
-        jobs = len(self.index.live)
-        return self.decided_s + (jobs * DECISION_INTERVAL_PER_JOB_S if jobs > JOBS_DECIDED_AT_ONCE else 0.0)
+        return self.decided_s + (len(self.index.live) * DECISION_INTERVAL_PER_JOB_S if self.many_jobs else 0.0)
+
+    @property
+    def many_jobs(self) -> bool:
+        """So many that a decision takes a while."""
+        return len(self.index.live) > JOBS_DECIDED_AT_ONCE
 
     def may_decide(self, now: float) -> bool:
         return now >= self.decision_due_s or now < self.decided_s

@@ -25,9 +25,10 @@ from ..runtime.loop import Loop
 from ..scheduler.scheduler import Scheduler
 from .cluster import Settings
 from .config import ControllerConfig
-from .events import Action, AgentMessage, ClientRequest, Fetch, Record, ReplyClient, SendAgent, Warn
+from .events import Action, AgentMessage, ClientRequest, Fetch, Outgoing, Record, ReplyClient, SendAgent, Warn
 from .jobs.throughput import Profiles
 from .machine import ControllerMachine
+from .requests.answers import changes as is_change
 from .store import SqliteStore
 from .turn import Turn
 
@@ -74,6 +75,9 @@ class ControllerDaemon:
         clients = transport.bind(self._clients, options.listen_clients)
         agents = transport.bind(self._agents, options.listen_agents)
         self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
+        self._changes: list[
+            ClientRequest
+        ] = []  # taken in at the end of a turn: who only looks need not wait for a commit
         self._loop = Loop(self._clock, self._on_turn, self._turn.next_deadline)
         self._loop.add_socket(self._clients, self._on_client)
         self._loop.add_socket(self._agents, self._on_agent)
@@ -121,16 +125,28 @@ class ControllerDaemon:
                 answer = Refused(reason=f"the request is not understood: {error}", bad_input=True)
                 self._turn.reply(ReplyClient(client, Reply(id=request, answer=answer)))
             return
-        self._turn.take(self._clock.now(), ClientRequest(client, envelope))
+        event = ClientRequest(client, envelope)
+        if is_change(envelope.request):
+            self._changes.append(event)
+            return
+        self._turn.take(self._clock.now(), event)
+        self._send(self._turn.told())
 
     # -- output
 
     def _on_turn(self) -> None:
-        for action in self._turn.finish(self._clock.now()):
-            self._carry_out(action)
+        changes, self._changes = self._changes, []
+        for change in changes:
+            self._turn.take(self._clock.now(), change)
+        self._send(self._turn.finish_ahead(self._clock.now()))
+        self._send(self._turn.finish(self._clock.now()))
         if time.monotonic() >= self._collect_at_s:
             gc.collect()
             self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
+
+    def _send(self, actions: list[Outgoing]) -> None:
+        for action in actions:
+            self._carry_out(action)
 
     def _carry_out(self, action: Action) -> None:
         match action:

@@ -84,6 +84,11 @@ class ControllerMachine:
         soonest = min(self._deadlines())
         return min(soonest, self._now + self._absences.watch_s) if soonest < math.inf else None
 
+    def decides_among_many(self, now: float) -> bool:
+        """Will the next `TimePassed` ask the scheduler about so many jobs that others had better be answered before?"""
+        cluster = self._cluster
+        return cluster.many_jobs and cluster.schedule_due and not cluster.awaited and cluster.may_decide(now)
+
     def _deadlines(self) -> list[float]:
         cluster, awaited = self._cluster, self._cluster.awaited
         due = [cluster.review_s, *health.deadlines(cluster)]

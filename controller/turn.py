@@ -92,6 +92,20 @@ class Turn:
         """Send this answer with the turn: to bytes that were no request."""
         self._outbox.append(action)
 
+    def told(self) -> list[Outgoing]:
+        """What can be sent at once, since all that is known is recorded: answers to those who only look."""
+        if self._writes:
+            return []
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def finish_ahead(self, now: float) -> list[Outgoing]:
+        """Before a decision that takes long: commit what has come so far, and return what is to be sent. Else nothing."""
+        if self._away is None and self._machine.decides_among_many(now):
+            self._commit(now)
+            return self.told()
+        return []
+
     def finish(self, now: float) -> list[Outgoing]:
         """Let time pass if that is due, commit, and return what is to be sent."""
         if self._away is not None and (now >= self._away.probe_s or now < self._turned_s):

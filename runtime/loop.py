@@ -20,7 +20,7 @@ from .clock import Clock
 log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 1.0  # so that a lost wake-up costs a second, never a hang
-MAX_MESSAGES_PER_TURN = 256  # one busy peer must not starve the others or the timers
+MAX_MESSAGES_PER_TURN = 128  # one busy peer must not starve the others or the timers
 
 
 class Loop:

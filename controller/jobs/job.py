@@ -136,7 +136,7 @@ def _nobody(job: Job) -> None:
     """Watches a job that no cluster has."""
 
 
-def _nothing() -> str:
+def _nothing(job: JobId) -> str:
     return ""
 
 
@@ -175,7 +175,9 @@ class Job:
     all_measured: AllMeasured | None = None
     odd: set[str] = field(default_factory=set)  # figures that nobody can reckon with, which have been told of
     sent_address: str = ""  # the leader's address in the newest order as last sent
-    why_waiting: Callable[[], str] = _nothing  # the scheduler's reason for not giving it more
+    why_waiting: Callable[[JobId], str] = (
+        _nothing  # the scheduler's reasons for not giving jobs more: of all at its last look
+    )
     restart_at: float | None = None
     start_failures: int = 0  # consecutive
     hold_until: float | None = None
@@ -209,7 +211,7 @@ class Job:
     @property
     def waiting_reason(self) -> str:
         """Why it has no more GPUs, as the scheduler says."""
-        return self.why_waiting()
+        return self.why_waiting(self.id)
 
     @property
     def spec(self) -> JobSpec:

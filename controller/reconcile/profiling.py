@@ -17,7 +17,6 @@ from ...scheduler.policies import RIGID
 from ...scheduler.speedup_curve import points
 from ..cluster import Cluster
 from ..jobs.job import AllMeasured, Job, ProfilingRun
-from ..jobs.throughput import Estimated
 from .rows import left_s
 from .snapshot import Snapshot
 
@@ -30,7 +29,12 @@ def profile_jobs(cluster: Cluster, now: float, seen: Snapshot, decision: Decisio
         job = seen.jobs[row]
         if job.profiling is not None:
             _go_on(cluster, now, job, in_order(decision.placements.get(row, 0), seen.gpus, job.record.target))
-        elif begin and (shares := _worthwhile(cluster, job, int(decision.shares[row]), packed)):
+            continue
+        before = job.all_measured  # most jobs are asked about again and again, for the same estimate and the same GPUs
+        same = before is not None and before.target is job.record.target and before.estimated is job.estimated
+        if same and before is not None and before.packed == packed:
+            continue
+        if begin and (shares := _worthwhile(cluster, job, int(decision.shares[row]), packed)):
             _measure_with(cluster, now, job, shares)
 
 
@@ -72,7 +76,7 @@ def _worthwhile(cluster: Cluster, job: Job, share: int, packed: int | None) -> t
     """The shares to measure it with, the largest first; none if that would only disturb. `packed`: see `_packed`."""
     told, target = job.estimated, job.record.target
     assert told is not None, "the decision was made with it"
-    if _nothing_left(job.all_measured, told, target, packed) or share != len(target) or not _undisturbed(job):
+    if share != len(target) or not _undisturbed(job):
         return ()
     servers = len({gpu.server for gpu in target})
     if not any((entry.share, entry.servers) == (share, servers) for entry in job.record.measured):
@@ -86,13 +90,6 @@ def _worthwhile(cluster: Cluster, job: Job, share: int, packed: int | None) -> t
     if not shares:
         job.all_measured = AllMeasured(told, target, packed)
     return worth_measuring(cluster.settings.measuring, shares, told.curve, left_s(job, told, share))
-
-
-def _nothing_left(
-    before: AllMeasured | None, told: Estimated, target: tuple[GpuAddress, ...], packed: int | None
-) -> bool:
-    """Was that the answer for the same estimate and the same GPUs? Most jobs are asked about again and again."""
-    return before is not None and before.estimated is told and before.target is target and before.packed == packed
 
 
 def _packed(cluster: Cluster) -> int | None:

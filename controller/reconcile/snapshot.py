@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
 
 import numpy as np
 
@@ -27,6 +26,7 @@ class Snapshot:
 
     view: ClusterView
     jobs: tuple[Job, ...]
+    rows: Mapping[JobId, int]
     first: Mapping[int, Gpus]  # by row, the GPU of a job's first worker
     running: Mapping[int, Gpus]  # by row, where a job's processes are; of jobs that have GPUs, or processes
     held: Mapping[int, Gpus]  # and where more are to start as soon as the GPUs are free; of jobs that have processes
@@ -52,7 +52,7 @@ def snapshot(cluster: Cluster, now: float, without: Collection[JobId] = ()) -> S
     manual = {where[name]: _manual(job) for name, job in rows.manual.items() if name in where}
     places = _places(rows, where, servers)
     view = ClusterView(now, table, servers, places.own, dict(sorted(manual.items())))
-    return Snapshot(view, jobs, places.first, places.running, places.held)
+    return Snapshot(view, jobs, where, places.first, places.running, places.held)
 
 
 def keep_up(cluster: Cluster, now: float) -> None:
@@ -114,13 +114,17 @@ class _Places:
 
 def _places(rows: Rows, where: Mapping[JobId, int], servers: tuple[ServerInView, ...]) -> _Places:
     placed = rows.places(servers)
-    seen = sorted(((where[name], placed[name]) for name in rows.held if name in where), key=itemgetter(0))
-    return _Places(
-        own={row: place.own for row, place in seen if place.of.own},
-        first={row: place.first for row, place in seen if place.first},
-        running={row: place.running for row, place in seen},
-        held={row: place.held for row, place in seen if place.running},
-    )
+    found = _Places({}, {}, {}, {})
+    for row, name in sorted([(where[name], name) for name in rows.held if name in where]):
+        place = placed[name]
+        found.running[row] = place.running
+        if place.first:
+            found.first[row] = place.first
+        if place.of.own:
+            found.own[row] = place.own
+        if place.running:
+            found.held[row] = place.held
+    return found
 
 
 def _manual(job: Job) -> int:

@@ -43,8 +43,9 @@ def set_targets(cluster: Cluster, now: float) -> None:
         return
     cluster.policy_trouble = ""
     cluster.review_s = found.decision.review_s if found.decision.review_s > now else math.inf
-    for row, job in enumerate(seen.jobs):
-        job.why_waiting = partial(found.why, row)
+    reasons = partial(_reason, found, seen.rows)
+    for job in seen.jobs:
+        job.why_waiting = reasons
     cluster.plan_unfinished = found.unfinished
     for change in found.changes:
         job = seen.jobs[change.row]

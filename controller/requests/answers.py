@@ -231,10 +231,10 @@ def _scale(
         cluster.tell(now, EventKind.SCALED, job.id, text)
     cluster.schedule_due = True
     cluster.mark_dirty(job)
-    if not cluster.may_decide(now):
+    if cluster.many_jobs:
         if len(cluster.undecided) >= MAX_UNDECIDED and request_id not in cluster.undecided:
             raise RequestRefused("too many shares have been set within a second: try again")
-        cluster.undecided[request_id] = Undecided(client, job, now)
+        cluster.undecided[request_id] = Undecided(client, job, cluster.decisions)
         return None
     settle(cluster, now)
     return _scaled(job)
@@ -243,7 +243,7 @@ def _scale(
 def answer_undecided(cluster: Cluster) -> None:
     """Answer those who have set shares before the last decision."""
     for request_id, waiting in list(cluster.undecided.items()):
-        if cluster.decided_s <= waiting.since_s:
+        if cluster.decisions == waiting.after:
             continue
         del cluster.undecided[request_id]
         job = waiting.job

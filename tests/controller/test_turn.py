@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from elasticd.controller.cluster import MORE_THAN_ANY_SESSION, Settings
+from elasticd.controller import cluster
+from elasticd.controller.cluster import JOBS, MORE_THAN_ANY_SESSION, Settings
 from elasticd.controller.events import Action, AgentMessage, ClientRequest, Record, ReplyClient, SendAgent, Warn
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.store import StoreUnavailable
+from elasticd.controller.store.interface import AFTER_ALL
 from elasticd.controller.turn import Turn
 from elasticd.protocol.messages import (
     AgentHeartbeat,
@@ -208,3 +210,27 @@ def test_time_passes_though_the_clock_was_set_back() -> None:
     driven.finish(after_s=-3600.0)
     assert EventKind.CONTROLLER_AWAY in driven.kinds()
     assert EventKind.SERVER_LOST not in driven.kinds()
+
+
+def test_who_only_looks_is_answered_before_anything_is_committed_and_who_changes_something_after() -> None:
+    driven = Driven()
+    driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="look", request=Ping())))
+    assert list(driven.answers(driven.turn.told())) == ["look"]
+    driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="change", request=Submit(spec=job_spec(high=2)))))
+    driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="again", request=GetJobs())))
+    assert driven.turn.told() == [], "it may tell of the job, which is not recorded yet"
+    assert set(driven.answers(driven.finish())) == {"change", "again"}
+
+
+def test_before_a_decision_that_takes_long_what_has_come_is_recorded_and_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster, "JOBS_DECIDED_AT_ONCE", 0)
+    driven = Driven()
+    driven.now += 10.0
+    driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="change", request=Submit(spec=job_spec(high=2)))))
+    ahead = driven.turn.finish_ahead(driven.now)
+    assert set(driven.answers(ahead)) == {"change"}
+    assert not sent(ahead), "nothing is decided yet"
+    assert driven.store.between(JOBS, JOBS + AFTER_ALL).records
+    assert any(isinstance(message, StartWorker) for message in sent(driven.finish()))
