@@ -45,7 +45,8 @@ from .events import MetricsReported
 from .gradients.update import ElasticOptimizer, ElasticScaler, Update
 from .state.checkpoint import CheckpointWriter
 from .state.training_state import TrainingState
-from .trainer import Recipe, Trainer
+from .stepping import Recipe
+from .trainer import Trainer
 
 log = logging.getLogger(__name__)
 

@@ -31,6 +31,12 @@ class Script:
 
     def __init__(self) -> None:
         self.at = ScriptAt.BEFORE
+        self.epoch = 0  # of its loop; before that has begun, of the state
+
+    def state_is_of(self, epoch: int) -> None:
+        """The state that has come is of this epoch: a script that has still to begin its loop begins there."""
+        if self.at is ScriptAt.BEFORE:
+            self.epoch = epoch
 
     def go(self, at: ScriptAt) -> None:
         """It is there now. Raises InvalidTransition if that cannot come next."""

@@ -18,7 +18,8 @@ from elasticd.worker.data.loading import Loader
 from elasticd.worker.data.sampling import SerialSampler
 from elasticd.worker.gradients.update import Update
 from elasticd.worker.state.training_state import TrainingState
-from elasticd.worker.trainer import Recipe, Trainer
+from elasticd.worker.stepping import Recipe
+from elasticd.worker.trainer import Trainer
 
 SCRIPT = """
 import os, signal, sys

@@ -1,0 +1,124 @@
+"""The state on its way between this worker and others, in the generation in use (Elan IV; design: worker-runtime 5).
+
+Holders begin to send before they compute the generation's first step (`send`), and have sent all before its update (`sent`). A
+joiner gets the header first (`receive`), takes part in that step, and takes the state over when all of it is here (`take`). The
+script's registered values follow at the next boundary (`exchange_values`). How tensors travel: `replication`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..communication.communicator import Communicator, CommunicatorBroken
+from ..control import Control
+from ..events import EnterGeneration, Instruction, StateArriving, StateTaken, TransfersCompleted, ValuesExchanged
+from ..script import Script
+from .held import HeldState
+from .replication import Incoming, Replication
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A state on its way to this worker: the header is here. `instruction`: what to do while the tensors come."""
+
+    incoming: Incoming
+    instruction: Instruction
+
+
+class StateTransfers:
+    """This worker's part in them. For the training thread."""
+
+    def __init__(self, control: Control, held: HeldState, script: Script, device: torch.device) -> None:
+        self._control = control
+        self._held = held
+        self._script = script
+        self._device = device
+        self._replication: Replication | None = None  # of the state to joiners, until all of them are whole
+
+    def enter(self, entered: EnterGeneration, communicator: Communicator) -> None:
+        """These are the transfers of the generation in use."""
+        takes_part = any(entered.rank in (each.source_rank, each.target_rank) for each in entered.transfers)
+        self._replication = Replication(communicator, entered.transfers) if takes_part else None
+
+    def forget(self) -> None:
+        """Nothing of them will be completed."""
+        self._replication = None
+
+    # -- giving
+
+    def send(self) -> None:
+        """Begin to send the state to this worker's joiners; it must not change until `sent` has returned."""
+        assert self._replication is not None
+        held = self._held
+        header = held.header({"applied": held.next_step - 1, "epoch": self._script.epoch})
+        self._replication.give(header, held.parts.tensors(), mutable=held.mutable)
+
+    def sent(self) -> None:
+        """Until this worker has sent all that it is to send. Raises CommunicatorBroken."""
+        if self._replication is not None:
+            self._replication.sent()
+
+    def send_at_the_end(self) -> None:
+        """As `send`; the job has no step left, so nothing is lost if a joiner is gone."""
+        try:
+            self.send()
+        except CommunicatorBroken:
+            log.info("a joiner has gone before the state could be sent to it; the job is over anyway")
+
+    def complete(self) -> TransfersCompleted:
+        """As `sent`, likewise."""
+        try:
+            self.sent()
+        except CommunicatorBroken:
+            log.info("a joiner has gone before it had the state; the job is over anyway")
+        return TransfersCompleted()
+
+    # -- taking
+
+    def receive(self, keep_own: bool) -> Arrival:
+        """Wait for the header of the state, and begin to receive its tensors. Raises CommunicatorBroken.
+
+        keep_own: the state that this worker holds stays whole until all of the new one is here: if the sender is lost on the way,
+        a survivor that was one step behind still has its own. A newcomer has nothing to lose but the script's initial values.
+        """
+        assert self._replication is not None
+        instruction: Instruction | None = None
+
+        def places(header: dict[str, Any]) -> list[torch.Tensor] | None:
+            nonlocal instruction
+            self._control.tell(StateArriving(int(header["counters"]["applied"])))
+            instruction = self._control.next()
+            return None if keep_own else self._held.parts.adopt(header)
+
+        incoming = self._replication.take(self._device, places)
+        assert instruction is not None
+        return Arrival(incoming, instruction)
+
+    def take(self, arrival: Arrival) -> None:
+        """Wait for the tensors, and take the state over. Raises CommunicatorBroken."""
+        incoming = arrival.incoming
+        tensors = incoming.wait()
+        if incoming.places is None:
+            self._held.put(incoming.header, tensors)
+        self._control.tell(StateTaken(*self._held.take(incoming.header)))
+
+    # -- what the users' code has changed
+
+    def exchange_values(self) -> ValuesExchanged:
+        """After a generation's first step: hand over what the users' code has changed in it. Raises CommunicatorBroken."""
+        replication, self._replication = self._replication, None
+        assert replication is not None
+        if replication.source is None:
+            epoch, registered = self._held.registered()
+            replication.send_trailer({"epoch": epoch, "registered": registered})
+            return ValuesExchanged(self._script.epoch)
+        theirs = replication.receive_trailer()
+        epoch = int(theirs["epoch"])
+        self._held.defer(epoch, theirs["registered"])
+        return ValuesExchanged(epoch)

@@ -1,0 +1,244 @@
+"""One global step after the other, over the virtual workers that this worker hosts (design: worker-runtime 1-4).
+
+Each worker runs its contiguous range of the job's N virtual workers in turn, keeps their gradients as nodes of one balanced tree,
+and all workers complete the tree together; everyone applies the same update. Beside the gradients travels a control word, in
+which the leader commits a new generation.
+
+A step whose collectives fail is not applied here (`give_up`). A joiner takes part in a step without hosting a virtual worker
+(`join`): the state arrives meanwhile, and it applies the same reduced gradient to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..protocol.errors import UserError
+from .communication.communicator import Communicator, CommunicatorBroken
+from .data.loading import Loader
+from .data.sampling import SerialSampler
+from .events import Event, JoinStep, PartComputed, RunStep, StepApplied, WordRead
+from .gradients.accumulation import Accumulation, same, trained
+from .gradients.buffers import ModelBuffers
+from .gradients.layout import Layout
+from .gradients.reduction import CanonicalReducer, PlainReducer, Reducer
+from .gradients.update import Update
+from .state.held import HeldState
+from .state.transfers import StateTransfers
+from .virtual import derive_seed, seed_everything
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What does not change while a job runs."""
+
+    virtual_workers: int
+    seed: int
+    device: torch.device
+    canonical: bool  # reduce in the canonical order (determinism elastic and heterogeneous)
+    overlap: bool  # reduce while the backward pass goes on
+    max_steps: int | None
+
+
+class Stepping:
+    """Runs this worker's part of each step. For the training thread."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tell: Callable[[Event], None],
+        held: HeldState,
+        transfers: StateTransfers,
+        buffers: ModelBuffers,
+        update: Update,
+        sampler: SerialSampler,
+        loader: Loader,
+    ) -> None:
+        self._recipe = recipe
+        self._tell = tell
+        self._held = held
+        self._transfers = transfers
+        self._buffers = buffers
+        self._update = update
+        self._sampler = sampler
+        self._loader = loader
+        self._total_steps = 0
+
+        # the generation in use
+        self._communicator = Communicator.alone()
+        self._rank, self._world_size = 0, 1
+        self._ranges: tuple[range, ...] = ()
+
+        # the step in progress
+        self._step = -1
+        self._hosted: list[int] = []
+        self._current: int | None = None  # virtual worker whose batch the script has
+        self._stepped: set[int] = set()  # optimizers that the script has stepped for it
+        self._word = torch.zeros(1, dtype=torch.int64)
+        self._word_work: dist.Work
+        self._lay_out(trained(held.parts.model))
+
+    def _lay_out(self, parameters: list[torch.nn.Parameter]) -> None:
+        """These are the parameters that are trained from now on."""
+        recipe = self._recipe
+        self._parameters = parameters
+        # There may be more workers than virtual workers: while a whole roster is being replaced, old and new are there.
+        self._layout = Layout(parameters, padding=max(recipe.virtual_workers, self._world_size))
+        self._accumulation = Accumulation(self._layout, recipe.virtual_workers, recipe.canonical, recipe.overlap)
+        self._reducer: Reducer | None = None
+
+    def prepare(self, total_steps: int) -> None:
+        """The loop is about to begin; it ends after so many steps."""
+        self._total_steps = total_steps
+        self._accumulation.prepare()
+
+    def enter(self, communicator: Communicator, rank: int, world_size: int) -> None:
+        """The next steps are another generation's."""
+        self._communicator, self._rank, self._world_size = communicator, rank, world_size
+        self._reducer = None
+        self._ranges = ()
+
+    @property
+    def in_batch(self) -> bool:
+        """Has the script a batch for which it has not called `optimizer.step()`?"""
+        return self._current is not None
+
+    # -- a whole step
+
+    def run(self, step: RunStep) -> Iterator[Any]:
+        """The batches of this worker's part. Raises CommunicatorBroken, with nothing applied."""
+        self._begin(step.step, step.ranges, step.proposal, trained(self._held.parts.model), step.send)
+        for virtual_worker in self._hosted:
+            if self._communicator.aborted:
+                raise CommunicatorBroken("abandoned")
+            yield self._begin_micro_batch(virtual_worker)
+            if self._current is not None:
+                raise UserError(
+                    "the loop asked for the next batch before optimizer.step(): call it once for every batch"
+                )
+        if not self._hosted:
+            self.complete_own_part()
+
+    def join(self, step: JoinStep, parameters: list[torch.nn.Parameter], take_state: Callable[[], None]) -> None:
+        """Take part without hosting anything. take_state: called before the update. Raises CommunicatorBroken.
+
+        parameters: those that the others train.
+        """
+        self._begin(step.step, step.ranges, step.proposal, parameters)
+        self._complete(take_state)
+
+    def give_up(self, restore_buffers: bool) -> None:
+        """Nothing of the step in progress is left."""
+        self._current = None
+        if restore_buffers:
+            self._buffers.restore()
+        self._accumulation.forget()
+        self._word = torch.zeros(1, dtype=torch.int64)
+
+    # -- its parts, in their order
+
+    def _begin(
+        self,
+        step: int,
+        ranges: tuple[range, ...],
+        proposal: int,
+        parameters: list[torch.nn.Parameter],
+        send: bool = False,
+    ) -> None:
+        self._buffers.begin()
+        self._step = step
+        if not same(parameters, self._parameters) or self._world_size > self._layout.padding:
+            self._accumulation.close()
+            self._lay_out(parameters)
+        if ranges != self._ranges:
+            self._ranges, self._reducer = ranges, None
+        mine = ranges[self._rank]
+        if self._reducer is None:
+            self._reducer = self._new_reducer()
+            self._loader.assign(step, mine, self._total_steps)
+        if send:
+            self._transfers.send()
+        within = step % self._sampler.steps_per_epoch
+        self._hosted = [v for v in mine if self._sampler.has_samples(within, v)]
+        self._accumulation.begin()
+        self._communicator.part_begins()
+        self._word[0] = proposal
+        self._word_work = self._communicator.all_reduce_max(self._word)
+
+    def _new_reducer(self) -> Reducer:
+        n = self._recipe.virtual_workers
+        if self._recipe.canonical:
+            return CanonicalReducer(self._communicator, self._ranges, n, self._layout)
+        return PlainReducer(self._communicator, self._layout, n)
+
+    def _begin_micro_batch(self, virtual_worker: int) -> Any:
+        recipe, step = self._recipe, self._step
+        batch = self._loader.batch(step, virtual_worker)
+        self._buffers.begin_micro_batch()
+        self._current = virtual_worker
+        self._stepped.clear()
+        weight = self._sampler.weight(step % self._sampler.steps_per_epoch, virtual_worker)
+        last = virtual_worker == self._ranges[self._rank][-1]  # in a short step others may follow, which have no sample
+        self._accumulation.expect(virtual_worker, weight, self._reducer if last else None)
+        seed_everything(derive_seed(recipe.seed, "model", step, virtual_worker))
+        return batch
+
+    def optimizer_stepped(self, optimizer: int) -> bool:
+        """The script has called `step()` of this optimizer: with the last one the virtual worker's gradient is complete.
+
+        Returns whether this worker's part is: `complete_own_part` is due.
+        """
+        virtual_worker = self._current
+        if virtual_worker is None or optimizer in self._stepped:
+            raise UserError("optimizer.step() was called twice for one batch, or outside the loop over batches")
+        self._stepped.add(optimizer)
+        if len(self._stepped) < len(self._held.parts.optimizers):
+            return False
+        self._current = None
+        self._accumulation.completed()
+        if virtual_worker == 0:
+            self._buffers.keep()
+        return virtual_worker == self._hosted[-1]
+
+    def complete_own_part(self) -> None:
+        """This worker's part of the step is issued. Raises CommunicatorBroken, with nothing applied."""
+        told = False
+
+        def computed() -> None:
+            nonlocal told
+            if not told:
+                told = True
+                self._tell(PartComputed())
+
+        self._communicator.part_issued(computed)
+        self._complete(computed)
+
+    def _complete(self, before_update: Callable[[], None]) -> None:
+        """Reduce, read the control word, apply the update. Raises CommunicatorBroken, with nothing applied."""
+        for virtual_worker in self._ranges[self._rank][len(self._hosted) :]:
+            self._accumulation.skip(virtual_worker)  # whose slice of a short last step is empty
+        assert self._reducer is not None
+        gradient = self._accumulation.reduce(self._reducer)
+        root = next(rank for rank, hosted in enumerate(self._ranges) if 0 in hosted)
+        self._buffers.share(self._communicator, root)
+        self._communicator.wait(self._word_work)
+        before_update()
+        self._transfers.sent()
+        self._tell(WordRead(int(self._word[0])))
+        for parameter, view in zip(self._layout.parameters, gradient.views, strict=True):
+            parameter.grad = view
+        self._apply()
+
+    def _apply(self) -> None:
+        self._held.settle()
+        self._buffers.apply()  # before the update, after which a script may change them
+        self._update.apply(self._parameters)
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._accumulation.applied()
+        self._held.next_step = self._step + 1
+        self._tell(StepApplied(self._step))
