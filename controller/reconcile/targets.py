@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 
 from ...protocol.messages import EventKind
@@ -14,7 +15,7 @@ from ...scheduler.sets import union
 from ..cluster import Cluster
 from ..jobs.generations import holders
 from ..jobs.job import Job
-from .deciding import PolicyFailed, decided
+from .deciding import Decided, PolicyFailed, decided
 from .profiling import profile_jobs
 from .saving import suspend
 from .snapshot import Snapshot, snapshot
@@ -25,6 +26,7 @@ KEPT_POLICY_FAILURES = 64
 def set_targets(cluster: Cluster, now: float) -> None:
     """Ask the scheduler, and note what it has decided: the jobs concerned are dirty."""
     cluster.schedule_due, cluster.decided_s = False, now
+    cluster.decisions += 1
     seen = snapshot(cluster, now)
     if tangled := standstill(seen.held, seen.view.placements):
         _stay(cluster, now, seen, tangled)
@@ -59,11 +61,19 @@ def _keep_plan(cluster: Cluster, now: float, seen: Snapshot, failure: PolicyFail
     cluster.review_s = now + POLICY_RETRY_S
     cluster.plan_unfinished = False
     for job in seen.jobs:
-        job.why_waiting = partial(str, cluster.policy_trouble if not job.record.target else "")
+        job.why_waiting = partial(_trouble, cluster.policy_trouble if not job.record.target else "")
     if failure.where not in cluster.policy_failures and len(cluster.policy_failures) < KEPT_POLICY_FAILURES:
         cluster.policy_failures.add(failure.where)
         cluster.tell(now, EventKind.POLICY_FAILED, None, cluster.policy_trouble)
         cluster.warn(cluster.policy_trouble)
+
+
+def _reason(found: Decided, rows: Mapping[JobId, int], job: JobId) -> str:
+    return found.why(rows[job])
+
+
+def _trouble(text: str, job: JobId) -> str:
+    return text
 
 
 def _wait_elsewhere(cluster: Cluster, now: float, job: Job) -> None:
