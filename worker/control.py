@@ -1,12 +1,9 @@
 """The shell around a worker's machine: sockets, threads, communicators (CoDDL 4.3's sMPI stack, over ZeroMQ).
 
-It decides nothing. Facts go into `machine.WorkerMachine`, one at a time, under one lock; the actions that come out are carried
-out at once, except for instructions, which wait in a queue for the training thread. Telling a fact costs the training thread
+It decides nothing: facts go into the machine, and actions come out (`driver`). Telling a fact costs the training thread
 microseconds, since whatever has to be sent is left to the control thread. That thread owns all sockets: a DEALER to the agent,
 a ROUTER for followers and for the rendezvous of new communicators, DEALERs to the leaders of the latest orders. Communicators
 are built in threads of their own, beside the one in use.
-
-Outside a cluster `LocalControl` stands in its place: one worker, one generation, nobody to talk to.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn, Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -39,29 +36,22 @@ from ..protocol.messages import (
     ToLeader,
     ToWorkerFromAgent,
 )
-from ..protocol.model import GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
+from ..protocol.model import GpuKind
 from ..runtime import transport
 from ..runtime.clock import SteadyClock
 from ..runtime.loop import Loop
 from .communication.communicator import Communicator, Rendezvous, RendezvousStore
+from .driver import MachineControl, end_process
 from .ending import freeze_threads_at_exit
 from .environment import ClusterEnvironment
 from .events import (
-    Abandon,
-    Action,
     BuildGroup,
-    CloseRendezvous,
-    DropGroup,
-    EndProcess,
-    EnterGeneration,
     Event,
     GroupBuilt,
     GroupFailed,
     Instruction,
     OrderReceived,
     PeerSaid,
-    Place,
-    RetireGroup,
     SendFollower,
     SendLeader,
     SendStatus,
@@ -79,147 +69,6 @@ MAX_LEADERS = 16  # connections to the leaders of orders, old and new
 MAX_OUTBOX = 1 << 14  # messages that wait for the control thread; what is lost is repeated
 OUT_OF_ROOM = (OSError, RuntimeError, zmq.ZMQError)  # no descriptors, no threads: may be over in a moment
 LIBRARY_TIMEOUT_S = 86400.0  # of one operation of a communicator, at least
-
-
-class Control(Protocol):
-    """What the training thread needs: a door for its facts, its instructions, and the communicator in use."""
-
-    def tell(self, fact: Event) -> None:
-        """Something has happened. For any thread."""
-
-    def next(self) -> Instruction:
-        """What to do next. Waits for it."""
-
-    @property
-    def communicator(self) -> Communicator:
-        """That of the last EnterGeneration."""
-
-
-class MachineControl:
-    """A machine and its queue of instructions: what both kinds of control have in common."""
-
-    def __init__(self, machine: WorkerMachine) -> None:
-        self.machine = machine
-        self._clock = SteadyClock()
-        self._lock = threading.RLock()
-        self._turned = threading.Condition(self._lock)
-        self._instructions: deque[Instruction] = deque()
-        self._current: tuple[int, Communicator] | None = None
-        self._facts: deque[Event] = deque()  # told while actions are carried out: they come after those
-
-    def tell(self, fact: Event) -> None:
-        with self._lock:
-            self._facts.append(fact)
-            if len(self._facts) > 1:
-                return
-            try:
-                while self._facts:
-                    for action in self.machine.handle(self._clock.now(), self._facts[0]):
-                        self._act(action)
-                    self._facts.popleft()
-            finally:
-                self._facts.clear()
-
-    @property
-    def communicator(self) -> Communicator:
-        with self._lock:
-            assert self._current is not None
-            return self._current[1]
-
-    def _act(self, action: Action) -> None:
-        match action:
-            case SendLeader() | SendFollower() | SendStatus():
-                self._send(action)
-            case BuildGroup():
-                self._build(action)
-            case DropGroup(generation, attempt):
-                self._drop(generation, attempt)
-            case CloseRendezvous(generation, attempt):
-                self._close_rendezvous(generation, attempt)
-            case Abandon(generation):
-                if self._current is not None and self._current[0] == generation:
-                    self._current[1].abort()
-            case RetireGroup(generation):
-                if self._current is not None and self._current[0] == generation:
-                    self._current[1].retire()
-            case EndProcess(code, reason):
-                end_process(code, reason)
-            case EnterGeneration(roster, attempt):
-                before, self._current = self._current, (roster.generation, self._take(roster.generation, attempt))
-                if before is not None:
-                    before[1].retire()
-                self._instruct(action)
-            case _:
-                self._instruct(action)
-
-    def _instruct(self, instruction: Instruction) -> None:
-        self._instructions.append(instruction)
-        self._turned.notify_all()
-
-    def _send(self, action: SendLeader | SendFollower | SendStatus) -> None:
-        raise NotImplementedError
-
-    def _build(self, build: BuildGroup) -> None:
-        raise NotImplementedError
-
-    def _take(self, generation: int, attempt: int) -> Communicator:
-        """A communicator that stands: it is in use from now on."""
-        raise NotImplementedError
-
-    def _drop(self, generation: int, attempt: int) -> None:
-        raise NotImplementedError
-
-    def _close_rendezvous(self, generation: int, attempt: int) -> None:
-        raise NotImplementedError
-
-
-def end_process(code: int, reason: str) -> NoReturn:
-    """End this process at once, whatever its threads are doing."""
-    os.write(2, f"{reason}\n".encode())  # not `sys.stderr`, which a thread that hangs may have locked
-    os._exit(code)
-
-
-class LocalControl(MachineControl):
-    """One worker outside a cluster, whose time passes only while its training thread waits here."""
-
-    def __init__(self, machine: WorkerMachine, roster: Roster) -> None:
-        """roster: what the worker trains in."""
-        super().__init__(machine)
-        self.tell(OrderReceived(Order(job=self.machine.job, roster=roster, leader_address="")))
-
-    @classmethod
-    def alone(cls, virtual_workers: int) -> LocalControl:
-        """Of a script that runs by itself."""
-        member = Member(worker=WorkerId("solo.0"), gpu=GpuAddress(server=ServerId("localhost"), index=0))
-        place = Place(JobId("solo"), member.worker, os.getpid(), "", virtual_workers)
-        roster = Roster(generation=1, members=(member,), leader=member.worker)
-        return cls(WorkerMachine(place, SteadyClock().now()), roster)
-
-    def next(self) -> Instruction:
-        with self._lock:
-            while not self._instructions:
-                deadline = self.machine.next_deadline()
-                if self._clock.now() >= deadline:
-                    self.tell(TimePassed())
-                else:
-                    self._turned.wait(deadline - self._clock.now())
-            return self._instructions.popleft()
-
-    def _send(self, action: SendLeader | SendFollower | SendStatus) -> None:
-        if isinstance(action, SendStatus):
-            self.tell(StatusAcknowledged(action.status.sequence))
-
-    def _build(self, build: BuildGroup) -> None:
-        self.tell(GroupBuilt(build.roster.generation, build.attempt))
-
-    def _take(self, generation: int, attempt: int) -> Communicator:
-        return Communicator.alone()
-
-    def _drop(self, generation: int, attempt: int) -> None:
-        pass
-
-    def _close_rendezvous(self, generation: int, attempt: int) -> None:
-        pass
 
 
 @dataclass

@@ -10,7 +10,7 @@ It is composed of parts that know nothing of sockets, threads and tensors:
 * `training`: what the training thread is to do next, who saves, what is run again, how long anything may take;
 * `reporting`: when a status is due, and what it says.
 
-Shells (`control`, `trainer`, `run`; a simulated world) carry the actions out, in the order in which they come:
+Shells (`driver`, `control`, `trainer`, `run`; a simulated world) carry the actions out, in the order in which they come:
 
 * `SendLeader`, `SendFollower`, `SendStatus`: send. What cannot be sent is lost: the machine repeats what matters.
 * `BuildGroup`: begin in the background; tell GroupBuilt or GroupFailed, however late. `DropGroup`: destroy it, or cancel its

@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import atexit
 import gc
-import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,9 +35,11 @@ import torch
 from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
-from .control import OUT_OF_ROOM, ClusterControl, Control, LocalControl, end_process
+from . import warm
+from .control import OUT_OF_ROOM, ClusterControl
 from .data.loading import Loader
 from .data.sampling import SerialSampler
+from .driver import Control, LocalControl, end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
 from .events import MetricsReported
 from .gradients.update import ElasticOptimizer, ElasticScaler, Update
@@ -47,8 +47,6 @@ from .state.checkpoint import CheckpointWriter
 from .state.training_state import TrainingState
 from .stepping import Recipe
 from .trainer import Trainer
-
-log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=torch.nn.Module)
 Scheduler = torch.optim.lr_scheduler.LRScheduler
@@ -110,7 +108,7 @@ class Run:
         self._epochs = 0  # of the script's loop; 0: it has not come to it
         cuda = torch.cuda.is_available() if environment is None else environment.gpu_kind is GpuKind.CUDA
         self._device = torch.device("cuda", 0) if cuda else torch.device("cpu")
-        _import_ahead()
+        warm.prepare()  # better now than in a joiner's first step, for which everybody waits
 
     # -- where we are
 
@@ -203,14 +201,10 @@ class Run:
             raise UserError("prepare() was called twice: a run trains one model")
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         schedulers = [scheduler] if isinstance(scheduler, Scheduler) else list(scheduler or ())
-        sampler = self._sampler(dataset, batch_size, shuffle, drop_last)
+        sampler = SerialSampler.of(dataset, self._virtual_workers, batch_size, self._seed, shuffle, drop_last)
         model.to(self._device)
         state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered)
         update = Update(optimizers, schedulers, self._scaler, max_grad_norm, before_update, after_update)
-        if num_workers < 0 or prefetch_factor < 1:
-            raise UserError(
-                f"num_workers is {num_workers}, prefetch_factor {prefetch_factor}: at least 0 and 1 are needed"
-            )
         loader = Loader(dataset, sampler, collate, self._seed, self._device, num_workers, prefetch_factor)
         env = self._env
         tell = self._control.tell
@@ -223,18 +217,6 @@ class Run:
         )
         single = isinstance(optimizer, torch.optim.Optimizer)
         return model, elastic[0] if single else elastic, Batches(trainer)
-
-    def _sampler(self, dataset: Any, batch_size: int, shuffle: bool, drop_last: bool) -> SerialSampler:
-        if batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        columns = isinstance(dataset, tuple | list) and all(isinstance(part, torch.Tensor) for part in dataset)
-        size = len(dataset[0]) if columns else len(dataset)
-        if size < 1:
-            raise UserError("the dataset is empty")
-        n = self._virtual_workers
-        if drop_last and size < n * batch_size:
-            raise UserError(f"drop_last leaves nothing of {size} samples: one step needs {n} * {batch_size}")
-        return SerialSampler(size, n, batch_size, self._seed, shuffle, drop_last)
 
     def _recipe(self, overlap: bool) -> Recipe:
         env = self._env
@@ -337,13 +319,3 @@ def _is_raising(frame: FrameType) -> bool:
         isinstance(referrer, TracebackType) and referrer.tb_lasti == frame.f_lasti
         for referrer in gc.get_referrers(frame)
     )
-
-
-def _import_ahead() -> None:
-    """Import what the first optimizer step would import (torch._dynamo, over a second): better now than in a joiner's first
-    step, for which everybody waits."""
-    began = time.monotonic()
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
-    torch.optim.SGD([parameter], lr=0.0).step()
-    log.debug("imported ahead in %.1f s", time.monotonic() - began)

@@ -19,9 +19,9 @@ from typing import Any
 
 from ..protocol.errors import UserError
 from .communication.communicator import CommunicatorBroken
-from .control import Control
 from .data.loading import Loader
 from .data.sampling import SerialSampler
+from .driver import Control
 from .events import (
     Arrived,
     CollectiveFailed,

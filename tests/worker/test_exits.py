@@ -27,7 +27,7 @@ import torch
 import elasticd
 from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
 from elasticd.worker import events as e
-from elasticd.worker.control import LocalControl
+from elasticd.worker.driver import LocalControl
 from elasticd.worker.environment import ClusterEnvironment
 from elasticd.worker.machine import WorkerMachine
 from elasticd.worker.run import Run

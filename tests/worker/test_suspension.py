@@ -13,7 +13,7 @@ from torch import nn
 
 from elasticd.protocol.messages import Suspend
 from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
-from elasticd.worker.control import LocalControl
+from elasticd.worker.driver import LocalControl
 from elasticd.worker.environment import ClusterEnvironment
 from elasticd.worker.events import CheckpointLoaded, CheckpointMissing, Event, StepWanted, SuspendReceived
 from elasticd.worker.machine import WorkerMachine

@@ -33,7 +33,7 @@ import zmq
 from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
 from elasticd.worker import warm
 from elasticd.worker.communication.communicator import Communicator, RendezvousStore
-from elasticd.worker.control import MachineControl
+from elasticd.worker.driver import MachineControl
 from elasticd.worker.environment import ClusterEnvironment
 from elasticd.worker.events import (
     BuildGroup,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ...protocol.errors import UserError
 from ..virtual import derive_seed, seed_everything
 from .sampling import SerialSampler, columns, fetch, move_to
 
@@ -62,7 +63,10 @@ class Loader:
         prefetch_factor: int,
     ) -> None:
         """workers: processes that read ahead, 0: read here, when the batch is asked for. prefetch_factor: batches that each of
-        them reads ahead. A dataset with `set_epoch(epoch)` is told the epoch before its first sample."""
+        them reads ahead. A dataset with `set_epoch(epoch)` is told the epoch before its first sample.
+        Raises UserError for numbers that cannot be."""
+        if workers < 0 or prefetch_factor < 1:
+            raise UserError(f"num_workers is {workers}, prefetch_factor {prefetch_factor}: at least 0 and 1 are needed")
         self._reader = _Reader(dataset, collate)
         self._sampler = sampler
         self._seed = seed

@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch.utils.data import TensorDataset, default_collate
 
+from ...protocol.errors import UserError
 from ..virtual import derive_seed
 
 
@@ -39,6 +40,22 @@ class SerialSampler:
         self._shuffle = shuffle
         self._drop_last = drop_last
         self._order: tuple[int, numpy.ndarray[Any, numpy.dtype[numpy.int64]]] | None = None
+
+    @classmethod
+    def of(
+        cls, dataset: Any, virtual_workers: int, batch_size: int, seed: int, shuffle: bool, drop_last: bool
+    ) -> SerialSampler:
+        """For a map-style data set, or a tuple (list) of tensors. Raises UserError where there would be nothing to train."""
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be at least 1")
+        rows = isinstance(dataset, tuple | list) and all(isinstance(part, torch.Tensor) for part in dataset)
+        size = len(dataset[0]) if rows else len(dataset)
+        if size < 1:
+            raise UserError("the dataset is empty")
+        if drop_last and size < virtual_workers * batch_size:
+            full = f"{virtual_workers} * {batch_size}"
+            raise UserError(f"drop_last leaves nothing of {size} samples: one step needs {full}")
+        return cls(size, virtual_workers, batch_size, seed, shuffle, drop_last)
 
     @property
     def steps_per_epoch(self) -> int:

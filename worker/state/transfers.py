@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..communication.communicator import Communicator, CommunicatorBroken
-from ..control import Control
+from ..driver import Control
 from ..events import EnterGeneration, Instruction, StateArriving, StateTaken, TransfersCompleted, ValuesExchanged
 from ..script import Script
 from .held import HeldState
