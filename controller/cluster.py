@@ -30,6 +30,7 @@ from ..protocol.messages import (
     session_name,
 )
 from ..protocol.model import GpuAddress, JobId, Server, ServerId, Value, WorkerId, job_number
+from ..protocol.principals import Principal
 from ..protocol.times import (
     DEATHS_IN_VAIN,
     DECISION_INTERVAL_PER_JOB_S,
@@ -41,19 +42,23 @@ from ..scheduler.policies import Policy
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.view import Ints, ServerInView
 from .deadlines import Deadlines
-from .events import Action, ClientRequest, Fetch, Record, ReplyClient, SendAgent, Warn
+from .events import Action, Audit, ClientRequest, Fetch, Record, ReplyClient, SendAgent, Warn
 from .jobs.archive import Archive, first_key_of, job_of
 from .jobs.index import Index
 from .jobs.job import Job
 from .jobs.records import ArchivedJob, JobRecord, Submission
 from .jobs.throughput import Estimated, History, Profiles, estimated
 from .reconcile.rows import Rows
+from .sparing import Sparing
 
 MORE_THAN_ANY_SESSION = 1 << 62  # messages to an agent
 KEPT_EVENTS = 10_000
 KEPT_ANSWERS = 10_000
 ARCHIVED_AT_ONCE = 64  # jobs in one event: as many leave the memory, and as many the archive
 LOOK_AT_AGES_S = 600.0  # between two looks for jobs that are too old to be kept
+KEPT_PRINCIPALS = 1000  # of those who have tried what they may not
+ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S = 20, 10.0  # of one principal: so many are told at once, then one in so long
+FORGERIES_AT_ONCE, FORGERY_INTERVAL_S = 3, 600.0  # of one server, likewise
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class Settings:
     measuring: Measuring = OFF
     profiles: Profiles = field(default_factory=dict)
     keeping: Keeping = Keeping()
+    open_jobs_per_user: int = 10_000
 
 
 class ServerRecord(Value, frozen=True, kw_only=True):
@@ -186,10 +192,19 @@ class Health:
 
 
 @dataclass
+class Forgeries:
+    """Reports of a server's agent that were refused, since this controller started (`forgery`)."""
+
+    count: int = 0
+    last: str = ""  # what the last one spoke of, in words
+    told: Sparing = field(default_factory=lambda: Sparing(FORGERIES_AT_ONCE, FORGERY_INTERVAL_S))
+
+
+@dataclass
 class PendingLog:
     """A client waits for a piece of a log."""
 
-    client: bytes
+    asked: ClientRequest
     server: ServerId
     deadline_s: float
 
@@ -198,7 +213,7 @@ class PendingLog:
 class Undecided:
     """A client has set a share, and waits for the decision that names its generation."""
 
-    client: bytes
+    asked: ClientRequest
     job: Job
     after: int  # how many decisions had been made
 
@@ -273,14 +288,19 @@ class Cluster:
         self.adopted: dict[ServerId, str] = {}  # to be taken over: the identity of the agent
         self.refused: OrderedDict[tuple[ServerId, str], None] = OrderedDict()  # agents that the operator was told of
         self.store_is_old = False  # the operator was told so
+        # What each server kept when it first said hello to this controller: that alone may be ahead of the store (`forgery`).
+        self.met: dict[ServerId, frozenset[WorkerId]] = {}
+        self.forged: dict[ServerId, Forgeries] = {}
+        self.attempts: OrderedDict[str, Sparing] = OrderedDict()  # of principals, at what they may not
         self.health: dict[ServerId, Health] = {}  # of servers where a start has failed
         self.awaited: set[ServerId] = set()  # known from the store, not heard of since the start
         # Servers that have a lease, or that are awaited; the one that has been silent for longest is first.
         self.leases: OrderedDict[ServerId, None] = OrderedDict()
         self.events: deque[EventView] = deque(maxlen=KEPT_EVENTS)
-        self.answers: OrderedDict[str, Answer] = OrderedDict()  # to requests that changed something
+        # By name (`ClientRequest.name`): answers to requests that changed something, and who waits for one.
+        self.answers: OrderedDict[str, Answer] = OrderedDict()
         self.pending_logs: dict[str, PendingLog] = {}
-        self.undecided: dict[str, Undecided] = {}  # by request; empty unless there are very many jobs
+        self.undecided: dict[str, Undecided] = {}  # empty unless there are very many jobs
         self.history = History()
         self.first_job = 1  # see ClusterRecord
         self.next_job = 1
@@ -460,6 +480,7 @@ class Cluster:
         """It is not there, and will not come back."""
         self.known_gpus -= len(self.sessions.pop(server).server.gpus)
         self.health.pop(server, None)
+        self.forged.pop(server, None)
         self.record_adoption(server, None)
         self._puts.pop(server_key(server), None)
         self._deletes.append(server_key(server))
@@ -502,15 +523,15 @@ class Cluster:
         again = Acknowledged(incarnation=self.settings.incarnation, sent=MORE_THAN_ANY_SESSION)
         self._effects.append(SendAgent(server, again, agent))
 
-    def answer(self, client: bytes, request: str, answer: Answer) -> None:
-        self._effects.append(ReplyClient(client, Reply(id=request, answer=answer)))
+    def answer(self, asked: ClientRequest, answer: Answer) -> None:
+        self._effects.append(ReplyClient(asked.client, Reply(id=asked.envelope.id, answer=answer)))
 
     def fetch(self, request: ClientRequest, keys: tuple[str, ...]) -> None:
         """These records of the archive are needed to answer `request`."""
         self._effects.append(Fetch(request, keys))
 
     def remember_answer(self, request: str, answer: Answer, recorded: bool = False) -> None:
-        """To a request that has changed something. `recorded`: the store holds it already.
+        """To a request of this name that has changed something. `recorded`: the store holds it already.
 
         Submissions are remembered by the store too: their jobs may be over, and in the archive, before a repetition comes.
         """
@@ -525,6 +546,22 @@ class Cluster:
 
     def warn(self, text: str) -> None:
         self._effects.append(Warn(text))
+
+    def audit(self, now: float, asked: ClientRequest, act: str, of: str, text: str) -> None:
+        """Somebody has done something."""
+        self._effects.append(Audit(now, str(asked.who), act, of, True, text, asked.envelope.id))
+
+    def audit_refusal(self, now: float, who: Principal, act: str, of: str, text: str, request: str = "") -> None:
+        """Somebody has tried what he may not. Of many attempts some are written, and how many there were between them."""
+        name = str(who)
+        told = self.attempts.pop(name, None) or Sparing(ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S)
+        self.attempts[name] = told
+        if len(self.attempts) > KEPT_PRINCIPALS:
+            self.attempts.popitem(last=False)
+        before = told.held_back
+        if told.lets(now):
+            also = f" ({before} more attempts since the last line)" if before else ""
+            self._effects.append(Audit(now, name, act, of, False, text + also, request))
 
     def _archive_jobs(self) -> None:
         """Jobs that were over first, where there are too many, leave the memory: some at a time."""

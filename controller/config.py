@@ -58,6 +58,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = DEATHS_IN_VAIN
     measuring: MeasuringConfig = MeasuringConfig()
     history: HistoryConfig = HistoryConfig()
+    open_jobs_per_user: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     profiles: tuple[str, ...] = ()
     profiles_gpu_type: str | None = None
     log_file: str | None = None

@@ -23,9 +23,10 @@ from ..runtime import locks, readiness, transport
 from ..runtime.clock import WallClock
 from ..runtime.loop import Loop
 from ..scheduler.scheduler import Scheduler
+from .auditlog import AuditLog
 from .cluster import Settings
 from .config import ControllerConfig
-from .events import Action, AgentMessage, ClientRequest, Fetch, Outgoing, Record, ReplyClient, SendAgent, Warn
+from .events import Action, AgentMessage, Audit, ClientRequest, Fetch, Outgoing, Record, ReplyClient, SendAgent, Warn
 from .jobs.throughput import Profiles
 from .machine import ControllerMachine
 from .requests.answers import changes as is_change
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 STORE_FILE = "cluster.db"
 LOCK_FILE = "controller.lock"
+AUDIT_FILE = "audit.log"
 COLLECT_INTERVAL_S = (
     3600.0  # between two looks for unreachable cycles: in a large cluster each takes tenths of a second
 )
@@ -50,6 +52,7 @@ class ControllerDaemon:
         self._lock = locks.hold(state / LOCK_FILE, f"{state}: another controller runs with this state directory")
         self._clock = WallClock()
         self._store = SqliteStore(state / STORE_FILE)
+        self._audit = AuditLog(state / AUDIT_FILE)
 
         def build(now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
             settings = Settings(
@@ -62,9 +65,11 @@ class ControllerDaemon:
                 measuring=options.how_to_measure,
                 profiles=profiles,
                 keeping=options.keeping,
+                open_jobs_per_user=options.open_jobs_per_user,
             )
             log.info("recovering from %d records", len(records))
-            return ControllerMachine(settings, configured, random.Random(settings.incarnation), now, records)
+            secret = secrets.token_hex(32)  # not the incarnation, which each agent is told: job uids are secrets
+            return ControllerMachine(settings, configured, random.Random(secret), now, records)
 
         self._turn = Turn(self._store, build, self._clock.now())
         self._from_agent: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
@@ -97,6 +102,7 @@ class ControllerDaemon:
             self._agents.close()
             self._context.term()
             self._store.close()
+            self._audit.close()
             os.close(self._lock)
 
     # -- input
@@ -145,6 +151,7 @@ class ControllerDaemon:
             self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
 
     def _send(self, actions: list[Outgoing]) -> None:
+        self._audit.write([action for action in actions if isinstance(action, Audit)])
         for action in actions:
             self._carry_out(action)
 
@@ -158,6 +165,8 @@ class ControllerDaemon:
                 transport.send(self._clients, client, _encode_reply(self._from_client, reply))
             case Warn(text):
                 log.warning("%s", text)
+            case Audit():
+                pass  # written before the first answer of the turn
             case Record() | Fetch():
                 raise AssertionError("the turn commits and reads records itself")
 

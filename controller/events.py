@@ -30,6 +30,11 @@ class ClientRequest:
     envelope: Envelope
     who: Principal = LOCAL_OPERATOR
 
+    @property
+    def name(self) -> str:
+        """Names the request among those of all principals: the id of another's request is of no use to anybody."""
+        return self.envelope.id if self.who == LOCAL_OPERATOR else f"{self.who}|{self.envelope.id}"
+
 
 @dataclass(frozen=True)
 class TimePassed:
@@ -95,5 +100,18 @@ class Warn:
     text: str
 
 
-Action = Record | SendAgent | ReplyClient | Fetch | Warn
-Outgoing = SendAgent | ReplyClient | Warn  # what is left to do when all is recorded
+@dataclass(frozen=True)
+class Audit:
+    """Write into the audit log who has done what, or has tried to."""
+
+    time_s: float  # Unix time
+    who: str  # a principal
+    act: str  # "submit", "cancel", "report", ...
+    of: str  # the job, the server or the policy concerned, as the principal calls it
+    done: bool  # False: it was not allowed
+    text: str = ""  # what it has come to, or why not, for people
+    request: str = ""  # its id
+
+
+Action = Record | SendAgent | ReplyClient | Fetch | Warn | Audit
+Outgoing = SendAgent | ReplyClient | Warn | Audit  # what is left to do when all is recorded

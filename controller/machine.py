@@ -62,10 +62,10 @@ class ControllerMachine:
         match event:
             case AgentMessage(server, message, agent):
                 on_agent_message(self._cluster, now, server, message, agent)
-            case ClientRequest(client, envelope):
-                on_request(self._cluster, now, client, envelope)
-            case Fetched(ClientRequest(client, envelope), records):
-                on_request(self._cluster, now, client, envelope, records)
+            case ClientRequest():
+                on_request(self._cluster, now, event)
+            case Fetched(asked, records):
+                on_request(self._cluster, now, asked, records)
             case TimePassed():
                 self._pass_time(now)
             case StoreReturned(since_s, reason):
@@ -110,10 +110,9 @@ class ControllerMachine:
         if awaited and not cluster.awaited:
             cluster.mark_all_dirty()
         while cluster.pending_logs and now >= next(iter(cluster.pending_logs.values())).deadline_s:
-            request = next(iter(cluster.pending_logs))
-            pending = cluster.pending_logs.pop(request)
+            pending = cluster.pending_logs.pop(next(iter(cluster.pending_logs)))
             reason = f"server {pending.server} has not sent the log in time"
-            cluster.answer(pending.client, request, Refused(reason=reason))
+            cluster.answer(pending.asked, Refused(reason=reason))
         health.pass_time(cluster, now)
         for due_job in cluster.timers.due(now) if not cluster.awaited else ():
             self._pass_time_of(now, cluster.jobs[due_job])

@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from ..protocol.codec import Codec
-from ..protocol.errors import ClusterUnreachable, PeerError, RequestRefused, UserError
+from ..protocol.errors import ClusterUnreachable, NotAllowed, PeerError, RequestRefused, UserError
 from ..protocol.messages import (
     Answer,
     Envelope,
@@ -42,7 +42,8 @@ class Client:
         self._codec: Codec[Reply] = Codec(Reply)
 
     def ask(self, request: Request, timeout_s: float = 10.0) -> Answer:
-        """The answer to `request`. Raises UserError or RequestRefused with the controller's reason, ClusterUnreachable."""
+        """The answer to `request`. Raises UserError, RequestRefused or NotAllowed with the controller's reason, and
+        ClusterUnreachable."""
         envelope = Envelope(id=secrets.token_hex(16), request=request)
         data = self._encode(envelope)
         deadline = time.monotonic() + timeout_s
@@ -108,5 +109,6 @@ def _checked(address: str) -> str:
 
 def _accepted(answer: Answer) -> Answer:
     if isinstance(answer, Refused):
-        raise (UserError if answer.bad_input else RequestRefused)(answer.reason)
+        kind = NotAllowed if answer.not_allowed else UserError if answer.bad_input else RequestRefused
+        raise kind(answer.reason)
     return answer

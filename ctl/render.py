@@ -12,6 +12,7 @@ import msgspec
 
 from ..protocol.messages import CurvePoint, EventView, JobView, ServerState, ServerView, WorkerView
 from ..protocol.model import JobPhase, Resize
+from ..protocol.principals import LOCAL
 from ..protocol.texts import gpu_count
 
 if TYPE_CHECKING:
@@ -106,13 +107,23 @@ def note(worker: WorkerView) -> str:
     return f" ({printable(worker.reason)})" if worker.reason else ""
 
 
+def owner(job: JobView) -> str:
+    """Whose job it is, and the Unix account that it runs as if that has another name."""
+    if job.account in ("", job.owner):
+        return job.owner or "-"
+    return f"{job.owner} (runs as {job.account})"
+
+
 def job_table(jobs: Sequence[JobView], now_s: float) -> Table:
-    """The jobs, one a row."""
-    table = _table("JOB", "PHASE", ">GPUS", ">STEP", ">EPOCH", ">SAMPLES/S", ">AGE", ">ETA", "NOTE")
+    """The jobs, one a row; whose they are where not all are those of whoever runs the cluster on this machine."""
+    owned = any(job.owner not in ("", LOCAL) for job in jobs)
+    owners = ("OWNER",) if owned else ()
+    table = _table("JOB", *owners, "PHASE", ">GPUS", ">STEP", ">EPOCH", ">SAMPLES/S", ">AGE", ">ETA", "NOTE")
     for job in jobs:
         left = eta_s(job)
         table.add_row(
             job.job,
+            *((_escape(job.owner or "-"),) if owned else ()),
             f"[{PHASE_STYLES[job.phase]}]{job.phase.value}[/]",
             gpus(job),
             step(job),
@@ -158,6 +169,7 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
     by_hand = f", set to {job.manual_share} by hand" if job.manual_share is not None else ""
     lines = [
         outcome(job, "  "),
+        f"  owner            {printable(owner(job))}",
         f"  command          {printable(shlex.join(spec.command))}",
         f"  workdir          {spec.workdir}",
         f"  GPUs             {gpus(job)} (allowed {spec.gpus.min} to {spec.gpus.max}{by_hand})",

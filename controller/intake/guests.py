@@ -130,8 +130,8 @@ def unknown_ended(cluster: Cluster, session: Session, ended: WorkerExit) -> bool
 # ------------------------------------------------------------------------------------------------------------- the operator
 
 
-def adopt(cluster: Cluster, now: float, name: ServerId) -> ServerAdopted:
-    """An operator wants a server, whatever runs there. Raises UserError, RequestRefused."""
+def adopt(cluster: Cluster, now: float, name: ServerId, by: str) -> ServerAdopted:
+    """An operator wants a server, whatever runs there. `by`: who, to follow "is taken over". Raises UserError, RequestRefused."""
     guest, session = present(cluster, now, name), cluster.sessions.get(name)
     if guest is not None:
         workers = len(guest.running)
@@ -148,7 +148,7 @@ def adopt(cluster: Cluster, now: float, name: ServerId) -> ServerAdopted:
         cluster.record_adoption(name, session.agent)
         stop_unknown(cluster, session)
     what = f": {_workers(workers)} there save their state and end" if workers else ""
-    cluster.tell(now, EventKind.SERVER_ADOPTED, None, f"server {name} is taken over{what}")
+    cluster.tell(now, EventKind.SERVER_ADOPTED, None, f"server {name} is taken over{by}{what}")
     return ServerAdopted(server=name, workers=workers)
 
 

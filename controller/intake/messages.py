@@ -32,10 +32,11 @@ from ..reconcile.health import worked
 from ..reconcile.orders import leader_address, order_message, send_order
 from ..reconcile.processes import send_start, stop_worker
 from .ends import add_broken, unknown_there, worker_ended
+from .forgery import fault_of, may_be_ahead, note_meeting, refuse
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .joining import refuse_older, refused, stale
 from .restored import ahead, bring_forward, note_age
-from .statuses import exit_within_bounds, sensible, server_fault, unusable, without_odd_figures
+from .statuses import MAX_NAME, exit_within_bounds, sensible, server_fault, unusable, without_odd_figures
 
 MAX_STRAYS = 4096  # of one server
 MAX_SERVERS = 10_000
@@ -72,7 +73,7 @@ def on_agent_message(
             _on_exit(cluster, now, session, exit_within_bounds(message))
             _forget(cluster, server, (message,))
         case LogPiece():
-            _on_log_piece(cluster, server, message)
+            _on_log_piece(cluster, now, server, message)
 
 
 # --------------------------------------------------------------------------------------------------------------- sessions
@@ -80,7 +81,8 @@ def on_agent_message(
 
 def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello, agent: str) -> None:
     if hello.server.server != server or hello.agent != agent:
-        cluster.warn(f"dropped a hello of {hello.server.server!r} over the connection of {server!r}")
+        if server in cluster.sessions:
+            refuse(cluster, now, server, f"all those of {hello.server.server[:MAX_NAME]!r}")
         return
     if fault := server_fault(hello.server):
         cluster.warn(f"dropped a hello of {server[:80]!r}: {fault}")
@@ -94,7 +96,9 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
         return
     if refused(cluster, now, server, hello):
         return
-    note_age(cluster, now, hello)
+    if server not in cluster.met:
+        note_age(cluster, now, hello)
+    note_meeting(cluster, server, hello)
     if belongs_elsewhere(cluster, hello):
         receive(cluster, now, hello)
         return
@@ -239,6 +243,10 @@ def _unwanted(
     """A process runs that is not recorded, or further than the record. Whether it is of use."""
     local = session.places.get(worker, LocalWorker(worker=worker, job=job, uid=uid, gpu=NOWHERE))
     known = cluster.jobs.get(job)
+    if fault := fault_of(cluster, session, job, worker, local.uid, status):
+        refuse(cluster, now, session.server.server, fault)
+        if worker not in session.places:
+            return False  # else whatever runs there holds a GPU
     if known is None and (over := cluster.archive.find(job)) is not None and over.has_uid(local.uid):
         _stop_stray(cluster, now, session, over.job, None, local)
         return False
@@ -248,7 +256,10 @@ def _unwanted(
         return False
     entry, here = known.worker(worker), GpuAddress(server=session.server.server, index=local.gpu)
     gpu = entry.gpu if entry is not None else here
-    if gpu.server == here.server and gpu.index != NOWHERE and ahead(known, worker, status):
+    believed = (
+        gpu.server == here.server and gpu.index != NOWHERE and may_be_ahead(cluster, session, known, worker, local.uid)
+    )
+    if believed and ahead(known, worker, status):
         bring_forward(cluster, now, known, worker, gpu, status)
         return True
     _stop_stray(cluster, now, session, known.id, known.known_worker(worker), local)
@@ -297,7 +308,10 @@ def _on_starting(cluster: Cluster, now: float, session: Session, worker: WorkerI
 
 def _on_running(cluster: Cluster, now: float, session: Session, worker: WorkerId) -> None:
     """A worker's process runs, and has not spoken yet: from now on it has its time to join."""
-    found = _find(cluster, session, JobId(worker.rpartition(".")[0]), worker, session.uid(worker))
+    job, uid = JobId(worker.rpartition(".")[0]), session.uid(worker)
+    found = _find(cluster, session, job, worker, uid)
+    if found is None and (fault := fault_of(cluster, session, job, worker, uid, None)):
+        refuse(cluster, now, session.server.server, fault)
     if found is not None and found[1].started_s is None:
         found[0].update_worker(worker, state=WorkerState.RUNNING, started_s=now)
         cluster.mark_dirty(found[0])
@@ -494,7 +508,9 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
     status = message.status if message.status is not None and message.status.worker == message.worker else None
     if found is None:
         known = cluster.jobs.get(message.job)
-        if known is not None and known.has_uid(message.uid) and ahead(known, message.worker, status):
+        if fault := fault_of(cluster, session, message.job, message.worker, message.uid, status):
+            refuse(cluster, now, session.server.server, fault)
+        elif known is not None and known.has_uid(message.uid) and ahead(known, message.worker, status):
             bring_forward(cluster, now, known, message.worker, None, status)
         return False
     if status is not None:
@@ -507,13 +523,15 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
 # ------------------------------------------------------------------------------------------------------------------ logs
 
 
-def _on_log_piece(cluster: Cluster, server: ServerId, piece: LogPiece) -> None:
+def _on_log_piece(cluster: Cluster, now: float, server: ServerId, piece: LogPiece) -> None:
     pending = cluster.pending_logs.get(piece.request)
-    if pending is None or pending.server != server:
+    if pending is None:
+        return
+    if pending.server != server:
+        refuse(cluster, now, server, f"a log that {pending.server} was asked for")
         return
     del cluster.pending_logs[piece.request]
     if piece.error:
-        cluster.answer(pending.client, piece.request, Refused(reason=piece.error))
+        cluster.answer(pending.asked, Refused(reason=piece.error))
     else:
-        answer = Log(data=piece.data, next_offset=piece.next_offset, end=piece.end)
-        cluster.answer(pending.client, piece.request, answer)
+        cluster.answer(pending.asked, Log(data=piece.data, next_offset=piece.next_offset, end=piece.end))

@@ -53,6 +53,7 @@ class Index:
         self._on_server: dict[ServerId, dict[JobId, Job]] = {}
         self._named: dict[str, dict[JobId, Job]] = {}
         self._of_user: dict[str, int] = {}
+        self._of_owner: dict[str, int] = {}
         self._without_target = 0
 
     # -- told by whoever changes a job
@@ -109,9 +110,14 @@ class Index:
         return bool(self._astray)
 
     def of_user(self, user: str) -> int:
-        """How many live jobs this user has."""
+        """How many live jobs name this user."""
         self._catch_up()
         return self._of_user.get(user, 0)
+
+    def of_owner(self, owner: str) -> int:
+        """How many live jobs the principal of this name has submitted."""
+        self._catch_up()
+        return self._of_owner.get(owner, 0)
 
     def waiting(self) -> Iterator[Job]:
         """Live jobs that may go on when a GPU becomes free."""
@@ -169,10 +175,8 @@ class Index:
         name = job.id
         if before.live is not now.live:
             self._enliven(job, now.live)
-            count = self._of_user.get(job.spec.user, 0) + (1 if now.live else -1)
-            self._of_user[job.spec.user] = count
-            if not count:
-                del self._of_user[job.spec.user]
+            _count(self._of_user, job.spec.user, now.live)
+            _count(self._of_owner, job.submission.owner, now.live)
         self._without_target += now.without_target - before.without_target
         for table, was, is_ in (
             (self._over, before.over, now.over),
@@ -194,6 +198,12 @@ class Index:
                 del self._on_server[server]
         for server in now.servers - before.servers:
             self._on_server.setdefault(server, {})[name] = job
+
+
+def _count(table: dict[str, int], name: str, one_more: bool) -> None:
+    table[name] = table.get(name, 0) + (1 if one_more else -1)
+    if not table[name]:
+        del table[name]
 
 
 def _mark(table: dict[JobId, Job], job: Job, there: bool) -> None:

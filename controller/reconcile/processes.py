@@ -33,6 +33,8 @@ def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
         checkpoint_step=job.record.saved_step,
         uid=job.uid,
         session=cluster.sessions[entry.gpu.server].name,
+        owner=job.submission.owner,
+        account=job.submission.account,
     )
     cluster.send(entry.gpu.server, message)
 

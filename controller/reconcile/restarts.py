@@ -74,7 +74,7 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
 def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str, exit_code: int | None = None) -> None:
     """A job is over. Its workers are stopped; those of a finished one have a moment to end by themselves."""
     job.enter(phase, now, reason, exit_code)
-    texts = {JobPhase.FINISHED: "finished", JobPhase.FAILED: f"failed: {reason}", JobPhase.CANCELLED: "cancelled"}
+    texts = {JobPhase.FINISHED: "finished", JobPhase.FAILED: f"failed: {reason}", JobPhase.CANCELLED: reason}
     cluster.tell(now, EventKind(phase.value), job.id, texts[phase])
     if job.record.measured:
         cluster.record_throughput(now, job)

@@ -2,20 +2,22 @@
 
 What changes something is remembered by its id, so that a repetition gets the first answer again; a submission is remembered
 with its job, so that not even a crash between the record and the reply submits it twice. What only reads is read again.
+
+An id counts for one principal: who guesses or repeats that of somebody else makes a request of his own (`ClientRequest.name`).
+What a principal may not ask for is refused, and changes nothing (`authority`).
 """
 
 from __future__ import annotations
 
 import itertools
 
-from ...protocol.errors import ElasticError, RequestRefused, UserError
+from ...protocol.errors import ElasticError, NotAllowed, RequestRefused, UserError
 from ...protocol.messages import (
     PROTOCOL_VERSION,
     AdoptServer,
     Answer,
     Cancel,
     Cancelled,
-    Envelope,
     EventKind,
     Events,
     ForgetServer,
@@ -40,7 +42,8 @@ from ...protocol.messages import (
     Submit,
     Submitted,
 )
-from ...protocol.model import JobId, JobPhase, JobSpec
+from ...protocol.model import JobId, JobPhase, JobSpec, ServerId
+from ...protocol.principals import LOCAL_OPERATOR, Principal
 from ...protocol.times import FIRST_HELLO_S, LOG_TIMEOUT_S
 from ...scheduler.admission import Newcomer, Situation
 from ..cluster import Cluster, PendingLog, Undecided
@@ -51,6 +54,7 @@ from ..jobs.records import Submission
 from ..reconcile.profiling import profile_now
 from ..reconcile.restarts import end_job
 from ..reconcile.settle import settle
+from .authority import by, check, check_job, signed
 from .pages import Fetched, NotAtHand, archived, ended_page, jobs_page, servers_page
 from .policy import in_use, set_policy
 from .servers import forget_server
@@ -66,37 +70,71 @@ MAX_LOG_OFFSET = 2**53
 MAX_LOG_BYTES = 4 << 20
 MAX_EVENTS_ANSWERED = 10_000
 MAX_UNFINISHED_JOBS = 100_000
+MOST_TOLD = 80  # characters of what somebody has asked for in vain
 
 
 def on_request(
-    cluster: Cluster,
-    now: float,
-    client: bytes,
-    envelope: Envelope,
-    records: tuple[tuple[str, bytes | None], ...] = (),
+    cluster: Cluster, now: float, asked: ClientRequest, records: tuple[tuple[str, bytes | None], ...] = ()
 ) -> None:
     """Answer a request, or arrange that it will be answered. `records`: what was fetched for it from the archive."""
-    if not 0 < len(envelope.id) <= MAX_REQUEST_ID:
-        text = f"the id of a request has 1 to {MAX_REQUEST_ID} characters, not {len(envelope.id)}"
-        cluster.answer(client, envelope.id, Refused(reason=text, bad_input=True))
+    request, request_id = asked.envelope.request, asked.envelope.id
+    if not 0 < len(request_id) <= MAX_REQUEST_ID:
+        text = f"the id of a request has 1 to {MAX_REQUEST_ID} characters, not {len(request_id)}"
+        cluster.answer(asked, Refused(reason=text, bad_input=True))
         return
-    known = cluster.answers.get(envelope.id)
+    known = cluster.answers.get(asked.name)
     if known is not None:
-        cluster.answer(client, envelope.id, known)
+        cluster.answer(asked, known)
         return
-    request, fetched = envelope.request, dict(records)
     try:
-        answer = _answer(cluster, now, client, envelope.id, request, fetched)
+        check(asked.who, request)
+        answer = _answer(cluster, now, asked, dict(records))
         if answer is None:
             return  # it is answered later (`answer_undecided`; a log: by its agent), or when the client repeats it
     except NotAtHand as missing:
-        cluster.fetch(ClientRequest(client, envelope), missing.keys)
+        cluster.fetch(asked, missing.keys)
+        return
+    except NotAllowed as error:  # nothing to remember: it is not allowed the next time either
+        cluster.audit_refusal(now, asked.who, _act(request), _concerned(request), str(error), request_id)
+        cluster.answer(asked, Refused(reason=str(error), not_allowed=True))
         return
     except ElasticError as error:
         answer = Refused(reason=str(error), bad_input=isinstance(error, UserError))
     if changes(request):
-        cluster.remember_answer(envelope.id, answer)
-    cluster.answer(client, envelope.id, answer)
+        cluster.remember_answer(asked.name, answer)
+    cluster.answer(asked, answer)
+
+
+def _act(request: Request) -> str:
+    """What is asked for, as the audit log calls it."""
+    return _ACTS.get(type(request), type(request).__name__)
+
+
+_ACTS: dict[type, str] = {
+    Submit: "submit",
+    Scale: "scale",
+    Profile: "profile",
+    Cancel: "cancel",
+    GetLog: "read log",
+    SetPolicy: "set policy",
+    AdoptServer: "adopt server",
+    ForgetServer: "forget server",
+}
+
+
+def _concerned(request: Request) -> str:
+    """Which job, server or policy is meant, as the client says it."""
+    match request:
+        case Scale(job=name) | Profile(job=name) | Cancel(job=name) | GetLog(job=name):
+            return name[:MOST_TOLD]
+        case AdoptServer(server=server) | ForgetServer(server=server):
+            return server[:MOST_TOLD]
+        case Submit(spec=spec):
+            return spec.name[:MOST_TOLD]
+        case SetPolicy(source=source):
+            return source[:MOST_TOLD]
+        case _:
+            return ""
 
 
 def changes(request: Request) -> bool:
@@ -104,41 +142,39 @@ def changes(request: Request) -> bool:
     return isinstance(request, CHANGES) and not (isinstance(request, SetPolicy) and request.dry_run)
 
 
-def _answer(
-    cluster: Cluster, now: float, client: bytes, request_id: str, request: Request, fetched: Fetched
-) -> Answer | None:
+def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched) -> Answer | None:
     """The answer to a request that can be answered at once; None: not yet."""
-    match request:
-        case Submit():
-            return _submit(cluster, now, request_id, request)
-        case Scale():
-            return _scale(cluster, now, client, request_id, request, fetched)
-        case Profile():
-            return _profile(cluster, now, request, fetched)
-        case Cancel():
-            return _cancel(cluster, now, request, fetched)
-        case GetJobs():
-            return jobs_page(cluster, now, request, fetched)
-        case GetEnded():
-            return ended_page(cluster, now, request, fetched)
+    match asked.envelope.request:
+        case Submit(spec=spec):
+            return _submit(cluster, now, asked, spec)
+        case Scale() as request:
+            return _scale(cluster, now, asked, request, fetched)
+        case Profile(job=name):
+            return _profile(cluster, now, asked, find_job(cluster, name, fetched))
+        case Cancel(job=name):
+            return _cancel(cluster, now, asked, find_job(cluster, name, fetched))
+        case GetJobs() as request:
+            return jobs_page(cluster, now, asked.who, request, fetched)
+        case GetEnded() as request:
+            return ended_page(cluster, now, asked.who, request, fetched)
         case GetJob(job=name):
-            return JobFound(job=full_view(cluster, now, find_job(cluster, name, fetched)), time_s=now)
-        case GetServers():
+            return JobFound(job=full_view(cluster, now, asked.who, find_job(cluster, name, fetched)), time_s=now)
+        case GetServers() as request:
             return servers_page(cluster, now, request)
-        case ForgetServer(server=name):
-            return forget_server(cluster, now, name)
-        case AdoptServer(server=name):
-            return adopt(cluster, now, name)
-        case GetEvents():
+        case ForgetServer(server=server):
+            return forget_server(cluster, now, asked, server)
+        case AdoptServer(server=server):
+            return _adopt(cluster, now, asked, server)
+        case GetEvents() as request:
             return _events(cluster, request)
         case GetPolicy():
             return in_use(cluster)
-        case SetPolicy():
-            return set_policy(cluster, now, request)
+        case SetPolicy() as request:
+            return set_policy(cluster, now, asked, request)
         case Ping():
             return _pong(cluster)
-        case GetLog():
-            _ask_for_log(cluster, now, client, request_id, request, fetched)
+        case GetLog() as request:
+            _ask_for_log(cluster, now, asked, request, fetched)
             return None
 
 
@@ -171,10 +207,10 @@ def find_id(cluster: Cluster, name: str) -> JobId:
     raise UserError(f"there is no job {name[:80]!r}")
 
 
-def _submit(cluster: Cluster, now: float, request_id: str, request: Submit) -> Answer | None:
+def _submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) -> Answer | None:
     """None: a controller that has just started waits a moment for the first agent, which may know of a job that the store,
     restored from a backup, does not: its number must not be used again."""
-    spec = request.spec
+    who, spec = asked.who, signed(asked.who, told)
     if reason := refusal(spec):
         raise UserError(reason)
     heard = not cluster.awaited or any(session.alive for session in cluster.sessions.values())
@@ -182,16 +218,29 @@ def _submit(cluster: Cluster, now: float, request_id: str, request: Submit) -> A
         return None
     if len(cluster.index.live) >= MAX_UNFINISHED_JOBS:
         raise RequestRefused(f"there are {MAX_UNFINISHED_JOBS} unfinished jobs already")
-    if reason := _admission_refusal(cluster, spec):
+    if reason := _too_many(cluster, who) or _admission_refusal(cluster, spec):
         raise RequestRefused(f"{spec.name} is not admitted: {reason}")
     name, uid = JobId(f"{spec.name}-{cluster.next_job}"), f"{cluster.rng.getrandbits(64):016x}"
-    job = Job(Submission(job=name, uid=uid, request=request_id, spec=spec, submitted_s=now))
+    submission = Submission(
+        job=name, uid=uid, request=asked.name, spec=spec, submitted_s=now, owner=who.name, account=who.account
+    )
+    job = Job(submission)
     cluster.next_job += 1
     cluster.add_job(job)
     cluster.schedule_due = True
-    who = f" by {spec.user}" if spec.user else ""
-    cluster.tell(now, EventKind.SUBMITTED, job.id, f"submitted{who}: {spec.gpus.min} to {spec.gpus.max} GPUs")
+    name_told = by(who) or (f" by {spec.user}" if spec.user else "")
+    text = f"submitted{name_told}: {spec.gpus.min} to {spec.gpus.max} GPUs"
+    cluster.tell(now, EventKind.SUBMITTED, job.id, text)
+    cluster.audit(now, asked, "submit", job.id, text)
     return Submitted(job=job.id)
+
+
+def _too_many(cluster: Cluster, who: Principal) -> str:
+    """Whoever runs a cluster of one machine has no bound of his own."""
+    most = cluster.settings.open_jobs_per_user
+    if who == LOCAL_OPERATOR or (count := cluster.index.of_owner(who.name)) < most:
+        return ""
+    return f"{who.name} has {count} unfinished jobs already, and may have {most} (open_jobs_per_user)"
 
 
 def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:
@@ -204,15 +253,14 @@ def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:
     return cluster.decider.scheduler.stages.admission.refusal(newcomer, situation)
 
 
-def _scale(
-    cluster: Cluster, now: float, client: bytes, request_id: str, request: Scale, fetched: Fetched
-) -> Answer | None:
+def _scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fetched: Fetched) -> Answer | None:
     """Fix the share, or give it back to the policy; the decision is taken at once, so that its generation can be named.
 
     None: not yet. With very many jobs the scheduler is asked once in a while, and all who have set shares meanwhile are answered
     then; a controller that has just started cannot decide before its servers are back.
     """
     job = find_job(cluster, request.job, fetched)
+    check_job(asked.who, job, "scale")
     share, spec = request.share, job.spec
     if share is not None and not 1 <= share <= spec.virtual_workers:
         raise UserError(
@@ -226,15 +274,17 @@ def _scale(
         job.update(manual_share=share)
         job.profiling = None
         text = "share given back to the policy" if share is None else f"share fixed at {share} by hand"
+        text += by(asked.who)
         if share is not None and share > spec.gpus.max:
             text += f", more than the job asks for (gpus.max is {spec.gpus.max})"
         cluster.tell(now, EventKind.SCALED, job.id, text)
+        cluster.audit(now, asked, "scale", job.id, text)
     cluster.schedule_due = True
     cluster.mark_dirty(job)
     if cluster.many_jobs:
-        if len(cluster.undecided) >= MAX_UNDECIDED and request_id not in cluster.undecided:
+        if len(cluster.undecided) >= MAX_UNDECIDED and asked.name not in cluster.undecided:
             raise RequestRefused("too many shares have been set within a second: try again")
-        cluster.undecided[request_id] = Undecided(client, job, cluster.decisions)
+        cluster.undecided[asked.name] = Undecided(asked, job, cluster.decisions)
         return None
     settle(cluster, now)
     return _scaled(job)
@@ -242,14 +292,14 @@ def _scale(
 
 def answer_undecided(cluster: Cluster) -> None:
     """Answer those who have set shares before the last decision."""
-    for request_id, waiting in list(cluster.undecided.items()):
+    for name, waiting in list(cluster.undecided.items()):
         if cluster.decisions == waiting.after:
             continue
-        del cluster.undecided[request_id]
+        del cluster.undecided[name]
         job = waiting.job
         answer = Refused(reason=_over(job)) if job.final else _scaled(job)
-        cluster.remember_answer(request_id, answer)
-        cluster.answer(waiting.client, request_id, answer)
+        cluster.remember_answer(name, answer)
+        cluster.answer(waiting.asked, answer)
 
 
 def _over(job: Job) -> str:
@@ -264,26 +314,35 @@ def _scaled(job: Job) -> Scaled:
     return Scaled(job=job.id, generation=generation, share=len(job.record.target))
 
 
-def _profile(cluster: Cluster, now: float, request: Profile, fetched: Fetched) -> Answer | None:
+def _profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer | None:
     """Send the job on its way down, whatever is known of it. None: nothing can be decided yet."""
-    job = find_job(cluster, request.job, fetched)
+    check_job(asked.who, job, "profile")
     if job.final:
         raise RequestRefused(_over(job))
     if cluster.awaited:
         return None
     shares = profile_now(cluster, now, job)
+    cluster.audit(now, asked, "profile", job.id, f"measured with {', '.join(map(str, shares))} GPUs")
     settle(cluster, now)
     return Profiling(job=job.id, shares=shares)
 
 
-def _cancel(cluster: Cluster, now: float, request: Cancel, fetched: Fetched) -> Answer:
-    job = find_job(cluster, request.job, fetched)
+def _cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer:
+    check_job(asked.who, job, "cancel")
     if job.record.phase is JobPhase.CANCELLED:
         return Cancelled(job=job.id)
     if job.final:
         raise RequestRefused(f"{job.id} is over already: it has {job.record.phase.value}")
-    end_job(cluster, now, job, JobPhase.CANCELLED, "cancelled")
+    text = f"cancelled{by(asked.who)}"
+    end_job(cluster, now, job, JobPhase.CANCELLED, text)
+    cluster.audit(now, asked, "cancel", job.id, text)
     return Cancelled(job=job.id)
+
+
+def _adopt(cluster: Cluster, now: float, asked: ClientRequest, server: ServerId) -> Answer:
+    answer = adopt(cluster, now, server, by(asked.who))
+    cluster.audit(now, asked, "adopt server", server, f"taken over with {answer.workers} workers")
+    return answer
 
 
 def _events(cluster: Cluster, request: GetEvents) -> Answer:
@@ -305,11 +364,10 @@ def _pong(cluster: Cluster) -> Answer:
     )
 
 
-def _ask_for_log(
-    cluster: Cluster, now: float, client: bytes, request_id: str, request: GetLog, fetched: Fetched
-) -> None:
+def _ask_for_log(cluster: Cluster, now: float, asked: ClientRequest, request: GetLog, fetched: Fetched) -> None:
     """Ask the agent where the worker is or was: its answer goes on to the client."""
-    job = find_job(cluster, request.job, fetched)
+    job, name = find_job(cluster, request.job, fetched), asked.name
+    check_job(asked.who, job, "read the logs of")
     if not 0 <= request.offset <= MAX_LOG_OFFSET or not 1 <= request.limit <= MAX_LOG_BYTES:
         raise UserError(f"a piece of a log starts at 0 or later and has 1 to {MAX_LOG_BYTES} bytes")
     entry = job.known_worker(request.worker)
@@ -319,12 +377,12 @@ def _ask_for_log(
     session = cluster.sessions.get(server)
     if session is None or not session.alive:
         raise RequestRefused(f"the log of {entry.worker} is on server {server}, which is not there")
-    if len(cluster.pending_logs) >= MAX_PENDING_LOGS and request_id not in cluster.pending_logs:
+    if len(cluster.pending_logs) >= MAX_PENDING_LOGS and name not in cluster.pending_logs:
         raise RequestRefused(f"{MAX_PENDING_LOGS} pieces of logs are being read already; try again in a moment")
-    cluster.pending_logs.pop(request_id, None)  # they stand in the order of their deadlines
-    cluster.pending_logs[request_id] = PendingLog(client=client, server=server, deadline_s=now + LOG_TIMEOUT_S)
+    cluster.pending_logs.pop(name, None)  # they stand in the order of their deadlines
+    cluster.pending_logs[name] = PendingLog(asked=asked, server=server, deadline_s=now + LOG_TIMEOUT_S)
     message = ReadLog(
-        request=request_id,
+        request=name,
         job=job.id,
         worker=entry.worker,
         offset=request.offset,

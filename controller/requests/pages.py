@@ -15,6 +15,7 @@ import msgspec
 from ...protocol.errors import UserError
 from ...protocol.messages import GetEnded, GetJobs, GetServers, Jobs, JobView, Servers
 from ...protocol.model import JobId, ServerId
+from ...protocol.principals import Principal
 from ..cluster import Cluster
 from ..intake.guests import present
 from ..jobs.archive import PREFIX
@@ -38,18 +39,18 @@ class NotAtHand(Exception):
         self.keys = keys
 
 
-def jobs_page(cluster: Cluster, now: float, request: GetJobs, fetched: Fetched) -> Jobs:
-    """A page of jobs. Raises NotAtHand, UserError."""
+def jobs_page(cluster: Cluster, now: float, who: Principal, request: GetJobs, fetched: Fetched) -> Jobs:
+    """A page of jobs, as `who` sees them. Raises NotAtHand, UserError."""
     limit = _limit(request.limit)
     if request.after.startswith((ENDED, PREFIX)):
-        return _ended(cluster, now, request.after, limit, fetched)
+        return _ended(cluster, now, who, request.after, limit, fetched)
     if not (request.after == "" or request.after.isdecimal()):
         raise UserError(f"after: {request.after[:80]!r} is not where a page has ended")
     numbers = cluster.index.live_numbers
     first = bisect.bisect_right(numbers, int(request.after)) if request.after else 0
     views, bytes_, at = [], 0, first
     for job in cluster.index.live_from(first, limit):
-        views.append(job_view(cluster, now, job))
+        views.append(job_view(cluster, now, who, job))
         bytes_, at = bytes_ + _weight(views[-1]), at + 1
         if bytes_ >= MOST_BYTES:
             break
@@ -58,19 +59,19 @@ def jobs_page(cluster: Cluster, now: float, request: GetJobs, fetched: Fetched) 
     elif len(views) == limit:
         following = ENDED
     else:
-        over = _ended(cluster, now, ENDED, limit - len(views), fetched)
+        over = _ended(cluster, now, who, ENDED, limit - len(views), fetched)
         views, following = [*views, *over.jobs], over.next
     return Jobs(jobs=tuple(views), time_s=now, policy=cluster.policy.name, next=following)
 
 
-def ended_page(cluster: Cluster, now: float, request: GetEnded, fetched: Fetched) -> Jobs:
-    """A page of jobs that are over. Raises NotAtHand, UserError."""
+def ended_page(cluster: Cluster, now: float, who: Principal, request: GetEnded, fetched: Fetched) -> Jobs:
+    """A page of jobs that are over, likewise. Raises NotAtHand, UserError."""
     after = request.after
     if not after and request.before_job:
         after = _ended_key(cluster, request.before_job)
     if after and not after.startswith((ENDED, PREFIX)):
         raise UserError(f"after: {after[:80]!r} is not where a page has ended")
-    return _ended(cluster, now, after, _limit(request.limit), fetched)
+    return _ended(cluster, now, who, after, _limit(request.limit), fetched)
 
 
 def servers_page(cluster: Cluster, now: float, request: GetServers) -> Servers:
@@ -99,7 +100,7 @@ def archived(key: str, fetched: Fetched) -> Job | None:
 # ------------------------------------------------------------------------------------------------------- jobs that are over
 
 
-def _ended(cluster: Cluster, now: float, after: str, limit: int, fetched: Fetched) -> Jobs:
+def _ended(cluster: Cluster, now: float, who: Principal, after: str, limit: int, fetched: Fetched) -> Jobs:
     last = "" if after == ENDED else after
     in_memory = {job.ended_key: job for job in cluster.index.over.values()}
     keys = [key for key in in_memory if not last or key < last]
@@ -111,7 +112,7 @@ def _ended(cluster: Cluster, now: float, after: str, limit: int, fetched: Fetche
     for job in _known(keys, in_memory, fetched):
         at += 1
         if job is not None:
-            views.append(job_view(cluster, now, job))
+            views.append(job_view(cluster, now, who, job))
             bytes_ += _weight(views[-1])
         if bytes_ >= MOST_BYTES:
             break

@@ -15,11 +15,14 @@ from msgspec.structs import replace
 
 from ...protocol.errors import OperatorError, UserError
 from ...protocol.messages import EventKind, PolicyInUse, PolicySet, SetPolicy, ShareForecast, StageView
+from ...protocol.principals import LOCAL_OPERATOR
 from ...scheduler.scheduler import Scheduler, document, load_scheduler
 from ..cluster import Cluster, Decider, PolicyRecord
+from ..events import ClientRequest
 from ..reconcile.deciding import decided
 from ..reconcile.settle import settle
 from ..reconcile.snapshot import snapshot
+from .authority import by
 
 MAX_DOCUMENT_BYTES = 64 << 10
 MAX_ORIGIN = 4096
@@ -32,7 +35,7 @@ def in_use(cluster: Cluster) -> PolicyInUse:
     return replace(view, trouble=cluster.policy_trouble)
 
 
-def set_policy(cluster: Cluster, now: float, request: SetPolicy) -> PolicySet | None:
+def set_policy(cluster: Cluster, now: float, asked: ClientRequest, request: SetPolicy) -> PolicySet | None:
     """Switch, or tell what switching would change. None: a controller that has just started cannot decide yet.
 
     Raises UserError, naming source and field, and PolicyFailed for one that cannot decide about the present jobs.
@@ -41,17 +44,18 @@ def set_policy(cluster: Cluster, now: float, request: SetPolicy) -> PolicySet | 
         raise UserError(f"{request.source[:200]}: a policy file has at most {MAX_DOCUMENT_BYTES} bytes")
     if max(len(request.source), len(request.user)) > MAX_ORIGIN:
         raise UserError(f"the name of a policy's file or user has at most {MAX_ORIGIN} characters")
+    user = request.user if asked.who == LOCAL_OPERATOR else asked.who.name
     if request.document is None:
         record, scheduler = None, cluster.configured
     else:
-        record = PolicyRecord(document=request.document, source=request.source, user=request.user, since_s=now)
+        record = PolicyRecord(document=request.document, source=request.source, user=user, since_s=now)
         scheduler = _load(cluster, record)
     if cluster.awaited:
         return None
     before = in_use(cluster)
     shares = _forecast(cluster, now, scheduler)
     if not request.dry_run:
-        _switch(cluster, now, Decider(scheduler, now, record), request.user)
+        _switch(cluster, now, asked, Decider(scheduler, now, record), user)
     after = _view(scheduler, now, record, cluster.configured)
     return PolicySet(before=before, after=after, shares=shares, time_s=now)
 
@@ -72,21 +76,23 @@ def _load(cluster: Cluster, record: PolicyRecord) -> Scheduler:
         raise UserError(str(error)) from None
 
 
-def _switch(cluster: Cluster, now: float, decider: Decider, user: str) -> None:
-    cluster.tell(now, EventKind.POLICY, None, _sentence(cluster.decider.scheduler, decider, user))
+def _switch(cluster: Cluster, now: float, asked: ClientRequest, decider: Decider, user: str) -> None:
+    who = by(asked.who) or (f" by {user}" if user else "")
+    text = _sentence(cluster.decider.scheduler, decider) + who
+    cluster.tell(now, EventKind.POLICY, None, text)
+    cluster.audit(now, asked, "set policy", decider.scheduler.policy.name, text)
     cluster.decider = decider
     cluster.record_policy(decider.record)
     cluster.schedule_due = True
     settle(cluster, now, at_once=True)
 
 
-def _sentence(before: Scheduler, decider: Decider, user: str) -> str:
+def _sentence(before: Scheduler, decider: Decider) -> str:
     old, new = document(before), document(decider.scheduler)
     changed = [name for name in ("admission", "packing", "placement") if old[name] != new[name]]
     stages = "".join(f", {name} {_name(new[name])}" for name in changed)
     origin = f"from {decider.scheduler.source}" if decider.record is not None else "as configured"
-    who = f" by {user}" if user else ""
-    return f"{old['policy']} gives way to {new['policy']}{_values(new['parameters'])}{stages}, {origin}{who}"
+    return f"{old['policy']} gives way to {new['policy']}{_values(new['parameters'])}{stages}, {origin}"
 
 
 def _name(stage: str | Mapping[str, object]) -> object:

@@ -9,24 +9,27 @@ from msgspec.structs import replace
 
 from ...protocol.messages import CurvePoint, JobView, ServerState, ServerView, WorkerStage, WorkerView
 from ...protocol.model import GpuAddress, JobPhase, ServerId
+from ...protocol.principals import Principal
 from ...scheduler.measuring import smaller_shares
 from ...scheduler.speedup_curve import Source, points
 from ..cluster import Cluster, Guest, Session
+from ..intake import forgery
 from ..intake.guests import present, sentence, unknown_sentence
 from ..jobs.job import Job
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
 from ..reconcile.health import troubles
 from ..reconcile.snapshot import fewest
+from .authority import shown
 
 NAMES_TOLD = 8
 
 
-def job_view(cluster: Cluster, now: float, job: Job) -> JobView:
-    """One job in full."""
+def job_view(cluster: Cluster, now: float, who: Principal, job: Job) -> JobView:
+    """One job in full, as `who` sees it."""
     kept, progress, newest = job.record, job.progress(), job.newest
     return JobView(
         job=job.id,
-        spec=job.spec,
+        spec=shown(who, job),
         phase=kept.phase,
         reason=_reason(cluster, now, job),
         submitted_s=job.submission.submitted_s,
@@ -50,12 +53,14 @@ def job_view(cluster: Cluster, now: float, job: Job) -> JobView:
         restarts=kept.restarts,
         exit_code=kept.exit_code,
         measuring_gpus=job.profiling.share if job.profiling is not None else None,
+        owner=job.submission.owner,
+        account=job.submission.account,
     )
 
 
-def full_view(cluster: Cluster, now: float, job: Job) -> JobView:
+def full_view(cluster: Cluster, now: float, who: Principal, job: Job) -> JobView:
     """One job with what is known of its throughput."""
-    return replace(job_view(cluster, now, job), curve=_curve(cluster, now, job))
+    return replace(job_view(cluster, now, who, job), curve=_curve(cluster, now, job))
 
 
 def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:
@@ -202,6 +207,7 @@ def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
         used=dict(sorted(used.items())),
         state=_state(cluster, session),
         trouble="; ".join(_troubles(cluster, now, session)),
+        forged=cluster.forged[name].count if name in cluster.forged else 0,
     )
 
 
@@ -217,6 +223,8 @@ def _troubles(cluster: Cluster, now: float, session: Session) -> Iterator[str]:
         yield cluster.health[name].sentence(now)
     if session.unknown:
         yield unknown_sentence(session)
+    if name in cluster.forged:
+        yield forgery.sentence(cluster.forged[name])
 
 
 def _guest_view(guest: Guest) -> ServerView:

@@ -113,10 +113,12 @@ class Pong(Message, frozen=True, kw_only=True):
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """No, and why. `bad_input`: the request itself is wrong (exit code 2), else the cluster says no (exit code 1)."""
+    """No, and why. Exit code 1: the cluster says no; 2 (`bad_input`): the request itself is wrong; 4 (`not_allowed`): the caller
+    may not do this."""
 
     reason: str
     bad_input: bool = False
+    not_allowed: bool = False
 
 
 Answer = (

@@ -61,7 +61,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it is shown. Times are Unix times in seconds."""
+    """A job as it is shown. Times are Unix times in seconds. `spec.env` is empty for whoever may not act on the job."""
 
     job: JobId
     spec: JobSpec
@@ -88,6 +88,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     exit_code: int | None
     measuring_gpus: int | None = None  # it is being measured with so many of its GPUs
+    owner: str = ""  # the name of the principal who submitted it; "": it is from before there were owners
+    account: str = ""  # the Unix account that it runs as; "": that of the agents
     curve: tuple[CurvePoint, ...] = ()  # by share; only in the answer to GetJob
 
 
@@ -107,6 +109,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     used: dict[int, JobId]  # GPU index -> job
     state: ServerState = ServerState.ALIVE
     trouble: str = ""  # why no worker is started there for now, or what an operator has to decide; in words
+    forged: int = 0  # reports of its agent that were refused: of workers that were never sent to it
 
 
 class EventKind(enum.Enum):
@@ -139,6 +142,7 @@ class EventKind(enum.Enum):
     SERVER_FOREIGN = "server-foreign"
     SERVER_ADOPTED = "server-adopted"
     SERVER_FORGOTTEN = "server-forgotten"
+    SERVER_FORGED = "server-forged"  # it has spoken of workers that were never sent to it
     WORKERS_UNKNOWN = "workers-unknown"  # it has workers that belong to no job
     CONTROLLER_AWAY = "controller-away"  # it was stopped for a while, or its clock was set
     POLICY = "policy"  # set, or not to be had any more

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from elasticd.controller import cluster
 from elasticd.controller.events import AgentMessage, SendAgent, Warn
@@ -106,11 +107,9 @@ def test_an_agent_that_reports_processes_without_end_is_not_believed(monkeypatch
 def test_a_process_that_nobody_wants_is_told_to_end_again_and_again_until_it_has_ended() -> None:
     world, job = training(1)
     status = world.find(world.running(job)[0])[1].status
-    stray = WorkerId(f"{job}.1000")
-    strange = type(status)(
-        job=status.job, worker=stray, pid=1, address="", phase=WorkerPhase.READY,
-        generation=0, order=0, floor=0, applied=None, sequence=1,
-    )  # fmt: skip
+    stray = status.worker
+    world.exit(stray, -9)
+    strange = replace(status, sequence=status.sequence + 1)  # late and doubled
 
     def told(message: Any) -> int:
         """How many orders to stop it follow from this message of the agent."""
@@ -200,6 +199,7 @@ def test_the_history_in_the_store_is_bounded_also_where_numbers_were_left_out(mo
         if number == 30:
             agent = world.agents[S1]  # knows of more than the store, as after that was restored
             agent.newest_event, agent.start = agent.newest_event + 1000, agent.start + 1
+            world.machine.cluster.met.clear()
             world.hello(S1)
             assert world.machine.cluster.next_event > 1000
         world.ask(Cancel(job=world.submit().id))

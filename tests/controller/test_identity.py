@@ -431,6 +431,7 @@ def test_a_job_that_waits_to_start_again_while_the_store_turns_out_to_be_old_is_
     world.exit(worker, -9)
     assert job.restart_counted
     world.agents[ServerId("s2")].newest_event = 1000
+    del world.machine.cluster.met[ServerId("s2")]  # it has been away since before the controller was started
     world.hello("s2")
     assert EventKind.STORE_OLD in world.kinds()
     assert job.restart_counted

@@ -71,11 +71,11 @@ class LivingWorld(World):
             self.restart()
             return []
 
-    def ask(self, request: Any, request_id: str = "", turn: bool = True) -> Any:
+    def ask(self, request: Any, request_id: str = "", turn: bool = True, **others: Any) -> Any:
         """A client repeats its request until it is answered."""
         name = request_id or f"r{next(self.ids)}"
         for _ in range(3):
-            answer = super().ask(request, name, turn)
+            answer = super().ask(request, name, turn, **others)
             if answer is not None:
                 return answer
         if isinstance(request, Scale) and self.machine.cluster.awaited:
@@ -340,11 +340,11 @@ class HostileWorld(LivingWorld):
 class MeasuredWorld(HostileWorld):
     """Workers tell how fast they are: as it pleases, but always the same with the same share. No job is like another one."""
 
-    def ask(self, request: Any, request_id: str = "", turn: bool = True) -> Any:
+    def ask(self, request: Any, request_id: str = "", turn: bool = True, **others: Any) -> Any:
         if isinstance(request, Submit):
             spec = replace(request.spec, model=f"model {next(self.ids)}", gpus=GpuRange(min=1, max=4))
             request = Submit(spec=spec)
-        return super().ask(request, request_id, turn)
+        return super().ask(request, request_id, turn, **others)
 
     def report(self, worker: str, phase: WorkerPhase, generation: int = 0, *arguments: Any, **others: Any) -> None:
         if phase is WorkerPhase.TRAINING:

@@ -14,6 +14,7 @@ from elasticd.controller.cluster import Settings, state_key, submission_key
 from elasticd.controller.events import (
     Action,
     AgentMessage,
+    Audit,
     ClientRequest,
     Event,
     Fetch,
@@ -68,6 +69,7 @@ from elasticd.protocol.model import (
     WorkerStatus,
     job_number,
 )
+from elasticd.protocol.principals import LOCAL_OPERATOR, Principal
 from elasticd.scheduler.scheduler import Stages, load_scheduler
 
 
@@ -134,6 +136,7 @@ class World:
         self.store: dict[str, bytes] = {}
         self.sent: list[tuple[ServerId, Any]] = []
         self.answers: dict[str, Answer] = {}
+        self.audits: list[Audit] = []
         self.incarnations = itertools.count(1)
         self.ids = itertools.count(1)
         self.sequences = itertools.count(1)
@@ -182,6 +185,8 @@ class World:
                     self.feed(Fetched(request, tuple((key, self.store.get(key)) for key in keys)))
                 case SendAgent(server, message, agent):
                     self.deliver(server, message, agent)
+                case Audit():
+                    self.audits.append(action)
                 case ReplyClient(_, reply):
                     self.answers[reply.id] = reply.answer
                     if isinstance(reply.answer, Submitted):
@@ -392,15 +397,15 @@ class World:
 
     # -- clients
 
-    def ask(self, request: Request, request_id: str = "", turn: bool = True) -> Any:
+    def ask(self, request: Request, request_id: str = "", turn: bool = True, who: Principal = LOCAL_OPERATOR) -> Any:
         name = request_id or f"r{next(self.ids)}"
-        self.feed(ClientRequest(b"client", Envelope(id=name, request=request)))
+        self.feed(ClientRequest(b"client", Envelope(id=name, request=request), who))
         if turn:
             self.turn()
         return self.answers.get(name)
 
-    def submit(self, spec: JobSpec | None = None) -> Job:
-        answer = self.ask(Submit(spec=spec or job_spec()))
+    def submit(self, spec: JobSpec | None = None, who: Principal = LOCAL_OPERATOR) -> Job:
+        answer = self.ask(Submit(spec=spec or job_spec()), who=who)
         assert isinstance(answer, Submitted), answer
         return self.job(answer.job)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from elasticd.controller.cluster import Keeping, Settings
-from elasticd.controller.events import AgentMessage, ClientRequest, Event, ReplyClient, SendAgent, Warn
+from elasticd.controller.events import AgentMessage, Audit, ClientRequest, Event, ReplyClient, SendAgent, Warn
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.recovery import differences
 from elasticd.controller.store import StoreUnavailable
@@ -129,6 +129,8 @@ class Controller(Process):
                     self._world.users.answered(client, reply)
                 case Warn(text):
                     self._world.story.say(f"controller warns: {text}")
+                case Audit():
+                    pass
                 case _:
                     assert_never(action)
         self._world.oracle.shares_are_recorded()

@@ -1,0 +1,100 @@
+"""The audit log: who has done what, and who has tried what he may not, one JSON object a line (trust).
+
+It is for people and their tools; the controller never reads it. What is written has been recorded in the store before, and is
+written before the answer is sent. A turn's lines are one write, which is not synced: a power cut may cost the last seconds. The
+history of each job (`elasticctl events JOB`) says who has submitted, scaled and cancelled it, and is as durable as the job.
+
+The file is bounded: when it is full it becomes `audit.log.1`, and the oldest of these is dropped.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .events import Audit
+from .sparing import Sparing
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 32 << 20
+KEPT = 8  # full files
+FAILURES_AT_ONCE, FAILURE_INTERVAL_S = 3, 600.0  # told in the controller's log
+
+
+class AuditLog:
+    """Appends to one file, which only its owner can read. An error is told in the controller's log, and stops nothing."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._kept = kept
+        self._file: int | None = None
+        self._size = 0
+        self._failures = Sparing(FAILURES_AT_ONCE, FAILURE_INTERVAL_S)
+
+    def write(self, lines: Sequence[Audit]) -> None:
+        """Add these lines, in their order."""
+        if not lines:
+            return
+        data = b"".join(msgspec.json.encode(_plain(line)) + b"\n" for line in lines)
+        try:
+            if self._file is None:
+                self._open()
+            if self._size and self._size + len(data) > self._max_bytes:
+                self._rotate()
+            self._append(data)
+        except OSError as error:
+            self.close()
+            if self._failures.lets(time.monotonic()):
+                log.error("%s cannot be written: %s; %d lines are lost", self._path, error.strerror, len(lines))
+
+    def close(self) -> None:
+        """Release the file; the next line opens it again."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(self._path, flags, 0o600)
+        self._size = os.fstat(self._file).st_size
+
+    def _append(self, data: bytes) -> None:
+        assert self._file is not None
+        while data:
+            written = os.write(self._file, data)
+            self._size += written
+            data = data[written:]
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(self._kept, 0, -1):
+            before = self._numbered(number - 1) if number > 1 else self._path
+            with suppress(FileNotFoundError):
+                before.replace(self._numbered(number))
+        self._open()
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+
+def _plain(line: Audit) -> dict[str, Any]:
+    at = datetime.datetime.fromtimestamp(line.time_s, datetime.UTC)
+    return {
+        "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "who": line.who,
+        "act": line.act,
+        "of": line.of,
+        "done": line.done,
+        "text": line.text,
+        "request": line.request,
+    }

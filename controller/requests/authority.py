@@ -1,0 +1,65 @@
+"""Who may ask for what (trust).
+
+All users and operators see all jobs, servers, events and the policy. A user acts on the jobs that he has submitted: he scales,
+profiles and cancels them, and reads their logs and environments. An operator acts on all jobs, and on the cluster. Servers speak
+at another socket, and may ask nothing here.
+
+A job belongs to the principal who has submitted it, by name. Two kinds of jobs belong to the operators: those of whoever runs a
+cluster of one machine (`LOCAL`), and those from before there were owners.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ...protocol.errors import NotAllowed
+from ...protocol.messages import AdoptServer, ForgetServer, Request, SetPolicy
+from ...protocol.model import JobSpec
+from ...protocol.principals import LOCAL, LOCAL_OPERATOR, Principal, Role
+from ..jobs.job import Job
+
+
+def check(who: Principal, request: Request) -> None:
+    """May `who` ask for that, whatever job it concerns? Raises NotAllowed."""
+    if who.role is Role.OPERATOR:
+        return
+    if who.role is not Role.USER or who.name in ("", LOCAL):
+        raise NotAllowed(f"{who} is neither a user nor an operator: nothing can be asked for under this name")
+    match request:
+        case SetPolicy(dry_run=False):
+            raise NotAllowed("only operators may change the policy; --dry-run tells what it would change")
+        case AdoptServer(server=server) | ForgetServer(server=server):
+            what = "take over" if isinstance(request, AdoptServer) else "forget"
+            raise NotAllowed(f"only operators may {what} a server, such as {server[:80]!r}")
+
+
+def check_job(who: Principal, job: Job, what: str) -> None:
+    """May `who` do that with `job`? `what`: "cancel", "read the logs of". Raises NotAllowed."""
+    if not may_act(who, job):
+        owner = job.submission.owner
+        others = f"{owner} and operators" if owner not in ("", LOCAL) else "operators"
+        raise NotAllowed(f"{who.name} may not {what} {job.id}: only {others} may")
+
+
+def may_act(who: Principal, job: Job) -> bool:
+    """Is it a job of his, or is he an operator?"""
+    return who.role is Role.OPERATOR or (who.role is Role.USER and bool(who.name) and who.name == job.submission.owner)
+
+
+def by(who: Principal) -> str:
+    """To follow what he has done, in an event: " by alice". Empty where there is nobody else: in a cluster of one machine."""
+    if who == LOCAL_OPERATOR:
+        return ""
+    return f" by {who.name}" if who.role is Role.USER else f" by {who.role.value} {who.name}"
+
+
+def signed(who: Principal, spec: JobSpec) -> JobSpec:
+    """`spec` with the user's name as it has been proved; on a machine of one's own, as it was told."""
+    if who == LOCAL_OPERATOR or spec.user == who.name:
+        return spec
+    return replace(spec, user=who.name)
+
+
+def shown(who: Principal, job: Job) -> JobSpec:
+    """What `who` sees of what was submitted: an environment may hold secrets."""
+    return job.spec if not job.spec.env or may_act(who, job) else replace(job.spec, env={})

@@ -1,0 +1,302 @@
+"""Who may ask for what: users act on their own jobs, operators on all of them and on the cluster, servers on nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticd.controller.requests.answers import CHANGES
+from elasticd.protocol.messages import (
+    AdoptServer,
+    Cancel,
+    Cancelled,
+    EventKind,
+    ForgetServer,
+    GetEnded,
+    GetEvents,
+    GetJob,
+    GetJobs,
+    GetLog,
+    GetPolicy,
+    GetServers,
+    LogPiece,
+    Ping,
+    PolicySet,
+    Profile,
+    ReadLog,
+    Refused,
+    Request,
+    Scale,
+    Scaled,
+    SetPolicy,
+    StartWorker,
+    Submit,
+    Submitted,
+)
+from elasticd.protocol.model import JobPhase, ServerId, WorkerId
+from elasticd.protocol.principals import LOCAL, LOCAL_OPERATOR, Principal, Role
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec, AgentMessage = _module.World, _module.job_spec, _module.AgentMessage
+
+ALICE = Principal(role=Role.USER, name="alice", account="alice")
+BOB = Principal(role=Role.USER, name="bob", account="bob")
+OLGA = Principal(role=Role.OPERATOR, name="olga", account="olga")
+SERVER = Principal(role=Role.SERVER, name="s1")
+CONTROLLER = Principal(role=Role.CONTROLLER, name="c")
+NOBODY = Principal(role=Role.USER, name="")
+FALSE_LOCAL = Principal(role=Role.USER, name=LOCAL)
+POLICY = SetPolicy(document={"policy": "fifo"}, source="fifo")
+
+
+def running(world: Any, who: Principal) -> Any:
+    job = world.submit(job_spec(env={"TOKEN": "secret"}), who)
+    world.settle(job.id)
+    return job
+
+
+def acts_on(job: Any) -> list[Request]:
+    worker = job.record.workers[0].worker
+    return [
+        Scale(job=job.id, share=2), Profile(job=job.id), GetLog(job=job.id, worker=worker, offset=0), Cancel(job=job.id),
+    ]  # fmt: skip
+
+
+def not_allowed(answer: Any) -> bool:
+    return isinstance(answer, Refused) and answer.not_allowed and not answer.bad_input
+
+
+def test_a_job_belongs_to_who_has_submitted_it_whatever_the_client_says():
+    world = World()
+    job = world.submit(job_spec(user="bob"), ALICE)
+    assert (job.submission.owner, job.submission.account, job.spec.user) == ("alice", "alice", "alice")
+    view = world.ask(GetJob(job=job.id), who=BOB).job
+    assert (view.owner, view.account, view.spec.user) == ("alice", "alice", "alice")
+    (start, *_) = world.messages(StartWorker)
+    assert (start.owner, start.account) == ("alice", "alice")
+    local = world.submit(job_spec(user="carol"))
+    assert (local.submission.owner, local.submission.account, local.spec.user) == (LOCAL, "", "carol")
+
+
+def test_another_user_may_do_nothing_with_a_job_and_changes_nothing():
+    world = World()
+    job = running(world, ALICE)
+    before = job.record
+    for request in acts_on(job):
+        answer = world.ask(request, who=BOB)
+        assert not_allowed(answer), request
+        assert answer.reason.endswith("only alice and operators may")
+    assert job.record is before
+    assert not world.messages(ReadLog)
+
+
+@pytest.mark.parametrize("who", [ALICE, OLGA, LOCAL_OPERATOR])
+def test_the_owner_and_operators_may_do_everything_with_a_job(who: Principal):
+    world = World()
+    job = running(world, ALICE)
+    for request in acts_on(job):
+        assert not not_allowed(world.ask(request, who=who)), request
+    assert job.record.phase is JobPhase.CANCELLED
+
+
+def test_a_name_is_that_of_a_user_only_if_it_is_the_whole_of_it():
+    world = World()
+    job = running(world, ALICE)
+    for name in ("alic", "alicea", "Alice", "alice ", "user:alice"):
+        assert not_allowed(world.ask(Cancel(job=job.id), who=Principal(role=Role.USER, name=name)))
+
+
+@pytest.mark.parametrize("who", [SERVER, CONTROLLER, NOBODY, FALSE_LOCAL])
+def test_servers_and_who_has_no_name_of_his_own_may_ask_for_nothing(who: Principal):
+    world = World()
+    job = running(world, Principal(role=Role.USER, name="s1"))
+    reads = [GetJobs(), GetEnded(), GetJob(job=job.id), GetServers(), GetEvents(), GetPolicy(), Ping()]
+    for request in [*reads, *acts_on(job), POLICY, Submit(spec=job_spec())]:
+        assert not_allowed(world.ask(request, who=who)), request
+    assert len(world.machine.cluster.jobs) == 1
+
+
+def test_only_operators_act_on_the_cluster_and_users_may_ask_what_a_policy_would_change():
+    world = World()
+    requests = [POLICY, AdoptServer(server=ServerId("s1")), ForgetServer(server=ServerId("s1"))]
+    assert all(not_allowed(world.ask(request, who=ALICE)) for request in requests)
+    assert world.machine.cluster.policy.name == "max-min"
+    dry_run = SetPolicy(document={"policy": "fifo"}, source="fifo", dry_run=True)
+    assert isinstance(world.ask(dry_run, who=ALICE), PolicySet)
+    assert not any(not_allowed(world.ask(request, who=OLGA)) for request in requests)
+    assert world.machine.cluster.decider.record.user == "olga"
+
+
+def test_the_operators_alone_act_on_jobs_of_nobody():
+    world = World()
+    job = running(world, LOCAL_OPERATOR)
+    for who in (ALICE, FALSE_LOCAL, NOBODY):
+        assert not_allowed(world.ask(Cancel(job=job.id), who=who))
+    assert world.ask(Cancel(job=job.id), who=ALICE).reason.endswith("only operators may")
+    assert isinstance(world.ask(Cancel(job=job.id), who=OLGA), Cancelled)
+
+
+def test_the_environment_of_a_job_is_shown_to_those_who_may_act_on_it():
+    world = World()
+    job = running(world, ALICE)
+    over = world.submit(job_spec("short", env={"TOKEN": "secret"}), ALICE)
+    world.ask(Cancel(job=over.id), who=ALICE)
+    seen = {}
+    for who in (ALICE, BOB, OLGA, LOCAL_OPERATOR):
+        pages = [world.ask(request, who=who).jobs for request in (GetJobs(), GetJobs(final_too=True), GetEnded())]
+        views = [world.ask(GetJob(job=job.id), who=who).job, *(view for page in pages for view in page)]
+        seen[who.name] = {tuple(view.spec.env) for view in views}
+        assert len(views) == 5
+    assert seen == {"alice": {("TOKEN",)}, "bob": {()}, "olga": {("TOKEN",)}, LOCAL: {("TOKEN",)}}
+    assert job.spec.env == {"TOKEN": "secret"}
+
+
+def test_what_is_over_and_archived_still_has_its_owner(monkeypatch: pytest.MonkeyPatch):
+    world = World(keeping=_module.Settings.__dataclass_fields__["keeping"].default.__class__(recent=0))
+    job = running(world, ALICE)
+    worker = job.record.workers[0].worker
+    world.ask(Cancel(job=job.id), who=ALICE)
+    world.reap()
+    world.turn()
+    assert job.id not in world.machine.cluster.jobs
+    assert not_allowed(world.ask(GetLog(job=job.id, worker=worker, offset=0), who=BOB))
+    assert world.ask(GetJob(job=job.id), who=BOB).job.spec.env == {}
+    assert world.ask(GetJob(job=job.id), who=ALICE).job.spec.env == {"TOKEN": "secret"}
+
+
+def test_history_and_audit_log_say_who_has_done_what():
+    world = World()
+    job = running(world, ALICE)
+    world.ask(Scale(job=job.id, share=2), who=ALICE)
+    world.ask(Scale(job=job.id, share=None), who=OLGA)
+    world.ask(POLICY, "p", who=OLGA)
+    world.ask(Cancel(job=job.id), who=OLGA)
+    texts = [event.text for event in world.machine.cluster.events]
+    assert "submitted by alice: 1 to 4 GPUs" in texts
+    assert "share fixed at 2 by hand by alice" in texts
+    assert "share given back to the policy by operator olga" in texts
+    assert "max-min gives way to fifo, from fifo by operator olga" in texts
+    assert texts[-1] == "cancelled by operator olga"
+    assert world.ask(GetJob(job=job.id), who=ALICE).job.reason == "cancelled by operator olga"
+    assert [(line.who, line.act, line.of, line.done) for line in world.audits] == [
+        ("user:alice", "submit", job.id, True),
+        ("user:alice", "scale", job.id, True),
+        ("operator:olga", "scale", job.id, True),
+        ("operator:olga", "set policy", "fifo", True),
+        ("operator:olga", "cancel", job.id, True),
+    ]
+    assert world.audits[3].request == "p"
+
+
+def test_refused_attempts_stand_in_the_audit_log_and_do_not_fill_it():
+    world = World()
+    job = running(world, ALICE)
+    world.audits.clear()
+    for _ in range(500):
+        world.ask(Cancel(job=job.id), who=BOB, turn=False)
+    lines = [(line.who, line.act, line.of, line.done) for line in world.audits]
+    assert set(lines) == {("user:bob", "cancel", job.id, False)}
+    assert len(lines) == 20
+    world.now += 10.0
+    world.ask(Cancel(job=job.id), who=BOB)
+    assert len(world.audits) == 21
+    assert world.audits[-1].text.endswith("(480 more attempts since the last line)")
+    assert len(world.machine.cluster.answers) == 1, "refusals of this kind are not remembered"
+    many = world.machine.cluster
+    for number in range(1500):
+        world.ask(Cancel(job=job.id), who=Principal(role=Role.USER, name=f"u{number}"), turn=False)
+    assert len(many.attempts) == 1000
+
+
+def test_the_id_of_anothers_request_is_of_no_use():
+    world = World()
+    mine = world.ask(Submit(spec=job_spec()), "same", who=ALICE)
+    theirs = world.ask(Submit(spec=job_spec()), "same", who=BOB)
+    local = world.ask(Submit(spec=job_spec()), "same")
+    assert len({mine.job, theirs.job, local.job}) == 3
+    for _ in range(2):
+        assert world.ask(Submit(spec=job_spec()), "same", who=ALICE) == mine
+        assert world.ask(Submit(spec=job_spec()), "same", who=BOB) == theirs
+        assert world.ask(Submit(spec=job_spec()), "same") == local
+        world.restart()
+
+
+def test_a_log_goes_to_who_has_asked_for_it_whatever_others_ask_under_the_same_id():
+    world = World({"s1": 4, "s2": 4})
+    mine, theirs = running(world, ALICE), running(world, BOB)
+    world.sent.clear()
+    for job, who in ((mine, ALICE), (theirs, BOB)):
+        worker = job.record.workers[0].worker
+        assert world.ask(GetLog(job=job.id, worker=worker, offset=0), "same", who=who) is None
+    (first, second) = world.messages(ReadLog)
+    assert (first.job, second.job) == (mine.id, theirs.id)
+    assert first.request != second.request
+    waiting = {pending.asked.who.name for pending in world.machine.cluster.pending_logs.values()}
+    assert waiting == {"alice", "bob"}
+    server = next(name for name, message in world.sent if message is first)
+    piece = LogPiece(request=first.request, data=b"of alice\n", next_offset=9, end=True)
+    (reply,) = world.feed(AgentMessage(server, piece))
+    assert (reply.reply.id, reply.reply.answer.data) == ("same", b"of alice\n")
+    assert [pending.asked.who for pending in world.machine.cluster.pending_logs.values()] == [BOB]
+
+
+def test_a_user_may_have_so_many_unfinished_jobs_and_no_more():
+    world = World(open_jobs_per_user=2)
+    first = world.submit(who=ALICE)
+    world.submit(who=ALICE)
+    refused = world.ask(Submit(spec=job_spec()), who=ALICE)
+    assert isinstance(refused, Refused)
+    assert not refused.not_allowed
+    assert "alice has 2 unfinished jobs already, and may have 2" in refused.reason
+    world.submit(who=BOB)
+    for _ in range(5):
+        world.submit(job_spec(user="alice"))  # of who runs the cluster
+    world.ask(Cancel(job=first.id), who=ALICE)
+    assert isinstance(world.ask(Submit(spec=job_spec()), who=ALICE), Submitted)
+    world.restart()
+    assert isinstance(world.ask(Submit(spec=job_spec()), who=ALICE), Refused)
+
+
+def test_with_very_many_jobs_a_share_is_answered_to_who_has_set_it(monkeypatch: pytest.MonkeyPatch):
+    import elasticd.controller.cluster as cluster
+
+    monkeypatch.setattr(cluster, "JOBS_DECIDED_AT_ONCE", 0)
+    monkeypatch.setattr(cluster, "DECISION_INTERVAL_PER_JOB_S", 1.0)
+    world = World()
+    mine, theirs = running(world, ALICE), running(world, BOB)
+    world.now += 5.0
+    world.turn()
+    for job, who in ((mine, ALICE), (theirs, BOB)):
+        world.ask(Scale(job=job.id, share=1), "same", turn=False, who=who)
+    assert len(world.machine.cluster.undecided) in (0, 1, 2)
+    world.turn(5.0)
+    assert not world.machine.cluster.undecided
+    answers = {name: answer for name, answer in world.machine.cluster.answers.items() if isinstance(answer, Scaled)}
+    assert {name: answer.job for name, answer in answers.items()} == {
+        "user:alice|same": mine.id,
+        "user:bob|same": theirs.id,
+    }
+
+
+def test_each_request_that_changes_something_is_looked_at():
+    """A new kind of request that is not restricted must be told of here."""
+    restricted = {Scale, Profile, Cancel, SetPolicy, AdoptServer, ForgetServer}
+    assert set(CHANGES) == {Submit, *restricted}
+
+
+def test_the_local_operator_has_no_name_in_the_history():
+    world = World()
+    job = world.submit()
+    world.ask(Cancel(job=job.id))
+    assert world.machine.cluster.events[-1].text == "cancelled"
+    assert world.kinds(job.id) == [EventKind.SUBMITTED, EventKind.ORDERED, EventKind.CANCELLED]
+    assert WorkerId(f"{job.id}.0") in [entry.worker for entry in job.record.workers]
