@@ -11,10 +11,6 @@ import math
 import random
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
-
-import msgspec
 
 from ..protocol.messages import (
     Acknowledged,
@@ -22,14 +18,11 @@ from ..protocol.messages import (
     EventKind,
     EventView,
     HelloRefused,
-    LocalWorker,
     Reply,
-    StopWorker,
     Submitted,
     ToAgentFromController,
-    session_name,
 )
-from ..protocol.model import GpuAddress, JobId, Server, ServerId, Value, WorkerId, job_number
+from ..protocol.model import GpuAddress, JobId, ServerId, WorkerId, job_number
 from ..protocol.principals import Principal
 from ..protocol.times import (
     DEATHS_IN_VAIN,
@@ -40,15 +33,32 @@ from ..protocol.times import (
 from ..scheduler.measuring import OFF, Measuring
 from ..scheduler.policies import Policy
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.view import Ints, ServerInView
+from ..scheduler.view import Ints
 from .deadlines import Deadlines
-from .events import Action, Audit, ClientRequest, Fetch, Record, ReplyClient, SendAgent, Warn
+from .effects import Effects
+from .events import Action, Audit, ClientRequest, Fetch, ReplyClient, SendAgent, Warn
 from .jobs.archive import Archive, first_key_of, job_of
 from .jobs.index import Index
 from .jobs.job import Job
 from .jobs.records import ArchivedJob, JobRecord, Submission
 from .jobs.throughput import Estimated, History, Profiles, estimated
 from .reconcile.rows import Rows
+from .records import (
+    ADOPTED,
+    CLUSTER_KEY,
+    POLICY_KEY,
+    AdoptionRecord,
+    ClusterRecord,
+    PolicyRecord,
+    RequestRecord,
+    ServerRecord,
+    event_key,
+    request_key,
+    server_key,
+    state_key,
+    submission_key,
+)
+from .sessions import Forgeries, Guest, Health, Session
 from .sparing import Sparing
 
 MORE_THAN_ANY_SESSION = 1 << 62  # messages to an agent
@@ -58,7 +68,6 @@ ARCHIVED_AT_ONCE = 64  # jobs in one event: as many leave the memory, and as man
 LOOK_AT_AGES_S = 600.0  # between two looks for jobs that are too old to be kept
 KEPT_PRINCIPALS = 1000  # of those who have tried what they may not
 ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S = 20, 10.0  # of one principal: so many are told at once, then one in so long
-FORGERIES_AT_ONCE, FORGERY_INTERVAL_S = 3, 600.0  # of one server, likewise
 
 
 @dataclass(frozen=True)
@@ -86,120 +95,6 @@ class Settings:
     open_jobs_per_user: int = 10_000
 
 
-class ServerRecord(Value, frozen=True, kw_only=True):
-    """What is recorded of a server."""
-
-    server: Server
-    agent: str = ""  # its agent's identity
-
-
-class ClusterRecord(Value, frozen=True, kw_only=True):
-    """What is recorded of the cluster itself."""
-
-    id: str  # random: tells it from a cluster that has had the same servers
-    first_job: int = 1  # lower numbers may have been used by jobs that the store has lost
-
-
-class RequestRecord(Value, frozen=True, kw_only=True):
-    """A request has submitted a job: a repetition gets the same answer."""
-
-    job: JobId
-
-
-class AdoptionRecord(Value, frozen=True, kw_only=True):
-    """An operator has decided that a server is to be taken over."""
-
-    agent: str  # its agent's identity
-
-
-@dataclass(frozen=True)
-class Stray:
-    """A process that nobody wants."""
-
-    gpu: GpuAddress | None  # that it holds; None: not known
-    stop: StopWorker  # what its agent is told
-
-
-@dataclass
-class Session:
-    """A server, and the connection with its agent."""
-
-    server: Server
-    alive: bool
-    last_heard_s: float
-    incarnation: str = ""
-    agent: str = ""  # the agent's identity
-    start: int = 0  # which of the agent's starts this is
-    hello: int = 0  # number of its last hello
-    sent: int = 0  # messages since its last hello
-    places: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of the workers in its last hello
-    strays: dict[WorkerId, Stray] = field(default_factory=dict)
-    strays_told_s: float = 0.0  # when the agent was last told to stop them (Unix time)
-    unknown: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of jobs that are not in the store (`guests`)
-
-    @property
-    def name(self) -> str:
-        return session_name(self.incarnation, self.hello)
-
-    @cached_property
-    def whole(self) -> ServerInView:
-        """The server with all of its GPUs, for the scheduler."""
-        return ServerInView(server=self.server.server, gpus=tuple(gpu.index for gpu in self.server.gpus))
-
-    def uid(self, worker: WorkerId) -> str:
-        """Of the job of a worker in the last hello; "": not told."""
-        return self.places[worker].uid if worker in self.places else ""
-
-
-@dataclass
-class Guest:
-    """A server that belongs to another cluster, and the connection with its agent (`guests`)."""
-
-    server: Server
-    cluster: str  # the other one's id
-    last_heard_s: float
-    agent: str
-    incarnation: str
-    start: int
-    hello: int
-    sent: int = 0
-    running: dict[WorkerId, LocalWorker] = field(default_factory=dict)
-    ended: dict[WorkerId, str] = field(default_factory=dict)  # uids of their jobs
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """A job's script has failed at its start on a server."""
-
-    times: int
-    kind: str  # of the job, which may be over long since
-
-
-@dataclass
-class Health:
-    """What the starts of workers on a server have come to since the last one that went well (`health`)."""
-
-    failures: int = 0  # in a row, by the server's fault
-    until_s: float | None = None  # it is left alone until then (Unix time)
-    reason: str = ""
-    suspected: bool = False  # the scripts' exit codes are laid at its door
-    doubts: dict[JobId, Doubt] = field(default_factory=dict)  # jobs whose scripts failed at their start; newest last
-
-    def sentence(self, now: float) -> str:
-        """Why it is left alone, and how long still; after the server's name and a colon."""
-        what = "workers of jobs that run elsewhere fail at their start" if self.suspected else "cannot start workers"
-        return f"{what}: {self.reason}; next try in {max(0.0, (self.until_s or now) - now):.0f} s"
-
-
-@dataclass
-class Forgeries:
-    """Reports of a server's agent that were refused, since this controller started (`forgery`)."""
-
-    count: int = 0
-    last: str = ""  # what the last one spoke of, in words
-    told: Sparing = field(default_factory=lambda: Sparing(FORGERIES_AT_ONCE, FORGERY_INTERVAL_S))
-
-
 @dataclass
 class PendingLog:
     """A client waits for a piece of a log."""
@@ -218,15 +113,6 @@ class Undecided:
     after: int  # how many decisions had been made
 
 
-class PolicyRecord(Value, frozen=True, kw_only=True):
-    """What is recorded of a policy that has been set at run time. There is none while the configuration decides."""
-
-    document: dict[str, Any]  # a policy file (`scheduler.scheduler`)
-    source: str  # where it came from, for people
-    user: str
-    since_s: float
-
-
 @dataclass(frozen=True)
 class Decider:
     """What decides now, and since when. `record`: set at run time; None: the configuration's."""
@@ -234,36 +120,6 @@ class Decider:
     scheduler: Scheduler
     since_s: float
     record: PolicyRecord | None = None
-
-
-POLICY_KEY = "/policy"
-CLUSTER_KEY = "/cluster"
-ADOPTED = "/adopted/"
-JOBS = "/jobs/"
-REQUESTS = "/requests/"
-SUBMISSION, STATE = "/spec", "/state"  # after a job's id
-
-
-def submission_key(job: JobId) -> str:
-    """Of what was submitted: written once."""
-    return JOBS + job + SUBMISSION
-
-
-def state_key(job: JobId) -> str:
-    """Of what has become of it."""
-    return JOBS + job + STATE
-
-
-def request_key(request: str) -> str:
-    return REQUESTS + request
-
-
-def event_key(number: int) -> str:
-    return f"/events/{number:012d}"
-
-
-def server_key(server: ServerId) -> str:
-    return f"/servers/{server}"
 
 
 class Cluster:
@@ -318,9 +174,7 @@ class Cluster:
         self._look_at_ages_s = now
         self._touched: dict[JobId, None] = {}  # jobs whose record may have changed
         self._written: dict[JobId, JobRecord] = {}
-        self._puts: dict[str, bytes] = {}
-        self._deletes: list[str] = []
-        self._effects: list[Action] = []
+        self._effects = Effects()
 
     # -- state
 
@@ -336,7 +190,7 @@ class Cluster:
         self.index.changed(job)
         self.rows.changed(job)
         if written is None or written[0] != job.submission:
-            self._puts[submission_key(job.id)] = msgspec.msgpack.encode(job.submission)
+            self._effects.put(submission_key(job.id), job.submission)
         if written is not None:
             self._written[job.id] = written[1]
             self.touch(job)
@@ -444,11 +298,11 @@ class Cluster:
         return ClusterRecord(id=self.id, first_job=self.first_job)
 
     def record_itself(self) -> None:
-        self._puts[CLUSTER_KEY] = msgspec.msgpack.encode(self.record)
+        self._effects.put(CLUSTER_KEY, self.record)
 
     def replace_record(self, key: str) -> None:
         """What an earlier version has recorded there stands elsewhere now."""
-        self._deletes.append(key)
+        self._effects.delete(key)
 
     def skip_jobs(self, first: int) -> None:
         """Never use a number below `first` for a new job."""
@@ -459,22 +313,20 @@ class Cluster:
         """`server` is to be taken over; None: it has been, or there is nothing left to take over."""
         if agent is not None:
             self.adopted[server] = agent
-            self._puts[ADOPTED + server] = msgspec.msgpack.encode(AdoptionRecord(agent=agent))
+            self._effects.put(ADOPTED + server, AdoptionRecord(agent=agent))
         elif self.adopted.pop(server, None) is not None:
-            self._puts.pop(ADOPTED + server, None)
-            self._deletes.append(ADOPTED + server)
+            self._effects.delete(ADOPTED + server)
 
     def record_policy(self, record: PolicyRecord | None) -> None:
         """None: what was set at run time is over."""
         if record is not None:
-            self._puts[POLICY_KEY] = msgspec.msgpack.encode(record)
+            self._effects.put(POLICY_KEY, record)
         else:
-            self._deletes.append(POLICY_KEY)
+            self._effects.delete(POLICY_KEY)
 
     def record_server(self, session: Session) -> None:
-        self._puts[server_key(session.server.server)] = msgspec.msgpack.encode(
-            ServerRecord(server=session.server, agent=session.agent)
-        )
+        record = ServerRecord(server=session.server, agent=session.agent)
+        self._effects.put(server_key(session.server.server), record)
 
     def forget_server(self, server: ServerId) -> None:
         """It is not there, and will not come back."""
@@ -482,23 +334,22 @@ class Cluster:
         self.health.pop(server, None)
         self.forged.pop(server, None)
         self.record_adoption(server, None)
-        self._puts.pop(server_key(server), None)
-        self._deletes.append(server_key(server))
+        self._effects.delete(server_key(server))
 
     def record_throughput(self, now: float, job: Job) -> None:
         """What `job` has been measured at is what later jobs of its kind start from."""
         puts, deletes = self.history.note(job.kind, job.record.measured, now)
-        self._puts.update(puts)
-        self._deletes += deletes
+        self._effects.put_encoded(puts)
+        self._effects.delete(*deletes)
 
     def tell(self, now: float, kind: EventKind, job: JobId | None, text: str) -> None:
         """Add to the history of the cluster."""
         event = EventView(number=self.next_event, time_s=now, kind=kind, job=job, text=text)
         self.next_event += 1
         if len(self.events) == self.events.maxlen:
-            self._deletes.append(event_key(self.events[0].number))
+            self._effects.delete(event_key(self.events[0].number))
         self.events.append(event)
-        self._puts[event_key(event.number)] = msgspec.msgpack.encode(event)
+        self._effects.put(event_key(event.number), event)
 
     def send(self, server: ServerId, message: ToAgentFromController) -> None:
         """Send to an agent, if its server is there; if not, its next hello brings everything up to date."""
@@ -507,28 +358,28 @@ class Cluster:
             return
         if not isinstance(message, Acknowledged):
             session.sent += 1
-        self._effects.append(SendAgent(server, message, session.agent))
+        self._effects.act(SendAgent(server, message, session.agent))
 
     def send_guest(self, guest: Guest, message: ToAgentFromController) -> None:
         """Send to the agent of a server that belongs to another cluster."""
         if not isinstance(message, Acknowledged):
             guest.sent += 1
-        self._effects.append(SendAgent(guest.server.server, message, guest.agent))
+        self._effects.act(SendAgent(guest.server.server, message, guest.agent))
 
     def refuse_agent(self, server: ServerId, agent: str, reason: str) -> None:
-        self._effects.append(SendAgent(server, HelloRefused(reason=reason), agent))
+        self._effects.act(SendAgent(server, HelloRefused(reason=reason), agent))
 
     def ask_for_hello(self, server: ServerId, agent: str) -> None:
         """Answer an agent that has no session here, in such a way that it says hello: it misses messages, however many it had."""
         again = Acknowledged(incarnation=self.settings.incarnation, sent=MORE_THAN_ANY_SESSION)
-        self._effects.append(SendAgent(server, again, agent))
+        self._effects.act(SendAgent(server, again, agent))
 
     def answer(self, asked: ClientRequest, answer: Answer) -> None:
-        self._effects.append(ReplyClient(asked.client, Reply(id=asked.envelope.id, answer=answer)))
+        self._effects.act(ReplyClient(asked.client, Reply(id=asked.envelope.id, answer=answer)))
 
     def fetch(self, request: ClientRequest, keys: tuple[str, ...]) -> None:
         """These records of the archive are needed to answer `request`."""
-        self._effects.append(Fetch(request, keys))
+        self._effects.act(Fetch(request, keys))
 
     def remember_answer(self, request: str, answer: Answer, recorded: bool = False) -> None:
         """To a request of this name that has changed something. `recorded`: the store holds it already.
@@ -537,19 +388,18 @@ class Cluster:
         """
         self.answers[request] = answer
         if isinstance(answer, Submitted) and not recorded:
-            self._puts[request_key(request)] = msgspec.msgpack.encode(RequestRecord(job=answer.job))
+            self._effects.put(request_key(request), RequestRecord(job=answer.job))
         while len(self.answers) > KEPT_ANSWERS:
             oldest, forgotten = self.answers.popitem(last=False)
             if isinstance(forgotten, Submitted):
-                self._puts.pop(request_key(oldest), None)
-                self._deletes.append(request_key(oldest))
+                self._effects.delete(request_key(oldest))
 
     def warn(self, text: str) -> None:
-        self._effects.append(Warn(text))
+        self._effects.act(Warn(text))
 
     def audit(self, now: float, asked: ClientRequest, act: str, of: str, text: str) -> None:
         """Somebody has done something."""
-        self._effects.append(Audit(now, str(asked.who), act, of, True, text, asked.envelope.id))
+        self._effects.act(Audit(now, str(asked.who), act, of, True, text, asked.envelope.id))
 
     def audit_refusal(self, now: float, who: Principal, act: str, of: str, text: str, request: str = "") -> None:
         """Somebody has tried what he may not. Of many attempts some are written, and how many there were between them."""
@@ -561,7 +411,7 @@ class Cluster:
         before = told.held_back
         if told.lets(now):
             also = f" ({before} more attempts since the last line)" if before else ""
-            self._effects.append(Audit(now, name, act, of, False, text + also, request))
+            self._effects.act(Audit(now, name, act, of, False, text + also, request))
 
     def _archive_jobs(self) -> None:
         """Jobs that were over first, where there are too many, leave the memory: some at a time."""
@@ -573,11 +423,9 @@ class Cluster:
             self.dirty.pop(name, None)
             self.index.forget(job)
             job.leave()
-            for key in (submission_key(name), state_key(name)):
-                self._puts.pop(key, None)
-                self._deletes.append(key)
+            self._effects.delete(submission_key(name), state_key(name))
             archived = ArchivedJob(submission=job.submission, record=job.record)
-            self._puts[job.ended_key] = msgspec.msgpack.encode(archived)
+            self._effects.put(job.ended_key, archived)
             self.archive.add(job.ended_key)
 
     def _forget_archived(self, now: float) -> None:
@@ -589,9 +437,7 @@ class Cluster:
         if len(gone) < ARCHIVED_AT_ONCE:
             self._look_at_ages_s = now + LOOK_AT_AGES_S
         if gone:
-            for key in gone:
-                self._puts.pop(key, None)
-            self._deletes += gone
+            self._effects.delete(*gone)
             highest = max(job_number(job_of(key).job) for key in gone)
             self.first_job = max(self.first_job, highest + 1)
             self.record_itself()
@@ -603,15 +449,11 @@ class Cluster:
             timers = job.timers()
             self.timers.put(name, min(timers.values()) if timers else None)
             if self._written.get(name) != job.record:
-                self._puts[state_key(name)] = msgspec.msgpack.encode(job.record)
+                self._effects.put(state_key(name), job.record)
                 self._written[name] = job.record
             if job.final and not job.record.workers:
                 self._over[name] = None
         self._touched.clear()
         self._archive_jobs()
         self._forget_archived(now)
-        effects, self._effects = self._effects, []
-        if self._puts or self._deletes:
-            effects.insert(0, Record(tuple(self._puts.items()), tuple(self._deletes)))
-            self._puts, self._deletes = {}, []
-        return effects
+        return self._effects.take()

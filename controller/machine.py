@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from ..protocol.messages import EventKind, Refused
 from ..scheduler.scheduler import Scheduler
-from .cluster import Cluster, Session, Settings
+from .cluster import Cluster, Settings
 from .events import Action, AgentMessage, ClientRequest, Event, Fetched, StoreReturned, TimePassed
 from .intake.absence import Absences
 from .intake.ends import stop_again, stop_cut_off, stop_late, tell_again
@@ -30,6 +30,7 @@ from .reconcile.settle import settle
 from .reconcile.snapshot import keep_up
 from .recovery import recover
 from .requests.answers import answer_undecided, on_request
+from .sessions import Session
 
 
 class ControllerMachine:

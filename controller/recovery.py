@@ -12,35 +12,34 @@ from ..protocol.errors import OperatorError
 from ..protocol.messages import EventKind, EventView, Submitted
 from ..protocol.model import JobId, ServerId, job_number
 from ..protocol.times import MOST_SAVE_S
-from .cluster import (
+from .cluster import KEPT_EVENTS, Cluster
+from .intake.statuses import mended_progress, usable_measurement, usable_resize
+from .jobs import archive
+from .jobs.job import Job
+from .jobs.records import JobRecord, Submission, WorkerRecord
+from .jobs.throughput import PREFIX, KindRecord
+from .records import (
     ADOPTED,
     CLUSTER_KEY,
     JOBS,
-    KEPT_EVENTS,
     POLICY_KEY,
     REQUESTS,
     STATE,
     SUBMISSION,
     AdoptionRecord,
-    Cluster,
     ClusterRecord,
     PolicyRecord,
     RequestRecord,
     ServerRecord,
-    Session,
     event_key,
     request_key,
     server_key,
     state_key,
     submission_key,
 )
-from .intake.statuses import mended_progress, usable_measurement, usable_resize
-from .jobs import archive
-from .jobs.job import Job
-from .jobs.records import JobRecord, Submission, WorkerRecord
-from .jobs.throughput import PREFIX, KindRecord
 from .requests.policy import recover_policy
 from .requests.validation import usable_rate
+from .sessions import Session
 
 _SUBMISSION = msgspec.msgpack.Decoder(Submission)
 _STATE = msgspec.msgpack.Decoder(JobRecord)

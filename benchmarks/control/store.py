@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from elasticd.controller.cluster import CLUSTER_KEY, ClusterRecord, ServerRecord, server_key, submission_key
 from elasticd.controller.jobs.archive import key_of
 from elasticd.controller.jobs.records import ArchivedJob, JobRecord, Progress, Submission, WorkerRecord, WorkerState
+from elasticd.controller.records import CLUSTER_KEY, ClusterRecord, ServerRecord, server_key, submission_key
 from elasticd.controller.store import Put, SqliteStore
 from elasticd.protocol.messages import ShareChange
 from elasticd.protocol.model import (

@@ -16,8 +16,9 @@ from __future__ import annotations
 from ...protocol.messages import AgentHello, EventKind
 from ...protocol.model import JobId, ServerId, WorkerId, WorkerStatus, worker_number
 from ...protocol.principals import Principal, Role
-from ..cluster import Cluster, Forgeries, Session
+from ..cluster import Cluster
 from ..jobs.job import Job
+from ..sessions import Forgeries, Session
 from .restored import ahead
 
 KEPT_MET = 4096  # workers of a server

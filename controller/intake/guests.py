@@ -26,7 +26,8 @@ from ...protocol.messages import (
 )
 from ...protocol.model import ServerId
 from ...protocol.times import LEAST_SAVE_S
-from ..cluster import Cluster, Guest, Session
+from ..cluster import Cluster
+from ..sessions import Guest, Session
 
 
 def belongs_elsewhere(cluster: Cluster, hello: AgentHello) -> bool:

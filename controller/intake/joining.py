@@ -16,7 +16,8 @@ from __future__ import annotations
 from ...protocol.messages import AgentHello, EventKind
 from ...protocol.model import ServerId
 from ...protocol.times import lease_outlasts
-from ..cluster import Cluster, Guest, Session
+from ..cluster import Cluster
+from ..sessions import Guest, Session
 from .guests import present
 
 KEPT_REFUSED = 1000  # of all that are refused now; the operator is told again of one that was left out

@@ -24,13 +24,14 @@ from ...protocol.messages import (
 from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
 from ...protocol.texts import gpu_count
 from ...protocol.times import STOP_AGAIN_S, STOP_GRACE_S, paced_interval_s
-from ..cluster import Cluster, Session, Stray
+from ..cluster import Cluster
 from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
 from ..reconcile.health import worked
 from ..reconcile.orders import leader_address, order_message, send_order
 from ..reconcile.processes import send_start, stop_worker
+from ..sessions import Session, Stray
 from .ends import add_broken, unknown_there, worker_ended
 from .forgery import fault_of, may_be_ahead, note_meeting, refuse
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended

@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from ...protocol.messages import EventKind
 from ...protocol.model import JobId, ServerId
 from ...protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
-from ..cluster import Cluster, Doubt, Health
+from ..cluster import Cluster
 from ..jobs.generations import arrived
 from ..jobs.job import Avoidance, Job
 from ..jobs.records import WorkerRecord, WorkerState
+from ..sessions import Doubt, Health
 
 FAILURES_OF_A_JOB = 2  # on one server, of a job that has run elsewhere
 JOBS_THAT_FAIL = 3  # on one server, in a row, none of which has failed elsewhere

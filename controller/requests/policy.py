@@ -17,11 +17,12 @@ from ...protocol.errors import OperatorError, UserError
 from ...protocol.messages import EventKind, PolicyInUse, PolicySet, SetPolicy, ShareForecast, StageView
 from ...protocol.principals import LOCAL_OPERATOR
 from ...scheduler.scheduler import Scheduler, document, load_scheduler
-from ..cluster import Cluster, Decider, PolicyRecord
+from ..cluster import Cluster, Decider
 from ..events import ClientRequest
 from ..reconcile.deciding import decided
 from ..reconcile.settle import settle
 from ..reconcile.snapshot import snapshot
+from ..records import PolicyRecord
 from .authority import by
 
 MAX_DOCUMENT_BYTES = 64 << 10

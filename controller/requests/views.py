@@ -12,13 +12,14 @@ from ...protocol.model import GpuAddress, JobPhase, ServerId
 from ...protocol.principals import Principal
 from ...scheduler.measuring import smaller_shares
 from ...scheduler.speedup_curve import Source, points
-from ..cluster import Cluster, Guest, Session
+from ..cluster import Cluster
 from ..intake import forgery
 from ..intake.guests import present, sentence, unknown_sentence
 from ..jobs.job import Job
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
 from ..reconcile.health import troubles
 from ..reconcile.snapshot import fewest
+from ..sessions import Guest, Session
 from .authority import shown
 
 NAMES_TOLD = 8

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticd.controller.cluster import Cluster, Session, Settings
+from elasticd.controller.cluster import Cluster, Settings
 from elasticd.controller.jobs.job import Job
 from elasticd.controller.jobs.records import JobRecord, Progress, Submission
 from elasticd.controller.reconcile.deciding import decided, decision_of
 from elasticd.controller.reconcile.snapshot import snapshot
 from elasticd.controller.requests.validation import refusal
+from elasticd.controller.sessions import Session
 from elasticd.protocol.messages import ShareChange
 from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, GpuRange, JobId, JobPhase, JobSpec, Server, ServerId
 from elasticd.scheduler.measuring import Measuring

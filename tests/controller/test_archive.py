@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from elasticd.controller import cluster
-from elasticd.controller.cluster import Keeping, state_key, submission_key
+from elasticd.controller.cluster import Keeping
 from elasticd.controller.events import AgentMessage
 from elasticd.controller.jobs.archive import DAY_S, PREFIX, Archive, first_key_of, job_of, key_of
 from elasticd.controller.jobs.records import ArchivedJob, Submission
+from elasticd.controller.records import state_key, submission_key
 from elasticd.controller.recovery import differences, durable
 from elasticd.controller.requests import pages
 from elasticd.protocol.messages import (

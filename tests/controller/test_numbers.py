@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from elasticd.controller.cluster import state_key, submission_key
 from elasticd.controller.events import AgentMessage, Warn
 from elasticd.controller.intake import messages
 from elasticd.controller.jobs.records import JobRecord, Progress, Submission
 from elasticd.controller.jobs.throughput import KindRecord
+from elasticd.controller.records import state_key, submission_key
 from elasticd.controller.requests.validation import refusal
 from elasticd.protocol.messages import (
     AgentHello,

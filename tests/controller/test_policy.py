@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elasticd.controller.cluster import POLICY_KEY, PolicyRecord
+from elasticd.controller.records import POLICY_KEY, PolicyRecord
 from elasticd.protocol.messages import EventKind, GetPolicy, PolicySet, Refused, Scale, SetPolicy, Submitted
 from elasticd.protocol.model import JobPhase
 from elasticd.scheduler.placement.fewest_servers import Placements

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticd.controller.cluster import submission_key
+from elasticd.controller.records import submission_key
 from elasticd.controller.recovery import differences, durable
 from elasticd.protocol.messages import GetJob, StopWorker
 from elasticd.protocol.model import Fault, GpuAddress, JobPhase, ServerId, WorkerPhase

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from elasticd.controller import cluster
-from elasticd.controller.cluster import JOBS, MORE_THAN_ANY_SESSION, Settings
+from elasticd.controller.cluster import MORE_THAN_ANY_SESSION, Settings
 from elasticd.controller.events import Action, AgentMessage, ClientRequest, Record, ReplyClient, SendAgent, Warn
 from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.records import JOBS
 from elasticd.controller.store import StoreUnavailable
 from elasticd.controller.store.interface import AFTER_ALL
 from elasticd.controller.turn import Turn

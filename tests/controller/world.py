@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from elasticd.controller.cluster import Settings, state_key, submission_key
+from elasticd.controller.cluster import Settings
 from elasticd.controller.events import (
     Action,
     AgentMessage,
@@ -28,6 +28,7 @@ from elasticd.controller.jobs.archive import PREFIX, job_of
 from elasticd.controller.jobs.job import Job
 from elasticd.controller.jobs.records import JobRecord
 from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.records import state_key, submission_key
 from elasticd.controller.store import Delete, If, Listing, Put, StoreUnavailable
 from elasticd.controller.store import Record as StoredRecord
 from elasticd.protocol.exits import fault_of

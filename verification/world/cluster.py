@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from elasticd.agent.machine import MAX_FORGOTTEN, MAX_ORDERS
-from elasticd.controller.cluster import submission_key
 from elasticd.controller.jobs.archive import PREFIX, job_of
+from elasticd.controller.records import submission_key
 from elasticd.protocol.messages import Reply, Submitted, ToAgentFromController, ToControllerFromAgent
 from elasticd.protocol.model import JobId, ServerId
 from elasticd.protocol.times import START_PATIENCE_S

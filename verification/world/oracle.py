@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from elasticd.controller.cluster import JOBS, KEPT_ANSWERS, KEPT_EVENTS, STATE, SUBMISSION, Cluster
+from elasticd.controller.cluster import KEPT_ANSWERS, KEPT_EVENTS, Cluster
 from elasticd.controller.intake.ends import KEPT_BROKEN
 from elasticd.controller.jobs import archive
 from elasticd.controller.jobs.job import KEPT_PAST_WORKERS
 from elasticd.controller.jobs.records import ArchivedJob, JobRecord, Submission, WorkerState
 from elasticd.controller.reconcile.orders import KEPT_ORDERS
+from elasticd.controller.records import JOBS, STATE, SUBMISSION
 from elasticd.controller.requests.answers import MAX_PENDING_LOGS
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import (
