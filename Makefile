@@ -6,7 +6,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-gpu bench-policies conformance papers verify-bits world planted model-check format clean
+PREFIX ?= /opt/elasticctl
+DESTDIR ?=
+EXTRAS ?=
+
+.PHONY: help setup install uninstall demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-gpu bench-policies conformance papers verify-bits world planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -16,6 +20,13 @@ setup: $(STAMP)  ## make .venv with elasticctl in it (a second run takes no time
 $(STAMP): pyproject.toml constraints.txt scripts/setup
 	@scripts/setup "$(PYTHON)" "$(VENV)"
 	@touch $(STAMP)
+
+install:  ## for all users of this machine, with systemd units (PREFIX=/opt/elasticctl DESTDIR= EXTRAS=worker: with PyTorch)
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" EXTRAS="$(EXTRAS)" PYTHON="$(if $(filter file,$(origin PYTHON)),,$(PYTHON))" \
+		scripts/install install
+
+uninstall:  ## take that away again; configuration, state and logs stay (PREFIX= DESTDIR=)
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install uninstall
 
 demo: $(STAMP)  ## three jobs share a cluster of two servers on this machine: about two minutes
 	@$(BIN)/python -m examples.demo

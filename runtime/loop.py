@@ -15,6 +15,7 @@ from types import FrameType
 
 import zmq
 
+from . import readiness
 from .clock import Clock
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Loop:
         self._sockets: dict[zmq.Socket[bytes], Callable[[list[bytes]], None]] = {}
         self._descriptors: dict[int, Callable[[], None]] = {}
         self._stopping = False
+        self._signalled: dict[int, Callable[[], None]] = {}
+        self._watchdog = readiness.Watchdog()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.add_descriptor(self._wake_read, self._drain)
 
@@ -78,20 +81,32 @@ class Loop:
         signal.signal(signal.SIGTERM, handler)
         signal.signal(signal.SIGINT, handler)
 
+    def on_signal(self, number: signal.Signals, handler: Callable[[], None]) -> None:
+        """Call `handler()` in the loop after signal `number`; once, if several come before its turn."""
+
+        def note(_: int, __: FrameType | None) -> None:
+            self._signalled[number] = handler
+            self.wake()
+
+        signal.signal(number, note)
+
     def run(self) -> None:
         """Turn until `stop`. Errors of handlers end it: only the edge of the process catches them."""
         while not self._stopping:
             self.turn()
 
     def turn(self) -> None:
-        """One round: wait, handle what came, `on_turn`."""
+        """One round: wait, handle what came, `on_turn`. Then the service manager's watchdog is fed, and nowhere else."""
         for ready, _ in self._poller.poll(self._wait_ms()):
             if isinstance(ready, int):
                 if (on_readable := self._descriptors.get(ready)) is not None:
                     on_readable()
             elif (on_message := self._sockets.get(ready)) is not None:
                 self._receive(ready, on_message)
+        while self._signalled:
+            self._signalled.popitem()[1]()
         self._on_turn()
+        self._watchdog.feed()
 
     def _wait_ms(self) -> int:
         deadline = self._next_deadline()

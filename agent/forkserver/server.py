@@ -23,6 +23,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -35,6 +36,7 @@ from .child import Script, become
 MAX_REQUEST_BYTES = 128 << 10
 GO = b"g"
 NICE_WHILE_LOADING = 5
+CAP_SYS_NICE = 23
 
 
 class Request:
@@ -78,7 +80,7 @@ def load(prelude: str) -> types.ModuleType:
     """Import `prelude` and let it prepare, while others go first where that can be undone."""
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    if os.geteuid() == 0:  # nobody else may take it back
+    if _may_return_to(before):
         os.setpriority(os.PRIO_PROCESS, 0, max(before, NICE_WHILE_LOADING))
     try:
         module = importlib.import_module(prelude)
@@ -90,6 +92,16 @@ def load(prelude: str) -> types.ModuleType:
     gc.collect()
     gc.freeze()  # what is there stays there: a collection in a child would copy all its pages
     return module
+
+
+def _may_return_to(priority: int) -> bool:
+    """May this process have this priority again, once it has been nicer? Not every root may (`CapabilityBoundingSet=`)."""
+    limit = resource.getrlimit(resource.RLIMIT_NICE)[0]
+    if limit == resource.RLIM_INFINITY or 20 - limit <= priority:
+        return True
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        capabilities = [int(line.split()[1], 16) for line in file if line.startswith("CapEff:")]
+    return any(each >> CAP_SYS_NICE & 1 for each in capabilities)
 
 
 def _try_fork() -> None:

@@ -1,0 +1,188 @@
+"""What happens on the booted machine of `boot.sh`: ``story.py first``, then, after a loss of power, ``story.py second``.
+
+It runs as root on nothing but the standard library. What it finds goes to /srv/out/BOOT.json; where something is not as it should
+be, it ends with an error that tells what.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+OUT = Path("/srv/out")
+ETC = Path("/etc/elasticctl")
+PYTHON = "/opt/elasticctl/bin/python"
+HOME = Path("/home/elasticctl-test")
+CLIENTS, AGENTS = "ipc:///run/elasticctl/clients", "ipc:///run/elasticctl/agents"
+DAEMONS = ("controller", "agent")
+PATIENCE_S = 120.0
+STEPS_OF_EPOCH = 16
+found: dict[str, Any] = {}
+
+
+def run(*command: str, check: bool = True) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    if check and done.returncode:
+        raise AssertionError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def until(what: str, probe: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if result := probe():
+            return result
+        time.sleep(0.1)
+    raise AssertionError(f"not within {PATIENCE_S:.0f} s: {what}")
+
+
+def unit(daemon: str) -> str:
+    return f"elasticctl-{daemon}.service"
+
+
+def shown(daemon: str, name: str) -> str:
+    return run("systemctl", "show", "--value", "--property", name, unit(daemon)).strip()
+
+
+def pid(daemon: str) -> int:
+    return int(shown(daemon, "MainPID"))
+
+
+def ask(*arguments: str) -> Any:
+    """The answer of `elasticctl ... --json`; None: it cannot be had now."""
+    done = subprocess.run(
+        ["/usr/local/bin/elasticctl", *arguments, "--json"],
+        env={"ELASTICCTL_CONTROLLER": CLIENTS, "PATH": "/usr/bin:/bin", "HOME": str(HOME)},
+        cwd=HOME,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def job(name: str) -> dict[str, Any] | None:
+    return dict(answer) if (answer := ask("status", name)) else None
+
+
+def trains_past(name: str, step: int) -> dict[str, Any]:
+    """The job, when it has applied more than `step` steps."""
+
+    def further() -> dict[str, Any] | None:
+        now = job(name)
+        if now and now["phase"] in ("failed", "cancelled"):
+            raise AssertionError(f"{name} has {now['phase']}: {now['reason']}")
+        return now if now and (now["step"] or 0) > step else None
+
+    return dict(until(f"{name} trains past step {step}", further))
+
+
+def comes_back(daemon: str, before: int, restarts: int) -> float:
+    """Wait for the daemon's next process; how long that took (s)."""
+    began = time.monotonic()
+    until(
+        f"the {daemon} comes back", lambda: pid(daemon) not in (0, before) and shown(daemon, "ActiveState") == "active"
+    )
+    now = int(shown(daemon, "NRestarts"))
+    assert now == restarts + 1, f"{unit(daemon)}: {now} restarts, expected {restarts + 1}"
+    return time.monotonic() - began
+
+
+def same_workers(name: str, before: dict[str, Any]) -> dict[str, Any]:
+    """The job trains on, with the processes that it had."""
+    now = trains_past(name, before["step"])
+    kept = ("generation", "restarts", "job")
+    assert {key: now[key] for key in kept} == {key: before[key] for key in kept}, (before, now)
+    return now
+
+
+def newest_checkpoint() -> int | None:
+    """Its step."""
+    steps = [int(path.stem.rpartition("-")[2]) for path in Path("/var/lib/elasticctl").rglob("*-step-*.pt")]
+    return max(steps, default=None)
+
+
+def first() -> None:
+    run("systemd-sysusers", "/usr/local/lib/sysusers.d/elasticctl.conf")
+    run("systemd-tmpfiles", "--create", "/usr/local/lib/tmpfiles.d/elasticctl.conf")
+    HOME.mkdir(parents=True)
+    (ETC / "controller.yaml").write_text(f"listen_clients: {CLIENTS}\nlisten_agents: {AGENTS}\n")
+    (ETC / "agent.yaml").write_text(f"controller: {AGENTS}\nserver: s1\ncpu_slots: 2\n")
+
+    began = time.monotonic()
+    run("systemctl", "enable", "--now", *map(unit, DAEMONS))
+    found["started_s"] = time.monotonic() - began
+    for daemon in DAEMONS:
+        assert shown(daemon, "ActiveState") == "active", run("systemctl", "status", unit(daemon), check=False)
+    owner = os.stat(f"/proc/{pid('controller')}").st_uid
+    assert owner == os.stat("/var/lib/elasticctl/controller").st_uid != 0, "the controller runs as its own user"
+
+    (HOME / "job.yaml").write_text(
+        f"name: story\ngpus: 2\ncheckpoint: {{every: 2s}}\n"
+        f"command: {PYTHON} /srv/checkout/tests/cluster/train_small.py {HOME}/model.pt"
+        f" --epochs 100000 --size {8 * STEPS_OF_EPOCH} --batch-size 4 --pace 0.05\n"
+    )
+    until("the server is there", lambda: (ask("servers") or {}).get("servers"))
+    name = until("the job is submitted", lambda: ask("submit", str(HOME / "job.yaml")))["job"]
+    now = trains_past(name, 0)
+
+    for daemon in DAEMONS:
+        before, restarts = pid(daemon), int(shown(daemon, "NRestarts"))
+        os.kill(before, signal.SIGKILL)
+        found[f"{daemon}_killed_s"] = comes_back(daemon, before, restarts)
+        now = same_workers(name, now)
+
+    before = pid("agent")
+    run("systemctl", "restart", unit("agent"))
+    assert pid("agent") != before
+    now = same_workers(name, now)
+
+    for daemon in DAEMONS:
+        before, restarts = pid(daemon), int(shown(daemon, "NRestarts"))
+        os.kill(before, signal.SIGSTOP)
+        found[f"{daemon}_stopped_s"] = comes_back(daemon, before, restarts)
+        now = same_workers(name, now)
+        assert "Fatal Python error: Aborted" in (OUT / f"{daemon}.log").read_text(), (
+            "the watchdog's SIGABRT is in the log"
+        )
+
+    found["step_at_power_loss"] = now["step"]
+    found["checkpoint"] = until("a checkpoint", newest_checkpoint)
+    found["job"] = name
+
+
+def second() -> None:
+    before = json.loads((OUT / "first.json").read_text())
+    name = before["job"]
+    for daemon in DAEMONS:
+        until(f"the {daemon} starts with the machine", lambda daemon=daemon: shown(daemon, "ActiveState") == "active")
+    now = trains_past(name, before["step_at_power_loss"] + 5 * STEPS_OF_EPOCH)
+    assert now["restarts"] >= 1, now
+    # "[WORKER] epoch E done at step S on N", by the workers of the first boot, 0 and 1, then by those of the second.
+    log = [line.split() for line in run(*elasticctl("logs", name)).splitlines() if " done at step " in line]
+    resumed = next(int(words[6]) for words in log if words[0] not in ("[0]", "[1]"))
+    assert resumed - STEPS_OF_EPOCH <= before["step_at_power_loss"] <= resumed + 10 * STEPS_OF_EPOCH, (resumed, before)
+    assert resumed > before["checkpoint"], "it goes on from its checkpoint"
+    found["first_epoch_ends_at_step"] = resumed
+    until("the job is cancelled", lambda: ask("cancel", name))
+    until("the job ends", lambda: (job(name) or {}).get("phase") == "cancelled")
+
+
+def elasticctl(*arguments: str) -> list[str]:
+    return ["/usr/bin/env", f"ELASTICCTL_CONTROLLER={CLIENTS}", f"HOME={HOME}", "/usr/local/bin/elasticctl", *arguments]
+
+
+if __name__ == "__main__":
+    boot = sys.argv[1]
+    began_s = time.monotonic()
+    {"first": first, "second": second}[boot]()
+    assert run("systemctl", "is-active", "sysinit.target", check=False).strip() != "active", "not isolated"
+    found["took_s"] = time.monotonic() - began_s
+    (OUT / f"{boot}.json").write_text(json.dumps(found, indent=1))
