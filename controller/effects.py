@@ -11,23 +11,20 @@ class Effects:
     """Gathers them."""
 
     def __init__(self) -> None:
-        self._puts: dict[str, bytes] = {}
-        self._deletes: list[str] = []
+        self._changes: dict[str, bytes | None] = {}  # by key, the last of each; None: nothing is recorded there any more
         self._actions: list[Action] = []
 
     def put(self, key: str, record: msgspec.Struct) -> None:
         """This is recorded under `key` from now on."""
-        self._puts[key] = msgspec.msgpack.encode(record)
+        self._changes[key] = msgspec.msgpack.encode(record)
 
     def put_encoded(self, puts: dict[str, bytes]) -> None:
         """The same, of several records."""
-        self._puts.update(puts)
+        self._changes.update(puts)
 
     def delete(self, *keys: str) -> None:
         """Nothing is recorded there any more."""
-        for key in keys:
-            self._puts.pop(key, None)
-            self._deletes.append(key)
+        self._changes.update(dict.fromkeys(keys))
 
     def act(self, action: Action) -> None:
         """Do that when all is recorded."""
@@ -36,7 +33,9 @@ class Effects:
     def take(self) -> list[Action]:
         """All since the last call, the record first."""
         actions, self._actions = self._actions, []
-        if self._puts or self._deletes:
-            actions.insert(0, Record(tuple(self._puts.items()), tuple(self._deletes)))
-            self._puts, self._deletes = {}, []
+        changes, self._changes = self._changes, {}
+        if changes:
+            puts = tuple((key, value) for key, value in changes.items() if value is not None)
+            deletes = tuple(key for key, value in changes.items() if value is None)
+            actions.insert(0, Record(puts, deletes))
         return actions
