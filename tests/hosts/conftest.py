@@ -1,0 +1,46 @@
+"""Hosts for a test: namespaces of this machine (`verification.hosts.lab`), gone after it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
+
+if TYPE_CHECKING:
+    from verification.hosts.lab import Lab
+
+
+@pytest.fixture
+def make_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+    """A factory: `make_lab(NAME..., ssh=[USER...], layers=[...])`. All hosts share the test's directory `tmp_path/shared`."""
+    from verification.hosts.lab import Lab, NotPermitted
+
+    with ExitStack() as stack:
+
+        def make(*names: str, users: tuple[str, ...] = (), ssh: bool = False, layers: tuple[Path, ...] = ()) -> Lab:
+            shared = tmp_path / "shared"
+            shared.mkdir(exist_ok=True)
+            shared.chmod(0o1777)
+            if ssh:
+                done = subprocess.run([ROOT / "scripts/need-sshd"], capture_output=True, text=True)
+                if done.returncode:
+                    pytest.skip(done.stderr.strip())
+            try:
+                lab = stack.enter_context(Lab(names, [shared], layers))
+            except NotPermitted as reason:
+                pytest.skip(str(reason))
+            for user in users:
+                lab.add_user(user)
+            if ssh:
+                lab.serve_ssh(["root", *users])
+            return lab
+
+        yield make

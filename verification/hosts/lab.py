@@ -1,0 +1,407 @@
+"""Hosts that are namespaces of this machine, on one switch: each has an address, processes, files, users and a name of its own.
+
+Theory of operation
+-------------------
+A host is a process that stands for its init, in namespaces of its own: network, mounts, processes, host name, IPC, control
+groups. Its root is an overlay over this machine's root. What is installed here is there too; what a host writes, only that host
+sees, and it is gone with it. /tmp, /run, /dev/shm are empty at its start. Nothing here has a name outside: when a host's init
+ends, for whatever reason, the kernel ends its processes and takes its files, its network and its end of the cable away. Each
+init ends with the process that has made it, even where that is killed.
+
+A host is reached by entering its namespaces (`run`, `start`), or by a real sshd in it.
+
+The switch is a bridge in one more network namespace. Pulling a cable (`unplug`) is setting the bridge's port down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NETWORK = "10.77.0"
+BOOTED_WITHIN_S = 30.0
+ENTER = ("net", "mount", "pid", "uts", "ipc", "cgroup")
+AS_USER = "setpriv --reuid {user} --regid {user} --init-groups"
+SSHD = "/usr/sbin/sshd"
+TOOLS = ("unshare", "nsenter", "setpriv", "ip", "mount", "pivot_root")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+CGROUPS = Path("/sys/fs/cgroup/unified") if Path("/sys/fs/cgroup/unified").is_dir() else Path("/sys/fs/cgroup")
+
+BOOT = r"""
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /mnt
+mkdir -p /mnt/up /mnt/work /mnt/root /mnt/binds
+# What is to be seen is kept reachable: the overlay shows the root's own files only, and /tmp will be empty.
+for path in "${{binds[@]}}" "${{readonly[@]}}"; do
+    mkdir -p "/mnt/binds$path"
+    mount --bind "$path" "/mnt/binds$path"
+done
+mount -t overlay overlay -o lowerdir={lower},upperdir=/mnt/up,workdir=/mnt/work /mnt/root
+R=/mnt/root
+for directory in tmp run mnt; do mount -t tmpfs -o mode=755 tmpfs $R/$directory; done
+chmod 1777 $R/tmp
+mkdir -p $R/run/sshd $R/run/lock
+mount -t proc proc $R/proc
+mount -t sysfs -o ro sysfs $R/sys
+mount -t tmpfs tmpfs $R/sys/fs/cgroup 2>/dev/null && mount -t cgroup2 cgroup2 $R/sys/fs/cgroup
+mount -t tmpfs -o mode=755 tmpfs $R/dev
+for name in null zero full random urandom tty; do touch $R/dev/$name; mount --bind /dev/$name $R/dev/$name; done
+ln -s /proc/self/fd $R/dev/fd; ln -s fd/0 $R/dev/stdin; ln -s fd/1 $R/dev/stdout; ln -s fd/2 $R/dev/stderr
+mkdir $R/dev/pts $R/dev/shm
+mount -t devpts -o newinstance,ptmxmode=0666 devpts $R/dev/pts; ln -s pts/ptmx $R/dev/ptmx
+mount -t tmpfs -o mode=1777 tmpfs $R/dev/shm
+for path in "${{binds[@]}}"; do mkdir -p "$R$path"; mount --bind "/mnt/binds$path" "$R$path"; done
+for path in "${{readonly[@]}}"; do
+    mkdir -p "$R$path"
+    mount --bind "/mnt/binds$path" "$R$path"
+    mount -o remount,bind,ro "$R$path"
+done
+chmod 711 $R/root # a Python that lies below it may be executed by everybody
+rm -rf $R/root/.ssh $R/root/.config/elasticctl
+if [ {lower} = / ]; then rm -rf $R/etc/elasticctl $R/var/lib/elasticctl $R/var/log/elasticctl; fi
+printf '%s' {hosts} > $R/etc/hosts
+echo {name} > $R/etc/hostname
+hostname {name}
+ip link set lo up
+cd $R
+mkdir -p mnt/old
+pivot_root . mnt/old
+umount -l /mnt/old
+cd /
+: > {ready}
+exec /bin/bash -c 'trap "exit 0" TERM; while :; do sleep 1000000 & wait $!; done'
+"""
+
+
+SSHD_CONFIG = b"""
+HostKey /run/sshd/key
+PidFile /run/sshd/pid
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+MaxStartups 100:30:200
+"""
+
+
+class NotPermitted(Exception):
+    """This machine does not let us make hosts."""
+
+
+class Host:
+    """One of them. `address` is where the others reach it."""
+
+    def __init__(
+        self, name: str, address: str, keeper: subprocess.Popen[bytes], init: int, cgroup: Path | None
+    ) -> None:
+        self.name = name
+        self.address = address
+        self._keeper = keeper
+        self._init = init
+        self._cgroup = cgroup
+
+    def entering(self, user: str = "root") -> list[str]:
+        """What stands before a command that is to run here, as `user`."""
+        enter = ["nsenter", "--target", str(self._init), *(f"--{kind}" for kind in ENTER), "--root", "--wd"]
+        if self._cgroup is not None:
+            enter = ["/bin/sh", "-c", f'echo $$ > {self._cgroup}/cgroup.procs; exec "$@"', "-", *enter]
+        return enter if user == "root" else [*enter, *AS_USER.format(user=user).split()]
+
+    def run(
+        self,
+        *command: str,
+        user: str = "root",
+        given: bytes | None = None,
+        check: bool = True,
+        variables: Mapping[str, str] | None = None,
+        limit_s: float = 300.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `command` here to its end. Raises AssertionError with what it said, if `check` and it fails."""
+        done = subprocess.run(
+            [*self.entering(user), *command],
+            input=given,
+            stdin=subprocess.DEVNULL if given is None else None,
+            capture_output=True,
+            env=self.environment(user, variables),
+            timeout=limit_s,
+        )
+        text = subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        )
+        if check:
+            line = shlex.join(command)
+            assert text.returncode == 0, f"{self.name}$ {line}\nexit {text.returncode}\n{text.stdout}\n{text.stderr}"
+        return text
+
+    def shell(
+        self, line: str, user: str = "root", check: bool = True, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a line of a shell here."""
+        return self.run("bash", "-c", line, user=user, check=check, variables=variables)
+
+    def start(self, *command: str, log: Path, user: str = "root", variables: Mapping[str, str] | None = None) -> None:
+        """Start `command` here, and leave it running. What it says goes to `log`."""
+        with log.open("ab") as out:
+            subprocess.Popen(
+                [*self.entering(user), "setsid", "--fork", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self.environment(user, variables),
+            ).wait()
+
+    def environment(self, user: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Nothing of ours: what a login would give."""
+        home = "/root" if user == "root" else f"/home/{user}"
+        base = {"PATH": PATH, "HOME": home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8", "SHELL": "/bin/bash"}
+        return {**base, **(variables or {})}
+
+    def write(self, path: str, content: bytes, mode: int = 0o644, owner: str = "root") -> None:
+        """Make the file `path` here."""
+        line = 'umask 077; cat > "$1"; chmod "$2" "$1"; chown "$3:" "$1"'
+        self.run("sh", "-c", line, "-", path, f"{mode:o}", owner, given=content)
+
+    @property
+    def runs(self) -> bool:
+        return self._keeper.poll() is None
+
+    def kill(self) -> None:
+        """Switch it off: all of its processes end at once, and its memory is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._init, signal.SIGKILL)
+        self._keeper.wait()
+        if self._cgroup is not None:
+            remove_cgroup(self._cgroup)
+
+    def processes(self) -> list[int]:
+        """Numbers, as this machine has them, of what runs there."""
+        mine = os.readlink(f"/proc/{self._init}/ns/pid")
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdecimal():
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{entry}/ns/pid") == mine:
+                        found.append(int(entry))
+        return sorted(found)
+
+
+class Lab:
+    """Some hosts on one switch. Use it in a ``with`` statement."""
+
+    def __init__(self, names: Sequence[str], shared: Iterable[Path] = (), layers: Iterable[Path] = ()) -> None:
+        """`shared`: directories that all hosts see, and may write to, as they would on a file server.
+
+        `layers`: directories with files that all hosts have besides those of this machine, such as what is installed on them.
+
+        Raises NotPermitted if this machine does not let us.
+        """
+        self._require()
+        self._names = tuple(names)
+        self._shared = [str(path.absolute()) for path in shared]
+        self._lower = ":".join([*(str(path.absolute()) for path in layers), "/"])
+        self._directory = Path(tempfile.mkdtemp(prefix="elasticctl-lab-"))
+        self.hosts: dict[str, Host] = {}
+        self._switch: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Lab:
+        try:
+            self._switch = self._keep("unshare", "--net", "--kill-child", "sleep", "infinity")
+            self._until(lambda: _namespace(self._switch) != _namespace(None), "the switch has a network of its own")
+            self._on_switch("ip", "link", "add", "br0", "type", "bridge")
+            self._on_switch("ip", "link", "set", "br0", "up")
+            for name in self._names:
+                self.add(name)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getitem__(self, name: str) -> Host:
+        return self.hosts[name]
+
+    def address(self, name: str) -> str:
+        return f"{NETWORK}.{self._names.index(name) + 1}"
+
+    def add(self, name: str) -> Host:
+        """Boot one of the hosts, anew if it was killed."""
+        ready = f"/run/ready-{name}"
+        hosts = "".join(["127.0.0.1 localhost\n", *(f"{self.address(each)} {each}\n" for each in self._names)])
+        script = self._directory / f"{name}.sh"
+        script.write_text(
+            f"binds=({shlex.join(self._shared)}) readonly=({shlex.quote(str(ROOT))})\n"
+            + BOOT.format(hosts=shlex.quote(hosts), name=name, ready=ready, lower=self._lower)
+        )
+        cgroup = self._cgroup(name)
+        log = self._directory / f"{name}.log"
+        keeper = self._keep(
+            "bash", "-c", f'{f"echo $$ > {cgroup}/cgroup.procs; " if cgroup else ""}exec "$@"', "-",
+            "unshare", *(f"--{kind}" for kind in ENTER), "--fork", "--kill-child", "bash", str(script), log=log,
+        )  # fmt: skip
+        self._until(lambda: _child(keeper.pid) is not None or keeper.poll() is not None, f"{name} has an init")
+        init = _child(keeper.pid)
+        if init is None:
+            raise NotPermitted(f"host {name}: {log.read_text(errors='replace').strip()}")
+        self._until(
+            lambda: Path(f"/proc/{init}/root{ready}").exists() or keeper.poll() is not None, f"{name} boots", log
+        )
+        if keeper.poll() is not None:
+            raise NotPermitted(f"host {name}: {log.read_text(errors='replace').strip()}")
+        host = self.hosts[name] = Host(name, self.address(name), keeper, init, cgroup)
+        number = self._names.index(name)
+        port = f"port{number}"
+        with contextlib.suppress(NotPermitted):  # of a host that was killed: the kernel takes its time
+            self._on_switch("ip", "link", "delete", port)
+        card = [
+            "name",
+            "eth0",
+            "address",
+            f"02:77:00:00:00:{number + 1:02x}",
+            "netns",
+            str(init),
+        ]  # the same after a boot
+        self._on_switch("ip", "link", "add", port, "type", "veth", "peer", *card)
+        self._on_switch("ip", "link", "set", port, "master", "br0", "up")
+        host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
+        host.run("ip", "link", "set", "eth0", "up")
+        return host
+
+    def unplug(self, name: str) -> None:
+        """Pull the cable of a host out: nothing gets in or out any more, and nobody is told."""
+        self._on_switch("ip", "link", "set", f"port{self._names.index(name)}", "nomaster")
+
+    def plug(self, name: str) -> None:
+        self._on_switch("ip", "link", "set", f"port{self._names.index(name)}", "master", "br0")
+
+    def close(self) -> None:
+        for host in self.hosts.values():
+            host.kill()
+        if self._switch is not None:
+            self._switch.kill()
+            self._switch.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # -- ssh
+
+    def add_user(self, user: str, on: Iterable[str] | None = None) -> None:
+        """A user with a home, on all hosts or some of them."""
+        for host in self.hosts.values() if on is None else [self.hosts[name] for name in on]:
+            host.run("useradd", "--create-home", "--shell", "/bin/bash", "--password", "*", user)
+
+    def serve_ssh(self, users: Sequence[str] = ("root",)) -> None:
+        """A real sshd on each host. These users come from each host to each other with a key, and without a question."""
+        if not Path(SSHD).exists():
+            raise NotPermitted(f"{SSHD} is missing: scripts/need-sshd")
+        for kind in ("host", "user"):
+            if not (self._directory / kind).exists():
+                command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", kind, "-f", str(self._directory / kind)]
+                subprocess.run(command, check=True, env={"PATH": PATH})
+        files = {name: (self._directory / name).read_bytes() for name in ("host", "host.pub", "user", "user.pub")}
+        known = "".join(f"{name},{self.address(name)} {files['host.pub'].decode()}" for name in self._names).encode()
+        for host in self.hosts.values():
+            host.write("/run/sshd/key", files["host"], 0o600)
+            host.write("/run/sshd/config", SSHD_CONFIG, 0o600)
+            for user in users:
+                home = host.environment(user)["HOME"]
+                host.run("install", "-d", "-m", "700", "-o", user, "-g", user, f"{home}/.ssh")
+                for name, content in (
+                    ("id_ed25519", files["user"]), ("authorized_keys", files["user.pub"]), ("known_hosts", known)
+                ):  # fmt: skip
+                    host.write(f"{home}/.ssh/{name}", content, 0o600, user)
+            host.run(SSHD, "-f", "/run/sshd/config", "-E", "/run/sshd/log")
+
+    # -- making
+
+    @staticmethod
+    def _require() -> None:
+        if sys.platform != "linux" or os.geteuid() != 0:
+            raise NotPermitted("hosts are namespaces of Linux, and only root may make them")
+        missing = [tool for tool in TOOLS if shutil.which(tool, path=PATH) is None]
+        if missing:
+            raise NotPermitted(f"missing: {', '.join(missing)} (Debian: apt-get install util-linux iproute2)")
+
+    def _cgroup(self, name: str) -> Path | None:
+        """A control group in which the host's own tree begins, where this machine has them (version 2)."""
+        path = CGROUPS / f"{self._directory.name}-{name}"
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError:
+            return None
+        if not (path / "cgroup.procs").exists():
+            path.rmdir()
+            return None
+        return path
+
+    def _keep(self, *command: str, log: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start `command`, which ends when we do."""
+        out = log.open("ab") if log is not None else None
+        try:
+            return subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out or subprocess.DEVNULL,
+                stderr=out or subprocess.DEVNULL,
+                env={"PATH": PATH},
+                start_new_session=True,
+            )
+        finally:
+            if out is not None:
+                out.close()
+
+    def _on_switch(self, *command: str) -> None:
+        assert self._switch is not None
+        enter = ["nsenter", "--target", str(self._switch.pid), "--net"]
+        done = subprocess.run([*enter, *command], capture_output=True, text=True, env={"PATH": PATH})
+        if done.returncode:
+            raise NotPermitted(f"{shlex.join(command)}: {done.stderr.strip()}")
+
+    def _until(self, probe: object, what: str, log: Path | None = None) -> None:
+        assert callable(probe)
+        deadline = time.monotonic() + BOOTED_WITHIN_S
+        while not probe():
+            if time.monotonic() > deadline:
+                said = log.read_text(errors="replace").strip() if log is not None else ""
+                raise NotPermitted(f"not within {BOOTED_WITHIN_S:.0f} s: {what}: {said}")
+            time.sleep(0.01)
+
+
+def remove_cgroup(path: Path) -> None:
+    """A control group and those below it, which nobody is in any more."""
+    for directory, _, _ in os.walk(path, topdown=False):
+        for _ in range(100):
+            try:
+                os.rmdir(directory)
+                break
+            except FileNotFoundError:
+                break
+            except OSError:  # its last processes are just ending
+                time.sleep(0.02)
+
+
+def _child(pid: int) -> int | None:
+    """The one child of process `pid`."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return None
+    return int(children[0]) if children else None
+
+
+def _namespace(process: subprocess.Popen[bytes] | None) -> str:
+    try:
+        return os.readlink(f"/proc/{process.pid if process else 'self'}/ns/net")
+    except OSError:
+        return ""
