@@ -7,6 +7,7 @@ written, so that no caller can forget to record a change.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections import OrderedDict, deque
@@ -131,6 +132,7 @@ class Cluster:
         self.configured = configured  # by the configuration
         self.decider = Decider(configured, now)
         self.rng = rng
+        self._uid_key = rng.randbytes(32)
         self.started_s = now
         self.jobs: dict[JobId, Job] = {}  # that are not over, and those that are over since lately
         self.index = Index()
@@ -303,6 +305,10 @@ class Cluster:
     def replace_record(self, key: str) -> None:
         """What an earlier version has recorded there stands elsewhere now."""
         self._effects.delete(key)
+
+    def new_uid(self, job: JobId) -> str:
+        """Of a job that is being submitted: a secret of the servers that run its workers, which nobody can tell from others."""
+        return hashlib.blake2b(job.encode(), key=self._uid_key, digest_size=8).hexdigest()
 
     def skip_jobs(self, first: int) -> None:
         """Never use a number below `first` for a new job."""

@@ -11,7 +11,8 @@ controller. Requests are refused, with the reason, so that nobody takes them for
 store can be written; as soon as it can, a new machine is made from what the store holds, as after a crash.
 
 Some failures leave open whether the commit has taken place. The requests of such a turn are neither granted nor refused: they
-are put to the new machine, which knows a submission that is in the store, and answers it as submitted.
+are put to the new machine, which knows a submission that is in the store, and answers it as submitted. The audit log gets them
+at once, and perhaps a second time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,19 @@ from typing import TypeAlias
 
 from ..protocol.messages import Refused, Reply
 from ..protocol.times import STORE_RETRY_S
-from .events import ClientRequest, Event, Fetch, Fetched, Outgoing, Record, ReplyClient, StoreReturned, TimePassed, Warn
+from .events import (
+    Audit,
+    ClientRequest,
+    Event,
+    Fetch,
+    Fetched,
+    Outgoing,
+    Record,
+    ReplyClient,
+    StoreReturned,
+    TimePassed,
+    Warn,
+)
 from .jobs.archive import PREFIX as ARCHIVE
 from .machine import ControllerMachine
 from .requests.answers import changes
@@ -54,7 +67,7 @@ class Turn:
         self._outbox: list[Outgoing] = []
         self._writes: dict[str, Put | Delete] = {}
         self._asked: list[ClientRequest] = []  # in this turn
-        self._unsettled: dict[str, ClientRequest] = {}  # by id; one turn's at most: later ones are refused
+        self._unsettled: dict[str, ClientRequest] = {}  # by name; one turn's at most: later ones are refused
         self._machine = self._recovered(now)
 
     @property
@@ -164,20 +177,21 @@ class Turn:
         """Nothing of this turn is said. Its requests are refused, or kept until their outcome is known."""
         size = sum(len(write.key) + len(write.value) for write in writes if isinstance(write, Put))
         self._away = away = _Away(now, str(error), size, now + STORE_RETRY_S)
+        acts = [action for action in self._outbox if isinstance(action, Audit)] if error.outcome_unknown else []
         self._outbox = [Warn(f"nothing can be recorded any more: {error}; requests are refused, training goes on")]
+        self._outbox += acts
         for event in asked:
             if error.outcome_unknown and changes(event.envelope.request):
-                self._unsettled[event.envelope.id] = event
+                self._unsettled[event.name] = event
             else:
                 self._refuse(event, away)
 
     def _refuse(self, event: ClientRequest, away: _Away) -> None:
-        request = event.envelope.id
-        if request in self._unsettled:
-            self._unsettled[request] = event
+        if event.name in self._unsettled:
+            self._unsettled[event.name] = event
             return
         reason = f"the controller cannot record anything: {away.reason}; training goes on"
-        self._outbox.append(ReplyClient(event.client, Reply(id=request, answer=Refused(reason=reason))))
+        self._outbox.append(ReplyClient(event.client, Reply(id=event.envelope.id, answer=Refused(reason=reason))))
 
     def _return(self, now: float, away: _Away) -> None:
         """Try the store. If it can be written, go on with a new machine."""

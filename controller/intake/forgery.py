@@ -20,6 +20,7 @@ from ..cluster import Cluster
 from ..jobs.job import Job
 from ..sessions import Forgeries, Session
 from .restored import ahead
+from .statuses import MAX_NAME
 
 KEPT_MET = 4096  # workers of a server
 MOST_TOLD = 80  # characters of a name that a server may have made up
@@ -50,6 +51,8 @@ def fault_of(
     `uid`: of the job, as the agent tells it; `status`: what it says of the worker.
     """
     known, name = cluster.jobs.get(job), worker[:MOST_TOLD]
+    if len(worker) > MAX_NAME:
+        return f"one with a name of {len(worker)} characters"
     if worker.rpartition(".")[0] != job:
         return f"{name} as one of {job[:MOST_TOLD]}"
     if known is None or not known.has_uid(uid):

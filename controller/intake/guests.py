@@ -29,6 +29,8 @@ from ...protocol.times import LEAST_SAVE_S
 from ..cluster import Cluster
 from ..sessions import Guest, Session
 
+JOBS_TOLD, MOST_TOLD = 8, 80  # jobs, and characters of each
+
 
 def belongs_elsewhere(cluster: Cluster, hello: AgentHello) -> bool:
     """Does this agent keep something of another cluster?"""
@@ -162,9 +164,12 @@ def sentence(guest: Guest) -> str:
 
 def unknown_sentence(session: Session) -> str:
     """What an operator has to know of workers of jobs that the store does not know."""
-    jobs = ", ".join(sorted({local.job for local in session.unknown.values()}))
+    jobs = sorted({local.job for local in session.unknown.values()})  # names that its agent may have made up
+    named = ", ".join(job[:MOST_TOLD] for job in jobs[:JOBS_TOLD])
+    if len(jobs) > JOBS_TOLD:
+        named += f" and {len(jobs) - JOBS_TOLD} more"
     what = (
-        f"{_workers(len(session.unknown))} of jobs that the store does not know run there ({jobs}) and keep their GPUs"
+        f"{_workers(len(session.unknown))} of jobs that the store does not know run there ({named}) and keep their GPUs"
     )
     return f"{what}; `elasticctl servers adopt {session.server.server}` has them save their state and end"
 

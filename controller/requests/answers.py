@@ -220,9 +220,15 @@ def _submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) -
         raise RequestRefused(f"there are {MAX_UNFINISHED_JOBS} unfinished jobs already")
     if reason := _too_many(cluster, who) or _admission_refusal(cluster, spec):
         raise RequestRefused(f"{spec.name} is not admitted: {reason}")
-    name, uid = JobId(f"{spec.name}-{cluster.next_job}"), f"{cluster.rng.getrandbits(64):016x}"
+    name = JobId(f"{spec.name}-{cluster.next_job}")
     submission = Submission(
-        job=name, uid=uid, request=asked.name, spec=spec, submitted_s=now, owner=who.name, account=who.account
+        job=name,
+        request=asked.name,
+        uid=cluster.new_uid(name),
+        spec=spec,
+        submitted_s=now,
+        owner=who.name,
+        account=who.account,
     )
     job = Job(submission)
     cluster.next_job += 1

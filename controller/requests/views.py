@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from msgspec.structs import replace
 
-from ...protocol.messages import CurvePoint, JobView, ServerState, ServerView, WorkerStage, WorkerView
-from ...protocol.model import GpuAddress, JobPhase, ServerId
+from ...protocol.messages import CurvePoint, JobView, LocalWorker, ServerState, ServerView, WorkerStage, WorkerView
+from ...protocol.model import GpuAddress, JobId, JobPhase, Server, ServerId
 from ...protocol.principals import Principal
 from ...scheduler.measuring import smaller_shares
 from ...scheduler.speedup_curve import Source, points
 from ..cluster import Cluster
 from ..intake import forgery
-from ..intake.guests import present, sentence, unknown_sentence
+from ..intake.guests import MOST_TOLD, present, sentence, unknown_sentence
 from ..jobs.job import Job
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
 from ..reconcile.health import troubles
@@ -200,7 +200,7 @@ def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
         for gpu in session.server.gpus
         if (job := cluster.index.on_gpu(GpuAddress(server=name, index=gpu.index))) is not None
     }
-    used |= {local.gpu: local.job for local in session.unknown.values()}
+    used |= _told_to_run(session.server, session.unknown.values())
     return ServerView(
         server=session.server,
         alive=session.alive,
@@ -210,6 +210,12 @@ def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
         trouble="; ".join(_troubles(cluster, now, session)),
         forged=cluster.forged[name].count if name in cluster.forged else 0,
     )
+
+
+def _told_to_run(server: Server, workers: Iterable[LocalWorker]) -> dict[int, JobId]:
+    """What an agent says of jobs that are not known here: by its server's GPUs."""
+    indices = {gpu.index for gpu in server.gpus}
+    return {local.gpu: JobId(local.job[:MOST_TOLD]) for local in workers if local.gpu in indices}
 
 
 def _state(cluster: Cluster, session: Session) -> ServerState:
@@ -229,7 +235,7 @@ def _troubles(cluster: Cluster, now: float, session: Session) -> Iterator[str]:
 
 
 def _guest_view(guest: Guest) -> ServerView:
-    used = {local.gpu: local.job for local in guest.running.values()}
+    used = _told_to_run(guest.server, guest.running.values())
     return ServerView(
         server=guest.server,
         alive=True,

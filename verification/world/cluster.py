@@ -18,8 +18,10 @@ from .agent import Agent
 from .controller import Controller
 from .disk import Disk, Trouble
 from .faults import strike
+from .intruders import Intruders
 from .network import Network
 from .oracle import LASTS_S, Oracle
+from .people import People
 from .plan import Fault, JobPlan, Moment, Plan, Script, Weather
 from .plane import Plane
 from .process import State
@@ -52,7 +54,8 @@ class World:
         self.timeline = Timeline()
         self.story = Story(self.timeline, tell)
         self.network = Network(self.timeline, plan.seed, plan.weather, plan.peer_loss)
-        self.oracle = Oracle(self.timeline, self.story, plan.jobs, plan.servers)
+        self.people = People(plan.seed, plan.users)
+        self.oracle = Oracle(self.timeline, self.story, plan.jobs, plan.servers, self.people)
         self.plane = Plane(self.timeline, self.network, plan.seed, self.oracle.judge, plan.connect_s)
         self.disk = Disk(self.timeline)
         self.disk.on_commit = self._committed
@@ -64,7 +67,7 @@ class World:
         self.next_black_hole_at = 0.0
         self._armed: dict[Moment, list[tuple[int, Fault]]] = {}
         self._spared_until: dict[Moment, float] = {}
-        self.users = Users(self)
+        self.users, self.intruders = Users(self), Intruders(self)
         self.controller = Controller(self, self.disk, load_scheduler({"policy": plan.policy}, "world"))
         self.agents = [Agent(self, f"s{i}", f"s{i}", plan.gpus, f"id{i}") for i in range(plan.servers)]
         for agent, ahead_s in zip(self.agents, plan.clocks_ahead_s, strict=False):

@@ -21,6 +21,7 @@ from elasticd.protocol.messages import (
     ToControllerFromAgent,
 )
 from elasticd.protocol.model import ServerId
+from elasticd.protocol.principals import Principal
 from elasticd.scheduler.scheduler import Scheduler
 
 from .disk import Crashed, Disk
@@ -130,7 +131,7 @@ class Controller(Process):
                 case Warn(text):
                     self._world.story.say(f"controller warns: {text}")
                 case Audit():
-                    pass
+                    self._world.oracle.audited(action)
                 case _:
                     assert_never(action)
         self._world.oracle.shares_are_recorded()
@@ -187,8 +188,8 @@ class Controller(Process):
     def from_agent(self, peer: ServerId, message: ToControllerFromAgent, identity: str) -> None:
         self.take(AgentMessage(peer, message, identity))
 
-    def from_client(self, client: bytes, envelope: Envelope) -> None:
-        self.take(ClientRequest(client, envelope))
+    def from_client(self, client: bytes, envelope: Envelope, who: Principal) -> None:
+        self.take(ClientRequest(client, envelope, who))
 
     def take(self, event: Event) -> None:
         self._turn.take(self.now, event)

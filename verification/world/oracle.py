@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from elasticd.controller.cluster import KEPT_ANSWERS, KEPT_EVENTS, Cluster
+from elasticd.controller.events import Audit
 from elasticd.controller.intake.ends import KEPT_BROKEN
 from elasticd.controller.jobs import archive
 from elasticd.controller.jobs.job import KEPT_PAST_WORKERS
@@ -30,6 +31,8 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId, WorkerId, job_number
 
+from .intruders import NOT_OTHERS, is_intruders
+from .people import People
 from .plan import SLOWER, Ending, JobPlan
 from .plane import Group, Part
 from .story import Story
@@ -97,8 +100,11 @@ class _Known:
 class Oracle:
     """Checks what happens against what must be true."""
 
-    def __init__(self, timeline: Timeline, story: Story, plans: Iterable[JobPlan], servers: int) -> None:
+    def __init__(
+        self, timeline: Timeline, story: Story, plans: Iterable[JobPlan], servers: int, people: People
+    ) -> None:
         self._timeline = timeline
+        self._people = people
         self._story = story
         self._most_servers = servers
         self._plans = {plan.spec.name: plan for plan in plans}
@@ -434,12 +440,21 @@ class Oracle:
             self._numbers[number] = other = job  # the store has lost it, and those who have run it are away
         if other != job:
             raise Violation("an id is never used again", f"{other} and {job} have one number")
+        self._check_owner(submission)
         before, known.submission = known.submission, submission
         if submission.job != job or (before is not None and not known.uncertain and before != submission):
             raise Violation("what was submitted never changes", f"{job}: {before}, then {submission}")
         if self._made_by.setdefault(submission.request, job) != job:
             text = f"{submission.request} has made {self._made_by[submission.request]} and {job}"
             raise Violation("a request is answered once", text)
+
+    def _check_owner(self, submission: Submission) -> None:
+        owner = self._people.owner(submission.spec.name)
+        found = submission.owner, submission.account
+        user = submission.spec.user if self._people.users else owner.name
+        if found != (owner.name, owner.account) or user != owner.name:
+            text = f"{submission.job} of {owner} is recorded for {found}, user {user}"
+            raise Violation("a job belongs to who has submitted it", text)
 
     def _check_leaving(self, job: JobId, before: JobRecord, record: JobRecord, awaited: Collection[ServerId]) -> None:
         gone = {gpu.server for gpu in before.target if gpu not in record.target}.intersection(awaited)
@@ -509,6 +524,11 @@ class Oracle:
         """The controller tells an agent something that it must have recorded before."""
         known = self.job(message.job)
         record = known.record
+        if isinstance(message, StartWorker):
+            owner = self._people.owner(message.spec.name)
+            if (message.owner, message.account) != (owner.name, owner.account):
+                text = f"{message.worker} of {owner} is started for {message.owner}, account {message.account}"
+                raise Violation("a job belongs to who has submitted it", text)
         if isinstance(message, Order):
             if message.roster.generation not in known.rosters:
                 known.told_at = self._timeline.now
@@ -544,6 +564,11 @@ class Oracle:
         elif isinstance(reply.answer, Scaled) and isinstance(request, Scale):
             self.job(reply.answer.job).answered.append(request.share)
             self._rescaled.add(reply.answer.job)
+
+    def audited(self, line: Audit) -> None:
+        """A line of the audit log."""
+        if line.done and is_intruders(line.request):
+            raise Violation(NOT_OTHERS, f"the audit log says: {line}")
 
     def shares_are_recorded(self) -> None:
         """The controller has answered whoever asked in this turn: of several shares for one job the last one asked for stands."""

@@ -16,6 +16,8 @@ import msgspec
 
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
 
+from .people import USERS
+
 STORM_S = 600.0  # how long the weather lasts
 SLOWER = 8.0  # times, what a slow server takes for anything
 CONNECT_S = 0.02
@@ -361,6 +363,7 @@ class Plan:
     peer_loss: float = 0.0  # of messages among the workers of a job
     clocks_ahead_s: tuple[float, ...] = ()  # of the servers' clocks, at the beginning; empty: they show the same
     connect_s: float = CONNECT_S  # for the members of a communicator to connect
+    users: tuple[str, ...] = ()  # besides an operator; empty: only whoever runs the cluster
 
     @property
     def entries(self) -> tuple[JobPlan | Fault, ...]:
@@ -437,6 +440,7 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
         storm_s=shape.storm_s,
         peer_loss=peer_loss,
         clocks_ahead_s=tuple(chance.choice((0.0, chance.uniform(-3600, 3600))) for _ in range(shape.servers)),
+        users=USERS,
     )
 
 

@@ -1,8 +1,11 @@
-"""Users: they submit, scale, cancel and change the policy, and repeat each request until it is answered, as `elasticctl` does."""
+"""Users and operators: they submit, scale, cancel and change the policy, as they may (`people`). They repeat each request until
+it is answered, as `elasticctl` does."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from elasticd.protocol.messages import (
     AdoptServer,
@@ -17,9 +20,13 @@ from elasticd.protocol.messages import (
     Submit,
 )
 from elasticd.protocol.model import JobId
+from elasticd.protocol.principals import Principal
 
+from .intruders import INTRUDER
+from .people import SAID_USER, SECRETS
 from .plan import POLICIES, JobPlan, Moment
 from .process import Process
+from .violation import Violation
 
 if TYPE_CHECKING:
     from .cluster import World
@@ -35,7 +42,7 @@ class Users(Process):
         super().__init__(world, "users", "users")
         self._world = world
         self.answers_by_id: dict[str, Answer] = {}
-        self.waiting: dict[str, Envelope] = {}
+        self.waiting: dict[str, tuple[Envelope, Principal]] = {}
         self._adoptions = 0
         self.born()
 
@@ -48,20 +55,23 @@ class Users(Process):
     # -- wishes
 
     def submit(self, plan: JobPlan) -> None:
-        self.ask(f"submit-{plan.spec.name}", Submit(spec=plan.spec))
+        owner, spec = self._world.people.owner(plan.spec.name), plan.spec
+        if self._world.people.users:
+            spec = replace(spec, user=SAID_USER, env=SECRETS)
+        self.ask(f"submit-{spec.name}", Submit(spec=spec), owner)
 
     def scale(self, number: int, who: int) -> None:
         """Fix the share of some job, or give it back to the policy."""
         job = self._some_job(who)
         if job is not None:
             share = (None, 1, 2, 3, 4, 6)[who // 7 % 6]
-            self.ask(f"scale-{number}", Scale(job=job, share=share))
+            self.ask(f"scale-{number}", Scale(job=job, share=share), self._world.people.actor(job, number))
 
     def cancel(self, number: int, who: int, this: JobId | None = None) -> None:
         job = this or self._some_job(who)
         if job is not None:
             self._world.oracle.asked_to_cancel(job)
-            self.ask(f"cancel-{number}", Cancel(job=job))
+            self.ask(f"cancel-{number}", Cancel(job=job), self._world.people.actor(job, number))
 
     def set_policy(self, number: int, who: int) -> None:
         policy = POLICIES[who % len(POLICIES)]
@@ -83,31 +93,38 @@ class Users(Process):
 
     # -- asking
 
-    def ask(self, name: str, request: Request) -> None:
-        """Ask until there is an answer."""
+    def ask(self, name: str, request: Request, who: Principal | None = None) -> None:
+        """Ask until there is an answer. `who`: else the operator."""
+        who = who or self._world.people.operator
         if self._world.story.on:
-            self._world.story.say(f"users ask: {name}")
-        self.waiting[name] = Envelope(id=name, request=request)
+            self._world.story.say(f"users ask: {name}" + (f", {who}" if self._world.people.users else ""))
+        self.waiting[name] = Envelope(id=name, request=request), who
         self._world.moment(Moment.REQUEST)
         self._repeat(name)
+        self._world.intruders.watch(name, request, who)
 
     def _repeat(self, name: str) -> None:
-        envelope = self.waiting.get(name)
-        if envelope is None:
+        if name not in self.waiting:
             return
+        envelope, who = self.waiting[name]
         controller = self._world.controller
-        self._world.network.send(self, controller, controller.from_client, b"users", envelope)
+        self._world.network.send(self, controller, controller.from_client, b"users", envelope, who)
         self.later(REPEAT_S, self._repeat, name)
 
     def answered(self, client: bytes, reply: Reply) -> None:
         """The controller answers. What it promises must be in the store."""
-        envelope = self.waiting.pop(reply.id, None)
+        if client == INTRUDER:
+            self._world.intruders.answered(reply)
+            return
+        envelope, who = self.waiting.pop(reply.id, (None, None))
         request = envelope.request if envelope is not None else None
         self._world.oracle.answered(request, reply, self._world.stored(reply))
         self.answers_by_id[reply.id] = reply.answer
         if isinstance(reply.answer, Refused):
+            if reply.answer.not_allowed:
+                raise Violation("who may do something is not refused", f"{reply.id} of {who}: {reply.answer.reason}")
             if self._world.story.on:
                 self._world.story.say(f"{reply.id} is refused: {reply.answer.reason}")
             if envelope is not None and isinstance(envelope.request, Submit) and not reply.answer.bad_input:
                 again = f"{reply.id}+"
-                self.later(ASK_AGAIN_S, self.ask, again, envelope.request)
+                self.later(ASK_AGAIN_S, self.ask, again, envelope.request, who)
