@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ..protocol.errors import OperatorError
+from ..protocol.principals import Role
 from ..protocol.times import (
     HEARTBEAT_INTERVAL_S,
     LEAST_HEARTBEAT_INTERVAL_S,
@@ -21,8 +21,12 @@ from ..protocol.times import (
     WORKER_SILENCE_S,
 )
 from ..runtime import config, transport
+from ..runtime.directories import private_directory
+from ..runtime.keys import KeyFile
 
 log = logging.getLogger(__name__)
+
+DEFAULT_CONTROLLER = "ipc:///var/lib/elasticctl/controller/agents"
 
 ServerName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!ELASTICD_)[A-Za-z_][A-Za-z0-9_]*$")]  # those are the cluster's
@@ -32,7 +36,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Options of one agent; the comments are in `configs/agent.yaml`."""
 
     server: ServerName = msgspec.field(default_factory=socket.gethostname)
-    controller: str = "tcp://127.0.0.1:7701"
+    controller: str | None = None
+    key_file: str | None = None
     state_directory: str = "/var/lib/elasticctl/agent"
     socket_directory: str | None = None
     address: str = "127.0.0.1"
@@ -46,6 +51,19 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     worker_environment: dict[Variable, str] = msgspec.field(default_factory=dict)
     log_file: str | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    @property
+    def key(self) -> KeyFile | None:
+        """What proves this server. Raises OperatorError if the file cannot be used, or is another server's."""
+        if self.key_file is None:
+            return None
+        path = Path(self.key_file).expanduser()
+        found = KeyFile.read(path)
+        if found.role is not Role.SERVER or found.name != self.server:
+            raise OperatorError(
+                f"key_file: {path} is the key of {found.role.value}:{found.name}, not server:{self.server}"
+            )
+        return found
 
     @property
     def state(self) -> Path:
@@ -62,22 +80,19 @@ def load(path: Path) -> AgentConfig:
     """The configuration in `path`. Raises OperatorError, naming file and field."""
     loaded = config.load(path, AgentConfig)
     try:
-        transport.check_address(loaded.controller, None)
+        controller_of(loaded, loaded.key)
     except OperatorError as error:
-        raise OperatorError(f"{path}: controller: {error}") from None
+        raise OperatorError(f"{path}: {error}") from None
     return loaded
 
 
-def private_directory(path: Path) -> Path:
-    """`path`, made if it is missing, ours and closed to all others. Raises OperatorError if it can't be."""
+def controller_of(options: AgentConfig, key: KeyFile | None) -> str:
+    """The controller's address: the configured one, else that in the key file. Raises OperatorError."""
+    address = options.controller or (key.controller if key is not None else None) or DEFAULT_CONTROLLER
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.lstat()
-    except OSError as error:
-        raise OperatorError(f"{path}: cannot be made: {error.strerror}") from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise OperatorError(f"{path}: must be a directory of user {os.getuid()} that nobody else can write to")
-    return path
+        return transport.check_address(address, None if key is None else key.pair)
+    except OperatorError as error:
+        raise OperatorError(f"controller: {error}") from None
 
 
 def socket_directory(options: AgentConfig, environment: Mapping[str, str]) -> Path:

@@ -1,8 +1,8 @@
 """The agent's shell: sockets, processes, files and time around `machine.AgentMachine` (cluster 1, 2).
 
-Two sockets: a DEALER to the controller, named "SERVER#IDENTITY" so that two agents of one name never take each other's connection
-over, and a ROUTER on which the workers of this server talk. Nothing is queued for a controller that is away (ZMQ_IMMEDIATE): the
-machine repeats what matters, and a controller that comes back is not flooded with what was true an hour ago.
+Two sockets: a DEALER to the controller, and a ROUTER on which the workers of this server talk. A message to the controller says
+"SERVER#IDENTITY" first, so that two agents of one name are told apart. Nothing is queued for a controller that is away
+(ZMQ_IMMEDIATE): the machine repeats what matters, and a controller that comes back is not flooded with what was true an hour ago.
 
 The loop waits for messages and ends of processes, and for nothing else: files are the business of `errands`.
 
@@ -18,6 +18,7 @@ import secrets
 import sys
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -28,8 +29,11 @@ from ..protocol.codec import Codec
 from ..protocol.errors import PeerError
 from ..protocol.messages import AgentHello, ReadLog, ToAgentFromController, ToAgentFromWorker
 from ..protocol.model import Server, ServerId
+from ..protocol.times import REFUSED_RETRY_S
 from ..runtime import locks, readiness, transport
 from ..runtime.clock import SteadyClock
+from ..runtime.directories import check_way, private_directory
+from ..runtime.door import Sparing
 from ..runtime.loop import Loop
 from . import config, topology
 from .config import AgentConfig
@@ -75,7 +79,7 @@ class AgentDaemon:
 
     def __init__(self, options: AgentConfig, environment: Mapping[str, str]) -> None:
         """Raises OperatorError where the configuration does not fit the machine."""
-        state = config.private_directory(options.state)
+        state = private_directory(options.state)
         self._lock = locks.hold(state / "agent.lock", f"{state}: another agent runs with this state directory")
         who = load_identity(state, secrets.token_hex(8))
         socket_path = config.socket_directory(options, environment) / "workers"
@@ -85,7 +89,19 @@ class AgentDaemon:
         self._context.setsockopt(zmq.IMMEDIATE, 1)  # for the sockets that follow
         self._workers = transport.router(self._context)
         agent_address = transport.bind(self._workers, f"ipc://{socket_path}")
-        self._controller = transport.dealer(self._context, options.controller, f"{options.server}#{who.agent}".encode())
+        key = options.key
+        self._controller_address = config.controller_of(options, key)
+        if self._controller_address.startswith("ipc://"):
+            check_way(Path(self._controller_address.removeprefix("ipc://")).parent)
+        self._name = f"{options.server}#{who.agent}".encode()
+        self._controller = (
+            transport.dealer(self._context, self._controller_address)
+            if key is None
+            else transport.dealer(self._context, self._controller_address, b"", key.pair, key.controller_public)
+        )
+        self._refusals = transport.refusals(self._context, self._controller)
+        self._connect_again_at: float | None = None
+        self._sparing = Sparing()
         self._from_controller: Codec[ToAgentFromController] = Codec(ToAgentFromController)
         self._from_worker: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
         gpus = topology.discover(options.cpu_slots)
@@ -119,6 +135,7 @@ class AgentDaemon:
             server, secrets.token_hex(8), options.heartbeat_interval_s, options.worker_silence_s, who
         )
         self._loop.add_socket(self._controller, self._on_controller)
+        self._loop.add_socket(self._refusals, self._on_refusal)
         self._loop.add_socket(self._workers, self._on_worker)
 
     def run(self) -> None:
@@ -139,6 +156,8 @@ class AgentDaemon:
         if self._warm is not None:
             self._warm.close()
         self._errands.close()
+        self._controller.disable_monitor()
+        self._refusals.close()
         self._controller.close()
         self._workers.close()
         self._context.term()
@@ -154,6 +173,17 @@ class AgentDaemon:
             log.warning("dropped bytes from the controller: %s", error)
             return
         self._dispatch(ControllerMessage(message))
+
+    def _on_refusal(self, frames: list[bytes]) -> None:
+        """The controller has not let us in. ZeroMQ tries again by itself, unless it was told that the key is not wanted."""
+        now = self._clock.now()
+        if transport.is_final(frames):
+            self._connect_again_at = now + REFUSED_RETRY_S
+            text = "does not know this server's key, or has revoked it"
+        else:
+            text = "ends the connection: its key may be another one than the key file says"
+        if self._sparing.worth(text, now) is not None:
+            log.warning("the controller at %s %s", self._controller_address, text)
 
     def _on_worker(self, frames: list[bytes]) -> None:
         try:
@@ -171,12 +201,15 @@ class AgentDaemon:
         deadline = self._machine.next_deadline()
         if deadline is not None and self._clock.now() >= deadline:
             self._dispatch(TimePassed())
+        if self._connect_again_at is not None and self._clock.now() >= self._connect_again_at:
+            self._connect_again_at = None
+            transport.connect_again(self._controller, self._controller_address)
         self._processes.pass_time()
         if self._warm is not None:
             self._warm.pass_time()
 
     def _next_deadline(self) -> float | None:
-        deadlines = [self._machine.next_deadline(), self._processes.next_deadline()]
+        deadlines = [self._machine.next_deadline(), self._processes.next_deadline(), self._connect_again_at]
         if self._warm is not None:
             deadlines.append(self._warm.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -228,4 +261,4 @@ class AgentDaemon:
         return None if offered else LogRead(not_read(request, "too much waits for this server's file systems"))
 
     def _send_controller(self, message: msgspec.Struct) -> bool:
-        return transport.send(self._controller, self._from_controller.encode(message))
+        return transport.send(self._controller, self._name, self._from_controller.encode(message))

@@ -16,6 +16,7 @@ from ..protocol.times import (
     SERVER_LEASE_S,
 )
 from ..runtime import config, transport
+from ..runtime.door import Bounds
 from ..scheduler.measuring import Measuring
 from ..scheduler.profiles.curves import load as load_profiles
 from ..scheduler.scheduler import Scheduler, StageChoice, load_scheduler, load_stages
@@ -41,13 +42,23 @@ class HistoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     days: Annotated[float, msgspec.Meta(gt=0, le=36_500)] = 365.0
 
 
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much one user, operator or server may do."""
+
+    connections: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
+    messages_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 2000.0
+    messages_at_once: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 10_000
+
+
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the controller; the comments are in `configs/controller.yaml`."""
 
     cluster: ClusterName = "local"
     state_directory: str = "/var/lib/elasticctl/controller"
-    listen_clients: str = "tcp://127.0.0.1:7700"
-    listen_agents: str = "tcp://127.0.0.1:7701"
+    listen_clients: str | tuple[str, ...] | None = None
+    listen_agents: str | tuple[str, ...] | None = None
+    keys_directory: str | None = None
+    limits: LimitsConfig = LimitsConfig()
     policy: Annotated[str, msgspec.Meta(min_length=1)] = "max-min"
     admission: str | StageChoice = "all"
     packing: str = "none"
@@ -69,6 +80,23 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return Path(self.state_directory).expanduser().absolute()
 
     @property
+    def clients_at(self) -> tuple[str, ...]:
+        return _addresses(self.listen_clients) or (f"ipc://{self.state}/clients",)
+
+    @property
+    def agents_at(self) -> tuple[str, ...]:
+        return _addresses(self.listen_agents) or (f"ipc://{self.state}/agents",)
+
+    @property
+    def keys(self) -> Path:
+        """Where the keys lie."""
+        return Path(self.keys_directory).expanduser().absolute() if self.keys_directory else self.state / "keys"
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.limits.connections, self.limits.messages_per_s, float(self.limits.messages_at_once))
+
+    @property
     def keeping(self) -> Keeping:
         return Keeping(ended=self.history.jobs, days=self.history.days)
 
@@ -80,12 +108,17 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 def load(path: Path) -> ControllerConfig:
     """The configuration in `path`. Raises OperatorError, naming file and field."""
     loaded = config.load(path, ControllerConfig)
-    for field, address in (("listen_clients", loaded.listen_clients), ("listen_agents", loaded.listen_agents)):
-        try:
-            transport.check_address(address, None)
-        except OperatorError as error:
-            raise OperatorError(f"{path}: {field}: {error}") from None
+    for field, addresses in (("listen_clients", loaded.clients_at), ("listen_agents", loaded.agents_at)):
+        for address in addresses:
+            try:
+                transport.check_form(address)
+            except OperatorError as error:
+                raise OperatorError(f"{path}: {field}: {error}") from None
     return loaded
+
+
+def _addresses(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else given or ()
 
 
 def scheduler_of(loaded: ControllerConfig, path: Path) -> Scheduler:

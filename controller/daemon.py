@@ -1,4 +1,4 @@
-"""The controller's shell: two sockets, the store's file and the clock around `turn.Turn` (cluster 1, 3)."""
+"""The controller's shell: the door, keys, the store's file and the clock around `turn.Turn` (cluster 1, 3, 5)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import secrets
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,19 +16,24 @@ import msgspec
 import zmq
 
 from .. import __version__
-from ..protocol.codec import Codec
+from ..protocol.codec import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, Codec
 from ..protocol.errors import OperatorError, PeerError
-from ..protocol.messages import Envelope, Refused, Reply, ToControllerFromAgent
-from ..protocol.model import ServerId
+from ..protocol.messages import Envelope, Refused, Reply, StartWorker, ToControllerFromAgent
+from ..protocol.principals import Principal, Role
 from ..runtime import locks, readiness, transport
 from ..runtime.clock import WallClock
+from ..runtime.directories import check_way, private_directory
+from ..runtime.door import Door, Gate, Peer, Sparing
+from ..runtime.keys import JobKeys, KeyDirectory, Pair, Principals
 from ..runtime.loop import Loop
 from ..scheduler.scheduler import Scheduler
+from . import lines
 from .auditlog import AuditLog
 from .cluster import Settings
 from .config import ControllerConfig
 from .events import Action, AgentMessage, Audit, ClientRequest, Fetch, Outgoing, Record, ReplyClient, SendAgent, Warn
 from .jobs.throughput import Profiles
+from .lines import AgentLines
 from .machine import ControllerMachine
 from .requests.answers import changes as is_change
 from .store import SqliteStore
@@ -40,6 +46,27 @@ LOCK_FILE = "controller.lock"
 AUDIT_FILE = "audit.log"
 COLLECT_INTERVAL_S = (
     3600.0  # between two looks for unreachable cycles: in a large cluster each takes tenths of a second
+)
+
+
+LOOK_INTERVAL_S = 1.0  # between two looks at the list of those who are known
+
+CLIENTS = Gate(
+    name="clients",
+    remote=(Role.USER, Role.OPERATOR),
+    local=(Role.USER, Role.OPERATOR),
+    frame_bytes=MAX_REQUEST_BYTES,
+    waiting_in=16,  # a client asks one thing at a time, and repeats it
+    waiting_out=64,
+    visitors=True,
+)
+AGENTS = Gate(
+    name="agents",
+    remote=(Role.SERVER,),
+    local=(Role.OPERATOR,),  # on the controller's machine: its own user, or root
+    frame_bytes=MAX_MESSAGE_BYTES,
+    waiting_in=256,
+    waiting_out=transport.QUEUE_MESSAGES,
 )
 
 
@@ -75,31 +102,34 @@ class ControllerDaemon:
         self._from_agent: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
         self._from_client: Codec[Envelope] = Codec(Envelope)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._clients = transport.router(self._context)
-        self._agents = transport.router(self._context)
-        clients = transport.bind(self._clients, options.listen_clients)
-        agents = transport.bind(self._agents, options.listen_agents)
+        self._loop = Loop(self._clock, self._on_turn, self._turn.next_deadline)
+        self._keys = KeyDirectory(options.keys)
+        self._job_keys = JobKeys(state)
+        pair, principals = _keys(self._keys, (*options.clients_at, *options.agents_at))
+        self._door = Door(self._context, self._loop, pair, principals, options.bounds)
+        self._lines = AgentLines()
+        self._sparing = Sparing()
+        self._look_at_s = time.monotonic() + LOOK_INTERVAL_S
+        clients = self._door.listen(CLIENTS, options.clients_at, self._on_client)
+        agents = self._door.listen(AGENTS, options.agents_at, self._on_agent)
         self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
         self._changes: list[
             ClientRequest
         ] = []  # taken in at the end of a turn: who only looks need not wait for a commit
-        self._loop = Loop(self._clock, self._on_turn, self._turn.next_deadline)
-        self._loop.add_socket(self._clients, self._on_client)
-        self._loop.add_socket(self._agents, self._on_agent)
         log.info("cluster=%s policy=%s", options.cluster, self._turn.machine.cluster.policy.name)
-        log.info("listening for clients at %s, for agents at %s", clients, agents)
+        log.info("listening for clients at %s, for agents at %s", ", ".join(clients), ", ".join(agents))
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
         self._loop.stop_on_signals()
+        self._loop.on_signal(signal.SIGHUP, self._look_at_keys)
         readiness.notify("READY=1")
         try:
             self._loop.run()
         finally:
             readiness.notify("STOPPING=1")
             self._loop.close()
-            self._clients.close()
-            self._agents.close()
+            self._door.close()
             self._context.term()
             self._store.close()
             self._audit.close()
@@ -107,31 +137,34 @@ class ControllerDaemon:
 
     # -- input
 
-    def _on_agent(self, frames: list[bytes]) -> None:
-        identity, data = frames[0], frames[-1]
-        if identity.startswith(b"\0"):
+    def _on_agent(self, peer: Peer, who: Principal, frames: list[bytes]) -> None:
+        try:
+            if len(frames) != 2:
+                raise PeerError(f"{len(frames)} parts, not a name and a message")
+            server, agent = lines.parse(frames[0])
+            if who.role is Role.SERVER and who.name != server:
+                raise PeerError(f"it speaks for {server}")
+            message = self._from_agent.decode(frames[1])
+        except PeerError as error:
+            self._warn(f"agent {who}", f"dropped a message of {who}: {error}")
+            return
+        if not self._lines.spoke(server, agent, peer):
             log.debug("dropped a message that has waited in a connection which its agent has replaced")
             return
-        try:
-            message = self._from_agent.decode(data)
-            server, _, agent = identity.decode().partition("#")
-        except (PeerError, UnicodeDecodeError) as error:
-            log.warning("dropped a message of agent %r: %s", identity[:64], error)
-            return
-        self._turn.take(self._clock.now(), AgentMessage(ServerId(server), message, agent))
+        self._turn.take(self._clock.now(), AgentMessage(server, message, agent))
 
-    def _on_client(self, frames: list[bytes]) -> None:
-        client, data = frames[0], frames[-1]
+    def _on_client(self, client: Peer, who: Principal, frames: list[bytes]) -> None:
+        data = frames[-1] if frames else b""
         try:
             envelope = self._from_client.decode(data)
         except PeerError as error:
-            log.warning("refused a request: %s", error)
+            self._warn(f"client {who}", f"refused a request of {who}: {error}")
             request = _readable_id(data)
             if request is not None:
                 answer = Refused(reason=f"the request is not understood: {error}", bad_input=True)
                 self._turn.reply(ReplyClient(client, Reply(id=request, answer=answer)))
             return
-        event = ClientRequest(client, envelope)
+        event = ClientRequest(client, envelope, who)
         if is_change(envelope.request):
             self._changes.append(event)
             return
@@ -146,9 +179,30 @@ class ControllerDaemon:
             self._turn.take(self._clock.now(), change)
         self._send(self._turn.finish_ahead(self._clock.now()))
         self._send(self._turn.finish(self._clock.now()))
-        if time.monotonic() >= self._collect_at_s:
+        now_s = time.monotonic()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_INTERVAL_S
+            self._look_at_keys()
+            self._door.pass_time()
+        if now_s >= self._collect_at_s:
             gc.collect()
-            self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
+            self._collect_at_s = now_s + COLLECT_INTERVAL_S
+
+    def _look_at_keys(self) -> None:
+        """Who is known may have changed. If the list cannot be read, nothing changes: whoever has mended it is noticed."""
+        if not self._keys.changed():
+            return
+        try:
+            principals = self._keys.principals()
+        except OperatorError as error:
+            log.warning("the keys stay as they were: %s", error)
+            return
+        self._door.update(principals)
+
+    def _warn(self, subject: str, text: str) -> None:
+        since = self._sparing.worth(subject, time.monotonic())
+        if since is not None:
+            log.warning("%s%s", text, f" ({since} times more before)" if since else "")
 
     def _send(self, actions: list[Outgoing]) -> None:
         self._audit.write([action for action in actions if isinstance(action, Audit)])
@@ -158,11 +212,13 @@ class ControllerDaemon:
     def _carry_out(self, action: Action) -> None:
         match action:
             case SendAgent(server, message, agent):
-                data = msgspec.msgpack.encode(message)
-                if not transport.send(self._agents, (f"{server}#{agent}" if agent else server).encode(), data):
+                if isinstance(message, StartWorker):
+                    message = msgspec.structs.replace(message, key=self._job_keys.of(message.job, message.uid))
+                peer = self._lines.of(server, agent)
+                if peer is None or not self._door.send(peer, msgspec.msgpack.encode(message)):
                     log.debug("agent %s is not there for %s", server, type(message).__name__)
             case ReplyClient(client, reply):
-                transport.send(self._clients, client, _encode_reply(self._from_client, reply))
+                self._door.send(client, _encode_reply(self._from_client, reply))
             case Warn(text):
                 log.warning("%s", text)
             case Audit():
@@ -190,7 +246,17 @@ def _readable_id(data: bytes) -> str | None:
 
 def _state_directory(options: ControllerConfig) -> Path:
     try:
-        options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise OperatorError(f"state_directory: {options.state} cannot be made: {error.strerror}") from None
+        check_way(private_directory(options.state))
+    except OperatorError as error:
+        raise OperatorError(f"state_directory: {error}") from None
     return options.state
+
+
+def _keys(directory: KeyDirectory, addresses: Sequence[str]) -> tuple[Pair | None, Principals]:
+    """The controller's own keys, and who is known. Raises OperatorError if an address needs keys and there are none."""
+    if not directory.exists and not any(address.startswith("tcp://") for address in addresses):
+        return None, Principals()
+    try:
+        return directory.pair(), directory.principals()
+    except OperatorError as error:
+        raise OperatorError(f"TCP addresses need keys: {error}") from None

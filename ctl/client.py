@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
+from pathlib import Path
 
 import msgspec
 import zmq
 
-from ..protocol.codec import Codec
-from ..protocol.errors import ClusterUnreachable, NotAllowed, PeerError, RequestRefused, UserError
+from ..protocol.codec import MAX_REQUEST_BYTES, Codec
+from ..protocol.errors import ClusterUnreachable, NotAllowed, OperatorError, PeerError, RequestRefused, UserError
 from ..protocol.messages import (
     Answer,
     Envelope,
@@ -26,20 +26,42 @@ from ..protocol.messages import (
     ServerView,
 )
 from ..runtime import transport
+from ..runtime.directories import check_way
+from ..runtime.keys import KeyFile
 
 REPEAT_INTERVAL_S = 1.0
-ADDRESS = re.compile(r"tcp://[^\s/]+:(\d{1,5})|ipc://.+")
 
 
 class Client:
     """A connection to one controller."""
 
-    def __init__(self, address: str, keys: transport.Keys | None = None) -> None:
-        """Raises UserError if `address` is none; that nobody listens there shows when something is asked."""
-        self._address = _checked(address)
+    def __init__(self, address: str, key: KeyFile | None = None) -> None:
+        """Raises UserError if `address` is none, or needs a key; that nobody listens there shows when something is asked."""
+        self._address = address
+        self._key = key
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = transport.dealer(self._context, address, keys=keys)
+        self._socket = self._connected()
+        self._refusals = transport.refusals(self._context, self._socket)
+        self._unheard = False  # a handshake has failed, and nobody has said why
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._refusals, zmq.POLLIN)
         self._codec: Codec[Reply] = Codec(Reply)
+
+    def _connected(self) -> transport.Socket:
+        try:
+            transport.check_form(self._address)
+            if not self._address.startswith("tcp://"):
+                check_way(Path(self._address.removeprefix("ipc://")))
+                return transport.dealer(self._context, self._address)
+            if self._key is None:
+                raise UserError(
+                    f"the controller at {self._address} wants a key: an operator makes one with "
+                    "`elasticctl keys add user:NAME`, and `elasticctl login FILE` puts it in its place"
+                )
+            return transport.dealer(self._context, self._address, b"", self._key.pair, self._key.controller_public)
+        except OperatorError as error:
+            raise UserError(f"the controller's address: {error}") from None
 
     def ask(self, request: Request, timeout_s: float = 10.0) -> Answer:
         """The answer to `request`. Raises UserError, RequestRefused or NotAllowed with the controller's reason, and
@@ -52,7 +74,12 @@ class Client:
             reply = self._receive(envelope.id, min(REPEAT_INTERVAL_S, left_s))
             if reply is not None:
                 return _accepted(reply.answer)
-        raise ClusterUnreachable(f"no controller answers at {self._address}")
+        why = (
+            ": the connection ends before keys are exchanged; the controller may have another key now"
+            if self._unheard
+            else ""
+        )
+        raise ClusterUnreachable(f"no controller answers at {self._address}{why}")
 
     def jobs(self, request: GetJobs | GetEnded, most: int | None = None) -> Jobs:
         """All pages from `request` on, as one; or so many jobs, and `next` tells where the others begin."""
@@ -81,30 +108,43 @@ class Client:
             request = msgspec.structs.replace(request, after=page.next)
 
     def close(self) -> None:
+        self._socket.disable_monitor()
+        self._refusals.close()
         self._socket.close()
         self._context.term()
 
     def _encode(self, envelope: Envelope) -> bytes:
         try:
-            return self._codec.encode(envelope)
+            data = self._codec.encode(envelope)
         except (UnicodeEncodeError, OverflowError) as error:  # a file name that is no text, a number beyond 64 bits
             raise UserError(f"this {type(envelope.request).__name__} cannot be sent: {error}") from None
+        if len(data) > MAX_REQUEST_BYTES:
+            what = type(envelope.request).__name__
+            raise UserError(f"this {what} is too large: {len(data)} bytes, at most {MAX_REQUEST_BYTES}")
+        return data
 
     def _receive(self, request: str, wait_s: float) -> Reply | None:
         deadline = time.monotonic() + wait_s
         while (left_s := deadline - time.monotonic()) > 0:
-            if self._socket.poll(int(left_s * 1000) + 1):
+            for ready, _ in self._poller.poll(int(left_s * 1000) + 1):
+                if ready is self._refusals:
+                    self._refused(self._refusals.recv_multipart())
+                    continue
                 reply = self._codec.decode(self._socket.recv())
                 if reply.id == request:
                     return reply
         return None
 
-
-def _checked(address: str) -> str:
-    match = ADDRESS.fullmatch(address)
-    if match is None or (match[1] is not None and not 0 < int(match[1]) < 65536):
-        raise UserError(f"the controller's address {address!r} is not tcp://HOST:PORT, such as tcp://127.0.0.1:7700")
-    return address
+    def _refused(self, told: list[bytes]) -> None:
+        """A handshake has failed. Raises NotAllowed if the controller does not want our key."""
+        if not transport.is_final(told):
+            self._unheard = True
+            return
+        transport.connect_again(self._socket, self._address)  # should anything else be asked later
+        who = f"{self._key.role.value}:{self._key.name}" if self._key is not None else "nobody"
+        raise NotAllowed(
+            f"the controller at {self._address} does not let {who} in: the key is unknown there, or revoked"
+        )
 
 
 def _accepted(answer: Answer) -> Answer:

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,8 @@ from msgspec.structs import replace
 
 from ..protocol.errors import ClusterUnreachable, ElasticError, RequestRefused, UserError
 from ..protocol.messages import Ping, Pong
+from ..runtime import transport
+from ..runtime.directories import check_way, private_directory
 from ..runtime.processes import start_ticks
 from .leftovers import CONTROLLER, Daemon, anything_runs, daemon_runs, stop_everything
 from .waiting import Waiting
@@ -125,8 +126,8 @@ def _plan(directory: Path, servers: int, gpus: int | None, policy: str) -> Local
         raise UserError(f"{directory} is not empty and not a cluster (there is {foreign[0]}): choose another --dir")
     if gpus is None and servers > 1:
         gpus = max(1, (os.cpu_count() or 1) // servers)
-    clients, agents = (f"tcp://127.0.0.1:{port}" for port in _free_ports(2))
-    return LocalCluster(clients, agents, servers, gpus, _policy(policy))
+    sockets = _sockets(directory)
+    return LocalCluster(f"ipc://{sockets}/clients", f"ipc://{sockets}/agents", servers, gpus, _policy(policy))
 
 
 def _policy(given: str) -> str:
@@ -138,6 +139,7 @@ def _policy(given: str) -> str:
 def _lay_out(directory: Path, cluster: LocalCluster) -> None:
     """The daemons' configuration, as far as it is not there: what an operator has changed is kept."""
     (directory / "log").mkdir(exist_ok=True)
+    _made_private(Path(cluster.controller.removeprefix("ipc://")).parent)
     _configure(
         directory,
         CONTROLLER,
@@ -168,18 +170,26 @@ def _configure(directory: Path, name: str, **options: str | int | dict[str, bool
         _write_whole(path, yaml.safe_dump(options, sort_keys=False).encode())
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now. They are kept in the configuration, so that restarts find them."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+def _sockets(directory: Path) -> Path:
+    """Where the controller's sockets are: in the cluster's own directory, or, if its path is too long, in one for this user."""
+    within = directory / "run"
+    if len(str(within / "clients").encode()) <= transport.MAX_PATH_BYTES:
+        return within
+    return transport.short_socket_directory(directory, Path("/tmp"), os.getuid())
+
+
+def _made_private(sockets: Path) -> None:
+    """The directory decides who may connect. Raises OperatorError if somebody else has made it first."""
+    if sockets.name != "run":
+        private_directory(sockets.parent)
+    check_way(private_directory(sockets))
 
 
 def _check_same(
     directory: Path, known: LocalCluster, servers: int | None, gpus: int | None, policy: str | None
 ) -> None:
+    if not known.controller.startswith("ipc://"):
+        raise UserError(f"the cluster at {directory} is of an older version: `elasticctl down` first")
     for option, given, there in (
         ("--servers", servers, known.servers),
         ("--gpus", gpus, known.gpus),
@@ -287,9 +297,13 @@ def _lock(descriptor: int) -> bool:
 
 
 def _remove(directory: Path) -> None:
+    elsewhere = [str(_sockets(directory))]
     for note in directory.glob("*/socket_directory"):
         with contextlib.suppress(OSError):
-            sockets = Path(note.read_text().strip())
+            elsewhere.append(note.read_text().strip())
+    for name in elsewhere:
+        with contextlib.suppress(OSError):
+            sockets = Path(name)
             if sockets.is_absolute() and sockets.name and sockets.is_dir():
                 shutil.rmtree(sockets, ignore_errors=True)
                 with contextlib.suppress(OSError):

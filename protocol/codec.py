@@ -13,6 +13,7 @@ import msgspec
 from .errors import PeerError
 
 MAX_MESSAGE_BYTES = 16 << 20
+MAX_REQUEST_BYTES = 1 << 20  # of a client's: the largest is a job with its environment
 
 M = TypeVar("M")
 

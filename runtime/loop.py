@@ -34,6 +34,7 @@ class Loop:
         self._next_deadline = next_deadline
         self._poller = zmq.Poller()
         self._sockets: dict[zmq.Socket[bytes], Callable[[list[bytes]], None]] = {}
+        self._frames: dict[zmq.Socket[bytes], Callable[[list[zmq.Frame]], None]] = {}
         self._descriptors: dict[int, Callable[[], None]] = {}
         self._stopping = False
         self._signalled: dict[int, Callable[[], None]] = {}
@@ -44,6 +45,11 @@ class Loop:
     def add_socket(self, socket: zmq.Socket[bytes], handler: Callable[[list[bytes]], None]) -> None:
         """Call `handler(frames)` for each message of `socket`."""
         self._sockets[socket] = handler
+        self._poller.register(socket, zmq.POLLIN)
+
+    def add_frames(self, socket: zmq.Socket[bytes], handler: Callable[[list[zmq.Frame]], None]) -> None:
+        """The same, with the frames as ZeroMQ has them: they know what the connection has proved."""
+        self._frames[socket] = handler
         self._poller.register(socket, zmq.POLLIN)
 
     def remove_socket(self, socket: zmq.Socket[bytes]) -> None:
@@ -103,6 +109,8 @@ class Loop:
                     on_readable()
             elif (on_message := self._sockets.get(ready)) is not None:
                 self._receive(ready, on_message)
+            elif (on_frames := self._frames.get(ready)) is not None:
+                self._receive_frames(ready, on_frames)
         while self._signalled:
             self._signalled.popitem()[1]()
         self._on_turn()
@@ -117,6 +125,14 @@ class Loop:
         for _ in range(MAX_MESSAGES_PER_TURN):
             try:
                 frames = socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            handler(frames)
+
+    def _receive_frames(self, socket: zmq.Socket[bytes], handler: Callable[[list[zmq.Frame]], None]) -> None:
+        for _ in range(MAX_MESSAGES_PER_TURN):
+            try:
+                frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 return
             handler(frames)

@@ -1,107 +1,146 @@
-"""ZeroMQ sockets as all processes use them: bounded queues, heartbeats, no lingering, CURVE where keys are given.
+"""ZeroMQ sockets as all processes use them: bounded queues, heartbeats, no lingering, and CURVE on every TCP socket.
 
-Until a cluster has keys, sockets may listen on loopback or ipc only (cluster 5: the default is closed); `check_address`
-refuses everything else. The functions take the keys as a parameter, so nothing moves when keys come.
+TCP without keys is refused, on loopback too: any user of the machine reaches it. Sockets of a file system (``ipc://``) need no
+keys: the kernel says who is at the other end, and the directory says who may come. What a daemon does with many peers whom it
+does not trust alike is in `door`.
 """
 
 from __future__ import annotations
 
-import ipaddress
+import os
+import re
 import socket as socketlib
+import stat
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from ..protocol.errors import OperatorError
 from ..protocol.times import CONNECTION_HEARTBEAT_S, CONNECTION_TIMEOUT_S
+from .directories import OTHERS_WRITE, check_way
+from .keys import Pair
 
 QUEUE_MESSAGES = 10_000  # per peer; beyond that ZeroMQ drops at a ROUTER and blocks at a DEALER
+MAX_FRAME_BYTES = 32 << 20
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+ZAP_DOMAIN = b"elasticd"
+MAX_PATH_BYTES = 100  # of an ipc socket; the kernel takes 107
+TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\s/:]+):(\d{1,5}|\*)")
+
+Socket = zmq.Socket[bytes]
 
 
-@dataclass(frozen=True)
-class Keys:
-    """CURVE keys of one process, Z85: its own pair, and for a client side the server's public key."""
-
-    public: bytes
-    secret: bytes
-    server: bytes = b""
-
-
-def _common(socket: zmq.Socket[bytes]) -> None:
+def _common(socket: Socket) -> None:
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = QUEUE_MESSAGES
     socket.heartbeat_ivl = int(CONNECTION_HEARTBEAT_S * 1000)
     socket.heartbeat_timeout = int(CONNECTION_TIMEOUT_S * 1000)
     socket.reconnect_ivl = 20
     socket.reconnect_ivl_max = 500
-    socket.maxmsgsize = 32 << 20
+    socket.maxmsgsize = MAX_FRAME_BYTES
 
 
-def router(context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None = None) -> zmq.Socket[bytes]:
-    """A ROUTER that tells when a peer is unknown (EHOSTUNREACH) and lets a reconnecting peer take its name over."""
-    socket = context.socket(zmq.ROUTER)
+def router(context: zmq.Context[Socket], pair: Pair | None = None, handover: bool = True) -> Socket:
+    """A ROUTER that tells when a peer is unknown (EHOSTUNREACH). With keys, it needs a ZAP handler in its context.
+
+    handover: a reconnecting peer takes its name over. Names prove nothing, so it is only for peers that are trusted alike.
+    """
+    socket: Socket = context.socket(zmq.ROUTER)
     _common(socket)
     socket.router_mandatory = True
-    socket.router_handover = True
-    if keys is not None:
+    socket.router_handover = handover
+    if pair is not None:
         socket.curve_server = True
-        socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-        socket.zap_domain = b"elasticd"
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.curve_publickey, socket.curve_secretkey = pair.public, pair.secret
+        socket.zap_domain = ZAP_DOMAIN
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler nobody comes in
     return socket
 
 
 def dealer(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, identity: bytes = b"", keys: Keys | None = None
-) -> zmq.Socket[bytes]:
-    """A DEALER connected to `address`; it reconnects by itself."""
-    socket = context.socket(zmq.DEALER)
+    context: zmq.Context[Socket], address: str, identity: bytes = b"", pair: Pair | None = None, server: bytes = b""
+) -> Socket:
+    """A DEALER connected to `address`; it reconnects by itself. `server`: the public key of who listens there.
+
+    Raises OperatorError if the address is TCP and there are no keys.
+    """
+    check_address(address, pair)
+    socket: Socket = context.socket(zmq.DEALER)
     _common(socket)
     if identity:
         socket.identity = identity
-    if keys is not None:
-        socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-        socket.curve_serverkey = keys.server
+    if address.startswith("tcp://"):
+        assert pair is not None
+        socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = pair.public, pair.secret, server
+        socket.ipv6 = "[" in address
     socket.connect(address)
     return socket
 
 
-def check_address(address: str, keys: Keys | None) -> str:
-    """`address` if it may be listened on. Raises OperatorError: without keys only loopback and ipc are allowed."""
-    if address.startswith("ipc://"):
-        path = address.removeprefix("ipc://")
-        if len(path.encode()) > 100:
-            raise OperatorError(f"socket path {path} is too long: {len(path.encode())} bytes, at most 100")
-        return address
-    if not address.startswith("tcp://"):
-        raise OperatorError(f"address {address!r} is neither tcp:// nor ipc://")
-    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback and keys is None:
-        raise OperatorError(f"address {address!r} is not on loopback: listening there needs keys")
+def fellow(context: zmq.Context[Socket], address: str, identity: bytes, pair: Pair | None) -> Socket:
+    """A DEALER to somebody who has the same keys: the leader of one's job."""
+    return dealer(context, address, identity, pair, b"" if pair is None else pair.public)
+
+
+def check_address(address: str, pair: Pair | None) -> str:
+    """`address` if it may be listened on, or connected to. Raises OperatorError: TCP needs keys, wherever it leads."""
+    check_form(address)
+    if address.startswith("tcp://") and pair is None:
+        raise OperatorError(f"address {address!r} needs keys, as every TCP address does; ipc:///PATH needs none")
     return address
 
 
-def bind(socket: zmq.Socket[bytes], address: str, keys: Keys | None = None) -> str:
+def check_form(address: str) -> None:
+    """Raises OperatorError if `address` is none."""
+    if address.startswith("ipc://"):
+        path = address.removeprefix("ipc://")
+        if len(path.encode()) > MAX_PATH_BYTES:
+            raise OperatorError(f"socket path {path} is too long: {len(path.encode())} bytes, at most {MAX_PATH_BYTES}")
+        if not path.startswith("/"):
+            raise OperatorError(f"address {address!r} is no path from the root: ipc:///PATH")
+        return
+    match = TCP.fullmatch(address)
+    if match is None or (match[2] != "*" and not 0 < int(match[2]) < 65536):
+        raise OperatorError(f"address {address!r} is neither tcp://HOST:PORT nor ipc:///PATH")
+
+
+def bind(socket: Socket, address: str, pair: Pair | None = None) -> str:
     """Listen on `address` (port ``*``: any free one) and return the address that peers connect to.
 
     Raises OperatorError if the address is not allowed or taken.
     """
-    check_address(address, keys)
+    check_address(address, pair)
     if address.startswith("ipc://") and _listens(address.removeprefix("ipc://")):
         raise OperatorError(f"cannot listen on {address}: another process listens there")  # bind() would take it over
     try:
+        socket.ipv6 = "[" in address
         socket.bind(address)
     except zmq.ZMQError as error:
         raise OperatorError(f"cannot listen on {address}: {error.strerror}") from None
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     return endpoint.rstrip(b"\0").decode()
+
+
+def open_to_visitors(address: str) -> None:
+    """Let everybody connect to an ipc socket who may enter its directory: the directory's mode is the permission.
+
+    Raises OperatorError if others than its owner may write to the directory: they could put a socket of theirs in its place.
+    """
+    path = Path(address.removeprefix("ipc://"))
+    try:
+        mode = path.parent.stat().st_mode
+        if mode & OTHERS_WRITE:
+            raise OperatorError(
+                f"{path.parent}: others may write to it, and put a socket of their own in place of {path}"
+            )
+        check_way(path)
+        enters = (mode & stat.S_IXGRP, mode & stat.S_IXOTH)
+        path.chmod(0o600 | (0o060 if enters[0] else 0) | (0o006 if enters[1] else 0))
+    except OSError as error:
+        raise OperatorError(f"{path}: {error.strerror}") from None
 
 
 def _listens(path: str) -> bool:
@@ -116,7 +155,7 @@ def _listens(path: str) -> bool:
     return True
 
 
-def send(socket: zmq.Socket[bytes], *frames: bytes) -> bool:
+def send(socket: Socket, *frames: bytes) -> bool:
     """Send without blocking. False: the peer is not there or its queue is full; the caller's repetition heals it."""
     try:
         socket.send_multipart(frames, zmq.DONTWAIT)
@@ -125,6 +164,36 @@ def send(socket: zmq.Socket[bytes], *frames: bytes) -> bool:
         if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
             return False
         raise
+
+
+# -- what a connecting side learns of a refusal
+
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+
+
+def refusals(context: zmq.Context[Socket], socket: Socket) -> Socket:
+    """A socket on which it is told when a handshake of `socket` fails: `is_final` reads it."""
+    address = f"inproc://refusals-{os.urandom(8).hex()}"
+    socket.monitor(address, _REFUSED)
+    told: Socket = context.socket(zmq.PAIR)
+    told.linger = 0
+    told.rcvhwm = 0  # ZeroMQ's own thread would wait for room
+    told.connect(address)
+    return told
+
+
+def is_final(frames: list[bytes]) -> bool:
+    """Of a message of `refusals`: has the other side said that it does not want this key? ZeroMQ then does not try again."""
+    return bool(parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+
+
+def connect_again(socket: Socket, address: str) -> None:
+    """Try once more after a refusal that was final."""
+    try:
+        socket.disconnect(address)
+    except zmq.ZMQError:
+        pass  # ZeroMQ has forgotten the connection already
+    socket.connect(address)
 
 
 def short_socket_directory(state_directory: Path, base: Path, user: int) -> Path:

@@ -22,7 +22,7 @@ import zmq
 
 from ..protocol import exits, times
 from ..protocol.codec import Codec
-from ..protocol.errors import PeerError
+from ..protocol.errors import OperatorError, PeerError
 from ..protocol.messages import (
     Commit,
     Order,
@@ -39,6 +39,8 @@ from ..protocol.messages import (
 from ..protocol.model import GpuKind
 from ..runtime import transport
 from ..runtime.clock import SteadyClock
+from ..runtime.door import FellowDoor
+from ..runtime.keys import Pair
 from ..runtime.loop import Loop
 from .communication.communicator import Communicator, Rendezvous, RendezvousStore
 from .driver import MachineControl, end_process
@@ -67,7 +69,12 @@ M = TypeVar("M")
 
 MAX_LEADERS = 16  # connections to the leaders of orders, old and new
 MAX_OUTBOX = 1 << 14  # messages that wait for the control thread; what is lost is repeated
-OUT_OF_ROOM = (OSError, RuntimeError, zmq.ZMQError)  # no descriptors, no threads: may be over in a moment
+OUT_OF_ROOM = (
+    OSError,
+    RuntimeError,
+    zmq.ZMQError,
+    OperatorError,
+)  # no descriptors, no threads, an address that is none
 LIBRARY_TIMEOUT_S = 86400.0  # of one operation of a communicator, at least
 
 
@@ -99,12 +106,17 @@ class ClusterControl(MachineControl):
         self._to_leader: Codec[ToLeader] = Codec(ToLeader)
         self._to_follower: Codec[ToFollower] = Codec(ToFollower)
         self._agent = transport.dealer(self._context, environment.agent_address, environment.worker.encode())
-        self._router = transport.router(self._context)
-        self._address = transport.bind(self._router, f"tcp://{environment.address}:*")
+        self._pair = (
+            Pair.of(environment.key.encode()) if environment.key else None
+        )  # the job's: all its workers have it
+        self._router = transport.router(self._context, self._pair)
+        self._address = transport.bind(self._router, f"tcp://{environment.address}:*", self._pair)
         self._leaders: dict[str, zmq.Socket[bytes]] = {}  # by address; the one used last is the last
         super().__init__(WorkerMachine(environment.place(os.getpid(), self._address), SteadyClock().now()))
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
         self._loop.add_socket(self._agent, self._on_agent)
+        if self._pair is not None:
+            FellowDoor(self._context, self._loop, self._pair)
         self._loop.add_socket(self._router, self._on_fellow)
         self._thread = threading.Thread(target=self._run, name="elasticd-control", daemon=True)
 
@@ -136,7 +148,7 @@ class ClusterControl(MachineControl):
         try:
             if len(roster.members) > 1:
                 identity = f"{self._env.worker}/{scope}".encode()
-                store = RendezvousStore(self._context, address, identity, scope, timeout_s=times.RENDEZVOUS_TIMEOUT_S)
+                store = RendezvousStore(self._context, address, identity, scope, times.RENDEZVOUS_TIMEOUT_S, self._pair)
             self._groups[roster.generation, build.attempt] = _Building(store)
             name = f"elasticd-build-{scope}"
             threading.Thread(target=self._build_in_background, args=(build, store), name=name, daemon=True).start()
@@ -229,7 +241,7 @@ class ClusterControl(MachineControl):
                 oldest = self._leaders.pop(next(iter(self._leaders)))
                 self._loop.remove_socket(oldest)
                 oldest.close()
-            socket = transport.dealer(self._context, address, self._env.worker.encode())
+            socket = transport.fellow(self._context, address, self._env.worker.encode(), self._pair)
             self._loop.add_socket(socket, self._on_leader)
         self._leaders[address] = socket
         return socket

@@ -26,6 +26,7 @@ class ClusterEnvironment:
     checkpoint_every_s: float
     checkpoint_keep: int
     max_steps: int | None
+    key: str = field(default="", repr=False)  # secret key (Z85) of the job, which all its workers share
     checkpoint_step: int | None = None  # a first holder must find a checkpoint of this step or a later one
     limits: Limits = field(default_factory=Limits)
 
@@ -58,6 +59,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
             worker=WorkerId(environ["ELASTICD_WORKER"]),
             agent_address=environ["ELASTICD_AGENT"],
             address=environ["ELASTICD_ADDRESS"],
+            key=environ["ELASTICD_KEY"],
             gpu_kind=GpuKind(environ["ELASTICD_GPU_KIND"]),
             virtual_workers=int(environ["ELASTICD_VIRTUAL_WORKERS"]),
             determinism=Determinism(environ["ELASTICD_DETERMINISM"]),

@@ -37,7 +37,7 @@ from typing import Any
 import psutil
 
 from benchmarks.runtime import machine
-from benchmarks.runtime.processes import Family, MeasurementFailed, free_port, until
+from benchmarks.runtime.processes import Family, MeasurementFailed, until
 from elasticd.ctl.client import Client
 from elasticd.protocol.errors import ElasticError
 from elasticd.protocol.messages import Ping, Pong
@@ -63,12 +63,12 @@ class Bench:
         cores = sorted(os.sched_getaffinity(0))
         self._core, self._others = cores[0], cores[1:] or cores
         os.sched_setaffinity(0, self._others)
-        ports = free_port(), free_port()
-        self._clients_at, self._agents_at = (f"tcp://127.0.0.1:{port}" for port in ports)
+        self._clients_at, self._agents_at = (f"ipc://{directory}/{name}" for name in ("clients", "agents"))
         self._config = directory / "controller.yaml"
         self._config.write_text(
             f"cluster: bench\nstate_directory: {directory / 'state'}\nlisten_clients: {self._clients_at}\n"
             f"listen_agents: {self._agents_at}\nlog_file: {directory / 'controller.log'}\npolicy: {options.policy}\n"
+            "limits: {connections: 100000, messages_per_s: 1e6, messages_at_once: 1000000}\n"
         )
         self._client = Client(self._clients_at)
         self._fleets: list[subprocess.Popen[bytes]] = []

@@ -104,7 +104,8 @@ class Agent:
         here = server(number, gpus)
         self._fleet = fleet
         self.machine = AgentMachine(here, f"{number}-{os.getpid()}", HEARTBEAT_S, WORKER_SILENCE_S, who)
-        self.socket = transport.dealer(fleet.context, fleet.address, f"{here.server}#{who.agent}".encode())
+        self.socket = transport.dealer(fleet.context, fleet.address)
+        self._name = f"{here.server}#{who.agent}".encode()
         self.workers: dict[WorkerId, Worker] = {}
         self.due = 0.0
 
@@ -114,7 +115,7 @@ class Agent:
             for action in self.machine.handle(time.time(), each):
                 match action:
                     case SendController(message):
-                        sent = transport.send(self.socket, msgspec.msgpack.encode(message))
+                        sent = transport.send(self.socket, self._name, msgspec.msgpack.encode(message))
                         self._fleet.count(type(message).__name__, sent)
                         if isinstance(message, AgentHello) and not sent:
                             events.append(HelloNotSent())

@@ -5,6 +5,7 @@ It takes the workers' statuses and gives orders, with the messages that the daem
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from elasticd.protocol.errors import PeerError
 from elasticd.protocol.messages import Order, StatusReceived, ToAgentFromWorker
 from elasticd.protocol.model import GpuAddress, JobId, Member, Roster, ServerId, WorkerId, WorkerStatus
 from elasticd.runtime import transport
+from elasticd.runtime.keys import Pair
 
 from .processes import until
 
@@ -37,7 +39,9 @@ class Station:
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = transport.router(self._context)
-        self.address = transport.bind(self._router, "tcp://127.0.0.1:*")
+        self._directory = tempfile.TemporaryDirectory(prefix="station-")
+        self.address = transport.bind(self._router, f"ipc://{self._directory.name}/workers")
+        self._key = Pair.new().secret.decode()
         self._from_worker: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
         self._jobs: dict[JobId, _Job] = {}
         self._lock = threading.Lock()
@@ -55,6 +59,7 @@ class Station:
         self._thread.join()
         self._router.close()
         self._context.destroy(linger=0)
+        self._directory.cleanup()
 
     def variables(
         self, job: str, number: int, virtual_workers: int, determinism: str, checkpoints: str
@@ -65,6 +70,7 @@ class Station:
             "ELASTICD_WORKER": _worker(job, number),
             "ELASTICD_AGENT": self.address,
             "ELASTICD_ADDRESS": "127.0.0.1",
+            "ELASTICD_KEY": self._key,
             "ELASTICD_GPU_KIND": "cpu",
             "ELASTICD_VIRTUAL_WORKERS": str(virtual_workers),
             "ELASTICD_DETERMINISM": determinism,

@@ -33,9 +33,7 @@ class StartWorker(Message, frozen=True, kw_only=True):
     session: str = ""  # of the agent's hello that this belongs to (`AgentHello.session`); "": any
     owner: str = ""  # the principal whose job it is
     account: str = ""  # the Unix account that it runs as; "": the agent's own
-    key: str = (
-        ""  # secret CURVE key (Z85) that all workers of the job share; "": they talk in the clear, on loopback only
-    )
+    key: str = ""  # secret CURVE key (Z85) that all workers of the job share: they talk to nobody without
 
 
 class StopWorker(Message, frozen=True, kw_only=True):

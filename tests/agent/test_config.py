@@ -9,6 +9,7 @@ import pytest
 
 from elasticd.agent import config
 from elasticd.protocol.errors import OperatorError
+from elasticd.runtime.directories import private_directory
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -50,7 +51,7 @@ def test_a_mistake_is_named_with_file_and_field(tmp_path: Path, text: str, compl
 
 def test_the_socket_directory_stays_the_same_when_the_environment_changes(tmp_path: Path) -> None:
     options = config.AgentConfig(server="s", state_directory=str(tmp_path / "state"))
-    config.private_directory(options.state)
+    private_directory(options.state)
     (tmp_path / "run").mkdir()
     first = config.socket_directory(options, {"XDG_RUNTIME_DIR": str(tmp_path / "run")})
     assert first.is_relative_to(tmp_path / "run")
@@ -62,11 +63,11 @@ def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None
     (tmp_path / "open").mkdir()
     os.chmod(tmp_path / "open", 0o777)
     with pytest.raises(OperatorError, match="nobody else"):
-        config.private_directory(tmp_path / "open")
+        private_directory(tmp_path / "open")
 
 
 def test_a_link_in_place_of_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(OperatorError, match="must be a directory"):
-        config.private_directory(tmp_path / "link")
+        private_directory(tmp_path / "link")

@@ -72,13 +72,14 @@ def start_worker(
 class Controller:
     """What the agent talks to."""
 
-    def __init__(self, context: zmq.Context) -> None:
+    def __init__(self, context: zmq.Context, directory: Path) -> None:
         self.socket = transport.router(context)
-        self.address = transport.bind(self.socket, "tcp://127.0.0.1:*")
+        self.address = transport.bind(self.socket, f"ipc://{directory}/controller")
         self.codec: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
         self.incarnation, self.sent = "c1", 0
         self.answers = True
-        self.agent = b""  # as its connection is called
+        self.agent = b""  # its connection
+        self.name = b""  # as it calls itself
 
     def send(self, message: Message) -> None:
         self.sent += 1
@@ -88,7 +89,7 @@ class Controller:
         """The next message, answered as a controller does."""
         if not self.socket.poll(100):
             return None
-        self.agent, data = self.socket.recv_multipart()
+        self.agent, self.name, data = self.socket.recv_multipart()
         message = self.codec.decode(data)
         if isinstance(message, AgentHello | AgentHeartbeat) and self.answers:
             self.sent = 0 if isinstance(message, AgentHello) else self.sent
@@ -114,7 +115,7 @@ class Cluster:
     def __init__(self, directory: Path, options: str = "warm_start: false") -> None:
         self.directory = directory
         self.context = zmq.Context()
-        self.controller = Controller(self.context)
+        self.controller = Controller(self.context, directory)
         self.agent: subprocess.Popen[str] | None = None
         self.config = directory / "agent.yaml"
         self.config.write_text(
@@ -291,7 +292,7 @@ def test_a_file_that_does_not_answer_stops_neither_heartbeats_nor_other_jobs(clu
 
 def test_an_agent_keeps_its_identity_and_tells_which_cluster_it_is_a_member_of(cluster: Cluster) -> None:
     first = cluster.start_agent()
-    assert cluster.controller.agent == f"s1#{first.agent}".encode()
+    assert cluster.controller.name == f"s1#{first.agent}".encode()
     cluster.controller.send(start_worker("true"))
     cluster.controller.expect(WorkerExit)
     cluster.kill_agent()

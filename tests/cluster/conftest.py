@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,14 +25,6 @@ PATIENCE_S = 300.0  # with real processes, on a machine that does much else: wha
 T = TypeVar("T")
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Cluster:
     """Real daemons; `kill` and `start` one by name: "controller", "s1", "s2", ..."""
 
@@ -40,15 +33,15 @@ class Cluster:
     ) -> None:
         self.directory = directory
         self.sockets = Path("/tmp") / f"elasticd-test-{os.getpid()}-{directory.name[-6:]}"
-        self.ports = free_port(), free_port()
-        self.address = f"tcp://127.0.0.1:{self.ports[0]}"
+        self.sockets.mkdir(mode=0o700)
+        self.address, agents = f"ipc://{self.sockets}/clients", f"ipc://{self.sockets}/agents"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.names = [f"s{i + 1}" for i in range(servers)]
         self.write("controller", cluster="test", state_directory=str(directory / "controller"),
-                   listen_clients=self.address, listen_agents=f"tcp://127.0.0.1:{self.ports[1]}",
+                   listen_clients=self.address, listen_agents=agents,
                    policy=policy, server_lease_s=lease_s, **options)  # fmt: skip
         for name in self.names:
-            self.write(name, server=name, controller=f"tcp://127.0.0.1:{self.ports[1]}",
+            self.write(name, server=name, controller=agents,
                        state_directory=str(directory / name), socket_directory=str(self.sockets / name),
                        cpu_slots=slots, checkpoint_directory=str(directory / "checkpoints"))  # fmt: skip
         self.start("controller")
@@ -184,6 +177,7 @@ class Cluster:
                 except psutil.NoSuchProcess:
                     pass
         self.client.close()
+        shutil.rmtree(self.sockets, ignore_errors=True)
 
 
 @pytest.fixture

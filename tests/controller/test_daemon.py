@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -57,30 +56,23 @@ PATIENCE_S = 120.0
 SPEC = JobSpec(name="digits", command=("train",), gpus=GpuRange(min=1, max=1), virtual_workers=1, workdir="/")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Controller:
     """A controller process, and one client and one agent of it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.ports = free_port(), free_port()
         self.config = directory / "controller.yaml"
         options = {
             "cluster": "test",
             "state_directory": str(directory / "state"),
-            "listen_clients": f"tcp://127.0.0.1:{self.ports[0]}",
-            "listen_agents": f"tcp://127.0.0.1:{self.ports[1]}",
+            "listen_clients": f"ipc://{directory}/clients",
+            "listen_agents": f"ipc://{directory}/agents",
             "server_lease_s": 5.0,
         }
         self.config.write_text(yaml.safe_dump(options))
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.client = transport.dealer(self.context, str(options["listen_clients"]))
-        self.agent = transport.dealer(self.context, str(options["listen_agents"]), b"s1")
+        self.agent = transport.dealer(self.context, str(options["listen_agents"]))
         self.replies: Codec[Reply] = Codec(Reply)
         self.orders: Codec[ToAgentFromController] = Codec(ToAgentFromController)
         self.received: list[Any] = []
@@ -115,7 +107,7 @@ class Controller:
         return found
 
     def say(self, message: msgspec.Struct) -> None:
-        self.agent.send(msgspec.msgpack.encode(message))
+        self.agent.send_multipart([b"s1", msgspec.msgpack.encode(message)])
 
     def hear(self, kind: type) -> Any:
         """The next message to the agent of this kind."""
@@ -192,6 +184,7 @@ def test_a_job_lives_through_the_death_of_its_controller(controller: Controller)
 def test_bytes_that_are_no_message_are_dropped_and_a_readable_id_is_answered(controller: Controller) -> None:
     assert isinstance(controller.ask(Ping()), Pong)
     controller.agent.send(b"\xc1 nothing that anybody sends")
+    controller.agent.send_multipart([b"s1", b"\xc1 nothing that anybody sends"])
     controller.client.send(b"\x00")
     controller.client.send(
         msgspec.msgpack.encode({"type": "Envelope", "id": "strange", "request": {"type": "Explode"}})
@@ -217,7 +210,7 @@ def test_a_second_controller_on_the_same_state_is_refused_with_one_line(controll
 
 def test_a_second_controller_does_not_take_over_the_socket_of_the_first(controller: Controller) -> None:
     options = yaml.safe_load(controller.config.read_text())
-    options["listen_clients"] = f"ipc://{controller.directory}/clients"
+    options["listen_clients"] = f"ipc://{controller.directory}/clients-1"
     options["state_directory"] = str(controller.directory / "first")
     first, second = controller.directory / "first.yaml", controller.directory / "second.yaml"
     options["listen_agents"] = f"ipc://{controller.directory}/agents-1"
@@ -259,7 +252,8 @@ def test_a_controller_whose_store_is_locked_refuses_with_the_reason_and_goes_on(
     [
         ("clutser: x\n", "clutser"),
         ("server_lease_s: soon\n", "server_lease_s"),
-        ("listen_clients: tcp://0.0.0.0:7700\n", "listen_clients"),
+        ("listen_clients: tcp://0.0.0.0\n", "listen_clients"),
+        ("listen_clients: tcp://127.0.0.1:7700\n", "need keys"),
         ("policy: best\n", "best"),
         ("policy: missing/file.yaml\n", "no such file"),
         ("state_directory: /proc/nothing\n", "state_directory"),

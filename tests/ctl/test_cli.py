@@ -287,8 +287,9 @@ def test_what_goes_on_for_ever_ends_quietly_on_ctrl_c(cli: Cli, command: tuple[s
 def test_without_a_cluster_everything_says_so_with_its_own_exit_code(tmp_path: Path) -> None:
     nowhere = Cli(tmp_path / "nowhere", tmp_path)
     assert "no cluster at" in one_line(nowhere("status", code=3))
-    refused = nowhere("--controller", "tcp://127.0.0.1:9", "status", code=3)
-    assert "no controller answers at tcp://127.0.0.1:9" in one_line(refused)
+    refused = nowhere("--controller", f"ipc://{tmp_path}/nobody", "status", code=3)
+    assert f"no controller answers at ipc://{tmp_path}/nobody" in one_line(refused)
+    assert "wants a key" in one_line(nowhere("--controller", "tcp://127.0.0.1:9", "status", code=2))
     assert "no cluster at" in nowhere("down").stderr
 
 

@@ -6,6 +6,7 @@ tensors are all but int64 ones.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,8 @@ class RendezvousServer:
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = transport.router(self.context)
-        self.address = transport.bind(self._router, "tcp://127.0.0.1:*")
+        self._directory = tempfile.TemporaryDirectory()
+        self.address = transport.bind(self._router, f"ipc://{self._directory.name}/leader")
         self._rendezvous = Rendezvous()
         self._codec: Codec[Requests] = Codec(Requests)
         self._lock = threading.Lock()
@@ -53,6 +55,7 @@ class RendezvousServer:
         self._thread.join()
         self._router.close()
         self.context.destroy(linger=0)
+        self._directory.cleanup()
 
     def cancel(self, scope: str) -> None:
         with self._lock:

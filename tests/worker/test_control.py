@@ -13,6 +13,7 @@ import zmq
 from elasticd.protocol.messages import Order, Prepare, Prepared
 from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
 from elasticd.runtime import transport
+from elasticd.runtime.keys import Pair
 from elasticd.worker import events as e
 from elasticd.worker.control import ClusterControl
 from elasticd.worker.environment import ClusterEnvironment
@@ -27,8 +28,9 @@ def control() -> Iterator[ClusterControl]:
         ClusterEnvironment(
             job=JobId("job-1"),
             worker=ME,
-            agent_address="tcp://127.0.0.1:1",
+            agent_address="ipc:///nowhere",
             address="127.0.0.1",
+            key=Pair.new().secret.decode(),
             gpu_kind=GpuKind.CPU,
             virtual_workers=2,
             determinism=Determinism.ELASTIC,

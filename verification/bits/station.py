@@ -51,6 +51,7 @@ from elasticd.protocol.model import (
 )
 from elasticd.runtime import transport
 from elasticd.runtime.clock import SteadyClock
+from elasticd.runtime.keys import Pair
 from elasticd.runtime.loop import Loop
 
 from .nursery import Began, Ended, Nursery
@@ -87,6 +88,7 @@ class Station:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = transport.router(self._context)
         self._address = transport.bind(self._router, f"ipc://{directory}/agent")
+        self._key = Pair.new().secret.decode()
         self._codec: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
         self._loop.add_socket(self._router, self._on_worker)
@@ -232,6 +234,7 @@ class Station:
             "ELASTICD_WORKER": start.worker,
             "ELASTICD_AGENT": self._address,
             "ELASTICD_ADDRESS": "127.0.0.1",
+            "ELASTICD_KEY": self._key,
             "ELASTICD_GPU_KIND": "cpu",
             "ELASTICD_VIRTUAL_WORKERS": str(start.spec.virtual_workers),
             "ELASTICD_DETERMINISM": start.spec.determinism.value,

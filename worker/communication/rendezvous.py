@@ -20,6 +20,7 @@ from ...protocol.codec import Codec
 from ...protocol.errors import ElasticError, PeerError
 from ...protocol.messages import StoreAdd, StoreGet, StoreSet, StoreValue
 from ...runtime import transport
+from ...runtime.keys import Pair
 
 MAX_SCOPES = 16  # attempts that are under way at a time are few; the least recently used one gives way
 MAX_KEYS = 1 << 16  # in a scope: a few for each member
@@ -135,8 +136,10 @@ class RendezvousStore(Store):
         identity: bytes,
         scope: str,
         timeout_s: float,
+        pair: Pair | None = None,
     ) -> None:
-        """leader_address: of the leader's control socket. identity: not that of any other socket that talks to it.
+        """leader_address: of the leader's control socket. identity: not that of any other socket that talks to it. pair: the
+        job's keys, without which no address but ipc is allowed.
 
         Raises OSError or zmq.ZMQError where the process has no descriptors left.
         """
@@ -149,7 +152,7 @@ class RendezvousStore(Store):
         self._asked: set[str] = set()  # for membership only
         self._in_use = threading.Lock()  # of the socket, which a thread holds while it waits for an answer
         self._waking = threading.Lock()  # of the descriptor
-        self._socket = transport.dealer(context, leader_address, identity)
+        self._socket = transport.fellow(context, leader_address, identity, pair)
         try:
             self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError:

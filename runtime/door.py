@@ -1,0 +1,434 @@
+"""The door of a daemon: the sockets that many peers connect to, who each of them is, and how much each may ask.
+
+Theory of operation
+-------------------
+Who speaks is found out anew for each message, from what its connection has proved: on TCP the public key that ZAP let in (the
+frame's ``User-Id``), on a socket of the file system the Unix user (the frame's ``Peer-Address``, from ``SO_PEERCRED``). Both are
+set by our own side of the connection. A peer could claim a ``User-Id`` where no ZAP runs, so the two kinds never share a socket.
+
+The name that a connection has at a ROUTER (the routing id) is chosen by the peer if it likes, and proves nothing. Peers here
+choose none. One that does is cut off.
+
+ZAP is answered in the daemon's own loop: as long as the daemon lives, so does the handler, and without one ZeroMQ lets nobody in.
+
+A key that is revoked is unknown from then on. Its connections are cut: a frame tells the descriptor of its connection, which is
+shut down. The descriptor may be another connection's by then, so it is known with the inode of its socket.
+
+Everything is bounded: connections of each principal and of all together, connections that say nothing, handshakes and messages
+by second of each principal, bytes of a frame, frames that wait, lines in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import socket as socketlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import zmq
+import zmq.utils.z85 as z85
+from zmq.utils.monitor import parse_monitor_message
+
+from ..protocol.principals import Principal, Role
+from . import transport
+from .keys import Pair, Principals
+from .loop import Loop
+
+log = logging.getLogger(__name__)
+
+Peer = bytes  # which socket (one byte), and the connection's name there
+
+ROUTING_ID_BYTES = 5  # of one that ZeroMQ has chosen: a zero, and a number that counts connections
+HANDSHAKES_PER_S, HANDSHAKE_BURST = 20.0, 400.0  # of one principal
+SILENT_S = 30.0  # a connection that has said nothing for so long is cut
+DESCRIPTORS_KEPT = 256  # for files and the daemon's own sockets
+LOG_INTERVAL_S = 10.0  # between two lines about one subject
+LOG_SUBJECTS = 1000
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much one principal may do."""
+
+    connections: int = 256
+    messages_per_s: float = 2000.0
+    messages_burst: float = 10_000.0
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One kind of socket: who may come, and how much may wait of each connection."""
+
+    name: str
+    remote: tuple[Role, ...]  # over TCP
+    local: tuple[Role, ...]  # over a socket of the file system
+    frame_bytes: int
+    waiting_in: int  # messages of one connection
+    waiting_out: int
+    visitors: bool = False  # a local socket is open to whoever may enter its directory
+
+
+Handler = Callable[[Peer, Principal, list[bytes]], None]
+
+
+@dataclass
+class Bucket:
+    """So many a second, and so many at once."""
+
+    per_s: float
+    burst: float
+    left: float = -1.0
+    at: float = 0.0
+
+    def take(self, now: float) -> bool:
+        """One more. False: it is one too many. now: monotonic, s."""
+        self.left = self.burst if self.left < 0 else min(self.burst, self.left + self.per_s * (now - self.at))
+        self.at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+class Sparing:
+    """Lets one line about a subject into the log, and then none for a while."""
+
+    def __init__(self, interval_s: float = LOG_INTERVAL_S, subjects: int = LOG_SUBJECTS) -> None:
+        self._interval_s = interval_s
+        self._subjects = subjects
+        self._told: OrderedDict[str, tuple[float, int]] = OrderedDict()  # when, and how many since; the oldest first
+
+    def worth(self, subject: str, now: float) -> int | None:
+        """How many there were since the last line, if this one is to be written."""
+        at, since = self._told.get(subject, (float("-inf"), 0))
+        if now - at < self._interval_s:
+            self._told[subject] = (at, since + 1)
+            return None
+        self._told.pop(subject, None)
+        if len(self._told) >= self._subjects:
+            self._told.popitem(last=False)
+        self._told[subject] = (now, 0)
+        return since
+
+
+@dataclass
+class _Listener:
+    gate: Gate
+    socket: transport.Socket
+    local: bool
+    handler: Handler
+    monitor: transport.Socket
+
+
+@dataclass
+class _Line:
+    """A connection that has spoken."""
+
+    who: Principal
+    proof: str  # a public key, or the number of a Unix user
+    descriptor: int
+    inode: int | None
+
+
+@dataclass
+class _Guest:
+    """A principal that has spoken."""
+
+    messages: Bucket
+    lines: dict[Peer, None] = field(default_factory=dict)
+
+
+class Door:
+    """The sockets of one daemon, in its loop's thread."""
+
+    def __init__(
+        self,
+        context: zmq.Context[transport.Socket],
+        loop: Loop,
+        pair: Pair | None,
+        principals: Principals,
+        bounds: Bounds,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """pair: the daemon's own; without one it cannot listen on TCP."""
+        self._context = context
+        self._loop = loop
+        self._pair = pair
+        self._principals = principals
+        self._bounds = bounds
+        self._clock = clock
+        self._listeners: list[_Listener] = []
+        self._lines: dict[Peer, _Line] = {}
+        self._at: dict[int, Peer] = {}  # by descriptor
+        self._guests: dict[Principal, _Guest] = {}
+        self._handshakes: dict[str, Bucket] = {}  # by public key, known ones only
+        self._silent: OrderedDict[int, tuple[int | None, float]] = OrderedDict()  # inode and time, by descriptor
+        self._sparing = Sparing()
+        self._most = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT)
+        self._zap: transport.Socket | None = None
+        if pair is not None:
+            self._zap = context.socket(zmq.ROUTER)
+            self._zap.linger = 0
+            self._zap.sndhwm = self._zap.rcvhwm = 0
+            self._zap.bind(transport.ZAP_ADDRESS)
+            loop.add_socket(self._zap, self._on_zap)
+
+    def listen(self, gate: Gate, addresses: Sequence[str], handler: Handler) -> list[str]:
+        """Serve these addresses. Returns them as peers connect to them. Raises OperatorError."""
+        return [self._listen(gate, address, handler) for address in addresses]
+
+    def _listen(self, gate: Gate, address: str, handler: Handler) -> str:
+        local = address.startswith("ipc://")
+        pair = None if local else self._pair
+        socket = transport.router(self._context, pair, handover=False)
+        socket.rcvhwm, socket.sndhwm = gate.waiting_in, gate.waiting_out
+        socket.maxmsgsize = gate.frame_bytes
+        if pair is not None:
+            socket.zap_domain = gate.name.encode()
+        number = len(self._listeners)
+        told = f"inproc://door-{id(self)}-{number}"
+        socket.monitor(told, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        monitor: transport.Socket = self._context.socket(zmq.PAIR)
+        monitor.linger = 0
+        monitor.rcvhwm = 0  # ZeroMQ's own thread would wait for room
+        monitor.connect(told)
+        listener = _Listener(gate, socket, local, handler, monitor)
+        self._listeners.append(listener)
+        bound = transport.bind(socket, address, pair)
+        if local and gate.visitors:
+            transport.open_to_visitors(bound)
+        self._loop.add_socket(monitor, self._on_event)
+        self._loop.add_frames(socket, lambda frames: self._on_message(number, listener, frames))
+        return bound
+
+    def send(self, peer: Peer, *frames: bytes) -> bool:
+        """False: the peer is not there any more, or does not read."""
+        return transport.send(self._listeners[peer[0]].socket, peer[1:], *frames)
+
+    def update(self, principals: Principals) -> None:
+        """Who is known has changed: whoever is not any more is cut off."""
+        self._principals = principals
+        self._handshakes.clear()
+        still = {each.public for each in principals.known if each.revoked_s is None}
+        log.info("%d principals have keys", len(still))
+        for peer, line in list(self._lines.items()):
+            listener = self._listeners[peer[0]]
+            if self._known(listener, line.proof) != line.who:
+                log.info("cut a connection of %s", line.who)
+                self._cut(line.descriptor, line.inode)
+                self._forget(peer)
+        self._guests = {who: guest for who, guest in self._guests.items() if guest.lines}
+
+    def pass_time(self) -> None:
+        """Cut the connections that say nothing."""
+        now = self._clock()
+        while self._silent:
+            descriptor, (inode, since) = next(iter(self._silent.items()))
+            if now - since < SILENT_S:
+                return
+            del self._silent[descriptor]
+            self._cut(descriptor, inode)
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.socket.disable_monitor()
+            listener.monitor.close()
+            listener.socket.close()
+        if self._zap is not None:
+            self._zap.close()
+
+    # -- handshakes
+
+    def _on_zap(self, frames: list[bytes]) -> None:
+        assert self._zap is not None
+        asked = _zap_request(frames)
+        if asked is not None:
+            transport.send(self._zap, *asked.envelope, b"1.0", asked.request, *self._judge(asked), b"")
+
+    def _judge(self, asked: _Asked) -> tuple[bytes, bytes, bytes]:
+        """Status, its text, and who it is."""
+        domain, address, credentials = asked.domain, asked.address, asked.credentials
+        gate = next((each.gate for each in self._listeners if each.gate.name == domain and not each.local), None)
+        if gate is None or asked.mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
+            return b"400", b"only keys are let in", b""
+        public = z85.encode(credentials[0]).decode()
+        who = self._principals.of_key(public)
+        if who is None:
+            self._warn(f"{address} {domain}", f"refused an unknown key from {address}, at the door for {domain}")
+            return b"400", b"this key is not known, or revoked", b""
+        if who.role not in gate.remote:
+            self._warn(f"{who} {domain}", f"refused {who} from {address}: the door for {domain} is not for it")
+            return b"400", b"not for this role", b""
+        if not self._handshakes.setdefault(public, Bucket(HANDSHAKES_PER_S, HANDSHAKE_BURST)).take(self._clock()):
+            self._warn(f"{who} handshakes", f"{who} connects too often")
+            return b"300", b"too many connections, try again", b""
+        return b"200", b"OK", public.encode()
+
+    # -- connections
+
+    def _on_event(self, frames: list[bytes]) -> None:
+        event = parse_monitor_message(frames)
+        descriptor = int(event["value"])
+        inode = _inode(descriptor)
+        if event["event"] == zmq.EVENT_ACCEPTED:
+            spoken = self._line_at(descriptor)
+            if inode is None or (spoken is not None and spoken.inode == inode):
+                return  # it has gone again, or has spoken already
+            if len(self._silent) + len(self._lines) >= self._most:
+                oldest, (its_inode, _) = self._silent.popitem(last=False) if self._silent else (descriptor, (inode, 0))
+                self._warn("connections", f"there are {self._most} connections: one that says nothing is cut")
+                self._cut(oldest, its_inode)
+                if oldest == descriptor:
+                    return
+            self._silent.pop(descriptor, None)
+            self._silent[descriptor] = (inode, self._clock())
+            return
+        waiting = self._silent.get(descriptor)
+        if waiting is not None and waiting[0] != inode:
+            del self._silent[descriptor]
+        spoken = self._line_at(descriptor)
+        if spoken is not None and spoken.inode != inode:
+            self._forget(self._at[descriptor])
+
+    def _line_at(self, descriptor: int) -> _Line | None:
+        peer = self._at.get(descriptor)
+        return None if peer is None else self._lines.get(peer)
+
+    def _new_line(self, peer: Peer, who: Principal, proof: str, descriptor: int) -> bool:
+        """A connection speaks for the first time. False: its principal has too many."""
+        self._forget(peer)
+        if (before := self._at.get(descriptor)) is not None:
+            self._forget(before)
+        inode = _inode(descriptor)
+        self._silent.pop(descriptor, None)
+        guest = self._guests.get(who)
+        if guest is None:
+            guest = self._guests[who] = _Guest(Bucket(self._bounds.messages_per_s, self._bounds.messages_burst))
+        if len(guest.lines) >= self._bounds.connections:
+            self._warn(f"{who} connections", f"{who} has {len(guest.lines)} connections: another one is cut")
+            self._cut(descriptor, inode)
+            return False
+        self._lines[peer] = _Line(who, proof, descriptor, inode)
+        self._at[descriptor] = peer
+        guest.lines[peer] = None
+        return True
+
+    def _forget(self, peer: Peer) -> None:
+        line = self._lines.pop(peer, None)
+        if line is not None:
+            if self._at.get(line.descriptor) == peer:
+                del self._at[line.descriptor]
+            self._guests[line.who].lines.pop(peer, None)
+
+    # -- messages
+
+    def _on_message(self, number: int, listener: _Listener, frames: list[zmq.Frame]) -> None:
+        last, routing = frames[-1], frames[0].bytes
+        proof = _proof(listener, last)
+        who = self._known(listener, proof)
+        descriptor = _descriptor(last)
+        if who is None or len(routing) != ROUTING_ID_BYTES or routing[0] != 0:
+            what = "somebody unknown" if who is None else f"{who}, who gives its connection a name"
+            self._warn(
+                f"{what} {listener.gate.name}", f"dropped a message of {what}, at the door for {listener.gate.name}"
+            )
+            self._cut(descriptor, _inode(descriptor))
+            return
+        peer = bytes((number,)) + routing
+        line = self._lines.get(peer)
+        same = line is not None and line.proof == proof and line.who == who and line.descriptor == descriptor
+        if not same and not self._new_line(peer, who, proof, descriptor):
+            return
+        if not self._guests[who].messages.take(self._clock()):
+            self._warn(f"{who} messages", f"{who} says more than {self._bounds.messages_per_s:.0f} messages a second")
+            return
+        listener.handler(peer, who, [frame.bytes for frame in frames[1:]])
+
+    def _known(self, listener: _Listener, proof: str) -> Principal | None:
+        """Who has proved this, if it may come in here."""
+        if listener.local:
+            who = self._principals.of_uid(int(proof)) if proof else None
+            return who if who is not None and who.role in listener.gate.local else None
+        who = self._principals.of_key(proof)
+        return who if who is not None and who.role in listener.gate.remote else None
+
+    def _cut(self, descriptor: int, inode: int | None) -> None:
+        if inode is None or _inode(descriptor) != inode:
+            return
+        with contextlib.suppress(OSError), socketlib.socket(fileno=os.dup(descriptor)) as connection:
+            connection.shutdown(socketlib.SHUT_RDWR)  # ZeroMQ's thread finds its end, and closes it
+
+    def _warn(self, subject: str, text: str) -> None:
+        since = self._sparing.worth(subject, self._clock())
+        if since is not None:
+            log.warning("%s%s", text, f" ({since} times more before)" if since else "")
+
+
+def _proof(listener: _Listener, frame: zmq.Frame) -> str:
+    """What the connection of a frame has proved; empty: nothing."""
+    try:
+        if not listener.local:
+            return str(frame.get("User-Id"))
+        _, uid, _, _ = str(frame.get("Peer-Address")).split(":")  # localhost:UID:GID:PID
+    except (zmq.ZMQError, ValueError):
+        return ""
+    return uid if uid.isdecimal() else ""
+
+
+def _inode(descriptor: int) -> int | None:
+    """Of a descriptor's socket: no other open one has it."""
+    try:
+        return os.fstat(descriptor).st_ino if descriptor >= 0 else None
+    except OSError:
+        return None
+
+
+def _descriptor(frame: zmq.Frame) -> int:
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
+class FellowDoor:
+    """ZAP for a context whose sockets are for those alone who hold the same key: the workers of one job."""
+
+    def __init__(self, context: zmq.Context[transport.Socket], loop: Loop, pair: Pair) -> None:
+        self._public = z85.decode(pair.public)
+        self._zap: transport.Socket = context.socket(zmq.ROUTER)
+        self._zap.linger = 0
+        self._zap.bind(transport.ZAP_ADDRESS)
+        loop.add_socket(self._zap, self._on_zap)
+
+    def _on_zap(self, frames: list[bytes]) -> None:
+        asked = _zap_request(frames)
+        if asked is not None:
+            fellow = asked.mechanism == b"CURVE" and asked.credentials == [self._public]
+            status = (b"200", b"OK", b"fellow") if fellow else (b"400", b"not of this job", b"")
+            transport.send(self._zap, *asked.envelope, b"1.0", asked.request, *status, b"")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request of ZAP (ZeroMQ's RFC 27): may this key come in?"""
+
+    envelope: list[bytes]
+    request: bytes
+    domain: str
+    address: str
+    mechanism: bytes
+    credentials: list[bytes]
+
+
+def _zap_request(frames: list[bytes]) -> _Asked | None:
+    try:
+        start = frames.index(b"") + 1
+        _, request, domain, address, _, mechanism, *credentials = frames[start:]
+    except ValueError:
+        return None
+    return _Asked(frames[:start], request, domain.decode(), address.decode(), mechanism, credentials)
