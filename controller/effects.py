@@ -11,9 +11,8 @@ class Effects:
     """Gathers them."""
 
     def __init__(self) -> None:
-        self._changes: dict[
-            str, bytes | None
-        ] = {}  # by key, the last of each; None: nothing is recorded there any more
+        # By key, the last change of each; None: nothing is recorded there any more.
+        self._changes: dict[str, bytes | None] = {}
         self._actions: list[Action] = []
 
     def put(self, key: str, record: msgspec.Struct) -> None:
