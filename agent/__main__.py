@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..protocol import times
 from ..protocol.errors import ElasticError
-from ..runtime import logs
+from ..runtime.config import report, with_line
 from . import config
 from .daemon import AgentDaemon
 
@@ -21,19 +21,17 @@ def main() -> int:
     """The exit code: 0 after a signal, 2 for a wrong configuration, 1 for a bug (the log says which)."""
     parser = argparse.ArgumentParser(prog="elasticd.agent", description="The agent of one server.")
     parser.add_argument("--config", type=Path, required=True, help="configuration file, see configs/agent.yaml")
+    parser.add_argument("--check", action="store_true", help="say what is wrong with the configuration, and end")
     arguments = parser.parse_args()
+    if arguments.check:
+        return report(arguments.config, config.mistakes(arguments.config))
     try:
         times.check()
         options = config.load(arguments.config)
-        log_file = Path(options.log_file).expanduser() if options.log_file else None
-        try:
-            logs.configure(f"agent[{options.server}]", options.log_level, log_file)
-        except OSError as error:
-            print(f"{arguments.config}: log_file: {error.strerror}: {options.log_file}", file=sys.stderr)
-            return 2
-        AgentDaemon(options, os.environ).run()
+        options.begin_log()
+        AgentDaemon(options, os.environ).run(again=lambda: config.load(arguments.config))
     except ElasticError as error:
-        print(f"elasticd.agent: {error}", file=sys.stderr)
+        print(f"elasticd.agent: {with_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except Exception:  # the edge of the process
         log.exception("the agent ends because of a bug")

@@ -20,7 +20,7 @@ from ..protocol.times import (
     MOST_HEARTBEAT_INTERVAL_S,
     WORKER_SILENCE_S,
 )
-from ..runtime import config, transport
+from ..runtime import config, logs, transport
 from ..runtime.directories import private_directory
 from ..runtime.keys import KeyFile
 
@@ -69,6 +69,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def state(self) -> Path:
         return Path(self.state_directory).expanduser().absolute()
 
+    def begin_log(self) -> None:
+        """Raises OperatorError."""
+        logs.configure(f"agent[{self.server}]", self.log_level, self.log_file)
+
     @property
     def checkpoints(self) -> Path:
         """Where the jobs' checkpoints go; shared by all servers if jobs are to survive the loss of one."""
@@ -84,6 +88,19 @@ def load(path: Path) -> AgentConfig:
     except OperatorError as error:
         raise OperatorError(f"{path}: {error}") from None
     return loaded
+
+
+# What holds as soon as the configuration is read again. Everything else needs a restart, which jobs do not notice.
+RELOADED = frozenset({"log_file", "log_level"})
+
+
+def mistakes(path: Path) -> list[str]:
+    """What is wrong with the configuration in `path`, a sentence each."""
+    try:
+        load(path)
+    except OperatorError as error:
+        return [config.with_line(line) for line in str(error).splitlines()]
+    return []
 
 
 def controller_of(options: AgentConfig, key: KeyFile | None) -> str:

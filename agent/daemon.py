@@ -15,9 +15,10 @@ import logging
 import os
 import pwd
 import secrets
+import signal
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -26,12 +27,13 @@ import zmq
 
 from .. import __version__
 from ..protocol.codec import Codec
-from ..protocol.errors import PeerError
+from ..protocol.errors import ElasticError, PeerError
 from ..protocol.messages import AgentHello, ReadLog, ToAgentFromController, ToAgentFromWorker
 from ..protocol.model import Server, ServerId
 from ..protocol.times import REFUSED_RETRY_S
 from ..runtime import locks, readiness, transport
 from ..runtime.clock import SteadyClock
+from ..runtime.config import log_refusal, taken
 from ..runtime.directories import check_way, private_directory
 from ..runtime.door import Sparing
 from ..runtime.loop import Loop
@@ -79,6 +81,7 @@ class AgentDaemon:
 
     def __init__(self, options: AgentConfig, environment: Mapping[str, str]) -> None:
         """Raises OperatorError where the configuration does not fit the machine."""
+        self._options = options
         state = private_directory(options.state)
         self._lock = locks.hold(state / "agent.lock", f"{state}: another agent runs with this state directory")
         who = load_identity(state, secrets.token_hex(8))
@@ -138,9 +141,11 @@ class AgentDaemon:
         self._loop.add_socket(self._refusals, self._on_refusal)
         self._loop.add_socket(self._workers, self._on_worker)
 
-    def run(self) -> None:
-        """Adopt what runs, then serve until a signal."""
+    def run(self, again: Callable[[], AgentConfig] | None = None) -> None:
+        """Adopt what runs, then serve until a signal. `again` reads the configuration anew, at SIGHUP."""
         self._loop.stop_on_signals()
+        if again is not None:
+            self._loop.on_signal(signal.SIGHUP, lambda: self._reload(again))
         try:
             self._dispatch(self._processes.adopt())
             readiness.notify("READY=1")
@@ -163,6 +168,16 @@ class AgentDaemon:
         self._context.term()
         self._loop.close()
         os.close(self._lock)
+
+    def _reload(self, again: Callable[[], AgentConfig]) -> None:
+        readiness.reloading()
+        try:
+            options = taken(self._options, again(), config.RELOADED)
+            options.begin_log()
+            self._options = options
+        except ElasticError as error:
+            log_refusal(error)
+        readiness.notify("READY=1")
 
     # -- facts in
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..protocol import times
 from ..protocol.errors import ElasticError
-from ..runtime import logs
+from ..runtime.config import report, with_line
 from . import config
 from .daemon import ControllerDaemon
 
@@ -21,24 +21,20 @@ def main() -> int:
     """The exit code: 0 after a signal, 2 for a wrong configuration, 1 for a bug or a store that fails (see the log)."""
     parser = argparse.ArgumentParser(prog="elasticd.controller", description="The controller of a cluster.")
     parser.add_argument("--config", type=Path, required=True, help="configuration file, see configs/controller.yaml")
+    parser.add_argument("--check", action="store_true", help="say what is wrong with the configuration, and end")
     arguments = parser.parse_args()
+    if arguments.check:
+        return report(arguments.config, config.mistakes(arguments.config))
     try:
         times.check()
-        options = config.load(arguments.config)
-        log_file = Path(options.log_file).expanduser() if options.log_file else None
-        try:
-            logs.configure(f"controller[{options.cluster}]", options.log_level, log_file)
-        except OSError as error:
-            print(f"{arguments.config}: log_file: {error.strerror}: {options.log_file}", file=sys.stderr)
-            return 2
-        scheduler, profiles = (
-            config.scheduler_of(options, arguments.config),
-            config.profiles_of(options, arguments.config),
-        )
+        configuration = config.read(arguments.config)
+        options = configuration.options
+        options.begin_log()
         gc.disable()  # hundreds of thousands of records stay; looking through them for cycles takes longer than a decision
-        ControllerDaemon(options, scheduler, profiles).run()
+        daemon = ControllerDaemon(options, configuration.scheduler, configuration.profiles)
+        daemon.run(again=lambda: config.read(arguments.config))
     except ElasticError as error:
-        print(f"elasticd.controller: {error}", file=sys.stderr)
+        print(f"elasticd.controller: {with_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except Exception:  # the edge of the process: nothing was promised that is not recorded
         log.exception("the controller ends; nothing that it has said is lost")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +16,7 @@ from ..protocol.times import (
     MOST_SERVER_LEASE_S,
     SERVER_LEASE_S,
 )
-from ..runtime import config, transport
+from ..runtime import config, logs, transport
 from ..runtime.door import Bounds
 from ..scheduler.measuring import Measuring
 from ..scheduler.profiles.curves import load as load_profiles
@@ -79,6 +80,10 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def state(self) -> Path:
         return Path(self.state_directory).expanduser().absolute()
 
+    def begin_log(self) -> None:
+        """Raises OperatorError."""
+        logs.configure(f"controller[{self.cluster}]", self.log_level, self.log_file)
+
     @property
     def clients_at(self) -> tuple[str, ...]:
         return _addresses(self.listen_clients) or (f"ipc://{self.state}/clients",)
@@ -119,6 +124,55 @@ def load(path: Path) -> ControllerConfig:
 
 def _addresses(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else given or ()
+
+
+# What holds as soon as the configuration is read again. Everything else needs a restart.
+RELOADED = frozenset(
+    {
+        "policy",
+        "admission",
+        "packing",
+        "placement",
+        "max_restarts",
+        "measuring",
+        "history",
+        "open_jobs_per_user",
+        "profiles",
+        "profiles_gpu_type",
+        "log_file",
+        "log_level",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A configuration file, and what lies in the files that it names."""
+
+    options: ControllerConfig
+    scheduler: Scheduler
+    profiles: Profiles
+
+
+def read(path: Path) -> Configuration:
+    """All of the configuration. Raises OperatorError, naming file and field."""
+    loaded = load(path)
+    return Configuration(loaded, scheduler_of(loaded, path), profiles_of(loaded, path))
+
+
+def mistakes(path: Path) -> list[str]:
+    """What is wrong with the configuration in `path`, a sentence each."""
+    try:
+        loaded = load(path)
+    except OperatorError as error:
+        return [config.with_line(line) for line in str(error).splitlines()]
+    found = []
+    for part in (scheduler_of, profiles_of):
+        try:
+            part(loaded, path)
+        except OperatorError as error:
+            found.append(config.with_line(str(error)))
+    return found
 
 
 def scheduler_of(loaded: ControllerConfig, path: Path) -> Scheduler:

@@ -9,7 +9,8 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,11 +18,12 @@ import zmq
 
 from .. import __version__
 from ..protocol.codec import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, Codec
-from ..protocol.errors import OperatorError, PeerError
+from ..protocol.errors import ElasticError, OperatorError, PeerError
 from ..protocol.messages import Envelope, Refused, Reply, StartWorker, ToControllerFromAgent
 from ..protocol.principals import Principal, Role
 from ..runtime import locks, readiness, transport
 from ..runtime.clock import WallClock
+from ..runtime.config import log_refusal, taken
 from ..runtime.directories import check_way, private_directory
 from ..runtime.door import Door, Gate, Peer, Sparing
 from ..runtime.keys import JobKeys, KeyDirectory, Pair, Principals
@@ -30,8 +32,20 @@ from ..scheduler.scheduler import Scheduler
 from . import lines
 from .auditlog import AuditLog
 from .cluster import Settings
-from .config import ControllerConfig
-from .events import Action, AgentMessage, Audit, ClientRequest, Fetch, Outgoing, Record, ReplyClient, SendAgent, Warn
+from .config import RELOADED, Configuration, ControllerConfig
+from .events import (
+    Action,
+    AgentMessage,
+    Audit,
+    ClientRequest,
+    Fetch,
+    Outgoing,
+    Reconfigured,
+    Record,
+    ReplyClient,
+    SendAgent,
+    Warn,
+)
 from .jobs.throughput import Profiles
 from .lines import AgentLines
 from .machine import ControllerMachine
@@ -81,22 +95,13 @@ class ControllerDaemon:
         self._store = SqliteStore(state / STORE_FILE)
         self._audit = AuditLog(state / AUDIT_FILE)
 
+        self._present = Configuration(options, configured, profiles)
+
         def build(now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
-            settings = Settings(
-                cluster=options.cluster,
-                incarnation=secrets.token_hex(16),
-                version=__version__,
-                pid=os.getpid(),
-                server_lease_s=options.server_lease_s,
-                max_restarts=options.max_restarts,
-                measuring=options.how_to_measure,
-                profiles=profiles,
-                keeping=options.keeping,
-                open_jobs_per_user=options.open_jobs_per_user,
-            )
+            settings = _settings(self._present, secrets.token_hex(16))
             log.info("recovering from %d records", len(records))
             secret = secrets.token_hex(32)  # not the incarnation, which each agent is told: job uids are secrets
-            return ControllerMachine(settings, configured, random.Random(secret), now, records)
+            return ControllerMachine(settings, self._present.scheduler, random.Random(secret), now, records)
 
         self._turn = Turn(self._store, build, self._clock.now())
         self._from_agent: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
@@ -119,10 +124,10 @@ class ControllerDaemon:
         log.info("cluster=%s policy=%s", options.cluster, self._turn.machine.cluster.policy.name)
         log.info("listening for clients at %s, for agents at %s", ", ".join(clients), ", ".join(agents))
 
-    def run(self) -> None:
-        """Serve until SIGTERM or SIGINT."""
+    def run(self, again: Callable[[], Configuration] | None = None) -> None:
+        """Serve until SIGTERM or SIGINT. `again` reads the configuration anew, at SIGHUP."""
         self._loop.stop_on_signals()
-        self._loop.on_signal(signal.SIGHUP, self._look_at_keys)
+        self._loop.on_signal(signal.SIGHUP, lambda: self._on_hangup(again))
         readiness.notify("READY=1")
         try:
             self._loop.run()
@@ -134,6 +139,25 @@ class ControllerDaemon:
             self._store.close()
             self._audit.close()
             os.close(self._lock)
+
+    def _on_hangup(self, again: Callable[[], Configuration] | None) -> None:
+        self._look_at_keys()
+        if again is not None:
+            self._reload(again)
+
+    def _reload(self, again: Callable[[], Configuration]) -> None:
+        readiness.reloading()
+        try:
+            new = again()
+            options = taken(self._present.options, new.options, RELOADED)
+            options.begin_log()
+        except ElasticError as error:
+            log_refusal(error)
+        else:
+            self._present = replace(new, options=options)
+            settings = _settings(self._present, self._turn.machine.cluster.settings.incarnation)
+            self._turn.take(self._clock.now(), Reconfigured(settings, new.scheduler))
+        readiness.notify("READY=1")
 
     # -- input
 
@@ -225,6 +249,22 @@ class ControllerDaemon:
                 pass  # written before the first answer of the turn
             case Record() | Fetch():
                 raise AssertionError("the turn commits and reads records itself")
+
+
+def _settings(present: Configuration, incarnation: str) -> Settings:
+    options = present.options
+    return Settings(
+        cluster=options.cluster,
+        incarnation=incarnation,
+        version=__version__,
+        pid=os.getpid(),
+        server_lease_s=options.server_lease_s,
+        max_restarts=options.max_restarts,
+        measuring=options.how_to_measure,
+        profiles=present.profiles,
+        keeping=options.keeping,
+        open_jobs_per_user=options.open_jobs_per_user,
+    )
 
 
 def _encode_reply(codec: Codec[Envelope], reply: Reply) -> bytes:

@@ -7,10 +7,15 @@ first message of that turn is sent (cluster 3: record, then act).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..protocol.messages import Envelope, Reply, ToAgentFromController, ToControllerFromAgent
 from ..protocol.model import ServerId
 from ..protocol.principals import LOCAL_OPERATOR, Principal
+
+if TYPE_CHECKING:
+    from ..scheduler.scheduler import Scheduler
+    from .cluster import Settings
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,15 @@ class Fetched:
     records: tuple[tuple[str, bytes | None], ...]
 
 
-Event = AgentMessage | ClientRequest | Fetched | TimePassed | StoreReturned
+@dataclass(frozen=True)
+class Reconfigured:
+    """The configuration has been read again: these settings hold, and `configured` decides where nothing is set at run time."""
+
+    settings: Settings
+    configured: Scheduler
+
+
+Event = AgentMessage | ClientRequest | Fetched | TimePassed | StoreReturned | Reconfigured
 
 
 @dataclass(frozen=True)

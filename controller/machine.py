@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from ..protocol.messages import EventKind, Refused
 from ..scheduler.scheduler import Scheduler
 from .cluster import Cluster, Settings
-from .events import Action, AgentMessage, ClientRequest, Event, Fetched, StoreReturned, TimePassed
+from .events import Action, AgentMessage, ClientRequest, Event, Fetched, Reconfigured, StoreReturned, TimePassed
 from .intake.absence import Absences
 from .intake.ends import stop_again, stop_cut_off, stop_late, tell_again
 from .intake.messages import on_agent_message, server_lost
@@ -30,6 +30,7 @@ from .reconcile.settle import settle
 from .reconcile.snapshot import keep_up
 from .recovery import recover
 from .requests.answers import answer_undecided, on_request
+from .requests.policy import reconfigured
 from .sessions import Session
 
 
@@ -72,6 +73,9 @@ class ControllerMachine:
             case StoreReturned(since_s, reason):
                 text = f"nothing could be recorded for {max(0.0, now - since_s):.0f} s: {reason}"
                 self._cluster.tell(now, EventKind.STORE_BACK, None, text)
+            case Reconfigured(settings, configured):
+                self._cluster.settings = settings
+                reconfigured(self._cluster, now, configured)
         if not self._cluster.awaited:
             keep_up(self._cluster, now)
         return self._cluster.take_effects(now)

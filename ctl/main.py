@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..protocol.errors import ElasticError
-from . import cluster, events, jobs, logs, policy, simulate
+from . import cluster, config, events, jobs, logs, policy, simulate
 from .context import Context, default_directory
 
 # ClickException, whose module depends on typer's version: newer ones carry click inside.
@@ -51,6 +51,7 @@ jobs.add_to(app)
 logs.add_to(app)
 events.add_to(app)
 policy.add_to(app)
+config.add_to(app)
 simulate.add_to(app)
 
 

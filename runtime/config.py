@@ -1,8 +1,17 @@
-"""Configuration files: YAML, read once at the start into a frozen struct; every mistake is named with file and field."""
+"""Configuration files: YAML, read into a frozen struct; every mistake is named with file, line and field, all of them at once.
+
+A daemon reads its file at its start, and again when it is told to (SIGHUP); `taken` says what of it then holds.
+"""
 
 from __future__ import annotations
 
+import difflib
+import logging
+import math
 import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,8 +20,12 @@ import yaml
 
 from ..protocol.errors import ElasticError, OperatorError
 
-C = TypeVar("C")
+log = logging.getLogger(__name__)
 
+C = TypeVar("C")
+S = TypeVar("S", bound=msgspec.Struct)
+
+_FIELD = re.compile(r"(.+?): (?!line \d)(\w[\w.\[\]]*): ")
 _STEP = re.compile(r"([^.\[\]]+)(?!\])|\[(\d+)\]")  # of the way to a field
 
 
@@ -37,11 +50,111 @@ def load_yaml(path: Path, kind: type[ElasticError] = OperatorError) -> object:
 
 
 def load(path: Path, into: type[C], kind: type[ElasticError] = OperatorError) -> C:
-    """The file `path` as a value of `into`, a frozen struct. Raises `kind`, naming file, field, what is wrong.
+    """The file `path` as a value of `into`, a struct. Raises `kind`: a line for each mistake, with file, line and field."""
+    document = load_yaml(path, kind)
+    mistakes = [mistake.sentence(path) for mistake in examine(document, into, path)]
+    if mistakes:
+        raise kind("\n".join(mistakes))
+    try:
+        return convert(document, into, str(path), kind)
+    except ElasticError as error:
+        raise kind(with_line(str(error))) from None
 
-    Declare `into` with ``forbid_unknown_fields=True``: a mistyped option must not be silently without effect.
-    """
-    return convert(load_yaml(path, kind), into, str(path), kind)
+
+@dataclass(frozen=True)
+class Mistake:
+    """What is wrong with an option. `field` is its way from the top: "measuring.steps"; empty: it is the whole document."""
+
+    line: int | None
+    field: str
+    text: str
+
+    def sentence(self, path: Path) -> str:
+        """For people."""
+        where = f"{path}: line {self.line}" if self.line is not None else str(path)
+        return f"{where}: {self.field}: {self.text}" if self.field else f"{where}: {self.text}"
+
+
+def examine(document: object, into: type, path: Path) -> list[Mistake]:
+    """All options in `document`, which stands in `path`, that are unknown to the struct `into`, wrong, or given twice."""
+    if not isinstance(document, dict):
+        return [Mistake(None, "", "must be options, one on a line: NAME: VALUE")]
+    found = [Mistake(line, name, "is given twice") for line, name in _repeated(path)]
+    found += [Mistake(line_of(path, field), field, text) for field, text in _wrong(document, into, "")]
+    return sorted(found, key=lambda mistake: mistake.line or 0)
+
+
+def _wrong(document: Mapping[object, object], into: type, at: str) -> Iterator[tuple[str, str]]:
+    known = {field.encode_name: field.type for field in msgspec.structs.fields(into)}
+    for name, value in document.items():
+        field = f"{at}{name}"
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            yield field, "is unknown" + (f"; {near[0]} is meant?" if near else f"; known are {', '.join(known)}")
+        elif isinstance(value, dict) and isinstance(known[name], type) and issubclass(known[name], msgspec.Struct):
+            yield from _wrong(value, known[name], f"{field}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield field, f"{value} is not allowed: a finite number"
+        else:
+            try:
+                msgspec.convert(value, known[name], strict=True)
+            except msgspec.ValidationError as error:
+                message, _, where = str(error).partition(" - at ")
+                yield field + where.strip("`").removeprefix("$"), message[:1].lower() + message[1:]
+
+
+def _repeated(path: Path) -> Iterator[tuple[int, str]]:
+    """Names that stand twice in one mapping of a YAML file, of which readers take the last; each with its line."""
+    try:
+        nodes = [("", yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader))]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return
+    while nodes:
+        at, node = nodes.pop()
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                yield key.start_mark.line + 1, f"{at}{key.value}"
+            seen.add(key.value)
+            nodes.append((f"{at}{key.value}.", value))
+
+
+def with_line(message: str) -> str:
+    """A sentence "FILE: FIELD: ..." with the line on which the field stands, if it does: for checks that know no lines."""
+    found = _FIELD.match(message)
+    line = line_of(Path(found[1]), found[2]) if found is not None else None
+    return message if found is None or line is None else f"{found[1]}: line {line}: {message[found.start(2) :]}"
+
+
+def taken(present: S, new: S, safe: frozenset[str]) -> S:
+    """The options that hold after `new` was read while `present` held: of `new` only those that are `safe` to change in a running
+    daemon. The log tells what has changed, and what needs a restart."""
+    names = [name for name in new.__struct_fields__ if getattr(new, name) != getattr(present, name)]
+    for name in names:
+        if name not in safe:
+            log.warning("%s has changed in the configuration: that needs a restart", name)
+        elif isinstance(value := getattr(new, name), str | int | float | None):
+            log.info("%s is %s now, was %s", name, value, getattr(present, name))
+        else:  # it may hold secrets, as a worker's environment does
+            log.info("%s has changed", name)
+    return msgspec.structs.replace(present, **{name: getattr(new, name) for name in names if name in safe})
+
+
+def log_refusal(error: ElasticError) -> None:
+    """A running daemon keeps what it has."""
+    for line in str(error).splitlines():
+        log.error("the configuration is not taken: %s", with_line(line))
+
+
+def report(path: Path, mistakes: Sequence[str]) -> int:
+    """What ``--check`` prints, and its exit code."""
+    for mistake in mistakes:
+        print(mistake, file=sys.stderr)
+    if not mistakes:
+        print(f"{path}: right")
+    return 2 if mistakes else 0
 
 
 def convert(document: object, into: type[C], source: str, kind: type[ElasticError] = OperatorError) -> C:
@@ -66,7 +179,9 @@ def line_of(path: Path, field: str) -> int | None:
     line = None
     for name, index in _STEP.findall(field):
         if isinstance(node, yaml.MappingNode):
-            pair = next(((key, value) for key, value in node.value if key.value == name), None)
+            pair = next(
+                ((key, value) for key, value in reversed(node.value) if key.value == name), None
+            )  # the last counts
             if pair is None:
                 break
             line, node = pair[0].start_mark.line + 1, pair[1]

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from ..protocol.errors import OperatorError
+
 
 class _Formatter(logging.Formatter):
     def __init__(self, process: str) -> None:
@@ -19,10 +21,22 @@ class _Formatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def configure(process: str, level: str = "INFO", file: Path | None = None) -> None:
-    """Send all log records of this process to `file`, or to stderr. `process` names it in every line."""
-    handler: logging.Handler = logging.StreamHandler(sys.stderr) if file is None else logging.FileHandler(file)
+def configure(process: str, level: str = "INFO", file: str | None = None) -> None:
+    """Send all log records of this process to `file`, or to stderr. `process` names it in every line.
+
+    Called again, it opens the file anew: the old one may have been moved away. Raises OperatorError; then nothing has changed.
+    """
+    try:
+        handler: logging.Handler = (
+            logging.FileHandler(Path(file).expanduser()) if file else logging.StreamHandler(sys.stderr)
+        )
+    except OSError as error:
+        raise OperatorError(f"log_file: {file}: {error.strerror}") from None
     handler.setFormatter(_Formatter(process))
     root = logging.getLogger()
+    before = list(root.handlers)
     root.handlers[:] = [handler]
     root.setLevel(level)
+    for old in before:
+        if isinstance(old, logging.FileHandler):
+            old.close()

@@ -70,6 +70,23 @@ def recover_policy(cluster: Cluster, record: PolicyRecord) -> str:
     return ""
 
 
+def reconfigured(cluster: Cluster, now: float, configured: Scheduler) -> None:
+    """The configuration has been read again. What was set at run time stays; only the stages that it leaves to the configuration
+    follow that."""
+    cluster.configured = configured
+    decider = Decider(configured, now)
+    if (record := cluster.decider.record) is not None:
+        decider = Decider(_load(cluster, record), cluster.decider.since_s, record)
+    if document(decider.scheduler) == document(cluster.decider.scheduler):
+        return
+    text = f"{_sentence(cluster.decider.scheduler, decider)}; the configuration has changed"
+    cluster.tell(now, EventKind.POLICY, None, text)
+    cluster.decider = decider
+    cluster.schedule_due = True
+    if not cluster.awaited:
+        settle(cluster, now, at_once=True)
+
+
 def _load(cluster: Cluster, record: PolicyRecord) -> Scheduler:
     try:
         return load_scheduler(record.document, record.source, cluster.configured.stages)

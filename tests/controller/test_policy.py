@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from elasticd.controller.events import Reconfigured
 from elasticd.controller.records import POLICY_KEY, PolicyRecord
 from elasticd.protocol.messages import EventKind, GetPolicy, PolicySet, Refused, Scale, SetPolicy, Submitted
 from elasticd.protocol.model import JobPhase
 from elasticd.scheduler.placement.fewest_servers import Placements
 from elasticd.scheduler.placement.registry import FEWEST_SERVERS
-from elasticd.scheduler.scheduler import Stages
+from elasticd.scheduler.scheduler import Stages, load_scheduler
 
 _spec = importlib.util.spec_from_file_location("controller_world_of_policies", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -221,3 +223,35 @@ def test_jobs_that_are_to_exchange_their_gpus_do_so_over_an_idle_one_or_stay_but
     assert held() == ([0b1100, 0b0001, 0b0010] if idle else [0b0011, 0b0100, 0b1000])
     assert all(world.job(job.id).record.restarts == 0 for job in jobs)
     assert not STOPS & set(world.kinds())
+
+
+def reconfigure(world: Any, document: dict[str, Any], **settings: Any) -> None:
+    """The operator has changed the configuration file, and told the controller so."""
+    present = world.machine.cluster.settings
+    world.carry_out(world.feed(Reconfigured(replace(present, **settings), load_scheduler(document, "controller.yaml"))))
+    world.come_to_rest()
+
+
+def test_a_policy_that_the_configuration_names_anew_decides_at_once() -> None:
+    world, first, second = waiting_behind_a_rigid_one()
+    reconfigure(world, {"policy": "max-min"}, max_restarts=7)
+    assert targets(world, first, second) != [3, 0]
+    assert world.ask(GetPolicy()).policy.name == "max-min"
+    assert not world.ask(GetPolicy()).at_run_time
+    assert world.machine.cluster.settings.max_restarts == 7
+    assert world.kinds().count(EventKind.POLICY) == 1
+    reconfigure(world, {"policy": "max-min"})
+    assert world.kinds().count(EventKind.POLICY) == 1, "the same again is no event"
+
+
+def test_a_policy_set_at_run_time_outlives_another_configuration() -> None:
+    world, first, second = waiting_behind_a_rigid_one()
+    choose(world, {"policy": "max-min"})
+    shares = targets(world, first, second)
+    reconfigure(world, {"policy": "backfill", "packing": "network"})
+    found = world.ask(GetPolicy())
+    assert (found.policy.name, found.configured_policy, found.at_run_time) == ("max-min", "backfill", True)
+    assert found.packing == "network", "a stage that it leaves to the configuration"
+    choose(world, None)
+    assert world.ask(GetPolicy()).policy.name == "backfill"
+    assert shares

@@ -53,10 +53,10 @@ def test_presets_neither_wait_for_gpus_nor_end_late_but_a_file_may_say_so(tmp_pa
     ("text", "message"),
     [
         ("base: free\n", "base: there is no preset 'free'; there are none, stop-resume, background"),
-        ("default: {start_s: -1}\n", "default.start_s: Expected `float` >= 0"),
-        ("default: {start: 1}\n", "default: Object contains unknown field `start`"),
-        ("models: {Vgg: {pause_s: long}}\n", "pause_s: Expected `float | null`, got `str`"),
-        ("pause_s: 3\n", "Object contains unknown field `pause_s`"),
+        ("default: {start_s: -1}\n", "default.start_s: expected `float` >= 0"),
+        ("default: {start: 1}\n", "default.start: is unknown; start_s is meant?"),
+        ("models: {Vgg: {pause_s: long}}\n", "pause_s: expected `float | null`, got `str`"),
+        ("pause_s: 3\n", "line 1: pause_s: is unknown"),
     ],
 )
 def test_wrong_costs_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -74,8 +74,8 @@ def test_servers_may_differ_and_be_many(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("servers: []\n", "servers: Expected `array` of length >= 1"),
-        ("servers: [{gpus: 0}]\n", "Expected `int` >= 1"),
+        ("servers: []\n", "servers: expected `array` of length >= 1"),
+        ("servers: [{gpus: 0}]\n", "servers[0].gpus: expected `int` >= 1"),
         ("servers: [{count: 3}]\n", "missing required field `gpus`"),
         ("servers: [{name: a, gpus: 1}, {name: a, gpus: 1}]\n", "two servers are named a"),
         ("servers: [{count: 65536, gpus: 65536}]\n", "at most 65536 can be simulated"),

@@ -153,9 +153,31 @@ def first() -> None:
             "the watchdog's SIGABRT is in the log"
         )
 
+    reloads()
+    now = same_workers(name, now)
     found["step_at_power_loss"] = now["step"]
     found["checkpoint"] = until("a checkpoint", newest_checkpoint)
     found["job"] = name
+
+
+def reloads() -> None:
+    """A right file is taken while the daemons run; a wrong one changes nothing, and is told."""
+    processes = [pid(daemon) for daemon in DAEMONS]
+    right = (ETC / "controller.yaml").read_text()
+    (ETC / "controller.yaml").write_text(f"{right}policy: fifo\nlog_level: DEBUG\ncluster: other\n")
+    run("systemctl", "reload", *map(unit, DAEMONS))
+    until("the other policy decides", lambda: (ask("policy", "show") or {}).get("policy", {}).get("name") == "fifo")
+    assert "cluster has changed in the configuration: that needs a restart" in (OUT / "controller.log").read_text()
+
+    (ETC / "controller.yaml").write_text(f"{right}polcy: max-min\n")
+    wrong = subprocess.run(["systemctl", "reload", unit("controller")], capture_output=True, text=True, check=False)
+    assert wrong.returncode != 0
+    assert "line 3: polcy: is unknown" in (OUT / "controller.log").read_text()
+    assert ask("policy", "show")["policy"]["name"] == "fifo"
+    (ETC / "controller.yaml").write_text(right)
+    run("systemctl", "reload", unit("controller"))
+    until("the first policy decides", lambda: ask("policy", "show")["policy"]["name"] == "max-min")
+    assert [pid(daemon) for daemon in DAEMONS] == processes
 
 
 def second() -> None:

@@ -1,0 +1,109 @@
+"""`elasticctl config`: are configuration files right? Each daemon checks its own, as it would at its start."""
+
+from __future__ import annotations
+
+import enum
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..protocol.errors import UserError
+from .context import JSON, print_json, say
+
+INSTALLED = (Path("/etc/elasticctl/controller.yaml"), Path("/etc/elasticctl/agent.yaml"))
+CHECKED_WITHIN_S = 60.0  # a file that it names may lie on a slow file system
+POLICY_OPTIONS = {"policy", "parameters", "admission", "packing", "placement"}
+
+
+class Kind(enum.Enum):
+    """Whose file it is."""
+
+    CONTROLLER = "controller"
+    AGENT = "agent"
+    POLICY = "policy"
+
+
+def add_to(root: typer.Typer) -> None:
+    """Register this file's commands."""
+    app = typer.Typer(name="config", help="Check configuration files.", no_args_is_help=True, rich_markup_mode=None)
+    app.callback()(lambda: None)  # with one command alone, its name would not be asked for
+    app.command()(check)
+    root.add_typer(app)
+
+
+def check(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE", help="By default those in /etc/elasticctl.", show_default=False),
+    ] = None,
+    kind: Annotated[
+        Kind | None, typer.Option("--kind", help="Whose files they are, if that cannot be seen.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Check files of a controller, of agents, and policies, without a cluster: each mistake with file, line, option and reason.
+
+    Exit code 2: one is wrong.
+    """
+    chosen = files or [file for file in INSTALLED if file.exists()]
+    if not chosen:
+        raise UserError(f"config check: name a file; there is neither {INSTALLED[0]} nor {INSTALLED[1]}")
+    found = []
+    for file in chosen:
+        whose = kind or _kind(file)
+        found.append((file, whose, _mistakes(file, whose)))
+    if as_json:
+        rows = [
+            {"file": str(file), "kind": whose.value, "ok": not wrong, "mistakes": wrong} for file, whose, wrong in found
+        ]
+        print_json({"files": rows})
+    else:
+        for file, whose, wrong in found:
+            for mistake in wrong:
+                say(f"elasticctl: {mistake}")
+            if not wrong:
+                print(f"{file}: right, for {'a policy' if whose is Kind.POLICY else f'the {whose.value}'}")
+    if any(wrong for _, _, wrong in found):
+        raise typer.Exit(2)
+
+
+def _kind(file: Path) -> Kind:
+    """By its name, else by its options. Raises UserError where that tells nothing."""
+    from ..runtime.config import load_yaml
+
+    for kind in (Kind.CONTROLLER, Kind.AGENT):
+        if kind.value in file.name:
+            return kind
+    document = load_yaml(file, UserError)
+    if isinstance(document, dict) and "policy" in document and document.keys() <= POLICY_OPTIONS:
+        return Kind.POLICY
+    fewest = sorted((len(_mistakes(file, kind)), kind.value) for kind in (Kind.CONTROLLER, Kind.AGENT))
+    if fewest[0][0] == fewest[1][0]:
+        raise UserError(f"{file}: it cannot be seen whose file this is; say --kind controller, agent or policy")
+    return Kind(fewest[0][1])
+
+
+def _mistakes(file: Path, kind: Kind) -> list[str]:
+    if kind is Kind.POLICY:
+        return _mistakes_of_policy(file)
+    command = [sys.executable, "-P", "-m", f"elasticd.{kind.value}", "--config", str(file), "--check"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=CHECKED_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return [f"{file}: the check has not ended within {CHECKED_WITHIN_S:.0f} s"]
+    wrong = done.stderr.strip().splitlines()
+    return wrong or ([f"{file}: the check has failed with exit code {done.returncode}"] if done.returncode else [])
+
+
+def _mistakes_of_policy(file: Path) -> list[str]:
+    from ..protocol.errors import ElasticError
+    from .policy import load
+
+    try:
+        load(file)
+    except ElasticError as error:
+        return str(error).splitlines()
+    return []
