@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -18,7 +19,10 @@ from ..protocol.model import Fault, JobId, WorkerId
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A worker's ``.json``. The agent writes it without pids before it starts the shim, the shim adds them."""
+    """A worker's ``.json``. The agent writes it without pids before it starts the shim, the shim adds them.
+
+    Where the worker runs as another account, the shim writes into a file of its own (`Seen`), and this one stays the agent's.
+    """
 
     job: JobId
     worker: WorkerId
@@ -30,11 +34,32 @@ class Record(msgspec.Struct, frozen=True):
     pid: int | None = None
     start_ticks: int | None = None
     boot_id: str = ""
+    account: str = ""  # that it runs as
+    user: int = -1  # and its numbers; -1: the agent's own account
+    group: int = -1
+    groups: tuple[int, ...] = ()
+    cgroups: tuple[str, ...] = ()  # its directories
+    scratch: str = ""  # name of its directory for temporary files
+    made_s: float = 0.0  # when this was written (Unix time)
 
     @property
     def settled(self) -> bool:
         """Is a shim named? If not, one may just be starting."""
         return self.shim_pid is not None
+
+
+Pid = Annotated[int, msgspec.Meta(ge=2, lt=1 << 31)]
+Ticks = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What a shim of another account says of itself. Nothing of it is believed that has not been looked at."""
+
+    shim_pid: Pid | None = None
+    shim_start_ticks: Ticks | None = None
+    pid: Pid | None = None
+    start_ticks: Ticks | None = None
+    boot_id: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class ExitRecord(msgspec.Struct, frozen=True):
@@ -57,20 +82,28 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Left:
+    """A process group that is left of an ended worker, to be killed before its end is told."""
+
+    record: Record
+    group: int
+
+
+@dataclass(frozen=True)
 class Ended:
-    """A worker that has ended. `kill`: the process group that is left of it, to be killed first."""
+    """A worker that has ended."""
 
     end: ExitRecord
-    kill: int | None = None
+    kill: Left | None = None
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """What an agent that starts finds. `kill`: process groups that are left of ended workers."""
+    """What an agent that starts finds."""
 
     running: tuple[LocalWorker, ...] = ()
     exited: tuple[WorkerExit, ...] = ()
-    kill: tuple[int, ...] = ()
+    kill: tuple[Left, ...] = ()
 
 
 def ended(found: Found) -> Ended | None:
@@ -78,7 +111,7 @@ def ended(found: Found) -> Ended | None:
     record = found.record
     if found.shim_runs:
         return None
-    kill = record.pid if found.worker_runs else None
+    kill = Left(record, record.pid) if found.worker_runs and record.pid is not None else None
     if found.end is not None:
         return Ended(found.end, kill)
     if not found.same_boot and record.settled:
@@ -92,7 +125,7 @@ def adopt(records: Iterable[Found]) -> Adoption:
     """Which of the workers in `records` run, and which have ended and are to be told."""
     running: list[LocalWorker] = []
     exited: list[WorkerExit] = []
-    kill: list[int] = []
+    kill: list[Left] = []
     for found in records:
         record, over = found.record, ended(found)
         if over is None:

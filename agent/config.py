@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping
+import stat
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,8 +30,30 @@ log = logging.getLogger(__name__)
 
 DEFAULT_CONTROLLER = "ipc:///var/lib/elasticctl/controller/agents"
 
+MOST_TASKS = 16_384  # of a worker: threads and processes
+LONGEST_SCRATCH = 60  # bytes: programs make sockets below, for whose paths the kernel takes 107
+
 ServerName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!ELASTICD_)[A-Za-z_][A-Za-z0-9_]*$")]  # those are the cluster's
+
+
+class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one worker may use, as far as there are cgroups."""
+
+    memory_gib: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    tasks: Annotated[int, msgspec.Meta(ge=16, le=1 << 22)] | None = None
+    cpus: Annotated[float, msgspec.Meta(ge=0.01, le=1 << 16)] | None = None
+    reserved_gib: Annotated[float, msgspec.Meta(ge=0)] = 2.0
+
+    @property
+    def given(self) -> bool:
+        """Has the operator set any for single workers?"""
+        return (self.memory_gib, self.tasks, self.cpus) != (None, None, None)
+
+    def each(self) -> tuple[int | None, int | None, float | None]:
+        """Memory (bytes), tasks and CPUs of a worker."""
+        memory_bytes = None if self.memory_gib is None else int(self.memory_gib * (1 << 30))
+        return memory_bytes, self.tasks or MOST_TASKS, self.cpus
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +72,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = HEARTBEAT_INTERVAL_S
     worker_silence_s: Annotated[float, msgspec.Meta(ge=LEAST_WORKER_SILENCE_S)] = WORKER_SILENCE_S
     warm_start: bool = True
+    allow_root_jobs: bool = False
+    worker_limits: WorkerLimits = WorkerLimits()
+    worker_log_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 256
+    scratch_directory: str | None = None
+    cpu_affinity: bool = True
     worker_environment: dict[Variable, str] = msgspec.field(default_factory=dict)
     log_file: str | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -124,11 +153,52 @@ def socket_directory(options: AgentConfig, environment: Mapping[str, str]) -> Pa
     if noted := _read_note(note):
         return private_directory(Path(noted))
     runtime = Path(environment.get("XDG_RUNTIME_DIR") or "/tmp")
-    chosen = transport.short_socket_directory(options.state, runtime if runtime.is_dir() else Path("/tmp"), os.getuid())
+    if os.getuid() == 0 and (runtime == Path("/tmp") or not _lets_pass(runtime)):
+        runtime = Path("/run")  # root's own runtime directory is closed to the accounts that workers run as
+    usable = runtime.is_dir() and os.access(runtime, os.W_OK)
+    chosen = transport.short_socket_directory(options.state, runtime if usable else Path("/tmp"), os.getuid())
     private_directory(chosen.parent)
     private_directory(chosen)
     _write_note(note, f"{chosen}\n")
     return chosen
+
+
+def _lets_pass(path: Path) -> bool:
+    return path.is_dir() and bool(path.stat().st_mode & stat.S_IXOTH)
+
+
+def scratch_directory(options: AgentConfig) -> Path:
+    """Where the workers' directories for temporary files are. Made when first needed."""
+    if options.scratch_directory:
+        return Path(options.scratch_directory).expanduser().absolute()
+    chosen = options.state / "scratch"
+    if len(os.fsencode(chosen)) <= LONGEST_SCRATCH:
+        return chosen
+    return private_directory(Path(f"/tmp/elasticctl-{os.getuid()}")) / f"scratch-{tag(options.state)}"
+
+
+def tag(state: Path) -> str:
+    """Tells agents of one machine apart by their state directories."""
+    return f"{zlib.crc32(os.fsencode(state.resolve())):08x}"
+
+
+def all_memory_bytes(limits: WorkerLimits, there_bytes: int) -> int | None:
+    """What all workers of a server with so much memory may use together."""
+    rest = there_bytes - int(limits.reserved_gib * (1 << 30))
+    return rest if rest > 0 else None
+
+
+def others_may_change(programs: Iterable[Path]) -> list[Path]:
+    """Which of these files, or of the directories on the way to them, somebody else than this user and root can change."""
+    found = []
+    for program in programs:
+        real = program.resolve()
+        for path in (real, *real.parents):
+            status = path.lstat()
+            sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+            if status.st_uid not in (0, os.getuid()) or (status.st_mode & 0o022 and not sticky):
+                found.append(path)
+    return sorted(set(found))
 
 
 def _read_note(note: Path) -> str:

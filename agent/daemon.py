@@ -1,8 +1,9 @@
 """The agent's shell: sockets, processes, files and time around `machine.AgentMachine` (cluster 1, 2).
 
-Two sockets: a DEALER to the controller, and a ROUTER on which the workers of this server talk. A message to the controller says
-"SERVER#IDENTITY" first, so that two agents of one name are told apart. Nothing is queued for a controller that is away
-(ZMQ_IMMEDIATE): the machine repeats what matters, and a controller that comes back is not flooded with what was true an hour ago.
+Two kinds of sockets: a DEALER to the controller, and ROUTERs on which the workers of this server talk, one for each account
+(`lines`). A message to the controller says "SERVER#IDENTITY" first, so that two agents of one name are told apart. Nothing is queued
+for a controller that is away (ZMQ_IMMEDIATE): the machine repeats what matters, and a controller that comes back is not flooded with
+what was true an hour ago.
 
 The loop waits for messages and ends of processes, and for nothing else: files are the business of `errands`.
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pwd
 import secrets
 import signal
 import sys
@@ -27,7 +27,7 @@ import zmq
 
 from .. import __version__
 from ..protocol.codec import Codec
-from ..protocol.errors import ElasticError, PeerError
+from ..protocol.errors import ElasticError, OperatorError, PeerError
 from ..protocol.messages import AgentHello, ReadLog, ToAgentFromController, ToAgentFromWorker
 from ..protocol.model import Server, ServerId
 from ..protocol.times import REFUSED_RETRY_S
@@ -37,9 +37,11 @@ from ..runtime.config import log_refusal, taken
 from ..runtime.directories import check_way, private_directory
 from ..runtime.door import Sparing
 from ..runtime.loop import Loop
-from . import config, topology
+from . import accounts, cgroups, config, shim, topology
+from .accounts import Account
+from .cgroups import Cgroups
 from .config import AgentConfig
-from .disk import Disk, load_identity, located
+from .disk import Disk, Rules, load_identity, located
 from .environment import Surroundings, common_environment
 from .errands import Errands
 from .events import (
@@ -61,19 +63,13 @@ from .events import (
     WorkerStatusReceived,
 )
 from .forkserver.client import WarmProcesses
+from .lines import WorkerLines, let_pass
 from .logfiles import JobFiles, not_read
 from .machine import AgentMachine
 from .processes import Processes
+from .scratch import Scratch
 
 log = logging.getLogger(__name__)
-
-
-def home() -> str:
-    """The home directory of the user that the agent runs as, whatever its environment says."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:  # a user without an entry, as containers have
-        return "/"
 
 
 class AgentDaemon:
@@ -82,6 +78,7 @@ class AgentDaemon:
     def __init__(self, options: AgentConfig, environment: Mapping[str, str]) -> None:
         """Raises OperatorError where the configuration does not fit the machine."""
         self._options = options
+        umask = os.umask(0o077)  # what the agent makes is its own
         state = private_directory(options.state)
         self._lock = locks.hold(state / "agent.lock", f"{state}: another agent runs with this state directory")
         who = load_identity(state, secrets.token_hex(8))
@@ -90,8 +87,8 @@ class AgentDaemon:
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.setsockopt(zmq.IMMEDIATE, 1)  # for the sockets that follow
-        self._workers = transport.router(self._context)
-        agent_address = transport.bind(self._workers, f"ipc://{socket_path}")
+        self._state = state
+        own = accounts.own_account()
         key = options.key
         self._controller_address = config.controller_of(options, key)
         if self._controller_address.startswith("ipc://"):
@@ -109,13 +106,16 @@ class AgentDaemon:
         self._from_worker: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
         gpus = topology.discover(options.cpu_slots)
         around = Surroundings(
-            agent_address=agent_address,
+            agent_address=transport.check_address(f"ipc://{socket_path}", None),
             address=options.address,
             checkpoints=options.checkpoints,
-            home=home(),
             gpus=gpus,
             variables=options.worker_environment,
+            cpus=topology.near(gpus) if options.cpu_affinity else {},
         )
+        self._workers = WorkerLines(self._context, self._loop, around.agent_address_for, self._on_worker)
+        if problem := self._workers.listen(own):
+            raise OperatorError(problem)
         server = Server(
             server=ServerId(options.server),
             address=options.address,
@@ -126,20 +126,38 @@ class AgentDaemon:
         )
         files = JobFiles(state / "jobs")
         self._errands = Errands(self._loop.wake)
-        self._disk = Disk(state, files, around)
+        self._cgroups = Cgroups(
+            config.tag(state),
+            cgroups.Limits(*options.worker_limits.each()),
+            config.all_memory_bytes(options.worker_limits, server.memory_bytes),
+            cgroups.mounted(),
+            own_too=options.worker_limits.given,
+        )
+        self._scratch = Scratch(config.scratch_directory(options))
+        rules = Rules(
+            scratch=self._scratch,
+            cgroups=self._cgroups,
+            root_jobs=options.allow_root_jobs,
+            log_bytes=options.worker_log_mib << 20,
+            umask=umask,
+        )
+        self._disk = Disk(state, files, around, rules)
         self._warm = None
         if options.warm_start:
-            standard = (located(sys.executable), common_environment(around))
-            self._warm = WarmProcesses(state, standard, self._loop, self._clock, self._errands)
+            root_only = own.uid == 0 and not options.allow_root_jobs
+            standard = None if root_only else (own, located(sys.executable), common_environment(around, own))
+            self._warm = WarmProcesses(state, standard, self._loop, self._clock, self._errands, self._cgroups)
         self._processes = Processes(
-            files, around, self._loop, self._clock, self._warm, self._dispatch, self._errands, self._disk
+            files, around, self._loop, self._clock, self._warm, self._dispatch, self._errands, self._disk, self._listen
         )
+        if own.uid == 0:
+            for path in config.others_may_change((Path(sys.executable), Path(shim.__file__))):
+                log.warning("%s can be changed by others than root, and this agent, which is root, executes it", path)
         self._machine = AgentMachine(
             server, secrets.token_hex(8), options.heartbeat_interval_s, options.worker_silence_s, who
         )
         self._loop.add_socket(self._controller, self._on_controller)
         self._loop.add_socket(self._refusals, self._on_refusal)
-        self._loop.add_socket(self._workers, self._on_worker)
 
     def run(self, again: Callable[[], AgentConfig] | None = None) -> None:
         """Adopt what runs, then serve until a signal. `again` reads the configuration anew, at SIGHUP."""
@@ -166,6 +184,8 @@ class AgentDaemon:
         self._controller.close()
         self._workers.close()
         self._context.term()
+        self._cgroups.close()
+        self._scratch.close()
         self._loop.close()
         os.close(self._lock)
 
@@ -200,16 +220,29 @@ class AgentDaemon:
         if self._sparing.worth(text, now) is not None:
             log.warning("the controller at %s %s", self._controller_address, text)
 
-    def _on_worker(self, frames: list[bytes]) -> None:
+    def _on_worker(self, user: int, frames: list[bytes]) -> None:
         try:
             status = self._from_worker.decode(frames[-1]).status
             if status.worker.encode() != frames[0]:
-                raise PeerError(f"{frames[0]!r} speaks for worker {status.worker}")
+                raise PeerError(f"{frames[0][:200]!r} speaks for worker {status.worker:.200}")
+            account = self._processes.account_of(status.worker)
+            if account is not None and account.uid != user:
+                raise PeerError(f"user {user} speaks for worker {status.worker:.200} of another account")
         except PeerError as error:
-            log.warning("dropped bytes from a worker: %s", error)
+            more = self._sparing.worth(f"a worker of user {user}", self._clock.now())
+            if more is not None:
+                log.warning("dropped bytes from a worker: %.500s (and %d such since the last one)", error, more)
             return
         self._dispatch(WorkerStatusReceived(status))
         self._processes.heard(status.worker)
+
+    def _listen(self, account: Account) -> str:
+        if not account.own:
+            try:
+                let_pass(self._state)
+            except OSError as error:
+                return f"{self._state}: {error.strerror}"
+        return self._workers.listen(account)
 
     def _on_turn(self) -> None:
         self._errands.deliver()
@@ -247,7 +280,9 @@ class AgentDaemon:
                 sent = self._send_controller(message)
                 return HelloNotSent() if isinstance(message, AgentHello) and not sent else None
             case SendWorker(worker, message):
-                transport.send(self._workers, worker.encode(), self._from_worker.encode(message))
+                account = self._processes.account_of(worker)
+                if account is not None:
+                    self._workers.send(account, worker.encode(), self._from_worker.encode(message))
             case StartProcess(start):
                 return self._processes.start(start)
             case SignalProcess(worker, how):

@@ -2,16 +2,23 @@
 
 Each call blocks for as long as the file system likes, and is therefore made by `errands`. What the world can break comes back
 as a value that says why.
+
+What belongs to the owner of a job is touched with that owner's rights and no more (`accounts`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import hashlib
 import logging
 import os
+import resource
+import stat
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,17 +28,26 @@ from ..protocol.errors import OperatorError, PeerError
 from ..protocol.messages import LogPiece, ReadLog, StartWorker
 from ..protocol.model import Fault, JobId, WorkerId
 from ..protocol.times import RECORD_PATIENCE_S, RECORD_RETRY_S, SHIM_GRACE_S
-from . import shim
-from .adoption import ExitRecord, Found, Record
-from .environment import Surroundings
+from . import accounts, cgroups, privileges, shim
+from .accounts import Account, NoAccount, acting_as
+from .adoption import ExitRecord, Found, Record, Seen
+from .cgroups import Cgroups
+from .environment import DEFAULT_PATH, Surroundings, environment
 from .forkserver import key as warm_key
 from .forkserver.key import Interpreter, WarmKey
 from .identity import Identity
-from .logfiles import JobFiles, read_piece
+from .lines import let_pass
+from .logfiles import JobFiles, read_piece, read_small
+from .scratch import Scratch, forget_shared_memory
 
 log = logging.getLogger(__name__)
 
 IDENTITY_FILE = "identity.json"
+OWNER_NOTE = "account"
+MAX_RECORD_BYTES = 1 << 20  # a command may be long
+LOG_BYTES = 256 << 20
+UMASK = 0o022  # of workers of other accounts
+SHIM_ENVIRONMENT = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"}
 SHIM_TIMES = shim.Times(SHIM_GRACE_S, RECORD_PATIENCE_S, RECORD_RETRY_S)
 
 Watched = Mapping[WarmKey, Mapping[str, int]]  # what warm processes have loaded: modification times (ns) of files
@@ -55,56 +71,163 @@ class Forkable:
     outdated: bool  # what that process has loaded has changed on the disk
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Who a worker will be, and what it will find."""
+
+    account: Account
+    environment: dict[str, str]
+    scratch: str  # name of its directory for temporary files
+    forkable: Forkable | None  # None: it can't be forked
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the operator wants workers to be kept."""
+
+    scratch: Scratch
+    cgroups: Cgroups | None = None
+    root_jobs: bool = True
+    log_bytes: int = LOG_BYTES
+    umask: int = 0o022  # of workers of the agent's own account
+
+
 class Disk:
     """The files of one agent."""
 
-    def __init__(self, state: Path, files: JobFiles, around: Surroundings) -> None:
+    def __init__(self, state: Path, files: JobFiles, around: Surroundings, rules: Rules | None = None) -> None:
         self._state = state
         self._files = files
         self._around = around
+        self._rules = rules or Rules(Scratch(state / "scratch"))
         self._boot = shim.boot_id()  # it stays the same; and later there may be no file to be had
 
-    def prepare(self, start: StartWorker, made: Mapping[str, str], watched: Watched) -> Forkable | Failed | None:
-        """Touch whatever of a worker's start may lie on a network: its checkpoints, its interpreter. None: it can't be forked."""
+    # -- starts
+
+    def prepare(self, start: StartWorker, watched: Watched) -> Prepared | Failed:
+        """Find out who the worker will be, and touch what may lie on a network: its checkpoints, its interpreter.
+
+        From here on, what belongs to the owner of the job is touched only as that owner.
+        """
+        gpu = self._around.gpu(start.gpu)
+        if gpu is None:
+            raise AssertionError(f"this server has no GPU {start.gpu}")  # the machine has looked
         try:
-            self._around.checkpoints_of(start).mkdir(mode=0o700, parents=True, exist_ok=True)
+            account = accounts.find(start.account, self._rules.root_jobs)
+            name = short_name(start.worker, start.uid)
+            made = environment(start, gpu, self._around, account, str(self._rules.scratch.of(name)))
+            self._make_checkpoints(start, account)
+            with acting_as(account):
+                return Prepared(account, made, name, self._forkable(start, account, made, watched))
+        except NoAccount as error:
+            return Failed(str(error))
         except (OSError, PeerError) as error:
             return not_started(error)
+
+    def _make_checkpoints(self, start: StartWorker, account: Account) -> None:
+        path = self._around.checkpoints_of(start, account)
+        if account.own:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return
+        above = self._around.checkpoints_for(account)
+        if self._state in above.parents and above.parent.is_dir():
+            let_pass(above.parent)
+        if not _is_there(above, account):
+            _make_directory_for(account, above)
+        with acting_as(account):
+            _reach(above, account)
+            path.mkdir(mode=0o700, exist_ok=True)
+
+    def _forkable(
+        self, start: StartWorker, account: Account, made: Mapping[str, str], watched: Watched
+    ) -> Forkable | None:
         asked = warm_key.parse(start.spec.command, made)
         found = find_interpreter(start.spec.command[0], made, start.spec.workdir) if asked is not None else None
         if asked is None or found is None:
             return None
-        key = warm_key.key_of(found, made)
+        key = warm_key.key_of(found, made, account.uid)
         return Forkable(found, key, asked, outdated=_changed(watched.get(key, {})))
 
-    def write_down(self, start: StartWorker) -> Failed | None:
-        """Make the record of a worker that is about to be started."""
+    def write_down(self, start: StartWorker, prepared: Prepared) -> Record | Failed:
+        """Make the record of a worker that is about to be started, and what it needs beside its checkpoints."""
+        account = prepared.account
         try:
-            record_path = self._files.of(start.job, start.worker, "json", start.uid)
-            record_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._files.of(start.job, start.worker, "exit", start.uid).unlink(missing_ok=True)
-            record = Record(start.job, start.worker, start.gpu, start.spec.command, start.uid)
-            shim.write_whole(str(record_path), msgspec.to_builtins(record))
+            path = self._files.of(start.job, start.worker, "json", start.uid)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not account.own:
+                self._make_output(start, account)
+            with acting_as(account):
+                self._files.output_of(start.job, start.worker, "exit", start.uid, account).unlink(missing_ok=True)
+                if not account.own:
+                    self._files.output_of(start.job, start.worker, "json", start.uid, account).unlink(missing_ok=True)
+            self._rules.scratch.make(prepared.scratch, account)
+            record = Record(
+                start.job,
+                start.worker,
+                start.gpu,
+                start.spec.command,
+                start.uid,
+                account=account.name,
+                user=-1 if account.own else account.uid,
+                group=account.gid,
+                groups=account.groups,
+                cgroups=self._make_cgroup(start, account),
+                scratch=prepared.scratch,
+                made_s=time.time(),
+            )
+            shim.write_whole(str(path), msgspec.to_builtins(record))
         except (OSError, PeerError) as error:
             return not_started(error)
-        return None
+        return record
 
-    def execute(self, start: StartWorker, made: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int] | Failed:
+    def _make_output(self, start: StartWorker, account: Account) -> None:
+        """Where the shim writes, and a note of whose that is, for those who read the logs later."""
+        path = self._files.output(start.job, start.uid, account)
+        if not _is_there(path.parent, account):
+            _make_directory_for(account, path.parent)
+        with acting_as(account):
+            _reach(path.parent, account)
+            path.mkdir(mode=0o700, exist_ok=True)
+        note = self._files.directory(start.job, start.uid) / OWNER_NOTE
+        shim.write_whole(str(note), {"name": account.name, "uid": account.uid, "gid": account.gid})
+
+    def _make_cgroup(self, start: StartWorker, account: Account) -> tuple[str, ...]:
+        cgroups = self._rules.cgroups
+        if cgroups is None or (account.own and not cgroups.own_too):
+            return ()
+        return cgroups.make(f"{start.worker[-60:]}.{short_name(start.worker, start.uid)}")
+
+    def execute(
+        self, start: StartWorker, prepared: Prepared, record: Record
+    ) -> tuple[subprocess.Popen[bytes], int] | Failed:
         """Start a worker's shim. Returns it with its pidfd."""
-        directory = self._files.directory(start.job, start.uid)
+        directory = self._files.output(start.job, start.uid, prepared.account)
         keeper = [sys.executable, "-I", "-S", shim.__file__, str(directory), start.job, start.uid, start.worker]
         command = [*keeper, str(start.gpu), str(SHIM_TIMES), start.spec.workdir, *start.spec.command]
         try:
-            child = subprocess.Popen(
-                command,
-                env=made,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                close_fds=True,
+            check_variables(prepared.environment)
+            orders = privileges.write_orders(
+                {
+                    "record": msgspec.to_builtins(record),
+                    "environment": prepared.environment,
+                    "drop": drop_orders(prepared.account),
+                    "cgroups": record.cgroups,
+                    **self.ways(start, prepared.account),
+                }
             )
+            try:
+                child = subprocess.Popen(
+                    command,
+                    env=SHIM_ENVIRONMENT,
+                    cwd="/",
+                    stdin=orders,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    close_fds=True,
+                )
+            finally:
+                os.close(orders)
         except (OSError, ValueError) as error:  # ValueError: a zero byte in a variable or an argument
             return not_started(error)
         try:
@@ -113,6 +236,29 @@ class Disk:
             child.kill()  # nobody would notice its end
             child.wait()
             return not_started(error)
+
+    def ways(self, start: StartWorker, account: Account) -> dict[str, object]:
+        """What a shim is told beside its record and the worker's variables."""
+        return {
+            "cpus": self._around.cpus.get(start.gpu, ()),
+            "log_bytes": self._rules.log_bytes,
+            "umask": self._rules.umask if account.own else UMASK,
+        }
+
+    def admit(self, record: Record, pid: int) -> bool:
+        """Take a shim that a warm process has forked into its worker's cgroup, before it goes on. Whether it may go on."""
+        account = owner(record)
+        if not account.own and accounts.runs_as(pid) != account.uid:
+            log.error("a warm process of %s names a process as its own that is not: %d", account.name, pid)
+            return False
+        try:
+            cgroups.enter(record.cgroups, pid)
+        except OSError as error:
+            log.error("a forked worker cannot enter its cgroup: %s", error.strerror)
+            return False
+        return True
+
+    # -- records
 
     def read_record(self, path: Path) -> Record | None:
         """A worker's record; None where there is none that can be read."""
@@ -124,32 +270,93 @@ class Disk:
             log.error("%s is not a worker's record and is left alone: %s", path, error)
             return None
 
-    def record_of(self, job: JobId, worker: WorkerId, uid: str) -> Record | None:
-        return self.read_record(self._files.of(job, worker, "json", uid))
-
-    def end_of(self, job: JobId, worker: WorkerId, uid: str) -> ExitRecord | None:
-        """How a worker has ended, if its shim has written that down."""
+    def settled(self, record: Record) -> Record:
+        """A record with the processes that its shim has written down since."""
+        account = owner(record)
+        if account.own:
+            return self.read_record(self._files.of(record.job, record.worker, "json", record.uid)) or record
+        path = self._files.output_of(record.job, record.worker, "json", record.uid, account)
         try:
-            path = self._files.of(job, worker, "exit", uid)
-            return msgspec.json.decode(path.read_bytes(), type=ExitRecord)
+            seen = msgspec.json.decode(read_small(path, account, MAX_RECORD_BYTES), type=Seen)
         except (OSError, msgspec.MsgspecError):
+            return record
+        kept: dict[str, int | None] = {}
+        if _may_be(record, account, seen.shim_pid, seen.shim_start_ticks):
+            kept |= {"shim_pid": seen.shim_pid, "shim_start_ticks": seen.shim_start_ticks}
+        if _may_be(record, account, seen.pid, seen.start_ticks):
+            kept |= {"pid": seen.pid, "start_ticks": seen.start_ticks}
+        return msgspec.structs.replace(record, boot_id=seen.boot_id, **kept)
+
+    def end_of(self, record: Record) -> ExitRecord | None:
+        """How a worker has ended, if its shim has written that down; what is left of it, but for the shim, is gone then."""
+        account = owner(record)
+        try:
+            path = self._files.output_of(record.job, record.worker, "exit", record.uid, account)
+            end = msgspec.json.decode(read_small(path, account, MAX_RECORD_BYTES), type=ExitRecord)
+        except (OSError, PeerError, msgspec.MsgspecError):
             return None
+        if not cgroups.clear(record.cgroups, spare=record.shim_pid):
+            log.error("processes of %s are left, which the kernel does not end", record.worker)
+        return self._explained(record, end if account.own else _plausible(end))
+
+    def _explained(self, record: Record, end: ExitRecord) -> ExitRecord:
+        """Whether it was memory."""
+        if end.exit_code == 0 or not cgroups.out_of_memory(record.cgroups) or self._rules.cgroups is None:
+            return end
+        why = f"out of memory ({self._rules.cgroups.memory_text}): {end.reason}"
+        return ExitRecord(end.exit_code, why[: shim.MAX_REASON_CHARACTERS], Fault.KILLED)
+
+    def of_this_boot(self, record: Record) -> bool:
+        """Has the machine been up ever since its shim wrote it?"""
+        return record.boot_id == self._boot
 
     def look(self, record: Record, shim_runs: bool) -> Found:
         """What is true of a worker whose shim runs, or does not."""
-        same_boot = record.boot_id == self._boot
+        same_boot = self.of_this_boot(record)
+        if not shim_runs and not cgroups.clear(record.cgroups):
+            log.error("processes of %s are left, which the kernel does not end", record.worker)
         return Found(
             record=record,
             same_boot=same_boot,
             shim_runs=shim_runs,
             worker_runs=same_boot and runs(record.pid, record.start_ticks),
-            end=self.end_of(record.job, record.worker, record.uid),
+            end=self.end_of(record),
         )
 
-    def after_shim(self, job: JobId, worker: WorkerId, uid: str) -> Found:
-        """What is true of a worker whose shim has ended."""
-        record = self.record_of(job, worker, uid) or Record(job, worker, 0, (), uid)
-        return self.look(record, shim_runs=False)
+    def after_shim(self, record: Record) -> Found:
+        """What is true of a worker whose shim has ended. All that is left of it is ended."""
+        found = self.look(self.settled(record), shim_runs=False)
+        if found.end is None and cgroups.out_of_memory(record.cgroups):
+            end = self._explained(record, ExitRecord(None, "the process that kept it was killed"))
+            return dataclasses.replace(found, end=end)
+        return found
+
+    def tidy(self, record: Record) -> None:
+        """Remove what an ended worker has left behind, except for its records, its log and its checkpoints."""
+        account = owner(record)
+        cgroups.remove(record.cgroups)
+        if record.scratch:
+            self._rules.scratch.remove(record.scratch, account)
+        if record.made_s:
+            for name in forget_shared_memory(account, record.made_s):
+                log.info("removed shared memory that %s has left behind: %s", record.worker, name)
+
+    def left_behind(self, running: Sequence[Record]) -> Callable[[], None]:
+        """What removes all that workers of earlier agents have left behind: found now, so that nothing newer goes with it."""
+        cgroups_left = self._rules.cgroups.others(running_cgroups(running)) if self._rules.cgroups is not None else ()
+        scratch_left = self._rules.scratch.others(frozenset(record.scratch for record in running))
+
+        def sweep() -> None:
+            for path in cgroups_left:
+                cgroups.remove((path,))
+            for name, uid in scratch_left:
+                self._rules.scratch.remove(name, Account("", uid, uid, (), "/"))
+
+        return sweep
+
+    def kill_all(self, record: Record) -> None:
+        """End everything of a worker, its shim included."""
+        cgroups.clear(record.cgroups)
 
     def forget(self, job: JobId, worker: WorkerId, uid: str) -> None:
         """Remove the records of an ended worker. Its log stays."""
@@ -157,21 +364,125 @@ class Disk:
             paths = [self._files.of(job, worker, suffix, uid) for suffix in ("json", "exit")]
         except PeerError:
             return  # `write_down` refused this name: there are no records
+        record = self.read_record(paths[0])
         try:
             for (
                 path
             ) in paths:  # in this order: an end without a record is no worker, a record without an end would be one
                 path.unlink(missing_ok=True)
             paths[1].with_name(f"{paths[1].name}.new").unlink(missing_ok=True)
+            if record is not None and not (account := owner(record)).own:
+                with acting_as(account):
+                    written = self._files.output_of(job, worker, "exit", uid, account)
+                    for path in (written, written.with_suffix(".json"), written.with_suffix(".exit.new")):
+                        path.unlink(missing_ok=True)
         except OSError as error:  # the next agent tells of this end again, and is told again to forget it
             log.error("the records of %s cannot be removed: %s", worker, error)
 
     def read_log(self, request: ReadLog, growing: bool) -> LogPiece:
-        return read_piece(self._files, request, growing)
+        return read_piece(self._files, request, growing, self._writer(request.job, request.uid))
+
+    def _writer(self, job: JobId, uid: str) -> Account:
+        """Whose the logs of a job are."""
+        try:
+            noted = msgspec.json.decode((self._files.directory(job, uid) / OWNER_NOTE).read_bytes(), type=_Owner)
+        except (OSError, PeerError, msgspec.MsgspecError):
+            return accounts.myself()
+        return Account(noted.name, noted.uid, noted.gid, (), "/")
 
     def save(self, kept: Identity) -> str:
         """Write the agent's identity down. Returns why that failed, or ""."""
         return save_identity(self._state, kept)
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    name: str
+    uid: int
+    gid: int
+
+
+def running_cgroups(running: Sequence[Record]) -> frozenset[str]:
+    return frozenset(path for record in running for path in record.cgroups)
+
+
+def owner(record: Record) -> Account:
+    """Who a worker runs as."""
+    if record.user in (-1, os.getuid()):
+        return accounts.myself()
+    return Account(record.account, record.user, record.group, record.groups, "/")
+
+
+def drop_orders(account: Account) -> dict[str, object] | None:
+    """What makes a process of the agent one of `account`; None: nothing need be done."""
+    if account.own:
+        return None
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return {"uid": account.uid, "gid": account.gid, "groups": account.groups, "open_files": most}
+
+
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Raises ValueError for what no process can have."""
+    for name, value in variables.items():
+        if "\0" in name + value or "=" in name or not name:
+            raise ValueError("embedded null byte" if "\0" in name + value else "illegal environment variable name")
+        os.fsencode(name + value)
+
+
+def short_name(worker: WorkerId, uid: str) -> str:
+    """A name for a worker's things where room is scarce, different for different jobs."""
+    return hashlib.blake2b(f"{uid}/{worker}".encode(), digest_size=6).hexdigest()
+
+
+def _plausible(end: ExitRecord) -> ExitRecord:
+    """What a job's owner, who can write anything, may claim of an end: not that the server was at fault."""
+    code = end.exit_code if end.exit_code is None or -128 <= end.exit_code <= 255 else None
+    reason = "".join(each for each in end.reason[: shim.MAX_REASON_CHARACTERS] if each.isprintable())
+    return ExitRecord(code, reason, None if end.fault is None else Fault.KILLED)
+
+
+def _may_be(record: Record, account: Account, pid: int | None, ticks: int | None) -> bool:
+    """Whether a process that its owner says to be of a worker is one: it has ended, or is the owner's and in its cgroup."""
+    if pid is None or ticks is None:
+        return False
+    if not runs(pid, ticks):
+        return True
+    return accounts.runs_as(pid) == account.uid and (not record.cgroups or pid in cgroups.processes(record.cgroups))
+
+
+def _is_there(path: Path, account: Account) -> bool:
+    with acting_as(account):
+        return os.path.lexists(path)
+
+
+def _make_directory_for(account: Account, path: Path) -> None:
+    """A directory that is closed to all but `account`. What is above it belongs to the operator. Raises OSError."""
+    open_to_pass(path.parent)
+    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.mkdir(path.name, 0o700, dir_fd=above)
+        os.chown(path.name, account.uid, account.gid, dir_fd=above, follow_symlinks=False)
+    except FileExistsError:
+        pass  # it is looked at next
+    finally:
+        os.close(above)
+
+
+def open_to_pass(path: Path) -> None:
+    """Make a directory, if it is missing, through which others may pass without seeing what is in it. Raises OSError."""
+    if not path.is_dir():
+        path.mkdir(parents=True)
+        path.chmod(0o711)
+
+
+def _reach(path: Path, account: Account) -> None:
+    """Raises OSError unless `path` is a directory of `account` that it can reach. As that account."""
+    try:
+        found = path.lstat()
+    except PermissionError:
+        closed = shim.first_closed(str(path))
+        raise PermissionError(0, f"account {account.name} cannot reach {path}: {closed} is closed to it") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != account.uid:
+        raise PermissionError(0, f"{path} is not a directory of account {account.name}")
 
 
 def not_started(error: Exception) -> Failed:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..protocol.messages import StartWorker
 from ..protocol.model import Determinism, Gpu, GpuKind
+from .accounts import Account
 from .logfiles import directory_name
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -39,25 +40,35 @@ class Surroundings:
     agent_address: str  # of the workers' socket
     address: str  # IP address of the server
     checkpoints: Path
-    home: str
     gpus: tuple[Gpu, ...]
     variables: Mapping[str, str] = field(default_factory=dict)  # the operator's, for all workers of this server
+    cpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # near a GPU, by its index
 
-    def checkpoints_of(self, start: StartWorker) -> Path:
+    def checkpoints_of(self, start: StartWorker, account: Account) -> Path:
         """Of a worker's job. Raises PeerError if its name is none."""
-        return self.checkpoints / directory_name(start.job, start.uid)
+        return self.checkpoints_for(account) / directory_name(start.job, start.uid)
+
+    def checkpoints_for(self, account: Account) -> Path:
+        """Of all jobs of an account: where several accounts write, each has a directory that is closed to the others."""
+        return self.checkpoints if account.own else self.checkpoints / account.name
+
+    def agent_address_for(self, account: Account) -> str:
+        """Of the socket for an account's workers."""
+        return self.agent_address if account.own else f"{self.agent_address}-{account.uid}"
 
     def gpu(self, index: int) -> Gpu | None:
         return next((gpu for gpu in self.gpus if gpu.index == index), None)
 
 
-def common_environment(around: Surroundings) -> dict[str, str]:
-    """What every worker of a server gets, unless its job says otherwise."""
+def common_environment(around: Surroundings, account: Account, scratch: str = "/tmp") -> dict[str, str]:
+    """What every worker of an account gets on this server, unless its job says otherwise."""
+    names = {"USER": account.name, "LOGNAME": account.name} if account.name else {}
     return {
         "PATH": DEFAULT_PATH,
-        "HOME": around.home,
+        "HOME": account.home,
+        **names,
         "LANG": "C.UTF-8",
-        "TMPDIR": "/tmp",
+        "TMPDIR": scratch,
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "THP_MEM_ALLOC_ENABLE": "1",  # torch asks for large pages: memory used for the first time costs a fifth
@@ -65,24 +76,24 @@ def common_environment(around: Surroundings) -> dict[str, str]:
     }
 
 
-def environment(start: StartWorker, gpu: Gpu, around: Surroundings) -> dict[str, str]:
-    """All variables of a worker."""
+def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Account, scratch: str) -> dict[str, str]:
+    """All variables of a worker. `scratch`: its directory for temporary files."""
     spec = start.spec
     visible = (gpu.uuid or str(gpu.index)) if gpu.kind is GpuKind.CUDA else ""
     repeatable = {} if spec.determinism is Determinism.NONE else REPEATABLE
     made = {
         **repeatable,
-        **common_environment(around),
+        **common_environment(around, account, scratch),
         **spec.env,
         "ELASTICD_JOB": start.job,
         "ELASTICD_WORKER": start.worker,
-        "ELASTICD_AGENT": around.agent_address,
+        "ELASTICD_AGENT": around.agent_address_for(account),
         "ELASTICD_ADDRESS": around.address,
         "ELASTICD_KEY": start.key,
         "ELASTICD_GPU_KIND": gpu.kind.value,
         "ELASTICD_VIRTUAL_WORKERS": str(spec.virtual_workers),
         "ELASTICD_DETERMINISM": spec.determinism.value,
-        "ELASTICD_CHECKPOINT_DIRECTORY": str(around.checkpoints_of(start)),
+        "ELASTICD_CHECKPOINT_DIRECTORY": str(around.checkpoints_of(start, account)),
         "ELASTICD_CHECKPOINT_EVERY_S": repr(spec.checkpoint.every_s),
         "ELASTICD_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
         "ELASTICD_PAUSE_TIMEOUT_S": repr(spec.pause_timeout_s),

@@ -3,18 +3,25 @@
 ``<state>/jobs/<job>.<uid>/<worker>.json|.exit|.log``, written by the shim. The uid tells a job from another one that has had
 the same number. Names come over the network, so a path is made only of ids that have been checked: letters, digits, ``.``,
 ``_``, ``-``, no leading dot, and a worker's id is its job's and a number.
+
+Where a job runs as another account, only the agent's own record is there, and the shim, which is that account by then, writes to
+``<state>/accounts/<account>/<job>.<uid>``. That directory is the account's. So what is in it is believed of nothing but that
+account's processes, and read with the account's rights, as a plain file and no more of it than such a file can have.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..protocol.errors import PeerError
 from ..protocol.messages import LogPiece, ReadLog
 from ..protocol.model import JobId, WorkerId
+from . import shim
+from .accounts import Account, acting_as
 
 MIN_PIECE_BYTES = 128 << 10  # more than the longest line that a shim writes
 MAX_PIECE_BYTES = 4 << 20
@@ -37,6 +44,19 @@ class JobFiles:
 
     root: Path  # <state>/jobs
 
+    @property
+    def accounts(self) -> Path:
+        return self.root.parent / "accounts"
+
+    def output(self, job: JobId, uid: str, account: Account) -> Path:
+        """Where a job's shims write. Raises PeerError if `job` is not an id."""
+        name = directory_name(job, uid)
+        return self.root / name if account.own else self.accounts / account.name / name
+
+    def output_of(self, job: JobId, worker: WorkerId, suffix: str, uid: str, account: Account) -> Path:
+        """As `of`, of what a shim writes."""
+        return self.output(job, uid, account) / self.of(job, worker, suffix, uid).name
+
     def directory(self, job: JobId, uid: str = "") -> Path:
         """Raises PeerError if `job` is not an id."""
         return self.root / directory_name(job, uid)
@@ -54,17 +74,27 @@ def not_read(request: ReadLog, error: str) -> LogPiece:
     return LogPiece(request=request.request, data=b"", next_offset=max(0, request.offset), end=True, error=error)
 
 
-def read_piece(files: JobFiles, request: ReadLog, growing: bool) -> LogPiece:
+def read_small(path: Path, account: Account, most_bytes: int) -> bytes:
+    """A file in a directory of `account`. Raises OSError, also if it is no plain file or longer than it can be."""
+    with acting_as(account):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
+            raise OSError(0, f"it is no plain file of at most {most_bytes} bytes", str(path))
+        return file.read(most_bytes)
+
+
+def read_piece(files: JobFiles, request: ReadLog, growing: bool, account: Account) -> LogPiece:
     """Whole lines of a log from `request.offset` on. `growing`: more may be written later."""
 
     if request.offset < 0:
         return not_read(request, f"offset {request.offset} is negative")
     limit = min(max(request.limit, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
     try:
-        with files.of(request.job, request.worker, "log", request.uid).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(request.offset)
-            data = file.read(limit)
+        path = files.output_of(request.job, request.worker, "log", request.uid, account)
+        with acting_as(account):
+            offset, last, size, data = _read_at(path, request, limit)
     except PeerError as error:
         return not_read(request, str(error))
     except FileNotFoundError:
@@ -74,9 +104,33 @@ def read_piece(files: JobFiles, request: ReadLog, growing: bool) -> LogPiece:
     except OSError as error:
         return not_read(request, f"the log of {request.worker} cannot be read: {error.strerror}")
     whole = data[: data.rfind(b"\n") + 1]
-    if not growing and not whole and data:  # a shim was killed in the middle of its last line
-        return LogPiece(request=request.request, data=data + b"\n", next_offset=request.offset + len(data), end=True)
-    next_offset = request.offset + len(whole)
-    return LogPiece(
-        request=request.request, data=whole, next_offset=next_offset, end=not growing and next_offset >= size
-    )
+    over = last and not growing
+    if data and not whole and (over or not last):  # a shim was killed in the middle of its last line
+        return LogPiece(request=request.request, data=data + b"\n", next_offset=offset + len(data), end=over)
+    next_offset = offset + len(whole)
+    gap = offset - request.offset
+    told = b"%s e (%d bytes of this log were not kept)\n" % (whole.partition(b" ")[0], gap) if gap and whole else b""
+    ends = over and next_offset >= offset + size
+    return LogPiece(request=request.request, data=told + whole, next_offset=next_offset, end=ends)
+
+
+def _read_at(path: Path, request: ReadLog, limit: int) -> tuple[int, bool, int, bytes]:
+    """What there is of a log from an offset on: that offset, whether the file is the last, how long it is from there, data."""
+    parts = shim.log_files(str(path.parent), request.worker)
+    if not parts:
+        raise FileNotFoundError
+    number = max((i for i, (start, _) in enumerate(parts) if start <= request.offset), default=0)
+    while True:
+        start, name = parts[number]
+        last = number == len(parts) - 1
+        descriptor = os.open(path.parent / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(0, "it is no plain file")
+            within = max(0, request.offset - start)
+            file.seek(within)
+            data = file.read(limit)
+        if data or last:
+            return start + within, last, max(0, status.st_size - within), data
+        number += 1  # what comes next, also where files between them have been removed

@@ -31,15 +31,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ..protocol.errors import PeerError
+import msgspec
+
 from ..protocol.messages import StartWorker
 from ..protocol.model import Fault, JobId, WorkerId
 from ..runtime.clock import Clock
 from ..runtime.loop import Loop
-from . import shim
+from . import accounts
+from .accounts import Account
 from .adoption import Ended, Found, Record, adopt, ended
-from .disk import SHIM_TIMES, Disk, Failed, Forkable, not_started, runs
-from .environment import Surroundings, environment
+from .disk import SHIM_TIMES, Disk, Failed, Prepared, owner, runs
+from .environment import Surroundings
 from .errands import Errands
 from .events import ProcessExited, ProcessFailed, ProcessStarted, Started, StopSignal
 from .forkserver.client import Channel, WarmProcesses
@@ -49,6 +51,7 @@ log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.001
 LOOK_FOR_S = 0.1
+DOUBT_AFTER_KILLS = 4  # that one who runs as another account may have named the wrong processes
 SHIM_START_S = 2.0  # how long shims may take to write their records, when an agent was killed just after starting them
 
 R = TypeVar("R")
@@ -68,8 +71,8 @@ class _Start:
     """A worker that is being started."""
 
     order: StartWorker
-    environment: dict[str, str]
     stage: Stage = Stage.PREPARING
+    record: Record | None = None  # once it is written
     channel: Channel | None = None  # while FORKING
     signal: StopSignal | None = None  # that came while EXECUTING
 
@@ -78,8 +81,7 @@ class _Start:
 class _Watched:
     """A shim that runs."""
 
-    job: JobId
-    uid: str  # of the job
+    record: Record  # as the agent wrote it
     pid: int
     descriptor: int  # pidfd
     child: subprocess.Popen[bytes] | None  # to be reaped, if it is ours
@@ -89,6 +91,10 @@ class _Watched:
     look_at: float | None = None  # the worker is dead: its exit record is due
     look_until: float = 0.0
     told: bool = False  # the worker's end has been told; the shim is just ending
+    kills: int = 0  # how often it was to be killed
+
+    def __post_init__(self) -> None:
+        self.account = owner(self.record)
 
 
 class Processes:
@@ -104,8 +110,10 @@ class Processes:
         tell: Callable[[ProcessStarted | ProcessExited | ProcessFailed], None],
         errands: Errands,
         disk: Disk,
+        listen: Callable[[Account], str] = lambda account: "",
     ) -> None:
-        """`warm`: what to fork workers from, where that is possible."""
+        """`warm`: what to fork workers from, where that is possible. `listen`: hear the workers of an account from now on, or say
+        why not."""
         self._files = files
         self._around = around
         self._loop = loop
@@ -114,6 +122,7 @@ class Processes:
         self._tell = tell
         self._errands = errands
         self._disk = disk
+        self._listen = listen
         self._starts: dict[WorkerId, _Start] = {}
         self._watched: dict[WorkerId, _Watched] = {}
         self._dead: dict[WorkerId, _Watched] = {}  # whose exit records are looked for
@@ -122,20 +131,12 @@ class Processes:
 
     def start(self, order: StartWorker) -> ProcessFailed | None:
         """Begin to start a worker. Returns why that cannot be, or None: what comes of it is told."""
-        gpu = self._around.gpu(order.gpu)
-        if gpu is None:
-            raise AssertionError(f"this server has no GPU {order.gpu}")  # the machine has looked
-        try:
-            made = environment(order, gpu, self._around)
-        except PeerError as error:
-            failed = not_started(error)
-            return ProcessFailed(order.worker, failed.reason, failed.fault)
-        start = _Start(order, made)
+        start = _Start(order)
         watched = self._warm.watched() if self._warm is not None else {}
         offered = self._errands.offer(
             f"checkpoints {order.job}.{order.uid}",
-            lambda: self._disk.prepare(order, made, watched),
-            lambda found: self._on_prepared(start, found),
+            lambda: self._disk.prepare(order, watched),
+            lambda prepared: self._on_prepared(start, prepared),
         )
         if not offered:
             return ProcessFailed(order.worker, "cannot be started: too much waits for this server's file systems")
@@ -145,91 +146,113 @@ class Processes:
     def _goes_on(self, start: _Start) -> bool:
         return self._starts.get(start.order.worker) is start
 
-    def _on_prepared(self, start: _Start, found: Forkable | Failed | None) -> None:
+    def _on_prepared(self, start: _Start, prepared: Prepared | Failed) -> None:
         if not self._goes_on(start):
             return
-        if isinstance(found, Failed):
-            self._fail(start, found)
+        if isinstance(prepared, Failed):
+            self._fail(start, prepared)
+            return
+        if problem := self._listen(prepared.account):
+            self._fail(start, Failed(f"cannot be started: {problem}"))
             return
         start.stage = Stage.WRITING
         self._ask(
             start.order.job,
             start.order.uid,
-            lambda: self._disk.write_down(start.order),
-            lambda failed: self._on_written(start, found, failed),
+            lambda: self._disk.write_down(start.order, prepared),
+            lambda record: self._on_written(start, prepared, record),
         )
 
-    def _on_written(self, start: _Start, found: Forkable | None, failed: Failed | None) -> None:
+    def _on_written(self, start: _Start, prepared: Prepared, record: Record | Failed) -> None:
         if not self._goes_on(start):
             return
-        if failed is not None:
-            self._fail(start, failed)
+        if isinstance(record, Failed):
+            self._fail(start, record)
             return
-        channel = self._fork(start, found) if found is not None else None
+        start.record = record
+        channel = self._fork(start, prepared, record)
         if channel is None:
-            self._execute(start)
+            self._execute(start, prepared, record)
         else:
             start.stage, start.channel = Stage.FORKING, channel
 
-    def _fork(self, start: _Start, found: Forkable) -> Channel | None:
+    def _fork(self, start: _Start, prepared: Prepared, record: Record) -> Channel | None:
         """Ask a warm process for the worker, if one can have it."""
-        if self._warm is None:
+        found, order = prepared.forkable, start.order
+        if self._warm is None or found is None:
             return None
-        order, spec = start.order, start.order.spec
         request = {
-            "directory": str(self._files.directory(order.job, order.uid)),
-            "job": order.job,
-            "uid": order.uid,
-            "worker": order.worker,
-            "gpu": order.gpu,
+            "directory": str(self._files.output(order.job, order.uid, prepared.account)),
+            "record": msgspec.to_builtins(record),
             "times": str(SHIM_TIMES),
-            "workdir": spec.workdir,
-            "command": spec.command,
-            "environment": start.environment,
+            "workdir": order.spec.workdir,
+            "command": order.spec.command,
+            "environment": prepared.environment,
             "executable": found.interpreter.path,
             "module": found.launch.module,
             "name": found.launch.name,
             "arguments": found.launch.arguments,
+            **self._disk.ways(order, prepared.account),
         }
-        return self._warm.fork(found, request, lambda shim: self._on_forked(start, shim))
+        return self._warm.fork(
+            prepared.account,
+            found,
+            request,
+            lambda shim: self._on_forked(start, prepared, record, shim),
+            None if prepared.account.own and not record.cgroups else lambda pid: self._disk.admit(record, pid),
+        )
 
-    def _on_forked(self, start: _Start, forked: tuple[int, int] | None) -> None:
+    def _on_forked(self, start: _Start, prepared: Prepared, record: Record, forked: tuple[int, int] | None) -> None:
         start.channel = None
         if forked is None:
-            self._execute(start)
+            self._execute(start, prepared, record)
             return
         log.info("forked worker=%s gpu=%d shim_pid=%d", start.order.worker, start.order.gpu, forked[0])
-        self._begin(start, *forked, None)
+        self._begin(start, record, *forked, None)
 
-    def _execute(self, start: _Start) -> None:
+    def _execute(self, start: _Start, prepared: Prepared, record: Record) -> None:
         start.stage = Stage.EXECUTING
         self._ask(
             start.order.job,
             start.order.uid,
-            lambda: self._disk.execute(start.order, start.environment),
-            lambda child: self._on_executed(start, child),
+            lambda: self._disk.execute(start.order, prepared, record),
+            lambda child: self._on_executed(start, record, child),
         )
 
-    def _on_executed(self, start: _Start, executed: tuple[subprocess.Popen[bytes], int] | Failed) -> None:
+    def _on_executed(
+        self, start: _Start, record: Record, executed: tuple[subprocess.Popen[bytes], int] | Failed
+    ) -> None:
         if isinstance(executed, Failed):
             self._fail(start, executed)
             return
         child, descriptor = executed
         log.info("started worker=%s gpu=%d shim_pid=%d", start.order.worker, start.order.gpu, child.pid)
-        self._begin(start, child.pid, descriptor, child)
+        self._begin(start, record, child.pid, descriptor, child)
 
-    def _begin(self, start: _Start, pid: int, descriptor: int, child: subprocess.Popen[bytes] | None) -> None:
+    def _begin(
+        self, start: _Start, record: Record, pid: int, descriptor: int, child: subprocess.Popen[bytes] | None
+    ) -> None:
         order = start.order
         del self._starts[order.worker]
-        self._watch(order.worker, _Watched(order.job, order.uid, pid, descriptor, child))
+        record = msgspec.structs.replace(record, shim_pid=pid)
+        self._watch(order.worker, _Watched(record, pid, descriptor, child))
         self._tell(ProcessStarted(order.worker))
         if start.signal is not None:
             self.signal(order.worker, start.signal)
 
     def _fail(self, start: _Start, failed: Failed) -> None:
         del self._starts[start.order.worker]
+        self._tidy_start(start)
         log.error("worker %s %s", start.order.worker, failed.reason)
         self._tell(ProcessFailed(start.order.worker, failed.reason, failed.fault))
+
+    def _tidy_start(self, start: _Start) -> None:
+        """Nothing comes of it."""
+        if start.record is not None:
+            self._tidy(start.record)
+
+    def _tidy(self, record: Record) -> None:
+        self._errands.ask("tidying", lambda: self._disk.tidy(record), lambda done: None)
 
     # -- an agent's start
 
@@ -242,26 +265,33 @@ class Processes:
         found: list[Found] = []
         for path in sorted(self._files.root.glob("*/*.json")):
             record = self._disk.read_record(path)
-            while record is not None and not record.settled and time.monotonic() < give_up_at:
+            if record is None:
+                continue
+            seen = self._disk.settled(record)
+            while not seen.settled and time.monotonic() < give_up_at:
                 time.sleep(0.02)
-                record = self._disk.read_record(path)
-            if record is not None:
-                found.append(self._disk.look(record, self._rewatch(record)))
+                seen = self._disk.settled(record)
+            found.append(self._disk.look(seen, self._rewatch(seen)))
         adoption = adopt(found)
-        for group in adoption.kill:
-            shim.signal_group(group, signal.SIGKILL)
+        for left in adoption.kill:
+            accounts.signal_group(owner(left.record), left.group, signal.SIGKILL)
         for worker in adoption.running:
-            log.info("adopted worker=%s shim_pid=%d", worker.worker, self._watched[worker.worker].pid)
+            watched = self._watched[worker.worker]
+            log.info("adopted worker=%s shim_pid=%d", worker.worker, watched.pid)
+            if problem := self._listen(watched.account):
+                log.error("worker %s cannot be heard: %s", worker.worker, problem)
+        sweep = self._disk.left_behind([watched.record for watched in self._watched.values()])
+        self._errands.ask("tidying", sweep, lambda done: None)
         return Started(adoption.running, adoption.exited)
 
     def _rewatch(self, record: Record) -> bool:
         """Watch the shim of a record, if it runs."""
-        if record.shim_pid is None or record.boot_id != shim.boot_id():
+        if record.shim_pid is None or not self._disk.of_this_boot(record):
             return False
         descriptor = _open(record.shim_pid, record.shim_start_ticks)
         if descriptor is None:
             return False
-        watched = _Watched(record.job, record.uid, record.shim_pid, descriptor, None)
+        watched = _Watched(record, record.shim_pid, descriptor, None)
         if record.pid is not None and record.start_ticks is not None:
             watched.group = (record.pid, record.start_ticks)
         self._watch(record.worker, watched)
@@ -278,8 +308,12 @@ class Processes:
         if watched is None:
             return None
         log.info("signal worker=%s how=%s", worker, how.value)
+        watched.kills += how is StopSignal.KILL
         if how is StopSignal.TERMINATE:
             _send(watched, signal.SIGTERM)  # the shim passes it on to the group, and keeps the log to the end
+        elif watched.kills >= DOUBT_AFTER_KILLS and not watched.account.own:
+            _send(watched, signal.SIGKILL)
+            self._errands.ask("killing", lambda: self._disk.kill_all(watched.record), lambda done: None)
         elif watched.group is not None:
             _kill(watched)
         else:
@@ -293,6 +327,7 @@ class Processes:
         del self._starts[start.order.worker]
         if start.channel is not None and self._warm is not None:
             self._warm.cancel(start.channel)
+        self._tidy_start(start)
         return ProcessFailed(start.order.worker, "it was stopped before it began", Fault.STOPPED)
 
     def heard(self, worker: WorkerId) -> None:
@@ -305,18 +340,23 @@ class Processes:
         else:
             self._read_group(worker, watched, lambda: self._watch_worker(worker, watched))
 
+    def account_of(self, worker: WorkerId) -> Account | None:
+        """Whose a worker that runs here is."""
+        watched = self._watched.get(worker)
+        return watched.account if watched is not None else None
+
     def _read_group(self, worker: WorkerId, watched: _Watched, then: Callable[[], None]) -> None:
         """Find out which process the worker itself is, then go on, unless its shim has ended meanwhile."""
 
-        def on_record(record: Record | None) -> None:
+        def on_record(record: Record) -> None:
             watched.reading = False
-            if record is not None and record.pid is not None and record.start_ticks is not None:
+            if record.pid is not None and record.start_ticks is not None:
                 watched.group = (record.pid, record.start_ticks)
             if self._watched.get(worker) is watched:
                 then()
 
         watched.reading = True
-        self._ask(watched.job, watched.uid, lambda: self._disk.record_of(watched.job, worker, watched.uid), on_record)
+        self._ask_of(watched, lambda: self._disk.settled(watched.record), on_record)
 
     def _watch_worker(self, worker: WorkerId, watched: _Watched) -> None:
         if watched.group is None or watched.worker is not None:
@@ -353,10 +393,9 @@ class Processes:
 
     def _look(self, worker: WorkerId, watched: _Watched) -> None:
         watched.look_at = None
-        self._ask(
-            watched.job,
-            watched.uid,
-            lambda: self._disk.end_of(watched.job, worker, watched.uid),
+        self._ask_of(
+            watched,
+            lambda: self._disk.end_of(watched.record),
             lambda end: self._on_looked(worker, watched, None if end is None else Ended(end)),
         )
 
@@ -378,12 +417,17 @@ class Processes:
         if watched.child is not None:
             watched.child.wait()
         if not watched.told:
-            self._ask(
-                watched.job,
-                watched.uid,
-                lambda: self._disk.after_shim(watched.job, worker, watched.uid),
-                lambda found: self._tell_end(worker, watched, ended(found)),
+            self._ask_of(
+                watched,
+                lambda: self._disk.after_shim(watched.record),
+                lambda found: self._on_over(worker, watched, found),
             )
+        else:
+            self._tidy(watched.record)
+
+    def _on_over(self, worker: WorkerId, watched: _Watched, found: Found) -> None:
+        self._tell_end(worker, watched, ended(found))
+        self._tidy(watched.record)
 
     def _tell_end(self, worker: WorkerId, watched: _Watched, over: Ended | None) -> None:
         assert over is not None, "its shim has ended"
@@ -392,7 +436,7 @@ class Processes:
             return
         watched.told = True
         if over.kill is not None:
-            shim.signal_group(over.kill, signal.SIGKILL)
+            accounts.signal_group(watched.account, over.kill.group, signal.SIGKILL)
         log.info("ended worker=%s reason=%s", worker, over.end.reason)
         self._tell(ProcessExited(worker, over.end.exit_code, over.end.reason, over.end.fault))
 
@@ -413,6 +457,9 @@ class Processes:
     def _ask(self, job: JobId, uid: str, work: Callable[[], R], then: Callable[[R], None]) -> None:
         """Have something done with the records of a job, in its turn."""
         self._errands.ask(f"records {job}.{uid}", work, then)
+
+    def _ask_of(self, watched: _Watched, work: Callable[[], R], then: Callable[[R], None]) -> None:
+        self._ask(watched.record.job, watched.record.uid, work, then)
 
     def _watch(self, worker: WorkerId, watched: _Watched) -> None:
         self._watched[worker] = watched
@@ -450,15 +497,12 @@ def _open(pid: int, ticks: int | None) -> int | None:
 
 
 def _send(watched: _Watched, number: signal.Signals) -> None:
-    try:
-        signal.pidfd_send_signal(watched.descriptor, number)
-    except ProcessLookupError:
-        pass
+    accounts.signal_process(watched.account, watched.descriptor, number)
 
 
 def _kill(watched: _Watched) -> None:
     """Kill the worker's process group; or its shim, with which the kernel ends it, if it is not known."""
     if watched.group is not None and runs(*watched.group):
-        shim.signal_group(watched.group[0], signal.SIGKILL)
+        accounts.signal_group(watched.account, watched.group[0], signal.SIGKILL)
     else:
         _send(watched, signal.SIGKILL)

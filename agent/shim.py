@@ -6,13 +6,18 @@ Workers must go on while the agent is down (cluster 1), so neither their output 
 shim, the standard library alone and started as ``python -I -S shim.py`` (or forked, with its worker, from a warm process:
 `forkserver.server`), is the worker's parent in the agent's stead:
 
-* the worker runs in a session of its own, with the shim's environment (never in the argument list, where all can read it);
+* it gives up root's rights first of all, if it has them, and only then touches anything of its job's (`privileges`);
+* what it is to do comes through its standard input: the worker's variables must be neither in an argument list, where all can
+  read them, nor in the shim's own environment, where LD_PRELOAD would act with the agent's rights;
+* the worker runs in a session of its own;
 * each line of its output goes to ``WORKER.log`` as ``<Unix time, 6 decimals> <o|e> <text>``, bytes as they came, cut into
-  pieces of `MAX_LINE_BYTES`; a carriage return ends a line too, so progress bars are lines;
+  pieces of `MAX_LINE_BYTES`; a carriage return ends a line too, so progress bars are lines. A log that becomes long goes on
+  in ``WORKER.log.OFFSET``, where OFFSET bytes are before it; the first and the last of these files are kept;
 * ``WORKER.json`` tells which processes these are, ``WORKER.exit`` how it ended; both appear whole or not at all. A process is
   named by its number and its start time in clock ticks since boot: unlike a Unix time that stays the same when the clock is set;
 * SIGTERM to the shim ends the worker's whole process group, by SIGTERM and after a grace by SIGKILL. What is left of the
-  group when the worker has ended is killed before the exit is written down, so that its GPU is free by then;
+  group when the worker has ended is killed before the exit is written down, so that its GPU is free by then. So is whatever
+  has left the group: the kernel makes it the shim's child (PR_SET_CHILD_SUBREAPER);
 * if the shim itself is killed, the kernel kills the worker (PR_SET_PDEATHSIG).
 
 Room for the exit record is taken before the worker is started: a disk that fills up must not hide how a job has ended.
@@ -25,13 +30,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 MAX_LINE_BYTES = 64 << 10
 MAX_REASON_CHARACTERS = 300
@@ -50,6 +58,12 @@ EXIT_RECORD_BYTES = (
     4096  # longer than any: a reason has at most MAX_REASON_CHARACTERS, of six bytes each, and its frame
 )
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+LOG_FILES = 4  # of one worker: the first, and the last ones
+MORE_LIKELY_TO_GO = 500  # of 1000: the kernel ends a worker before a daemon when memory runs out
+MAX_ENTRIES = 100_000  # of a directory that is looked through: its owner may have filled it
+ORPHANS_GONE_WITHIN_S = 5.0
 
 
 def start_ticks(pid: int) -> int | None:
@@ -108,11 +122,24 @@ class Lines:
         return [rest] if rest else []
 
 
-class Output:
-    """The worker's log file, and the last line that it wrote to stderr."""
+def log_files(directory: str, worker: str) -> list[tuple[int, str]]:
+    """The files of a worker's log: how many bytes were written before each, and its name. In order."""
+    pattern = re.compile(re.escape(f"{worker}.log") + r"(?:\.([0-9]{1,18}))?")
+    with os.scandir(directory) as entries:
+        matches = [pattern.fullmatch(entry.name) for entry in itertools.islice(entries, MAX_ENTRIES)]
+    return sorted((int(match[1] or 0), match[0]) for match in matches if match)
 
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+class Output:
+    """The worker's log files, and the last line that it wrote to stderr."""
+
+    def __init__(self, directory: str, worker: str, most_bytes: int) -> None:
+        """`most_bytes`: of all files together, or a little more."""
+        self._base = os.path.join(directory, f"{worker}.log")
+        self._starts = [start for start, _ in log_files(directory, worker)] or [0]
+        self._file = self._open(self._starts[-1])
+        self._size = os.fstat(self._file).st_size
+        self._most_bytes = max(1, most_bytes // LOG_FILES)
         self._lines = {"o": Lines(), "e": Lines()}
         self.last_error = ""
 
@@ -123,12 +150,30 @@ class Output:
             return
         stamp = f"{time.time():.6f} {stream} ".encode()
         try:
-            os.write(self._file, b"".join(stamp + line + b"\n" for line in lines))
+            if self._size >= self._most_bytes:
+                self._go_on()
+            self._size += os.write(self._file, b"".join(stamp + line + b"\n" for line in lines))
         except OSError:
             pass  # a full disk must not stop the training: these lines are lost
         if stream == "e":
             shown = [line for line in lines if line.strip()]
             self.last_error = shown[-1].decode(errors="replace").strip() if shown else self.last_error
+
+    def _go_on(self) -> None:
+        """In a further file."""
+        start = self._starts[-1] + self._size
+        file = self._open(start)
+        os.close(self._file)
+        self._file, self._size = file, os.fstat(file).st_size
+        self._starts.append(start)
+        while len(self._starts) > LOG_FILES:
+            os.unlink(self._path(self._starts.pop(1)))
+
+    def _path(self, start: int) -> str:
+        return f"{self._base}.{start}" if start else self._base
+
+    def _open(self, start: int) -> int:
+        return os.open(self._path(start), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 class Child:
@@ -161,10 +206,15 @@ class Times:
 class Shim:
     """One worker from its start to its exit record."""
 
-    def __init__(self, directory: str, worker: str, times: Times) -> None:
+    def __init__(
+        self, directory: str, worker: str, times: Times, log_bytes: int, environment: dict[str, str], umask: int
+    ) -> None:
+        """`environment` and `umask` are the worker's."""
         self._base = os.path.join(directory, worker)
         self._times = times
-        self._output = Output(f"{self._base}.log")
+        self._environment = environment
+        self._umask = umask
+        self._output = Output(directory, worker, log_bytes)
         self._kill_at: float | None = None
         self._asked_to_stop = False
         self._woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -172,20 +222,30 @@ class Shim:
         signal.signal(signal.SIGTERM, self._on_terminate)
         for number in (signal.SIGINT, signal.SIGHUP):  # a handler, not SIG_IGN: the worker would inherit that
             signal.signal(number, lambda number, frame: None)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # so that it wakes
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def refuse(self, record: dict[str, object], reason: str) -> None:
+        """There will be no worker, for a reason that is the server's."""
+        self._introduce(record)
+        self._finish(None, reason, "server")
+
+    def _introduce(self, record: dict[str, object]) -> None:
+        record |= {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid()), "boot_id": boot_id()}
+        self._take_room()
+        write_whole(f"{self._base}.json", record)
 
     def run(self, record: dict[str, object], argv: list[str], workdir: str) -> bool:
         """Start `argv` in `workdir`, write `record` with the pids, return when the exit record is written.
 
         False: this is not the shim, but the worker that it has forked (see `_start`).
         """
-        record |= {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid()), "boot_id": boot_id()}
-        self._take_room()
-        write_whole(f"{self._base}.json", record)
+        self._introduce(record)
         try:
             child = self._start(argv, workdir)
         except OSError as error:
             where = f" (in {workdir})" if error.filename == workdir else ""
-            reason = f"cannot start {argv[0]}{where}: {error.strerror}"
+            reason = f"cannot start {argv[0]}{where}: {error.strerror}{self._closed(error)}"[:MAX_REASON_CHARACTERS]
             self._output.take("e", f"{reason}\n".encode())
             if error.errno in COMMANDS_FAULT:
                 self._finish(127 if isinstance(error, FileNotFoundError) else 126, reason)
@@ -215,16 +275,27 @@ class Shim:
         child = subprocess.Popen(
             argv,
             cwd=workdir,
+            env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=out[1],
             stderr=err[1],
             start_new_session=True,
-            preexec_fn=lambda: die_with(parent),  # safe: the shim has one thread
+            preexec_fn=lambda: begin_worker(parent, self._umask),  # safe: the shim has one thread
         )
         child.returncode = 0  # `_watch` waits for it
         os.close(out[1])
         os.close(err[1])
         return Child(child.pid, out[0], err[0])
+
+    def _closed(self, error: OSError) -> str:
+        """Which directory an interpreter cannot be reached through, if it is that."""
+        program = error.filename
+        if error.errno != errno.EACCES or not isinstance(program, str):
+            return ""
+        names = [program] if program.startswith("/") else []
+        names += [os.path.join(each, program) for each in os.get_exec_path(self._environment) if "/" not in program]
+        closed = next((found for name in names if (found := first_closed(name))), "")
+        return f": {closed} is closed to this account" if closed else ""
 
     def _watch(self, child: Child) -> int:
         """Log the worker's output until it has ended and its group is gone. Returns its exit code, or minus its signal."""
@@ -240,12 +311,14 @@ class Shim:
             for key, _ in selector.select(self._wait_s()):
                 if key.data == "signal":
                     os.read(key.fd, 512)
+                    reap_others(child.pid)
                 elif key.data == "ended":
                     running = False
                 elif not self._read(key.fd, key.data):
                     selector.unregister(key.fd)
         signal_group(child.pid, signal.SIGKILL)  # before the worker is reaped: its number can't be anyone else's yet
         _, status = os.waitpid(child.pid, 0)
+        end_orphans()
         for descriptor, stream in ((child.stdout, "o"), (child.stderr, "e")):
             if descriptor in selector.get_map():
                 self._read_rest(descriptor, stream)
@@ -316,6 +389,86 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def begin_worker(parent: int, umask: int) -> None:
+    """In a worker's process, before anything of the job's runs."""
+    die_with(parent)
+    os.umask(umask)
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or the file that follows is root's: this process was
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(str(MORE_LIKELY_TO_GO))
+    except OSError:  # a /proc that cannot be written to
+        pass
+
+
+def place(cpus: Sequence[int]) -> None:
+    """Run on these CPUs, as far as that is allowed; none: as before."""
+    if cpus:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError:  # none of them is ours: a container, CPUs that are switched off
+            pass
+
+
+def reap_others(worker: int) -> None:
+    """Take notice of the ends of processes that the worker has left behind. Its own end is somebody else's."""
+    try:
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != worker:
+            os.waitpid(ended.si_pid, 0)
+    except ChildProcessError:
+        pass
+
+
+def end_orphans() -> None:
+    """Kill what a worker that has ended has left behind, in whatever session it is: it is this process's child by now."""
+    give_up_at = time.monotonic() + ORPHANS_GONE_WITHIN_S  # one may be stuck in the kernel
+    try:
+        while time.monotonic() < give_up_at:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+            for pid in children(os.getpid()):
+                kill(pid)
+            time.sleep(0.002)
+    except ChildProcessError:
+        pass  # none is left
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # it is gone, or has become somebody else
+        pass
+
+
+def children(parent: int) -> list[int]:
+    """The processes whose parent is `parent`."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    if int(file.read().rpartition(b")")[2].split()[1]) == parent:
+                        found.append(int(entry))
+            except OSError:  # it has just ended
+                pass
+    return found
+
+
+def first_closed(path: str) -> str:
+    """The first directory on the way to what `path` names that this process may not enter; "": none."""
+    for _ in range(40):  # links
+        directory = os.path.dirname(os.path.abspath(path))
+        parts = directory.split("/")
+        for count in range(1, len(parts) + 1):
+            above = "/".join(parts[:count]) or "/"
+            if not os.access(above, os.X_OK, effective_ids=True):
+                return above
+        if not os.path.islink(path):
+            return ""
+        path = os.path.join(directory, os.readlink(path))
+    return ""
+
+
 def signal_group(group: int, number: int) -> None:
     """Send a signal to a process group that may be gone."""
     try:
@@ -333,10 +486,25 @@ def signal_name(number: int) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """``shim.py DIRECTORY JOB UID WORKER GPU TIMES WORKDIR ARGV...``"""
-    directory, job, uid, worker, gpu, times, workdir, *argv = arguments
-    shim = Shim(directory, worker, Times.of(times))
-    shim.run({"job": job, "uid": uid, "worker": worker, "gpu": int(gpu), "argv": argv}, argv, workdir)
+    """``shim.py DIRECTORY JOB UID WORKER GPU TIMES WORKDIR ARGV...``, with its orders in the standard input."""
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import privileges  # type: ignore[import-not-found]  # as a script this file belongs to no package
+
+    directory, _, _, worker, _, times, workdir, *argv = arguments
+    orders = privileges.orders()
+    place(orders["cpus"])
+    problem = ""
+    try:
+        privileges.join(orders["cgroups"])
+    except OSError as error:
+        problem = f"it cannot enter its cgroup: {error.strerror}"
+    if orders["drop"] is not None:
+        privileges.drop(privileges.Drop(orders["drop"]))
+    shim = Shim(directory, worker, Times.of(times), orders["log_bytes"], orders["environment"], orders["umask"])
+    if problem:
+        shim.refuse(orders["record"], problem)
+    else:
+        shim.run(orders["record"], argv, workdir)
     os._exit(0)  # there is nothing to tidy up, and others wait for this end
 
 

@@ -20,7 +20,8 @@ If not all pairs of GPUs have an answer, the NUMA node of each GPU stands for it
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,31 @@ def _address(pci: Any) -> PciAddress:
 
 def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+# -------------------------------------------------------------------------------------------------------------------- CPUs
+
+
+def near(gpus: Sequence[Gpu]) -> dict[int, tuple[int, ...]]:
+    """The CPUs near each CUDA GPU, by its index, as far as the driver tells."""
+    if all(gpu.kind is not GpuKind.CUDA for gpu in gpus):
+        return {}
+    words = (os.cpu_count() or 1) // 64 + 1
+    found: dict[int, tuple[int, ...]] = {}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {}
+    try:
+        for gpu in gpus:
+            handle = _ask(f"GPU {gpu.index}", pynvml.nvmlDeviceGetHandleByIndex, gpu.index)
+            what = f"the CPUs near GPU {gpu.index}"
+            masks = _ask(what, pynvml.nvmlDeviceGetCpuAffinity, handle, words) if handle is not None else None
+            cpus = tuple(
+                64 * position + bit for position, word in enumerate(masks or ()) for bit in range(64) if word >> bit & 1
+            )
+            if cpus:
+                found[gpu.index] = cpus
+    finally:
+        pynvml.nvmlShutdown()
+    return found

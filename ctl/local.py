@@ -160,6 +160,7 @@ def _lay_out(directory: Path, cluster: LocalCluster) -> None:
             controller=cluster.agents,
             state_directory=str(directory / name),
             checkpoint_directory=str(directory / "checkpoints"),
+            **({"allow_root_jobs": True} if os.getuid() == 0 else {}),  # it is root who asks for this cluster
             **slots,
         )
 

@@ -3,6 +3,10 @@
 Which ones there are is decided in `pool`, who may use which in `key`. Nothing here waits: an answer that does not come in
 time is as good as a refusal, and a refusal only means that the worker is started in the ordinary way. A warm process itself is
 started, and reaped, by `errands`: its interpreter may lie on a network.
+
+A warm process belongs to the account that its workers run as, and so does whatever its interpreter, or the account's variables,
+make of it. What it says is therefore bounded, and believed only as far as it concerns that account: the process that it names
+must be one of that account's, and is in the worker's cgroup before it goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import logging
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +26,10 @@ import msgspec
 
 from ...runtime.clock import Clock
 from ...runtime.loop import Loop
-from ..disk import Failed, Forkable, located
+from .. import launcher, privileges
+from ..accounts import Account, acting_as
+from ..cgroups import WARM, Cgroups, remove
+from ..disk import SHIM_ENVIRONMENT, UMASK, Failed, Forkable, drop_orders, located
 from ..environment import DEFAULT_PATH
 from ..errands import Errands
 from . import server
@@ -36,10 +44,16 @@ ANSWER_WITHIN_S = 3.0  # as long as a start without a warm process takes
 PADDING_BYTES = 4096  # of the command line: room for those of the workers
 CLOSE_WITHIN_S = 1.0
 LANE = "warm processes"
+LANE_OF_SHIMS = "forked shims"
+MAX_REPORT_BYTES = 1 << 18
+MAX_WATCHED = 10_000
+MAX_LINE = 1000
+MAX_LINES = 100  # of output that are logged of one process
 
 Deliver = Callable[
     [tuple[int, int] | None], None
 ]  # number and pidfd of a worker's shim; None: start the worker yourself
+Admit = Callable[[int], bool]  # whether that process may go on as a worker's shim; may wait
 
 
 class _Report(msgspec.Struct, frozen=True):
@@ -57,6 +71,8 @@ class _Process:
     child: subprocess.Popen[bytes]
     connection: socket.socket
     output: int  # what it writes to stdout and stderr
+    cgroups: tuple[str, ...] = ()
+    lines: int = 0  # that it has written
     watched: dict[str, int] = field(default_factory=dict)
 
 
@@ -66,8 +82,10 @@ class Channel:
 
     key: WarmKey
     line: socket.socket
+    admit: Admit | None
     deliver: Deliver
     give_up_at: float
+    closed: bool = False
 
 
 class WarmProcesses:
@@ -76,24 +94,28 @@ class WarmProcesses:
     def __init__(
         self,
         state: Path,
-        standard: tuple[Interpreter, Mapping[str, str]] | None,
+        standard: tuple[Account, Interpreter, Mapping[str, str]] | None,
         loop: Loop,
         clock: Clock,
         errands: Errands,
+        cgroups: Cgroups | None = None,
     ) -> None:
-        """`standard`: the interpreter and the environment that most workers will have."""
+        """`standard`: the account, the interpreter and the environment that most workers will have, if that is known."""
         self._state = state
         self._loop = loop
         self._clock = clock
         self._errands = errands
         self._making: dict[WarmKey, object] = {}  # being started
         self._processes: dict[WarmKey, _Process] = {}
-        self._interpreters: dict[WarmKey, str] = {}
+        self._cgroups = cgroups
+        self._count = 0
+        self._interpreters: dict[WarmKey, tuple[Account, str]] = {}
         self._channels: list[Channel] = []
         key = None
         if standard is not None:
-            key = key_of(*standard)
-            self._interpreters[key] = standard[0].path
+            account, interpreter, variables = standard
+            key = key_of(interpreter, variables, account.uid)
+            self._interpreters[key] = (account, interpreter.path)
         self._stock = Stock(key)
 
     def next_deadline(self) -> float | None:
@@ -114,10 +136,17 @@ class WarmProcesses:
         """What each warm process has loaded: modification times (ns) of files."""
         return {key: process.watched for key, process in self._processes.items()}
 
-    def fork(self, found: Forkable, request: Mapping[str, object], deliver: Deliver) -> Channel | None:
+    def fork(
+        self,
+        account: Account,
+        found: Forkable,
+        request: Mapping[str, object],
+        deliver: Deliver,
+        admit: Admit | None = None,
+    ) -> Channel | None:
         """Ask for a worker. None: there is no process for it now. Otherwise `deliver` is called, once, unless cancelled."""
         key = found.key
-        self._interpreters[key] = found.interpreter.path
+        self._interpreters[key] = (account, found.interpreter.path)
         can, actions = self._stock.want(self._clock.now(), key)
         self._perform(actions)
         process = self._processes.get(key)
@@ -140,13 +169,16 @@ class WarmProcesses:
                 log.info("a warm process cannot be asked: %s", error.strerror)
                 ours.close()
                 return None
-        channel = Channel(key, ours, deliver, self._clock.now() + ANSWER_WITHIN_S)
+        channel = Channel(key, ours, admit, deliver, self._clock.now() + ANSWER_WITHIN_S)
         self._channels.append(channel)
         self._loop.add_descriptor(ours.fileno(), lambda: self._on_answer(channel))
         return channel
 
     def cancel(self, channel: Channel) -> None:
         """The worker is not wanted any more: nothing of it will have run."""
+        if channel.closed:
+            return
+        channel.closed = True
         self._channels.remove(channel)
         self._loop.remove_descriptor(channel.line.fileno())
         channel.line.close()
@@ -171,16 +203,32 @@ class WarmProcesses:
             return
         except OSError:
             data, descriptors = b"", []
-        if not data or not descriptors:  # it has ended; or this agent has too many files open to take one more
+        shim = _named(data, descriptors[0]) if descriptors else None
+        if shim is None:  # it has ended; or this agent has too many files open to take one more
             self._settle(channel, None)
+        elif channel.admit is None:
+            self._go(channel, shim)
+        else:
+            admit = channel.admit
+            self._loop.remove_descriptor(channel.line.fileno())  # nothing more is expected of it
+            self._errands.ask(LANE_OF_SHIMS, lambda: admit(shim[0]), lambda may: self._on_admitted(channel, shim, may))
+
+    def _on_admitted(self, channel: Channel, shim: tuple[int, int], may: bool) -> None:
+        if channel.closed or not may:
+            os.close(shim[1])
+            if not channel.closed:
+                self._settle(channel, None)
             return
+        self._go(channel, shim)
+
+    def _go(self, channel: Channel, shim: tuple[int, int]) -> None:
         try:
             channel.line.send(server.GO)
         except OSError:  # the shim is gone, and has not begun
-            os.close(descriptors[0])
+            os.close(shim[1])
             self._settle(channel, None)
             return
-        self._settle(channel, (int(data), descriptors[0]))
+        self._settle(channel, shim)
 
     def _settle(self, channel: Channel, shim: tuple[int, int] | None) -> None:
         self.cancel(channel)
@@ -199,10 +247,12 @@ class WarmProcesses:
     def _make(self, key: WarmKey) -> None:
         """Start one; what comes of it is heard later."""
         this = self._making[key] = object()
-        interpreter = self._interpreters[key]
+        account, interpreter = self._interpreters[key]
+        self._count += 1
+        name = f"{WARM}{account.uid}-{os.getpid()}-{self._count}"
         self._errands.ask(
             LANE,
-            lambda: _start(self._state, interpreter, key),
+            lambda: _start(self._state, account, interpreter, key, self._cgroups, name),
             lambda process: self._on_made(key, this, process),
         )
 
@@ -211,7 +261,7 @@ class WarmProcesses:
         if wanted:
             del self._making[key]
         if isinstance(process, Failed):
-            log.warning("no warm process of %s: %s", self._interpreters[key], process.reason)
+            log.warning("no warm process of %s: %s", self._interpreters[key][1], process.reason)
             if wanted:
                 self._stock.ended(self._clock.now(), key)
         elif not wanted:
@@ -224,7 +274,7 @@ class WarmProcesses:
     def _on_report(self, key: WarmKey) -> None:
         process = self._processes[key]
         try:
-            data = process.connection.recv(1 << 20)
+            data = process.connection.recv(MAX_REPORT_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -233,10 +283,16 @@ class WarmProcesses:
             log.info("a warm process has ended pid=%d", process.child.pid)
             self._drop(key)
             return
-        report = msgspec.json.decode(data, type=_Report)
-        problem = report.useless or _difference(key, report.executable)
-        if problem:
-            log.info("no worker is forked from %s: %s", self._interpreters[key], problem)
+        account = self._interpreters[key][0]
+        self._errands.ask(
+            LANE, lambda: _judge(key, account, data), lambda report: self._on_judged(key, process, report)
+        )
+
+    def _on_judged(self, key: WarmKey, process: _Process, report: _Report) -> None:
+        if self._processes.get(key) is not process:
+            return
+        if report.useless:
+            log.info("no worker is forked from %s: %.300s", self._interpreters[key][1], report.useless)
             self._stock.useless(self._clock.now(), key)
             self._remove(key)
             return
@@ -253,7 +309,12 @@ class WarmProcesses:
         if not text:
             self._loop.remove_descriptor(process.output)
         for line in text.decode(errors="replace").splitlines():
-            log.info("warm process pid=%d: %s", process.child.pid, line)
+            process.lines += 1
+            if process.lines <= MAX_LINES:
+                shown = "".join(each for each in line[:MAX_LINE] if each.isprintable())
+                log.info("warm process pid=%d: %s", process.child.pid, shown)
+            elif process.lines == MAX_LINES + 1:
+                log.warning("warm process pid=%d: what it writes from here on is not logged", process.child.pid)
 
     def _drop(self, key: WarmKey) -> None:
         """It has ended, or has to be."""
@@ -275,10 +336,29 @@ class WarmProcesses:
         process.child.kill()
         process.connection.close()
         os.close(process.output)
-        self._errands.ask(LANE, process.child.wait, lambda code: None)
+        self._errands.ask(LANE, lambda: _reap(process), lambda done: None)
 
 
-def _start(state: Path, interpreter: str, key: WarmKey) -> _Process | Failed:
+def _reap(process: _Process) -> None:
+    process.child.wait()
+    remove(process.cgroups)
+
+
+def _named(data: bytes, descriptor: int) -> tuple[int, int] | None:
+    """Number and pidfd of the process that a message names; None, and the descriptor is closed: it names none."""
+    try:
+        with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
+            if data.isdigit() and b"Pid:\t%d" % int(data[:10]) in file.read().splitlines():
+                return int(data[:10]), descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _start(
+    state: Path, account: Account, interpreter: str, key: WarmKey, cgroups: Cgroups | None, name: str
+) -> _Process | Failed:
     """A new warm process, and the agent's ends of its lines."""
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -292,12 +372,27 @@ def _start(state: Path, interpreter: str, key: WarmKey) -> _Process | Failed:
         return Failed(f"{error.strerror}")
     os.set_blocking(write, True)
     arguments = [str(state), str(theirs.fileno()), str(os.getpid()), PRELUDE, " " * PADDING_BYTES]
+    command = [interpreter, "-m", PROGRAM, *arguments]
+    variables = {"PATH": DEFAULT_PATH, **dict(key.variables)}
+    made = cgroups.make(name) if cgroups is not None and not account.own else ()
+    orders = None
     try:
+        if not account.own:
+            orders = privileges.write_orders(
+                {
+                    "command": command,
+                    "environment": variables,
+                    "drop": drop_orders(account),
+                    "cgroups": made,
+                    "umask": UMASK,
+                }
+            )
+            command, variables = [sys.executable, "-I", "-S", launcher.__file__], SHIM_ENVIRONMENT
         child = subprocess.Popen(
-            [interpreter, "-m", PROGRAM, *arguments],
-            env={"PATH": DEFAULT_PATH, **dict(key.variables)},
+            command,
+            env=variables,
             cwd="/",
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if orders is None else orders,
             stdout=write,
             stderr=write,
             pass_fds=(theirs.fileno(),),
@@ -306,16 +401,28 @@ def _start(state: Path, interpreter: str, key: WarmKey) -> _Process | Failed:
     except OSError as error:
         ours.close()
         os.close(output)
+        remove(made)
         return Failed(f"{error.strerror}")
     finally:
         theirs.close()
         os.close(write)
+        if orders is not None:
+            os.close(orders)
     ours.setblocking(False)
-    return _Process(child, ours, output)
+    return _Process(child, ours, output, made)
 
 
-def _difference(key: WarmKey, executable: str) -> str:
-    """Why a process that calls itself `executable` is not one of `key`: "" if it is one."""
-    found = located(executable)
+def _judge(key: WarmKey, account: Account, data: bytes) -> _Report:
+    """What a warm process says of itself, with whatever speaks against it in `useless`."""
+    try:
+        report = msgspec.json.decode(data, type=_Report)
+    except msgspec.MsgspecError as error:
+        return _Report(useless=f"it reports nonsense: {error}")
+    if len(report.watched) > MAX_WATCHED:
+        return _Report(useless=f"it has loaded {len(report.watched)} files")
+    if report.useless:
+        return report
+    with acting_as(account):
+        found = located(report.executable)
     same = (found.directory, found.binary) == (key.directory, key.binary)
-    return "" if same else f"it starts {executable}"
+    return report if same else _Report(useless=f"it starts {report.executable}")

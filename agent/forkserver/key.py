@@ -2,8 +2,9 @@
 
 A process that has imported torch has made up its mind about everything that acts at that time: which interpreter it is, how
 many threads OpenMP starts, which instruction set a library uses. So a worker may be forked only from a process of the same
-interpreter in which the same variables have the same values. `WarmKey` is both. All other variables, the arguments and the
-directory are the worker's own. Whatever is not certain to come out the same is executed in the ordinary way.
+interpreter in which the same variables have the same values, and only as the user who runs it. `WarmKey` is all three. All other
+variables, the arguments and the directory are the worker's own. Whatever is not certain to come out the same is executed in the
+ordinary way.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class WarmKey:
     directory: str
     binary: str
     variables: tuple[tuple[str, str], ...]
+    user: int = -1  # whose process it is
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ def import_time_variables(environment: Mapping[str, str]) -> tuple[tuple[str, st
     )
 
 
-def key_of(interpreter: Interpreter, environment: Mapping[str, str]) -> WarmKey:
-    return WarmKey(interpreter.directory, interpreter.binary, import_time_variables(environment))
+def key_of(interpreter: Interpreter, environment: Mapping[str, str], user: int = -1) -> WarmKey:
+    return WarmKey(interpreter.directory, interpreter.binary, import_time_variables(environment), user)
 
 
 def parse(command: Sequence[str], environment: Mapping[str, str]) -> Launch | None:

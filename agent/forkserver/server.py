@@ -44,10 +44,14 @@ class Request:
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.directory: str = document["directory"]
-        self.job: str = document["job"]
-        self.uid: str = document["uid"]
-        self.worker: str = document["worker"]
-        self.gpu: int = document["gpu"]
+        self.record: dict[str, Any] = document["record"]
+        self.job: str = self.record["job"]
+        self.uid: str = self.record["uid"]
+        self.worker: str = self.record["worker"]
+        self.gpu: int = self.record["gpu"]
+        self.cpus: list[int] = document["cpus"]
+        self.log_bytes: int = document["log_bytes"]
+        self.umask: int = document["umask"]
         self.times: str = document["times"]
         self.workdir: str = document["workdir"]
         self.command: list[str] = document["command"]
@@ -172,7 +176,7 @@ class ForkingShim(shim.Shim):
         separated, separate = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:
-            _separate(parent, out[1], err[1])
+            _separate(parent, self._umask, out[1], err[1])
             return None
         os.chdir("/")
         for descriptor in (out[1], err[1], separate):
@@ -193,15 +197,12 @@ def keep(request: Request, channel: int) -> bool:
     names = [request.directory, request.job, request.uid, request.worker]
     where = [*names, str(request.gpu), request.times, request.workdir]
     show([request.executable, "-I", "-S", shim.__file__, *where, *request.command])
-    record = {
-        "job": request.job,
-        "uid": request.uid,
-        "worker": request.worker,
-        "gpu": request.gpu,
-        "argv": request.command,
-    }
+    shim.place(request.cpus)
     times = shim.Times.of(request.times)
-    return ForkingShim(request.directory, request.worker, times).run(record, request.command, request.workdir)
+    keeper = ForkingShim(
+        request.directory, request.worker, times, request.log_bytes, request.environment, request.umask
+    )
+    return keeper.run(request.record, request.command, request.workdir)
 
 
 def _introduce(channel: int) -> None:
@@ -218,11 +219,12 @@ def _introduce(channel: int) -> None:
         os._exit(0)
 
 
-def _separate(shim_pid: int, stdout: int, stderr: int) -> None:
+def _separate(shim_pid: int, umask: int, stdout: int, stderr: int) -> None:
     """In the worker: leave everything of the shim behind but the pipes."""
-    shim.die_with(shim_pid)
+    shim.begin_worker(shim_pid, umask)
     os.setsid()
     signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

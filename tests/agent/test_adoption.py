@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticd.agent.adoption import Ended, ExitRecord, Found, Record, adopt, ended
+from elasticd.agent.adoption import Ended, ExitRecord, Found, Left, Record, adopt, ended
 from elasticd.protocol.messages import LocalWorker
 from elasticd.protocol.model import Fault, JobId, WorkerId
 
@@ -52,8 +52,8 @@ def test_an_end_has_a_reason_and_somebodys_fault(what: Found, reason: str, fault
 def test_what_is_left_of_a_worker_without_a_shim_is_killed_before_its_end_is_told() -> None:
     over = ended(found(worker_runs=True))
     assert over is not None
-    assert over.kill == 11
-    assert adopt([found(worker_runs=True)]).kill == (11,)
+    assert over.kill == Left(WHOLE, 11)
+    assert adopt([found(worker_runs=True)]).kill == (Left(WHOLE, 11),)
 
 
 def test_an_agent_adopts_what_runs_and_tells_what_has_ended() -> None:

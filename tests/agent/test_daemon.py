@@ -121,7 +121,7 @@ class Cluster:
         self.config.write_text(
             f"server: s1\ncontroller: {self.controller.address}\nstate_directory: {directory}/state\n"
             f"socket_directory: {directory}/run\ncpu_slots: 2\nheartbeat_interval_s: 0.2\nlog_file: {directory}/agent.log\n"
-            f"{options}\n"
+            f"allow_root_jobs: true\n{options}\n"
         )
 
     def start_agent(self) -> AgentHello:
@@ -213,7 +213,7 @@ def test_a_worker_sees_what_it_was_given_and_nothing_of_the_daemons_environment(
     assert (seen["OMP_NUM_THREADS"], seen["CUDA_VISIBLE_DEVICES"]) == ("1", "")
     others = {name for name in seen if not name.startswith("ELASTICD_")}
     expected = {"PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "THP_MEM_ALLOC_ENABLE"}
-    expected |= {"MODE", "CUDA_VISIBLE_DEVICES"}
+    expected |= {"MODE", "CUDA_VISIBLE_DEVICES", "USER", "LOGNAME"}
     assert others - {"PWD", "SHLVL", "_"} == expected | {"CUBLAS_WORKSPACE_CONFIG"}
 
 

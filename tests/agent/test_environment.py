@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from elasticd.agent.accounts import Account
 from elasticd.agent.environment import PINNED, Surroundings, environment
 from elasticd.protocol.messages import StartWorker
 from elasticd.protocol.model import Determinism, Gpu, GpuKind, GpuRange, JobId, JobSpec, WorkerId
 
 SLOT = Gpu(index=0, kind=GpuKind.CPU, name="CPU slot")
 CARD = Gpu(index=3, kind=GpuKind.CUDA, name="card", uuid="GPU-1")
+
+USER = Account("u", 1000, 1000, (), "/home/u")
 
 
 def made(
@@ -31,7 +34,6 @@ def made(
         agent_address="ipc:///a",
         address="10.0.0.1",
         checkpoints=Path("/c"),
-        home="/home/u",
         gpus=(SLOT, CARD),
         variables=server or {},
     )
@@ -53,7 +55,7 @@ def made(
         generation=1,
         checkpoint_step=checkpoint_step,
     )
-    return environment(start, gpu, around)
+    return environment(start, gpu, around, USER, "/scratch")
 
 
 def test_the_job_goes_before_the_server_and_the_cluster_before_both() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from elasticd.agent import logfiles
+from elasticd.agent.accounts import myself
 from elasticd.agent.logfiles import JobFiles, read_piece
 from elasticd.protocol.errors import PeerError
 from elasticd.protocol.messages import ReadLog
@@ -25,23 +26,23 @@ def written(root: Path, data: bytes) -> JobFiles:
 
 def test_only_whole_lines_are_sent_while_the_log_grows(tmp_path: Path) -> None:
     files = written(tmp_path, b"1 o a\n1 o b\n1 o unfin")
-    piece = read_piece(files, request(), growing=True)
+    piece = read_piece(files, request(), growing=True, account=myself())
     assert (piece.data, piece.next_offset, piece.end) == (b"1 o a\n1 o b\n", 12, False)
-    assert read_piece(files, request(12), growing=True).data == b""
+    assert read_piece(files, request(12), growing=True, account=myself()).data == b""
 
 
 def test_the_log_ends_when_its_worker_has_ended_and_all_is_read(tmp_path: Path) -> None:
     files = written(tmp_path, b"1 o a\n1 o unfin")
-    assert not read_piece(files, request(), growing=False).end
-    last = read_piece(files, request(6), growing=False)
+    assert not read_piece(files, request(), growing=False, account=myself()).end
+    last = read_piece(files, request(6), growing=False, account=myself())
     assert (last.data, last.next_offset, last.end) == (b"1 o unfin\n", 15, True)
-    assert read_piece(files, request(15), growing=False).end
+    assert read_piece(files, request(15), growing=False, account=myself()).end
 
 
 def test_a_long_log_comes_in_pieces_that_add_up(tmp_path: Path) -> None:
     data = b"".join(b"%d o line\n" % number for number in range(40_000))
     files, offset, got = written(tmp_path, data), 0, b""
-    while not (piece := read_piece(files, request(offset), growing=False)).end:
+    while not (piece := read_piece(files, request(offset), growing=False, account=myself())).end:
         assert len(piece.data) <= logfiles.MIN_PIECE_BYTES
         got, offset = got + piece.data, piece.next_offset
     assert got + piece.data == data
@@ -49,8 +50,8 @@ def test_a_long_log_comes_in_pieces_that_add_up(tmp_path: Path) -> None:
 
 def test_a_missing_log_is_an_error_unless_its_worker_is_just_starting(tmp_path: Path) -> None:
     files = JobFiles(tmp_path)
-    assert "no log" in read_piece(files, request(), growing=False).error
-    starting = read_piece(files, request(), growing=True)
+    assert "no log" in read_piece(files, request(), growing=False, account=myself()).error
+    starting = read_piece(files, request(), growing=True, account=myself())
     assert (starting.error, starting.end) == ("", False)
 
 
@@ -72,8 +73,8 @@ def test_a_name_that_is_not_an_id_never_becomes_a_path(tmp_path: Path, job: str,
     files = JobFiles(tmp_path)
     with pytest.raises(PeerError):
         files.of(JobId(job), WorkerId(worker), "log")
-    assert "is not the id" in read_piece(files, request(job=job, worker=worker), growing=False).error
+    assert "is not the id" in read_piece(files, request(job=job, worker=worker), growing=False, account=myself()).error
 
 
 def test_a_negative_offset_is_an_error(tmp_path: Path) -> None:
-    assert "negative" in read_piece(JobFiles(tmp_path), request(-1), growing=False).error
+    assert "negative" in read_piece(JobFiles(tmp_path), request(-1), growing=False, account=myself()).error

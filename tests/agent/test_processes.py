@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from elasticd.agent.disk import Disk, Failed, Forkable, Watched, load_identity, save_identity
+from elasticd.agent.disk import Disk, Failed, Prepared, Watched, load_identity, save_identity
 from elasticd.agent.environment import Surroundings
 from elasticd.agent.errands import Errands
 from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted, StopSignal
@@ -34,11 +34,11 @@ class SlowDisk(Disk):
         self.asked = threading.Event()
         self.answers = threading.Event()
 
-    def prepare(self, start: StartWorker, made: Mapping[str, str], watched: Watched) -> Forkable | Failed | None:
+    def prepare(self, start: StartWorker, watched: Watched) -> Prepared | Failed:
         if start.job in self.hangs:
             self.asked.set()
             assert self.answers.wait(PATIENCE_S)
-        return super().prepare(start, made, watched)
+        return super().prepare(start, watched)
 
 
 class Agent:
@@ -52,7 +52,6 @@ class Agent:
             agent_address="ipc:///nowhere",
             address="127.0.0.1",
             checkpoints=state / "checkpoints",
-            home="/root",
             gpus=(Gpu(index=0, kind=GpuKind.CPU, name="cpu"),),
         )
         files = JobFiles(state / "jobs")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.agent import shim
+from elasticd.agent import privileges, shim
 from elasticd.agent.shim import Lines
 
 WORKER = "digits-1.0"
@@ -24,12 +24,21 @@ WORKER = "digits-1.0"
 class Shimmed:
     """A shim around a command, in a directory of its own."""
 
-    def __init__(self, directory: Path, argv: list[str], workdir: str = "/", grace_s: float = 20.0) -> None:
+    def __init__(
+        self, directory: Path, argv: list[str], workdir: str = "/", grace_s: float = 20.0, log_bytes: int = 1 << 20
+    ) -> None:
         self.directory = directory
         command = [sys.executable, "-I", "-S", shim.__file__, str(directory), "digits-1", "", WORKER, "0"]
         command.append(str(shim.Times(grace_s, 60.0, 0.5)))
         environment = {"PATH": os.environ["PATH"], "GREETING": "hello"}
-        self.process = subprocess.Popen([*command, workdir, *argv], env=environment, start_new_session=True)
+        words = {"environment": environment, "drop": None, "cgroups": [], "cpus": [], "umask": 0o022}
+        words |= {
+            "log_bytes": log_bytes,
+            "record": {"job": "digits-1", "uid": "", "worker": WORKER, "gpu": 0, "argv": argv},
+        }
+        orders = privileges.write_orders(words)
+        self.process = subprocess.Popen([*command, workdir, *argv], env={}, stdin=orders, start_new_session=True)
+        os.close(orders)
 
     def record(self) -> dict:
         """The record, once it names the worker's process."""
@@ -167,7 +176,7 @@ class Refused(shim.Shim):
     def __init__(self, base: Path) -> None:
         self._base = str(base)
         self._times = shim.Times(20.0, 60.0, 0.5)
-        self._output = shim.Output(f"{base}.log")
+        self._output = shim.Output(str(base.parent), base.name, 1 << 20)
 
     def _start(self, argv: list[str], workdir: str) -> shim.Child | None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from elasticd.agent import shim
+from elasticd.agent.accounts import own_account
 from elasticd.agent.disk import Disk, located
 from elasticd.agent.environment import Surroundings, common_environment
 from elasticd.agent.errands import Errands
@@ -42,11 +43,11 @@ class Agent:
             agent_address="ipc:///nowhere",
             address="127.0.0.1",
             checkpoints=state / "checkpoints",
-            home="/root",
             gpus=(Gpu(index=0, kind=GpuKind.CPU, name="cpu", memory_bytes=0),),
             variables=variables or {},
         )
-        standard = (located(sys.executable), common_environment(around))
+        own = own_account()
+        standard = (own, located(sys.executable), common_environment(around, own))
         self.errands = Errands(self.loop.wake)
         files, clock = JobFiles(state / "jobs"), SteadyClock()
         self.warm = WarmProcesses(state, standard, self.loop, clock, self.errands) if warm else None
@@ -155,7 +156,7 @@ known = ("__name__", "__file__", "__doc__", "__package__", "__cached__", "__anno
 print(json.dumps({
     "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "cwd": os.getcwd(), "executable": sys.executable,
     "prefix": sys.prefix, "flags": str(sys.flags), "warnings": sys.warnoptions,
-    "environment": {n: v for n, v in os.environ.items() if not n.startswith("ELASTICD_")},
+    "environment": {n: v for n, v in os.environ.items() if not n.startswith("ELASTICD_") and n != "TMPDIR"},
     "worker": os.environ["ELASTICD_JOB"],
     "main": {n: repr(getattr(main, n, "missing")) for n in known}, "spec": str(getattr(main.__spec__, "name", None)),
     "loader": type(main.__loader__).__name__,

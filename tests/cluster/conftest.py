@@ -43,7 +43,7 @@ class Cluster:
         for name in self.names:
             self.write(name, server=name, controller=agents,
                        state_directory=str(directory / name), socket_directory=str(self.sockets / name),
-                       cpu_slots=slots, checkpoint_directory=str(directory / "checkpoints"))  # fmt: skip
+                       cpu_slots=slots, allow_root_jobs=True, checkpoint_directory=str(directory / "checkpoints"))  # fmt: skip
         self.start("controller")
         for name in self.names:
             self.start(name)

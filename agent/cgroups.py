@@ -1,0 +1,276 @@
+"""A cgroup for each worker: what it may use, what is left of it, and an end that nothing of it survives.
+
+Theory of operation
+-------------------
+A process cannot leave its cgroup without root's rights, whatever it forks and whatever session it opens. So the cgroup is the
+list of a worker's processes that is true for certain. Two kinds of kernels are served:
+
+* version 2 with its controllers (all present distributions): one directory for each worker;
+* version 1, or a hybrid: a directory in the hierarchy of each controller (memory, pids, cpu), and one in the unified
+  hierarchy, if that is mounted, since only there all processes are killed at once.
+
+The tree is ``elasticctl-TAG`` at the top of each hierarchy, as container engines have theirs, and not below the agent's service:
+the limits of that service are none of the workers', and systemd could not start it again in a cgroup with controllers of its
+own while workers are left there. TAG tells agents of one machine apart.
+
+All workers together get what the machine has less a reserve, so memory runs out among them and not for the agent. Where there is
+no cgroup to be had (no root, no such file system) workers run without one; the log says so once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+MOUNTS = Path("/proc/self/mounts")
+CONTROLLERS = ("memory", "pids", "cpu")
+PERIOD_US = 100_000
+EMPTY_WITHIN_S = 2.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.02
+WARM = "warm-"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one worker may use; None: as much as there is."""
+
+    memory_bytes: int | None = None
+    tasks: int | None = None
+    cpus: float | None = None
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """Where cgroups can be made."""
+
+    unified: Path | None = None  # version 2
+    unified_controllers: bool = False  # has it those of CONTROLLERS that there are?
+    old: tuple[tuple[str, Path], ...] = ()  # version 1: a hierarchy for each controller
+
+
+def mounted(mounts: Path = MOUNTS) -> Mounted:
+    """The hierarchies of this machine."""
+    unified: Path | None = None
+    old: dict[str, Path] = {}
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return Mounted()
+    for line in lines:
+        _, where, kind, options, *_ = line.split(" ")
+        if kind == "cgroup2" and unified is None:
+            unified = Path(where)
+        elif kind == "cgroup":
+            for controller in CONTROLLERS:
+                if controller in options.split(","):
+                    old.setdefault(controller, Path(where))
+    has = bool(unified) and "memory" in _read(unified / "cgroup.controllers").split() if unified else False
+    return Mounted(unified, has, tuple(sorted(old.items())))
+
+
+class Cgroups:
+    """The cgroups of one agent's workers. Except for `make`, nothing here fails: what cannot be had is left out."""
+
+    def __init__(
+        self, tag: str, limits: Limits, all_memory_bytes: int | None, found: Mounted, own_too: bool = False
+    ) -> None:
+        """`all_memory_bytes`: what all workers may use together. `own_too`: workers of the agent's own account have some, too."""
+        self.own_too = own_too
+        self._limits = limits
+        self._all_memory_bytes = all_memory_bytes
+        self._unified = found.unified if found.unified_controllers else None
+        hierarchies = [found.unified] if found.unified is not None else []
+        if not found.unified_controllers:
+            hierarchies += [hierarchy for _, hierarchy in found.old]
+        self._tops = tuple(hierarchy / f"elasticctl-{tag}" for hierarchy in hierarchies)
+        self._ready = False
+        self._told: set[str] = set()
+
+    def make(self, name: str) -> tuple[str, ...]:
+        """The directories of a new cgroup, none where there are no cgroups. An earlier one of this name is emptied."""
+        made = tuple(str(top / name) for top in self._tops)
+        try:
+            if not self._ready:
+                self._set_up()
+            for path in made:
+                try:
+                    os.mkdir(path, 0o755)
+                except FileExistsError:
+                    clear((path,))
+        except OSError as error:
+            self._tell(f"workers run without cgroups, so without limits: {error.filename}: {error.strerror}")
+            return ()
+        if not made:
+            self._tell("workers run without cgroups, so without limits: none are mounted")
+        missing = _limit(made, self._limits) if made else []
+        if missing:
+            self._tell(f"this kernel has no cgroups for {', '.join(missing)}: these limits do not hold")
+        return made
+
+    def _set_up(self) -> None:
+        for top in self._tops:
+            top.mkdir(mode=0o755, exist_ok=True)
+        if self._unified is not None:
+            for directory in (self._unified, self._tops[0]):
+                _enable(directory)
+        _limit(tuple(map(str, self._tops)), Limits(memory_bytes=self._all_memory_bytes))
+        self._ready = True
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            log.warning("%s", text)
+
+    def close(self) -> None:
+        """Leave no empty directories behind."""
+        for top in self._tops:
+            with contextlib.suppress(OSError):
+                top.rmdir()
+
+    def others(self, known: frozenset[str]) -> list[str]:
+        """The cgroups that are there, but for those that are `known`."""
+        found = []
+        for top in self._tops:
+            with contextlib.suppress(OSError), os.scandir(top) as entries:
+                found += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return sorted(path for path in found if path not in known)
+
+    @property
+    def memory_text(self) -> str:
+        """What bounds a worker's memory, for people."""
+        if self._limits.memory_bytes is not None:
+            return f"a worker here may use {_gib(self._limits.memory_bytes)}"
+        if self._all_memory_bytes is not None:
+            return f"all workers of this server may use {_gib(self._all_memory_bytes)}"
+        return "the server's memory is full"
+
+
+def enter(paths: tuple[str, ...], pid: int) -> None:
+    """Move a process, which has no children yet. Raises OSError."""
+    for path in paths:
+        with open(f"{path}/cgroup.procs", "w", encoding="ascii") as file:
+            file.write(str(pid))
+
+
+def processes(paths: tuple[str, ...]) -> frozenset[int]:
+    """Who is in a cgroup."""
+    return frozenset(int(word) for path in paths[:1] for word in _read(Path(path) / "cgroup.procs").split())
+
+
+def out_of_memory(paths: tuple[str, ...]) -> bool:
+    """Has the kernel killed a process of this cgroup because memory was short?"""
+    for path in paths:
+        for name in ("memory.events", "memory.oom_control"):
+            for line in _read(Path(path) / name).splitlines():
+                word, _, count = line.partition(" ")
+                if word == "oom_kill" and count != "0":
+                    return True
+    return False
+
+
+def clear(paths: tuple[str, ...], spare: int | None = None) -> bool:
+    """Kill all that is in a cgroup, and wait a little until it is gone. Whether nothing is left, but for process `spare`."""
+    give_up_at, pause_s = time.monotonic() + EMPTY_WITHIN_S, FIRST_PAUSE_S
+    while (left := processes(paths)) and left != {spare}:
+        if time.monotonic() >= give_up_at:
+            return False
+        if spare not in left and _write(f"{paths[0]}/cgroup.kill", "1"):
+            pass  # all at once; without it one after the other, as often as some are left
+        else:
+            _kill(paths, left - {spare})
+        time.sleep(pause_s)
+        pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+    return True
+
+
+def remove(paths: tuple[str, ...]) -> None:
+    """End a cgroup with all that is in it."""
+    clear(paths)
+    for path in paths:
+        for attempt in range(20):
+            try:
+                os.rmdir(path)
+            except FileNotFoundError:
+                break
+            except OSError as error:
+                if error.errno != errno.EBUSY or attempt == 19:
+                    log.warning("%s cannot be removed: %s", path, error.strerror)
+                    break
+                time.sleep(0.005)
+            else:
+                break
+
+
+def _kill(paths: tuple[str, ...], pids: frozenset[int] | set[int]) -> None:
+    for path in paths:
+        _write(f"{path}/pids.max", "0")  # nothing new meanwhile
+    for pid in sorted(pids):
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(pid)
+            try:
+                if pid in processes(paths):  # its number is not somebody else's
+                    import signal
+
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            finally:
+                os.close(descriptor)
+
+
+def _limit(paths: tuple[str, ...], limits: Limits) -> list[str]:
+    """Set the limits of a cgroup. Returns the controllers that it does not have."""
+    missing = []
+    for controller, wanted, files in (
+        ("memory", limits.memory_bytes, (("memory.max", "{0}"), ("memory.limit_in_bytes", "{0}"))),
+        ("tasks", limits.tasks, (("pids.max", "{0}"),)),
+        ("CPUs", _quota_us(limits.cpus), (("cpu.max", f"{{0}} {PERIOD_US}"), ("cpu.cfs_quota_us", "{0}"))),
+    ):
+        if wanted is not None:
+            taken = [_write(f"{path}/{name}", text.format(wanted)) for path in paths for name, text in files]
+            if not any(taken):
+                missing.append(controller)
+    return missing
+
+
+def _quota_us(cpus: float | None) -> int | None:
+    return None if cpus is None else max(1000, int(cpus * PERIOD_US))
+
+
+def _enable(directory: Path) -> None:
+    there = _read(directory / "cgroup.controllers").split()
+    for controller in CONTROLLERS:
+        if controller in there:
+            _write(f"{directory}/cgroup.subtree_control", f"+{controller}")
+
+
+def _write(path: str, text: str) -> bool:
+    """Whether it was taken. The file is never made: what is no control file here is none."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(descriptor, text.encode())
+    except OSError as error:
+        log.debug("%s: %s", path, error.strerror)
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"

@@ -1,0 +1,86 @@
+"""From the agent's rights to a job owner's, for good. The standard library alone: the shim uses it.
+
+The order matters. What only root may do comes first (cgroup, limits), then groups before the user, for without root they could
+not be changed any more; last `no_new_privs`, after which no program, setuid or not, can give this process more rights again.
+Nothing of the user's has been opened, resolved or imported before: see `docs/design/isolation.md`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+from collections.abc import Sequence
+
+PR_SET_NO_NEW_PRIVS = 38
+MAX_ORDERS_BYTES = 64 << 20
+
+
+class Drop:
+    """What a process becomes. The fields are those of the agent's words; see `orders`."""
+
+    def __init__(self, document: dict[str, object]) -> None:
+        self.uid = _number(document["uid"])
+        self.gid = _number(document["gid"])
+        self.groups = [_number(each) for each in _list(document["groups"])]
+        self.open_files = _number(document["open_files"])
+
+
+def orders() -> dict[str, object]:
+    """What the agent has put into this process's standard input, which is empty from then on."""
+    with open(0, "rb", closefd=False) as file:
+        found = json.loads(file.read(MAX_ORDERS_BYTES))
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.close(null)
+    assert isinstance(found, dict)
+    return found
+
+
+def write_orders(document: dict[str, object]) -> int:
+    """A descriptor from which `orders` reads `document`. Not a file that others see, nor an argument list."""
+    descriptor = os.memfd_create("orders", os.MFD_CLOEXEC)
+    try:
+        data = memoryview(json.dumps(document).encode())
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def join(cgroups: Sequence[str]) -> None:
+    """Enter these cgroups. Raises OSError."""
+    for path in cgroups:
+        with open(f"{path}/cgroup.procs", "w", encoding="ascii") as file:
+            file.write("0")
+
+
+def drop(target: Drop) -> None:
+    """Become `target`. Raises OSError: then this process may do nothing more but end."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (target.open_files, target.open_files))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.RLIM_INFINITY))
+    try:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    except (OSError, ValueError):  # pinned memory is bounded then, as it is for the agent
+        pass
+    os.setgroups(target.groups)
+    os.setresgid(target.gid, target.gid, target.gid)
+    os.setresuid(target.uid, target.uid, target.uid)
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
+    if os.getresuid() != (target.uid,) * 3 or os.getresgid() != (target.gid,) * 3 or 0 in os.getresuid():
+        raise OSError("the rights of root could not be given up")
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _list(value: object) -> list[object]:
+    assert isinstance(value, list)
+    return value

@@ -1,0 +1,149 @@
+"""What workers leave behind besides checkpoints and logs: a directory of their own for temporary files, and shared memory.
+
+Each worker has a directory as its TMPDIR, which goes with it. Segments in ``/dev/shm`` have no owner but an account, and the
+account may have other processes. So a segment goes only if a library has named it, it was made or changed while the worker ran,
+and no process has it open or mapped any more; files that people put there themselves stay. All of it is looked at and removed
+with the owner's rights, except for the question who has what open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from .accounts import Account, acting_as, runs_as
+from .lines import let_pass
+
+log = logging.getLogger(__name__)
+
+SHARED_MEMORY = Path("/dev/shm")
+MAX_SEGMENTS = 10_000
+# torch, Python (shared_memory, semaphores), NCCL, CUDA, OpenMP, UCX, Open MPI
+_LIBRARIES = re.compile(r"torch_|psm_|wnsm_|sem\.|pym-|nccl-|cuda\.|__KMP_|ucx|vader_segment|open_mpi|ompi")
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The directories for temporary files of one agent's workers."""
+
+    root: Path  # of the agent; others may pass through, and see nothing
+
+    def of(self, name: str) -> Path:
+        return self.root / name
+
+    def make(self, name: str, account: Account) -> Path:
+        """An empty directory that belongs to `account`. Raises OSError."""
+        path = self.of(name)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not account.own:
+            let_pass(self.root.parent)
+            let_pass(self.root)
+        with contextlib.suppress(FileNotFoundError):
+            self._clear(path, account)
+        path.mkdir(mode=0o700, exist_ok=True)
+        if not account.own:
+            os.chown(
+                path, account.uid, account.gid, follow_symlinks=False
+            )  # its parent is the agent's: it is what was made
+        return path
+
+    def remove(self, name: str, account: Account) -> None:
+        """A directory with all that is in it."""
+        try:
+            self._clear(self.of(name), account)
+            self.of(name).rmdir()
+        except FileNotFoundError:
+            pass
+        except (OSError, RecursionError) as error:
+            log.warning("%s cannot be removed: %s", self.of(name), error)
+
+    def _clear(self, path: Path, account: Account) -> None:
+        with acting_as(account):
+            for entry in list(os.scandir(path)):
+                if entry.is_dir(follow_symlinks=False):
+                    _remove_tree(entry.path)
+                else:
+                    os.unlink(entry.path)
+
+    def close(self) -> None:
+        """Leave no empty directory behind."""
+        with contextlib.suppress(OSError):
+            self.root.rmdir()
+
+    def others(self, known: frozenset[str]) -> list[tuple[str, int]]:
+        """The directories that are there, but for those that are `known`, and whose they are."""
+        try:
+            with os.scandir(self.root) as entries:
+                there = [entry for entry in entries if entry.name not in known and entry.is_dir(follow_symlinks=False)]
+                return sorted((entry.name, entry.stat(follow_symlinks=False).st_uid) for entry in there)
+        except OSError:
+            return []
+
+
+def _remove_tree(path: str) -> None:
+    """Follows no links; opens directories that their owner has closed to himself."""
+    try:
+        shutil.rmtree(path)
+    except PermissionError:
+        os.chmod(path, 0o700)
+        for directory, names, _ in os.walk(path):
+            for name in names:
+                if not os.path.islink(os.path.join(directory, name)):
+                    os.chmod(os.path.join(directory, name), 0o700)
+        shutil.rmtree(path)
+
+
+def forget_shared_memory(account: Account, since_s: float, directory: Path = SHARED_MEMORY) -> list[str]:
+    """Remove segments of `account` that have changed since `since_s` (Unix time) and that nobody uses. Returns which."""
+    found = _segments(account, since_s, directory)
+    if not found:
+        return []
+    used = _in_use(account, str(directory))
+    if used is None:
+        return []
+    gone = []
+    with acting_as(account):
+        for name, inode in found.items():
+            with contextlib.suppress(OSError):
+                if inode not in used and os.stat(directory / name, follow_symlinks=False).st_ino == inode:
+                    os.unlink(directory / name)
+                    gone.append(name)
+    return gone
+
+
+def _segments(account: Account, since_s: float, directory: Path) -> dict[str, int]:
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError), acting_as(account), os.scandir(directory) as entries:
+        for entry in entries:
+            status = entry.stat(follow_symlinks=False)
+            mine = status.st_uid == account.uid and status.st_ctime >= since_s
+            if mine and _LIBRARIES.match(entry.name) and stat.S_ISREG(status.st_mode) and len(found) < MAX_SEGMENTS:
+                found[entry.name] = status.st_ino
+    return found
+
+
+def _in_use(account: Account, directory: str) -> frozenset[int] | None:
+    """Inodes of the files in `directory` that any process has open or mapped. None: that cannot be told."""
+    used: set[int] = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{entry}/maps", encoding="utf-8", errors="replace") as maps:
+                used |= {int(line.split(None, 5)[4]) for line in maps if f" {directory}/" in line}
+            for descriptor in os.listdir(f"/proc/{entry}/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    if os.readlink(f"/proc/{entry}/fd/{descriptor}").startswith(f"{directory}/"):
+                        used.add(os.stat(f"/proc/{entry}/fd/{descriptor}").st_ino)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except PermissionError:
+            if runs_as(int(entry)) == account.uid:  # one that hides itself: it may use any
+                return None
+    return frozenset(used)

@@ -1,0 +1,537 @@
+"""Jobs of other accounts, and what such a job may try against the agent, which is root, and against other accounts' jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticd.agent import shim
+from elasticd.agent.cgroups import Limits
+from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted, StopSignal
+from elasticd.protocol.messages import ReadLog
+from elasticd.protocol.model import Fault
+
+from .accounts_stories import ALICE, BOB, Agent, as_account, only_root, public_directory, python_for_all, uid
+
+pytestmark = only_root
+
+PYTHON = python_for_all() if os.getuid() == 0 else None
+needs_python = pytest.mark.skipif(PYTHON is None, reason="no interpreter that other accounts can execute")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with public_directory() as path:
+        yield path
+
+
+@pytest.fixture
+def agent(place: Path) -> Iterator[Agent]:
+    agent = Agent(place)
+    yield agent
+    agent.close()
+
+
+@pytest.fixture
+def open_to_all(place: Path) -> Path:
+    """A directory in which everybody can write."""
+    path = place / "all"
+    path.mkdir()
+    path.chmod(0o1777)
+    return path
+
+
+def runs(pid: int) -> bool:
+    return shim.start_ticks(pid) is not None
+
+
+# ---------------------------------------------------------------------------------------------------- who a worker is
+
+
+def test_a_worker_is_its_account_with_no_way_back(agent: Agent) -> None:
+    shown = agent.run(ALICE, "sh", "-c", "id -u; id -g; id -G; umask; ulimit -c; pwd; cat /proc/self/status; env")
+    lines = shown.splitlines()
+    assert lines[:3] == ["65534", "65534", "65534"]
+    assert lines[3:6] == ["0022", "0", "/"]
+    assert "NoNewPrivs:\t1" in lines
+    assert {line for line in lines if line.startswith(("CapPrm", "CapEff", "CapAmb", "CapInh"))} == {
+        f"{name}:\t0000000000000000" for name in ("CapPrm", "CapEff", "CapAmb", "CapInh")
+    }
+    assert f"USER={ALICE}" in lines
+    assert "HOME=/nonexistent" in lines
+    assert "Uid:\t65534\t65534\t65534\t65534" in lines
+
+
+def test_its_shim_is_the_account_too_and_has_none_of_its_variables(agent: Agent) -> None:
+    worker = agent.start(ALICE, "sleep", "60", env={"LD_LIBRARY_PATH": "/evil"})
+    seen = agent.seen(ALICE, worker)
+    for pid in (seen["shim_pid"], seen["pid"]):
+        assert "Uid:\t65534\t65534\t65534\t65534" in Path(f"/proc/{pid}/status").read_text()
+    assert b"evil" not in Path(f"/proc/{seen['shim_pid']}/environ").read_bytes()
+    assert b"evil" in Path(f"/proc/{seen['pid']}/environ").read_bytes()
+    assert Path(f"/proc/{seen['pid']}/oom_score_adj").read_text().strip() == "500"
+
+
+def test_its_files_are_its_own_and_closed_to_others(agent: Agent) -> None:
+    agent.run(
+        ALICE, "sh", "-c", 'echo secret; echo state > "$ELASTICD_CHECKPOINT_DIRECTORY/step"; echo x > "$TMPDIR/x"'
+    )
+    log = agent.output(ALICE) / "digits-1.0.log"
+    assert (log.stat().st_uid, log.stat().st_mode & 0o777) == (65534, 0o600)
+    checkpoint = agent.directory / "checkpoints" / ALICE / "digits-1.ab" / "step"
+    assert checkpoint.stat().st_uid == 65534
+    for path in (log, checkpoint):
+        assert "Permission denied" in as_account(BOB, "cat", str(path)).stderr
+
+
+@pytest.mark.parametrize(
+    ("account", "reason"),
+    [
+        ("", "no job runs as root here"),
+        ("root", "no job runs as root"),
+        ("no-such-one", "has no account 'no-such-one'"),
+        ("../x", "has no account '../x'"),
+    ],
+)
+def test_root_and_unknown_accounts_are_refused(agent: Agent, account: str, reason: str) -> None:
+    end = agent.end(agent.start(account, "true"))
+    assert isinstance(end, ProcessFailed)
+    assert (reason in end.reason, end.fault) == (True, Fault.SERVER)
+
+
+def test_root_may_run_jobs_where_the_operator_says_so(place: Path) -> None:
+    agent = Agent(place, root_jobs=True)
+    try:
+        worker = agent.start("", "id", "-u")
+        assert agent.end(worker).exit_code == 0
+        assert (agent.state / "jobs" / "digits-1.ab" / "digits-1.0.log").read_text().endswith("o 0\n")
+    finally:
+        agent.close()
+
+
+def test_an_interpreter_that_the_account_cannot_execute_is_named_with_what_is_closed(agent: Agent, place: Path) -> None:
+    (place / "closed").mkdir(mode=0o700)
+    program = place / "closed" / "python"
+    shutil.copy("/bin/true", program)
+    end = agent.end(agent.start(ALICE, str(program), "x.py"))
+    assert end.reason == f"cannot start {program}: Permission denied: {place}/closed is closed to this account"
+    (place / "python").symlink_to(program)
+    end = agent.end(agent.start(ALICE, "python", "x.py", job="digits-2", env={"PATH": str(place)}))
+    assert end.reason == f"cannot start python: Permission denied: {place}/closed is closed to this account"
+
+
+# ------------------------------------------------------------------------------------------- what it may try: files
+
+
+def test_it_reads_nothing_of_roots(agent: Agent) -> None:
+    end = agent.end(worker := agent.start(ALICE, "cat", "/etc/shadow"))
+    assert end.exit_code == 1
+    assert "Permission denied" in agent.log(worker)
+    assert "Permission denied" in agent.log(agent_ran(agent, "ls", str(agent.state), job="digits-2"))
+    assert "Permission denied" in agent.log(agent_ran(agent, "cat", f"{agent.state}/identity.json", job="digits-3"))
+
+
+def agent_ran(agent: Agent, *command: str, job: str, account: str = ALICE) -> str:
+    (agent.state / "identity.json").touch(mode=0o600)
+    worker = agent.start(account, *command, job=job)
+    agent.end(worker)
+    return worker
+
+
+@pytest.mark.parametrize("what", ["log", "exit", "json"])
+def test_links_in_place_of_its_files_lead_nowhere(agent: Agent, what: str) -> None:
+    """The agent, which is root, reads all three; the directory is the account's."""
+    secret = agent.directory / "secret"
+    secret.write_text('1.0 o root\n{"exit_code": 0, "reason": "of root"}')
+    secret.chmod(0o600)
+    attack = f"cd {agent.output(ALICE)}; rm -f *.{what}; ln -s {secret} digits-1.0.{what}; echo done; exit 3"
+    worker = agent.start(ALICE, "sh", "-c", attack)
+    end = agent.end(worker)
+    assert "root" not in end.reason
+    assert b"root" not in agent.piece(worker).data
+    assert secret.read_text().startswith("1.0 o root")
+
+
+def test_a_pipe_in_place_of_its_log_or_its_end_holds_nobody_up(agent: Agent) -> None:
+    attack = f"cd {agent.output(ALICE)}; rm -f *.log *.exit*; mkfifo digits-1.0.log digits-1.0.exit; kill -9 $PPID"
+    worker = agent.start(ALICE, "sh", "-c", attack)
+    end = agent.end(worker)
+    assert end.reason == "the process that kept it was killed"
+    assert "no plain file" in agent.piece(worker).error
+
+
+def test_what_it_claims_of_its_end_blames_no_server_and_floods_no_terminal(agent: Agent) -> None:
+    claim = json.dumps({"exit_code": 1 << 70, "reason": "\x1b[2J" + "x" * 5000, "fault": "server"})
+    attack = f"cd {agent.output(ALICE)}; kill -STOP $PPID; printf '%s' '{claim}' > digits-1.0.exit; kill -9 $PPID"
+    end = agent.end(agent.start(ALICE, "sh", "-c", attack))
+    assert end.fault in (None, Fault.KILLED)
+    assert end.exit_code is None
+    assert len(end.reason) <= shim.MAX_REASON_CHARACTERS
+    assert "\x1b" not in end.reason
+
+
+def test_a_checkpoint_directory_that_another_account_made_first_is_refused(agent: Agent) -> None:
+    checkpoints = agent.directory / "checkpoints"
+    checkpoints.mkdir()
+    checkpoints.chmod(0o1777)
+    assert as_account(BOB, "mkdir", "-m", "777", f"{checkpoints}/{ALICE}").returncode == 0
+    end = agent.end(agent.start(ALICE, "true"))
+    assert end.reason == f"cannot be started: {checkpoints}/{ALICE} is not a directory of account {ALICE}"
+    (checkpoints / ALICE).rmdir()
+    assert as_account(BOB, "ln", "-s", "/etc", f"{checkpoints}/{ALICE}").returncode == 0
+    end = agent.end(agent.start(ALICE, "true", job="digits-2"))
+    assert "is not a directory" in end.reason
+    assert not Path("/etc/digits-2.ab").exists()
+
+
+def test_its_checkpoints_as_a_link_are_followed_only_with_its_own_rights(agent: Agent) -> None:
+    agent.run(ALICE, "true")
+    own = agent.directory / "checkpoints" / ALICE
+    shutil.rmtree(own / "digits-1.ab")
+    assert as_account(ALICE, "ln", "-s", "/root/made-by-the-agent", f"{own}/digits-2.ab").returncode == 0
+    agent.end(agent.start(ALICE, "true", job="digits-2"))
+    assert not Path("/root/made-by-the-agent").exists()
+
+
+def test_a_directory_of_somebody_elses_is_no_workdir(agent: Agent, place: Path) -> None:
+    (place / "closed").mkdir(mode=0o700)
+    end = agent.end(agent.start(ALICE, "true", workdir=str(place / "closed")))
+    assert end.reason.startswith(f"cannot start true (in {place}/closed): Permission denied")
+
+
+def test_what_it_leaves_in_its_scratch_is_removed_and_nothing_that_links_lead_to(
+    agent: Agent, open_to_all: Path
+) -> None:
+    (open_to_all / "precious").write_text("x")
+    (open_to_all / "precious").chmod(0o666)
+    attack = f"cd $TMPDIR; mkdir -p a/b; ln -s {open_to_all} a/b/link; chmod 0 a/b a; pwd"
+    scratch = Path(agent.run(ALICE, "sh", "-c", attack))
+    agent.until(lambda: not scratch.exists())
+    assert (open_to_all / "precious").read_text() == "x"
+
+
+# ------------------------------------------------------------------------------------- what it may try: processes
+
+
+def test_it_cannot_signal_the_agent_or_anothers_worker(agent: Agent) -> None:
+    other = agent.start(BOB, "sleep", "60", job="other-2")
+    seen = agent.seen(BOB, other)
+    pids = [seen["pid"], seen["shim_pid"], os.getpid()]
+    script = "; ".join(f"kill -9 {pid}; echo $?" for pid in pids)
+    assert [line for line in agent.run(ALICE, "sh", "-c", script).splitlines() if line.isdigit()] == ["1", "1", "1"]
+    assert all(map(runs, pids))
+
+
+def test_daemons_that_it_leaves_behind_end_with_it(agent: Agent, open_to_all: Path) -> None:
+    script = (
+        f"for i in 1 2 3; do setsid sh -c 'setsid sleep 300 & echo $! >> {open_to_all}/pids' & done; wait; sleep 0.3"
+    )
+    agent.run(ALICE, "sh", "-c", script)
+    pids = [int(word) for word in (open_to_all / "pids").read_text().split()]
+    assert len(pids) == 3
+    assert not any(map(runs, pids))  # when the end is told, not some time later
+
+
+def test_one_that_kills_its_shim_first_leaves_nothing_either(agent: Agent, open_to_all: Path) -> None:
+    script = f"setsid sh -c 'setsid sleep 300 & echo $! > {open_to_all}/pid'; kill -9 $PPID; sleep 300"
+    end = agent.end(agent.start(ALICE, "sh", "-c", script))
+    assert end.reason == "the process that kept it was killed"
+    assert not runs(int((open_to_all / "pid").read_text()))
+
+
+def test_a_fork_bomb_stays_in_its_cgroup_and_is_ended_as_a_whole(place: Path) -> None:
+    agent = Agent(place, limits=Limits(tasks=40))
+    try:
+        worker = agent.start(ALICE, "sh", "-c", "f() { f | f & f; }; f")
+        agent.seen(ALICE, worker)
+        agent.turn_for(0.5)
+        agent.processes.signal(worker, StopSignal.KILL)
+        agent.end(worker)
+        left = as_account(ALICE, "pgrep", "-u", ALICE, "-x", "sh").stdout.split()
+        assert not [pid for pid in left if runs(int(pid))]
+    finally:
+        agent.close()
+
+
+def test_memory_that_runs_out_ends_the_worker_with_that_reason_and_not_the_agent(place: Path) -> None:
+    agent = Agent(place, limits=Limits(memory_bytes=64 << 20, tasks=100))
+    try:
+        end = agent.end(agent.start(ALICE, "sh", "-c", "x=$(head -c 300000000 /dev/zero | tr '\\0' x)"))
+        assert end.reason.startswith("out of memory (a worker here may use 0.1 GiB): ")
+        assert end.fault is Fault.KILLED
+    finally:
+        agent.close()
+
+
+@pytest.mark.parametrize("forged", ["of another", "init", "of the agent", "numbers that none has"])
+def test_forged_process_numbers_reach_no_process_of_anybody_else(agent: Agent, forged: str) -> None:
+    other = agent.start(BOB, "sleep", "60", job="other-2")
+    victim = agent.seen(BOB, other)
+    named = {"of another": victim["pid"], "init": 1, "of the agent": os.getpid(), "numbers that none has": -1}[forged]
+    ticks = shim.start_ticks(named) if named > 0 else 0
+    claim = {
+        "shim_pid": named,
+        "shim_start_ticks": ticks,
+        "pid": named,
+        "start_ticks": ticks,
+        "boot_id": shim.boot_id(),
+    }
+    script = f"cd {agent.output(ALICE)}; printf '%s' '{json.dumps(claim)}' > x; mv x digits-1.0.json; echo up; sleep 60"
+    worker = agent.start(ALICE, "sh", "-c", f"sleep 0.3; {script}")
+    agent.until(lambda: "up" in agent.piece(worker, growing=True).data.decode())
+    agent.close(kill=False)  # one that is started anew reads what is on the disk
+    later = Agent(agent.directory)
+    try:
+        found = later.processes.adopt()
+        assert worker not in [running.worker for running in found.running]
+        assert worker in [end.worker for end in found.exited]
+        assert runs(victim["pid"])
+        assert runs(victim["shim_pid"])
+        later.turn_for(0.3)
+        assert runs(victim["pid"])
+    finally:
+        later.close()
+
+
+def test_an_agent_that_is_started_anew_finds_the_workers_of_all_accounts(agent: Agent) -> None:
+    kept = agent.start(ALICE, "sh", "-c", "sleep 1; echo late; exit 4")
+    over = agent.start(BOB, "sh", "-c", "exit 3", job="other-2")
+    agent.seen(ALICE, kept)
+    agent.end(over)
+    agent.close(kill=False)
+    later = Agent(agent.directory)
+    try:
+        found = later.processes.adopt()
+        assert [running.worker for running in found.running] == [kept]
+        assert [(end.worker, end.exit_code) for end in found.exited] == [(over, 3)]
+        end = later.end(kept)
+        assert (end.exit_code, end.reason) == (4, "exit code 4")
+        assert later.log(kept) == "late"
+    finally:
+        later.close()
+
+
+def test_records_are_forgotten_and_the_log_stays(agent: Agent) -> None:
+    agent.run(ALICE, "echo", "hello")
+    worker = next(told.worker for told in agent.told)
+    agent.processes.forget("digits-1", worker, "ab")  # type: ignore[arg-type]
+    agent.until(lambda: not (agent.output(ALICE) / f"{worker}.exit").exists())
+    assert agent.log(worker) == "hello"
+    assert sorted(path.name for path in (agent.state / "jobs" / "digits-1.ab").iterdir()) == ["account"]
+    assert sorted(path.name for path in agent.output(ALICE).iterdir()) == [f"{worker}.log"]
+
+
+# ------------------------------------------------------------------------- what it may try: what the agent executes
+
+PRELOADED = """
+#include <stdio.h>
+#include <unistd.h>
+__attribute__((constructor)) static void loaded(void) {
+    FILE *file = fopen("%s/loaded", "a");
+    if (file) { fprintf(file, "%%d\\n", (int)geteuid()); fclose(file); }
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no compiler")
+def test_a_library_that_it_wants_preloaded_is_loaded_by_nothing_of_roots(agent: Agent, open_to_all: Path) -> None:
+    (open_to_all / "evil.c").write_text(PRELOADED % open_to_all)
+    library = open_to_all / "evil.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, open_to_all / "evil.c"], check=True)
+    agent.run(ALICE, "true", env={"LD_PRELOAD": str(library), "PYTHONPATH": str(open_to_all), "PYTHONSTARTUP": "x"})
+    loaded = (open_to_all / "loaded").read_text().split()
+    assert set(loaded) == {"65534"}
+
+
+@pytest.mark.parametrize("program", ["./python", "sub/../python", "absolute", "python"])
+def test_a_hostile_interpreter_is_executed_only_as_its_account_warm_processes_too(place: Path, program: str) -> None:
+    agent = Agent(place, warm=True)
+    try:
+        home = place / "all"
+        (home / "sub").mkdir(parents=True)
+        (home / "python").write_text(f"#!/bin/sh\nid -u >> {home}/ran\nexec sleep 0.2\n")
+        (home / "python").chmod(0o755)
+        home.chmod(0o777)
+        command = str(home / "python") if program == "absolute" else program
+        env = {"PATH": f"{home}:/usr/bin:/bin"}
+        for number in range(2):
+            agent.end(agent.start(ALICE, command, "train.py", workdir=str(home), env=env, number=number))
+        agent.turn_for(0.5)
+        ran = (home / "ran").read_text().split()
+        assert len(ran) >= 3
+        assert set(ran) == {"65534"}
+    finally:
+        agent.close()
+
+
+LYING = """#!/usr/bin/python3 -IS
+import json, os, socket, sys
+connection = socket.socket(fileno=int(sys.argv[4]))
+connection.send(json.dumps({"executable": EXECUTABLE, "watched": {}}).encode())
+while True:
+    data, descriptors, _, _ = socket.recv_fds(connection, 1 << 17, 1)
+    if not data:
+        break
+    line = socket.socket(fileno=descriptors[0])
+    socket.send_fds(line, [b"VICTIM"], [os.pidfd_open(VICTIM)])
+    word = line.recv(1)
+    open("DIRECTORY/answered", "a").write(repr(word))
+"""
+
+
+@needs_python
+def test_a_warm_process_that_names_anothers_process_as_its_worker_is_not_believed(place: Path) -> None:
+    agent = Agent(place, warm=True)
+    try:
+        victim = agent.seen(BOB, agent.start(BOB, "sleep", "300", job="other-2"))["pid"]
+        home = place / "all"
+        home.mkdir()
+        home.chmod(0o777)
+        python = home / "python"
+        lying = (
+            LYING.replace("VICTIM", str(victim))
+            .replace("DIRECTORY", str(home))
+            .replace("EXECUTABLE", repr(str(python)))
+        )
+        python.write_text(lying)
+        python.chmod(0o755)
+        agent.start(ALICE, str(python), "train.py", number=0)
+        agent.until(lambda: agent.warm and list(agent.warm._processes.values()))
+        agent.turn_for(1.0)
+        worker = agent.start(ALICE, str(python), "train.py", number=1)
+        agent.until(lambda: (home / "answered").exists() and (home / "answered").read_text())
+        assert (home / "answered").read_text().startswith("b''")  # it was never told to go on
+        agent.until(lambda: any(isinstance(t, ProcessStarted) and t.worker == worker for t in agent.told))
+        assert agent.processes._watched[worker].pid != victim
+        agent.processes.signal(worker, StopSignal.KILL)
+        agent.turn_for(0.3)
+        assert runs(victim)
+    finally:
+        agent.close()
+
+
+NONSENSE = """#!/usr/bin/python3 -IS
+import os, sys, time
+if len(sys.argv) > 4:
+    os.write(int(sys.argv[4]), SAID.encode())
+print("\\n" * 5000)
+time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize("said", ["{}", "nonsense", '{"watched": {"/etc/shadow": "x"}}', '{"executable": "/root/x"}'])
+def test_nonsense_from_a_warm_process_harms_nobody(place: Path, said: str) -> None:
+    agent = Agent(place, warm=True)
+    try:
+        home = place / "all"
+        home.mkdir()
+        home.chmod(0o777)
+        (home / "python").write_text(NONSENSE.replace("SAID", repr(said)))
+        (home / "python").chmod(0o755)
+        for number in range(2):
+            worker = agent.start(ALICE, str(home / "python"), "train.py", number=number)
+            assert isinstance(agent.end(worker), ProcessExited)
+        agent.turn_for(0.5)
+    finally:
+        agent.close()
+
+
+# ------------------------------------------------------------------------------------------------------ warm processes
+
+
+@needs_python
+def test_workers_are_forked_from_a_warm_process_of_their_own_account(place: Path) -> None:
+    assert PYTHON is not None
+    python, env = PYTHON
+    agent = Agent(place, warm=True)
+    try:
+        script = place / "show.py"
+        script.write_text(
+            "import os, sys; print(os.getresuid(), os.getgroups(), 'torch' in sys.modules, os.environ['TMPDIR'])\n"
+        )
+        script.chmod(0o644)
+        assert agent.warm is not None
+
+        def ready() -> int:
+            return sum(bool(process.watched) for process in agent.warm._processes.values())  # type: ignore[union-attr]
+
+        for number, account in enumerate((ALICE, BOB)):
+            agent.run(account, python, str(script), env=env, job=f"first-{number}")
+            agent.until(lambda number=number: ready() == number + 1)
+        for number, account in enumerate((ALICE, BOB)):
+            worker = agent.start(account, python, str(script), env=env, job=f"second-{number}")
+            agent.until(lambda worker=worker: worker in agent.processes._watched)
+            watched = agent.processes._watched[worker]
+            assert watched.child is None, "it was executed"
+            agent.end(worker)
+            user = uid(account)
+            assert agent.log(worker).startswith(f"({user}, {user}, {user}) [")
+            assert " True " in agent.log(worker)
+        owners = {Path(f"/proc/{p.child.pid}").stat().st_uid for p in agent.warm._processes.values()}
+        assert owners == {uid(ALICE), uid(BOB)}
+    finally:
+        agent.close()
+
+
+# --------------------------------------------------------------------------------------------------------- leftovers
+
+
+def test_shared_memory_that_it_leaves_behind_goes_and_what_others_use_stays(agent: Agent, place: Path) -> None:
+    in_use = Path("/dev/shm/psm_in_use_by_a_test")
+    script = "echo x > /dev/shm/torch_left_by_a_test; echo x > /dev/shm/psm_in_use_by_a_test; echo x > /dev/shm/data_of_a_test"
+    worker = agent.start(ALICE, "sh", "-c", f"{script}; sleep 0.5")
+    agent.until(lambda: in_use.exists())
+    user = subprocess.Popen(["sleep", "60"], stdin=in_use.open())
+    try:
+        agent.end(worker)
+        agent.until(lambda: not Path("/dev/shm/torch_left_by_a_test").exists())
+        assert in_use.exists()
+        assert Path("/dev/shm/data_of_a_test").exists()
+    finally:
+        user.kill()
+        user.wait()
+        for name in ("psm_in_use_by_a_test", "data_of_a_test"):
+            Path(f"/dev/shm/{name}").unlink(missing_ok=True)
+
+
+def test_what_an_agent_that_was_killed_has_left_is_removed_by_the_next(agent: Agent) -> None:
+    worker = agent.start(ALICE, "sleep", "60")
+    seen = agent.seen(ALICE, worker)
+    record = agent.processes._watched[worker].record
+    agent.close(kill=False)
+    os.kill(seen["shim_pid"], signal.SIGKILL)
+    later = Agent(agent.directory)
+    try:
+        later.processes.adopt()
+        later.until(lambda: not any(Path(path).exists() for path in record.cgroups))
+        later.until(lambda: not (agent.directory / "scratch" / record.scratch).exists())
+    finally:
+        later.close()
+
+
+def test_the_log_of_a_worker_that_writes_without_end_is_bounded_and_says_what_is_missing(agent: Agent) -> None:
+    worker = agent.start(
+        ALICE, "sh", "-c", "i=0; while [ $i -lt 60000 ]; do echo line $i of very many lines; i=$((i+1)); done"
+    )
+    agent.end(worker)
+    files = sorted(agent.output(ALICE).glob("*.log*"))
+    assert 2 < len(files) <= shim.LOG_FILES
+    assert sum(path.stat().st_size for path in files) < (1 << 20) + (1 << 17)
+    data, offset = b"", 0
+    while True:
+        request = ReadLog(request="r", job="digits-1", worker=worker, offset=offset, limit=1 << 20, uid="ab")  # type: ignore[arg-type]
+        piece = agent.disk.read_log(request, growing=False)
+        data, offset = data + piece.data, piece.next_offset
+        if piece.end:
+            break
+    lines = data.decode().splitlines()
+    assert lines[0].endswith("o line 0 of very many lines")
+    assert lines[-1].endswith("o line 59999 of very many lines")
+    assert sum("of this log were not kept" in line for line in lines) == 1
