@@ -145,14 +145,14 @@ def socket_directory(options: AgentConfig, environment: Mapping[str, str]) -> Pa
     """Where the workers' socket is. Made if missing.
 
     Running workers know the socket by its path, so a restarted agent must choose the same whatever its environment is: the
-    choice is written down in the state directory.
+    choice is written down in the state directory. A service of systemd has a RUNTIME_DIRECTORY.
     """
     if options.socket_directory:
         return private_directory(Path(options.socket_directory).expanduser().absolute())
     note = options.state / "socket_directory"
     if noted := _read_note(note):
         return private_directory(Path(noted))
-    runtime = Path(environment.get("XDG_RUNTIME_DIR") or "/tmp")
+    runtime = Path(environment.get("RUNTIME_DIRECTORY") or environment.get("XDG_RUNTIME_DIR") or "/tmp")
     if os.getuid() == 0 and (runtime == Path("/tmp") or not _lets_pass(runtime)):
         runtime = Path("/run")  # root's own runtime directory is closed to the accounts that workers run as
     usable = runtime.is_dir() and os.access(runtime, os.W_OK)

@@ -62,7 +62,7 @@ def join(cgroups: Sequence[str]) -> None:
 def drop(target: Drop) -> None:
     """Become `target`. Raises OSError: then this process may do nothing more but end."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (target.open_files, target.open_files))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     except (OSError, ValueError):  # pinned memory is bounded then, as it is for the agent

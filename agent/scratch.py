@@ -17,6 +17,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import shim
 from .accounts import Account, acting_as, runs_as
 from .lines import let_pass
 
@@ -129,21 +130,39 @@ def _segments(account: Account, since_s: float, directory: Path) -> dict[str, in
 
 
 def _in_use(account: Account, directory: str) -> frozenset[int] | None:
-    """Inodes of the files in `directory` that any process has open or mapped. None: that cannot be told."""
+    """Inodes of the files in `directory` that any process has open or mapped. None: that cannot be told.
+
+    The agent may lack the right to look into others' processes; their owner may, except into one that hides itself.
+    """
+    used, unseen = _looked(directory, [int(name) for name in os.listdir("/proc") if name.isdecimal()])
+    with acting_as(account):
+        more, unseen = _looked(directory, [pid for pid in unseen if runs_as(pid) == account.uid])
+    return None if any(not _is_shim(pid) for pid in unseen) else frozenset(used | more)
+
+
+def _looked(directory: str, pids: list[int]) -> tuple[set[int], list[int]]:
+    """What these processes use, and those that may not be looked into."""
     used: set[int] = set()
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal():
-            continue
+    unseen = []
+    for pid in pids:
         try:
-            with open(f"/proc/{entry}/maps", encoding="utf-8", errors="replace") as maps:
+            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
                 used |= {int(line.split(None, 5)[4]) for line in maps if f" {directory}/" in line}
-            for descriptor in os.listdir(f"/proc/{entry}/fd"):
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(FileNotFoundError):
-                    if os.readlink(f"/proc/{entry}/fd/{descriptor}").startswith(f"{directory}/"):
-                        used.add(os.stat(f"/proc/{entry}/fd/{descriptor}").st_ino)
+                    if os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith(f"{directory}/"):
+                        used.add(os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino)
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         except PermissionError:
-            if runs_as(int(entry)) == account.uid:  # one that hides itself: it may use any
-                return None
-    return frozenset(used)
+            unseen.append(pid)
+    return used, unseen
+
+
+def _is_shim(pid: int) -> bool:
+    """One of ours uses no shared memory, and hides itself because it was root."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.fsencode(shim.__file__) in file.read().split(b"\0")
+    except OSError:
+        return True  # it has ended

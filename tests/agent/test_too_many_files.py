@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticd.agent.accounts import own_account
 from elasticd.agent.disk import Failed, located
 from elasticd.agent.forkserver import client
 from elasticd.agent.forkserver.key import key_of
@@ -26,4 +27,6 @@ def test_a_warm_process_that_cannot_be_connected_is_not_started(
     for module, name in ((socket, "socketpair"), (os, "pipe2")):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, refuse)
-            assert client._start(tmp_path, sys.executable, key) == Failed("Too many open files")
+            assert client._start(tmp_path, own_account(), sys.executable, key, None, "warm") == Failed(
+                "Too many open files"
+            )

@@ -114,7 +114,7 @@ def first() -> None:
     run("systemd-tmpfiles", "--create", "/usr/local/lib/tmpfiles.d/elasticctl.conf")
     HOME.mkdir(parents=True)
     (ETC / "controller.yaml").write_text(f"listen_clients: {CLIENTS}\nlisten_agents: {AGENTS}\n")
-    (ETC / "agent.yaml").write_text(f"controller: {AGENTS}\nserver: s1\ncpu_slots: 2\n")
+    (ETC / "agent.yaml").write_text(f"controller: {AGENTS}\nserver: s1\ncpu_slots: 2\nallow_root_jobs: true\n")
 
     began = time.monotonic()
     run("systemctl", "enable", "--now", *map(unit, DAEMONS))
