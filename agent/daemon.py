@@ -1,9 +1,9 @@
 """The agent's shell: sockets, processes, files and time around `machine.AgentMachine` (cluster 1, 2).
 
 Two kinds of sockets: a DEALER to the controller, and ROUTERs on which the workers of this server talk, one for each account
-(`lines`). A message to the controller says "SERVER#IDENTITY" first, so that two agents of one name are told apart. Nothing is queued
-for a controller that is away (ZMQ_IMMEDIATE): the machine repeats what matters, and a controller that comes back is not flooded with
-what was true an hour ago.
+(`lines`). A message to the controller says "SERVER#IDENTITY" first, so that two agents of one name are told apart. Nothing is
+queued for a controller that is away (ZMQ_IMMEDIATE): the machine repeats what matters, and a controller that comes back is not
+flooded with what was true an hour ago.
 
 The loop waits for messages and ends of processes, and for nothing else: files are the business of `errands`.
 
