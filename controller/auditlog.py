@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
+from ..protocol.sparing import Sparing
 from .events import Audit
-from .sparing import Sparing
 
 log = logging.getLogger(__name__)
 

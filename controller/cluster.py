@@ -25,6 +25,7 @@ from ..protocol.messages import (
 )
 from ..protocol.model import GpuAddress, JobId, ServerId, WorkerId, job_number
 from ..protocol.principals import Principal
+from ..protocol.sparing import Sparing
 from ..protocol.times import (
     DEATHS_IN_VAIN,
     DECISION_INTERVAL_PER_JOB_S,
@@ -60,7 +61,6 @@ from .records import (
     submission_key,
 )
 from .sessions import Forgeries, Guest, Health, Session
-from .sparing import Sparing
 
 MORE_THAN_ANY_SESSION = 1 << 62  # messages to an agent
 KEPT_EVENTS = 10_000

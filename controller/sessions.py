@@ -7,8 +7,8 @@ from functools import cached_property
 
 from ..protocol.messages import LocalWorker, StopWorker, session_name
 from ..protocol.model import GpuAddress, JobId, Server, WorkerId
+from ..protocol.sparing import Sparing
 from ..scheduler.view import ServerInView
-from .sparing import Sparing
 
 FORGERIES_AT_ONCE, FORGERY_INTERVAL_S = 3, 600.0  # of one server: so many are told at once, then one in so long
 

@@ -13,7 +13,7 @@ import pytest
 
 from elasticd.controller.auditlog import AuditLog
 from elasticd.controller.events import Audit
-from elasticd.controller.sparing import Sparing
+from elasticd.protocol.sparing import Sparing
 
 LINE = Audit(1_700_000_000.5, "user:alice", "cancel", "digits-3", True, "cancelled by alice", "r1")
 
