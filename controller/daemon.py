@@ -70,8 +70,7 @@ CLIENTS = Gate(
     remote=(Role.USER, Role.OPERATOR),
     local=(Role.USER, Role.OPERATOR),
     frame_bytes=MAX_REQUEST_BYTES,
-    waiting_in=16,  # a client asks one thing at a time, and repeats it
-    waiting_out=64,
+    waiting_out=64,  # a client asks one thing at a time, and repeats it
     visitors=True,
 )
 AGENTS = Gate(
@@ -79,7 +78,6 @@ AGENTS = Gate(
     remote=(Role.SERVER,),
     local=(Role.OPERATOR,),  # on the controller's machine: its own user, or root
     frame_bytes=MAX_MESSAGE_BYTES,
-    waiting_in=256,
     waiting_out=transport.QUEUE_MESSAGES,
 )
 
@@ -274,14 +272,22 @@ def _encode_reply(codec: Codec[Envelope], reply: Reply) -> bytes:
         return codec.encode(Reply(id=reply.id, answer=Refused(reason=f"the answer is too large: {error}")))
 
 
+class _Identified(msgspec.Struct):
+    """What is read of a request that is not understood: nothing else is made of its bytes, which may hold millions of values."""
+
+    id: str
+
+
+_IDENTIFIED = msgspec.msgpack.Decoder(_Identified)
+
+
 def _readable_id(data: bytes) -> str | None:
     """The id of a request that is not one of this version, so that its sender need not wait for the timeout."""
     try:
-        found = msgspec.msgpack.decode(data)
+        request = _IDENTIFIED.decode(data).id
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
-    request = found.get("id") if isinstance(found, dict) else None
-    return request if isinstance(request, str) and len(request) <= 256 else None
+    return request if len(request) <= 256 else None
 
 
 def _state_directory(options: ControllerConfig) -> Path:

@@ -14,17 +14,22 @@ ZAP is answered in the daemon's own loop: as long as the daemon lives, so does t
 A key that is revoked is unknown from then on. Its connections are cut: a frame tells the descriptor of its connection, which is
 shut down. The descriptor may be another connection's by then, so it is known with the inode of its socket.
 
-Everything is bounded: connections of each principal and of all together, connections that say nothing, handshakes and messages
-by second of each principal, bytes of a frame, frames that wait, lines in the log.
+Everything is bounded: connections of each principal and of all together, connections that say nothing, handshakes, messages and
+bytes by second of each principal, bytes of a frame, answers that nobody reads, lines in the log. A connection over which its
+principal says too much is cut, as what it goes on saying would wait in memory (`transport` tells why that queue has no limit of
+its own). So is one that does not read what it has asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import resource
 import socket as socketlib
+import struct
+import termios
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -58,18 +63,20 @@ class Bounds:
     connections: int = 256
     messages_per_s: float = 2000.0
     messages_burst: float = 10_000.0
+    bytes_per_s: float = 32e6
+    bytes_burst: float = 128e6
+    unread_bytes: int = 64 << 20  # of answers, before it is looked whether they are read
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One kind of socket: who may come, and how much may wait of each connection."""
+    """One kind of socket: who may come, and how much may wait for each connection."""
 
     name: str
     remote: tuple[Role, ...]  # over TCP
     local: tuple[Role, ...]  # over a socket of the file system
     frame_bytes: int
-    waiting_in: int  # messages of one connection
-    waiting_out: int
+    waiting_out: int  # messages to one connection
     visitors: bool = False  # a local socket is open to whoever may enter its directory
 
 
@@ -85,13 +92,13 @@ class Bucket:
     left: float = -1.0
     at: float = 0.0
 
-    def take(self, now: float) -> bool:
-        """One more. False: it is one too many. now: monotonic, s."""
+    def take(self, now: float, much: float = 1.0) -> bool:
+        """So much more. False: it is too much. now: monotonic, s."""
         self.left = self.burst if self.left < 0 else min(self.burst, self.left + self.per_s * (now - self.at))
         self.at = now
-        if self.left < 1:
+        if self.left < much:
             return False
-        self.left -= 1
+        self.left -= much
         return True
 
 
@@ -133,6 +140,7 @@ class _Line:
     proof: str  # a public key, or the number of a Unix user
     descriptor: int
     inode: int | None
+    cut: bool = False  # what still comes over it was said before, and is dropped
 
 
 @dataclass
@@ -140,6 +148,8 @@ class _Guest:
     """A principal that has spoken."""
 
     messages: Bucket
+    bytes_: Bucket
+    owed: int = 0  # bytes of answers since it was last seen that they are read
     lines: dict[Peer, None] = field(default_factory=dict)
 
 
@@ -186,7 +196,7 @@ class Door:
         local = address.startswith("ipc://")
         pair = None if local else self._pair
         socket = transport.router(self._context, pair, handover=False)
-        socket.rcvhwm, socket.sndhwm = gate.waiting_in, gate.waiting_out
+        socket.sndhwm = gate.waiting_out
         socket.maxmsgsize = gate.frame_bytes
         if pair is not None:
             socket.zap_domain = gate.name.encode()
@@ -208,7 +218,25 @@ class Door:
 
     def send(self, peer: Peer, *frames: bytes) -> bool:
         """False: the peer is not there any more, or does not read."""
+        line = self._lines.get(peer)
+        if line is not None and not self._reads(line, sum(map(len, frames))):
+            return False
         return transport.send(self._listeners[peer[0]].socket, peer[1:], *frames)
+
+    def _reads(self, line: _Line, size: int) -> bool:
+        """Does the principal at this connection read what it is sent? Connections of it that do not are cut."""
+        guest = self._guests[line.who]
+        guest.owed += size
+        if guest.owed > self._bounds.unread_bytes:
+            guest.owed = 0
+            full = [each for peer in guest.lines if not (each := self._lines[peer]).cut and _unsent(each.descriptor)]
+            for each in full:
+                self._cut_line(each)
+            if full:
+                self._warn(
+                    f"{line.who} reads", f"{line.who} does not read its answers: {len(full)} connections are cut"
+                )
+        return not line.cut
 
     def update(self, principals: Principals) -> None:
         """Who is known has changed: whoever is not any more is cut off."""
@@ -308,7 +336,10 @@ class Door:
         self._silent.pop(descriptor, None)
         guest = self._guests.get(who)
         if guest is None:
-            guest = self._guests[who] = _Guest(Bucket(self._bounds.messages_per_s, self._bounds.messages_burst))
+            bounds = self._bounds
+            guest = self._guests[who] = _Guest(
+                Bucket(bounds.messages_per_s, bounds.messages_burst), Bucket(bounds.bytes_per_s, bounds.bytes_burst)
+            )
         if len(guest.lines) >= self._bounds.connections:
             self._warn(f"{who} connections", f"{who} has {len(guest.lines)} connections: another one is cut")
             self._cut(descriptor, inode)
@@ -344,10 +375,27 @@ class Door:
         same = line is not None and line.proof == proof and line.who == who and line.descriptor == descriptor
         if not same and not self._new_line(peer, who, proof, descriptor):
             return
-        if not self._guests[who].messages.take(self._clock()):
-            self._warn(f"{who} messages", f"{who} says more than {self._bounds.messages_per_s:.0f} messages a second")
+        if self._lines[peer].cut:
+            return
+        if not self._may_say(who, sum(map(len, frames))):
+            self._cut_line(self._lines[peer])
             return
         listener.handler(peer, who, [frame.bytes for frame in frames[1:]])
+
+    def _may_say(self, who: Principal, size: int) -> bool:
+        guest, bounds, now = self._guests[who], self._bounds, self._clock()
+        if not guest.messages.take(now):
+            much = f"{bounds.messages_per_s:.0f} messages"
+        elif not guest.bytes_.take(now, size):
+            much = f"{bounds.bytes_per_s / 1e6:.0f} MB"
+        else:
+            return True
+        self._warn(f"{who} messages", f"{who} says more than {much} a second: a connection is cut")
+        return False
+
+    def _cut_line(self, line: _Line) -> None:
+        line.cut = True
+        self._cut(line.descriptor, line.inode)
 
     def _known(self, listener: _Listener, proof: str) -> Principal | None:
         """Who has proved this, if it may come in here."""
@@ -386,6 +434,14 @@ def _inode(descriptor: int) -> int | None:
         return os.fstat(descriptor).st_ino if descriptor >= 0 else None
     except OSError:
         return None
+
+
+def _unsent(descriptor: int) -> int:
+    """Bytes that the kernel has not got rid of yet: its peer does not read, or is far away."""
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0])
+    except OSError:
+        return 0
 
 
 def _descriptor(frame: zmq.Frame) -> int:

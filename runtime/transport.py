@@ -3,6 +3,14 @@
 TCP without keys is refused, on loopback too: any user of the machine reaches it. Sockets of a file system (``ipc://``) need no
 keys: the kernel says who is at the other end, and the directory says who may come. What a daemon does with many peers whom it
 does not trust alike is in `door`.
+
+What a listening socket must not do
+-----------------------------------
+ZeroMQ (4.3.5, and before) ends its process by an assertion when a peer has filled its queue at a socket, goes away, and the
+socket then has something to say to it by itself: a heartbeat, or the answer to one (libzmq's issues 3937, 4364 and 4841). So any
+peer could end a daemon. Therefore a listening socket's queues for what comes in have no limit, so that they are never full, and
+the heartbeats are those of the connecting side: it says with each how long it may be silent. Whoever listens bounds what each
+peer says, by reading at once and cutting off who says too much.
 """
 
 from __future__ import annotations
@@ -35,8 +43,6 @@ Socket = zmq.Socket[bytes]
 def _common(socket: Socket) -> None:
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = QUEUE_MESSAGES
-    socket.heartbeat_ivl = int(CONNECTION_HEARTBEAT_S * 1000)
-    socket.heartbeat_timeout = int(CONNECTION_TIMEOUT_S * 1000)
     socket.reconnect_ivl = 20
     socket.reconnect_ivl_max = 500
     socket.maxmsgsize = MAX_FRAME_BYTES
@@ -49,6 +55,7 @@ def router(context: zmq.Context[Socket], pair: Pair | None = None, handover: boo
     """
     socket: Socket = context.socket(zmq.ROUTER)
     _common(socket)
+    socket.rcvhwm = 0  # not a bound on bytes anyway; see above
     socket.router_mandatory = True
     socket.router_handover = handover
     if pair is not None:
@@ -69,6 +76,8 @@ def dealer(
     check_address(address, pair)
     socket: Socket = context.socket(zmq.DEALER)
     _common(socket)
+    socket.heartbeat_ivl = int(CONNECTION_HEARTBEAT_S * 1000)
+    socket.heartbeat_timeout = socket.heartbeat_ttl = int(CONNECTION_TIMEOUT_S * 1000)
     if identity:
         socket.identity = identity
     if address.startswith("tcp://"):
