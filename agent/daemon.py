@@ -28,6 +28,7 @@ import zmq
 from .. import __version__
 from ..protocol.codec import Codec
 from ..protocol.errors import ElasticError, OperatorError, PeerError
+from ..protocol.limits import MAX_STATUS_BYTES
 from ..protocol.messages import AgentHello, ReadLog, ToAgentFromController, ToAgentFromWorker
 from ..protocol.model import Server, ServerId
 from ..protocol.times import REFUSED_RETRY_S
@@ -222,6 +223,8 @@ class AgentDaemon:
 
     def _on_worker(self, user: int, frames: list[bytes]) -> None:
         try:
+            if len(frames[-1]) > MAX_STATUS_BYTES:
+                raise PeerError(f"{len(frames[-1])} bytes, and a status has at most {MAX_STATUS_BYTES}")
             status = self._from_worker.decode(frames[-1]).status
             if status.worker.encode() != frames[0]:
                 raise PeerError(f"{frames[0][:200]!r} speaks for worker {status.worker:.200}")
@@ -311,4 +314,9 @@ class AgentDaemon:
         return None if offered else LogRead(not_read(request, "too much waits for this server's file systems"))
 
     def _send_controller(self, message: msgspec.Struct) -> bool:
-        return transport.send(self._controller, self._name, self._from_controller.encode(message))
+        try:
+            data = self._from_controller.encode(message)
+        except PeerError as error:
+            log.error("nothing is sent to the controller: %s", error)
+            return False
+        return transport.send(self._controller, self._name, data)

@@ -25,6 +25,7 @@ from .accounts import Account, acting_as
 
 MIN_PIECE_BYTES = 128 << 10  # more than the longest line that a shim writes
 MAX_PIECE_BYTES = 4 << 20
+MAX_OFFSET = 2**62
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _UID = re.compile(r"[0-9a-f]{0,64}", re.ASCII)
@@ -71,7 +72,9 @@ class JobFiles:
 
 def not_read(request: ReadLog, error: str) -> LogPiece:
     """The answer to a request that cannot be met."""
-    return LogPiece(request=request.request, data=b"", next_offset=max(0, request.offset), end=True, error=error)
+    return LogPiece(
+        request=request.request, data=b"", next_offset=min(max(0, request.offset), MAX_OFFSET), end=True, error=error
+    )
 
 
 def read_small(path: Path, account: Account, most_bytes: int) -> bytes:
@@ -88,8 +91,8 @@ def read_small(path: Path, account: Account, most_bytes: int) -> bytes:
 def read_piece(files: JobFiles, request: ReadLog, growing: bool, account: Account) -> LogPiece:
     """Whole lines of a log from `request.offset` on. `growing`: more may be written later."""
 
-    if request.offset < 0:
-        return not_read(request, f"offset {request.offset} is negative")
+    if not 0 <= request.offset <= MAX_OFFSET:
+        return not_read(request, f"offset {request.offset} is negative, or beyond the end of any file")
     limit = min(max(request.limit, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
     try:
         path = files.output_of(request.job, request.worker, "log", request.uid, account)

@@ -10,3 +10,7 @@ MAX_MODEL = 200  # characters
 MAX_PRIORITY = 1_000_000  # and as much below 0
 MIN_STEPS_PER_S = 1e-6  # a step of eleven days
 MAX_STEPS_PER_S = 1e9
+MAX_STATUS_BYTES = 64 << 10  # of a worker: its agent sends many of them in one message
+MAX_METRICS = 256  # of a job, reported by its script
+MAX_METRIC_NAME = 100  # characters
+MAX_NOTE = 2000  # characters of a worker's note

@@ -147,7 +147,7 @@ class WorkerMachine:
             case CheckpointSaved() | CheckpointFailed():
                 return self._training.saved_or_not(now, event)
             case MetricsReported(metrics):
-                self._reporting.metrics = {**self._reporting.metrics, **metrics}
+                self._reporting.measured(metrics)
                 self._reporting.change(now)
                 return []
             case TimePassed():

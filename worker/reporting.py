@@ -7,6 +7,9 @@ its end shows as a loss.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
+from ..protocol.limits import MAX_METRIC_NAME, MAX_METRICS, MAX_NOTE
 from ..protocol.model import WorkerStatus
 from ..protocol.times import WORKER_HEARTBEAT_S
 from .events import Place
@@ -30,6 +33,12 @@ class Reporting:
     def change(self, now: float) -> None:
         """Something has changed: a status is due."""
         self._due_at = min(self._due_at, now)
+
+    def measured(self, metrics: Mapping[str, float]) -> None:
+        """What the script has reported of itself. A status must stay small: of too many figures the first are kept."""
+        self.metrics = dict([*self.metrics.items(), *_within_bounds(metrics)])
+        if len(self.metrics) > MAX_METRICS:
+            self.metrics = dict(list(self.metrics.items())[:MAX_METRICS])
 
     def acknowledged(self, sequence: int) -> None:
         """The agent has this one, and with it all before."""
@@ -85,7 +94,7 @@ class Reporting:
             steady=self.times.steady(),
             metrics=self.metrics,
             resizes=self.times.resizes,
-            note=note,
+            note=note[:MAX_NOTE],
             saving_s=saving_s,
             longest_step_s=longest_step_s,
             saved=saved,
@@ -95,3 +104,7 @@ class Reporting:
             unconnected_s=unconnected_s,
             unheard=membership.unheard,
         )
+
+
+def _within_bounds(metrics: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    return ((name[:MAX_METRIC_NAME], value) for name, value in metrics.items())

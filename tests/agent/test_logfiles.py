@@ -78,3 +78,11 @@ def test_a_name_that_is_not_an_id_never_becomes_a_path(tmp_path: Path, job: str,
 
 def test_a_negative_offset_is_an_error(tmp_path: Path) -> None:
     assert "negative" in read_piece(JobFiles(tmp_path), request(-1), growing=False, account=myself()).error
+
+
+@pytest.mark.parametrize("offset", [-1, 2**63, 2**64 - 1])
+def test_an_offset_that_no_file_has_is_refused_with_a_reason(tmp_path: Path, offset: int) -> None:
+    files = written(tmp_path, b"1 o a\n")
+    piece = read_piece(files, request(offset), growing=True, account=myself())
+    assert piece.error
+    assert 0 <= piece.next_offset < 2**63
