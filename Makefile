@@ -10,7 +10,7 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-.PHONY: help setup install uninstall demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-gpu bench-policies conformance papers verify-bits world planted model-check format clean
+.PHONY: help setup install uninstall demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-gpu bench-policies conformance papers verify-bits world fuzz planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -75,6 +75,9 @@ verify-bits: $(STAMP)  ## random histories of joins, leaves, migrations and kill
 
 world: $(STAMP)  ## a whole cluster in one process: 500 random histories with thirty faults each (ARGS="--seeds 100000": a campaign)
 	@$(BIN)/python -m verification.world $(ARGS)
+
+fuzz: $(STAMP)  ## ten million spoiled frames at a running controller and agent: a quarter of an hour (ARGS=--quick: half a minute)
+	@$(BIN)/python -m verification.fuzz $(ARGS)
 
 planted: $(STAMP)  ## plant bugs into copies of the product: each must be found by the simulated cluster (ARGS="--only NAME")
 	@$(BIN)/python -m verification.world.planted $(ARGS)

@@ -1,0 +1,242 @@
+"""A controller and an agent as processes with sockets of their own, and how they fare, seen from outside."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket as socketlib
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+import zmq
+
+from elasticd.protocol.codec import Codec
+from elasticd.protocol.messages import (
+    Acknowledged,
+    AgentHello,
+    Answer,
+    Envelope,
+    Message,
+    Reply,
+    Request,
+    ToControllerFromAgent,
+)
+from elasticd.runtime import transport
+from elasticd.runtime.keys import KeyDirectory
+
+PATIENCE_S = 30.0  # for an answer, while the process is busy with rubbish
+IDLE_S = 0.04  # without work, after which nothing is left to do
+
+Socket = zmq.Socket[bytes]
+
+
+class Fault(Exception):
+    """A process has done what it must not do, whatever it was sent."""
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """How a process is."""
+
+    memory_bytes: int  # resident
+    descriptors: int
+    threads: int
+    log_bytes: int
+
+    def __str__(self) -> str:
+        memory_mb, log_kb = self.memory_bytes / 1e6, self.log_bytes / 1e3
+        return f"{memory_mb:.0f} MB, {self.descriptors} descriptors, {self.threads} threads, log {log_kb:.0f} kB"
+
+
+class Subject:
+    """A daemon that runs."""
+
+    def __init__(self, module: str, directory: Path, options: Mapping[str, Any]) -> None:
+        directory.mkdir(mode=0o700)
+        self.name = module.rpartition(".")[2]
+        self.directory = directory
+        self._log = directory / "log"
+        self._config = directory / "config.yaml"
+        self._config.write_text(yaml.safe_dump(dict(options)))
+        with self._log.open("ab") as log:
+            command = [sys.executable, "-m", module, "--config", str(self._config)]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment())
+        self._seen = psutil.Process(self._process.pid)
+
+    def vitals(self) -> Vitals:
+        """Raises Fault if it has ended."""
+        self.check_alive()
+        with self._seen.oneshot():
+            memory, threads = self._seen.memory_info().rss, self._seen.num_threads()
+        files = sum(file.stat().st_size for file in self.directory.rglob("*log*") if file.is_file())
+        return Vitals(memory, self._seen.num_fds(), threads, files)
+
+    def check_alive(self) -> None:
+        if self._process.poll() is not None:
+            raise Fault(f"the {self.name} has ended with exit code {self._process.returncode}:\n{self.log()[-6000:]}")
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def busy_s(self) -> float:
+        """Processor time that it has used."""
+        times = self._seen.cpu_times()
+        return float(times.user + times.system)
+
+    def wait_until_idle(self, patience_s: float = PATIENCE_S) -> float:
+        """How long it takes until all that was sent has been read (s). Raises Fault if it goes on and on."""
+        began, before = time.monotonic(), self.busy_s()
+        while (waited_s := time.monotonic() - began) < patience_s:
+            time.sleep(IDLE_S)
+            self.check_alive()
+            now = self.busy_s()
+            if now - before <= IDLE_S / 4:
+                return waited_s
+            before = now
+        raise Fault(f"the {self.name} is still busy {waited_s:.0f} s after the last frame")
+
+    def close(self) -> None:
+        """It ends when it is asked to. Raises Fault if it doesn't."""
+        self._process.terminate()
+        try:
+            code = self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise Fault(f"the {self.name} does not end within {PATIENCE_S:.0f} s of SIGTERM") from None
+        if code != 0:
+            raise Fault(f"the {self.name} has ended with exit code {code}:\n{self.log()[-6000:]}")
+
+
+class Controller(Subject):
+    """A controller, and a client that it must always answer. It listens on sockets of the file system, for its own user, and
+    on TCP for alice, a user, and for the server s2."""
+
+    def __init__(self, directory: Path, context: zmq.Context[Socket], **limits: Any) -> None:
+        """limits: of one principal; else there are hardly any, since one principal says all that a campaign says."""
+        ports = [_free_port() for _ in range(2)]
+        self.clients, self.agents = (f"ipc://{directory}/state/{door}" for door in ("clients", "agents"))
+        self.clients_tcp, self.agents_tcp = (f"tcp://127.0.0.1:{port}" for port in ports)
+        keys = KeyDirectory(directory.with_name(f"{directory.name}-keys"))
+        keys.make()
+        self.alice, self.s2 = (
+            keys.add(f"{role}:{name}", "", keys.path / f"{name}.key", None)
+            for role, name in (("user", "alice"), ("server", "s2"))
+        )
+        given = {
+            "cluster": "fuzz",
+            "state_directory": str(directory / "state"),
+            "keys_directory": str(keys.path),
+            "listen_clients": [self.clients, self.clients_tcp],
+            "listen_agents": [self.agents, self.agents_tcp],
+            "limits": limits or {"messages_per_s": 1e7, "messages_at_once": 100_000_000},
+            "policy": "elastic",
+        }
+        super().__init__("elasticd.controller", directory, given)
+        self._line = transport.dealer(context, self.clients)
+        self._replies: Codec[Reply] = Codec(Reply)
+
+    def ask(self, request: Request, patience_s: float = PATIENCE_S) -> tuple[Answer, float]:
+        """The answer, and how long it took (s). Raises Fault if none comes."""
+        envelope = Envelope(id=secrets.token_hex(16), request=request)
+        began, data = time.monotonic(), self._replies.encode(envelope)
+        while (waited_s := time.monotonic() - began) < patience_s:
+            self.check_alive()
+            transport.send(self._line, data)
+            while self._line.poll(1000):
+                reply = self._replies.decode(self._line.recv())
+                if reply.id == envelope.id:
+                    return reply.answer, time.monotonic() - began
+        raise Fault(f"no answer to {type(request).__name__} within {waited_s:.0f} s:\n{self.log()[-3000:]}")
+
+    def close(self) -> None:
+        self._line.close()
+        super().close()
+
+
+class Agent(Subject):
+    """An agent, and the controller that it talks to: a socket of this process."""
+
+    def __init__(self, directory: Path, context: zmq.Context[Socket]) -> None:
+        address = f"ipc://{directory}-c.sock"
+        self.line = transport.router(context)
+        transport.bind(self.line, address)
+        self.workers = f"ipc://{directory}/sockets/workers"
+        options = {
+            "server": "s1",
+            "controller": address,
+            "state_directory": str(directory / "state"),
+            "socket_directory": str(directory / "sockets"),
+            "cpu_slots": 4,
+            "warm_start": False,
+            "heartbeat_interval_s": 0.5,
+        }
+        super().__init__("elasticd.agent", directory, options)
+        self._codec: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
+        self._peer = b""
+        self._sent = 0
+        self.session = ""
+        self.heard = 0
+
+    def say(self, *frames: bytes) -> bool:
+        """To the agent, as its controller; False: it is not connected, or its queue is full."""
+        return bool(self._peer) and transport.send(self.line, self._peer, *frames)
+
+    def tell(self, message: Message) -> bool:
+        return self.say(self._codec.encode(message))
+
+    def listen(self, wait_s: float) -> list[ToControllerFromAgent]:
+        """What the agent has said within that time; each hello and heartbeat is answered, as a controller does."""
+        found: list[ToControllerFromAgent] = []
+        until = time.monotonic() + wait_s
+        while self.line.poll(max(0, int(1000 * (until - time.monotonic())))):
+            frames = self.line.recv_multipart()
+            self._peer = frames[0]
+            message = self._codec.decode(frames[-1])  # before it stands the agent's name
+            found.append(message)
+            self.heard += 1
+            if isinstance(message, AgentHello):
+                self.session, self._sent = message.session, 0
+                self.tell(Acknowledged(incarnation="c", sent=0, cluster="fuzz", session=self.session))
+        return found
+
+    def check_answers(self) -> float:
+        """How long it takes until the agent says something (s). Raises Fault if it does not."""
+        began = time.monotonic()
+        while (waited_s := time.monotonic() - began) < PATIENCE_S:
+            self.check_alive()
+            if self.listen(0.05):
+                return waited_s
+        raise Fault(f"the agent has said nothing for {waited_s:.0f} s:\n{self.log()[-3000:]}")
+
+    def close(self) -> None:
+        super().close()
+        self.line.close()
+
+    def close_with_workers(self) -> None:
+        """Its workers would outlive it."""
+        self.close()
+        for process in psutil.process_iter(["cmdline"]):
+            if str(self.directory) in " ".join(process.info["cmdline"] or ()):
+                for each in (*process.children(recursive=True), process):
+                    with suppress(psutil.NoSuchProcess):
+                        each.kill()
+
+
+def _free_port() -> int:
+    with socketlib.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _environment() -> dict[str, str]:
+    """Without what would make warnings of ours into theirs."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "ELASTICD"))}
