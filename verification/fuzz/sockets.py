@@ -416,8 +416,8 @@ def _jobs(controller: Controller) -> dict[str, list[Plain]]:
     return {**known, "job": [*names, "digits-9", "digits"], "worker": [f"{job}.{n}" for job in names for n in range(2)]}
 
 
-def run_workers(agent: Agent) -> None:
-    """Two processes of a job that do nothing: there are workers in whose names others can speak."""
+def run_workers(agent: Agent, count: int = 2) -> None:
+    """Processes of a job that do nothing: there are workers in whose names others can speak."""
     agent.check_answers()
     spec = JobSpec(
         name="digits", command=("sleep", "1000"), gpus=GpuRange(min=1, max=2), virtual_workers=2, workdir="/"
@@ -425,7 +425,7 @@ def run_workers(agent: Agent) -> None:
     for number in range(2):
         worker = WorkerId(f"digits-1.{number}")
         agent.tell(StartWorker(job=JobId("digits-1"), worker=worker, gpu=number, spec=spec, generation=1))
-    agent.listen(1.0)
+    agent.listen(1.0 + count / 10)
 
 
 def _harmless(message: Plain) -> Plain:

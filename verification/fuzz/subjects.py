@@ -165,7 +165,7 @@ class Controller(Subject):
 class Agent(Subject):
     """An agent, and the controller that it talks to: a socket of this process."""
 
-    def __init__(self, directory: Path, context: zmq.Context[Socket]) -> None:
+    def __init__(self, directory: Path, context: zmq.Context[Socket], cpu_slots: int = 4) -> None:
         address = f"ipc://{directory}-c.sock"
         self.line = transport.router(context)
         transport.bind(self.line, address)
@@ -175,8 +175,9 @@ class Agent(Subject):
             "controller": address,
             "state_directory": str(directory / "state"),
             "socket_directory": str(directory / "sockets"),
-            "cpu_slots": 4,
+            "cpu_slots": cpu_slots,
             "warm_start": False,
+            "allow_root_jobs": True,
             "heartbeat_interval_s": 0.5,
         }
         super().__init__("elasticd.agent", directory, options)
