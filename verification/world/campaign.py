@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from .disasters import with_disasters
+from .forger import with_forger
 from .history import Outcome, play
 from .plan import WEATHERS, Plan, Shape, draw
 
@@ -38,7 +39,7 @@ class Settings:
         """The history of a seed."""
         name = self.weather or ("hostile" if seed % 2 else "tcp")
         plan = draw(seed, WEATHERS[name], self.shape)
-        return with_disasters(plan) if self.shape == Shape() else plan
+        return with_forger(with_disasters(plan)) if self.shape == Shape() else plan
 
     @property
     def mark(self) -> str:

@@ -73,6 +73,7 @@ class World:
         for agent, ahead_s in zip(self.agents, plan.clocks_ahead_s, strict=False):
             agent.clock_of_new_s = ahead_s
         self.twins: list[Agent] = []
+        self.forgers: set[ServerId] = set()  # whose agents have lied
         self.after(0.0, self.controller.boot)
         for agent in self.agents:
             self.after(0.1, agent.boot)
@@ -91,6 +92,7 @@ class World:
     def _look_at_sizes(self) -> None:
         if self.controller.state is State.RUNNING:
             self.oracle.sizes(self.controller.machine.cluster)
+            self.oracle.forgeries(self.controller.machine.cluster, self.forgers)
         for agent in self.agents:
             if agent.state is State.RUNNING:
                 self.oracle.bounded(f"agent {agent.name}", agent.sizes, MOST_OF_AN_AGENT)

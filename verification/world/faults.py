@@ -9,6 +9,7 @@ from elasticd.protocol.model import JobId
 
 from . import strangers
 from .disk import Trouble
+from .forger import Forger
 from .oracle import LASTS_S
 from .plan import SLOWER, Fault, Kind
 
@@ -44,6 +45,8 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
         for other in world.workers() if worker is not None else ():
             if worker is not None and other.job == worker.job:
                 _strike_worker(world, other, replace(fault, kind=Kind.KILL_WORKER))
+    elif kind is Kind.FORGE:
+        agent.forger = Forger(world, agent, world.timeline.now + for_s)
     elif kind is Kind.STRANGER:
         if worker is not None:
             strangers.speak(world, worker, fault.who)

@@ -31,6 +31,7 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId, WorkerId, job_number
 
+from .forger import is_believed
 from .intruders import NOT_OTHERS, is_intruders
 from .people import People
 from .plan import SLOWER, Ending, JobPlan
@@ -583,6 +584,17 @@ class Oracle:
 
     def asked_to_cancel(self, job: JobId) -> None:
         self.job(job).cancelled = True
+
+    def forgeries(self, cluster: Cluster, liars: Collection[ServerId]) -> None:
+        """No lie stands in what the controller knows, and nobody else is taken for a liar."""
+        for name, job in cluster.jobs.items():
+            if is_believed(job):
+                raise Violation("a forged report changes nothing", f"a lie is believed of {name}")
+            if job.record.overtaken and not self.job(name).uncertain:
+                raise Violation("a forged report changes nothing", f"{name} is taken for further than the store")
+        honest = [f"{name}: {found.last}" for name, found in cluster.forged.items() if name not in liars]
+        if honest:
+            raise Violation("an honest server is believed", "; ".join(honest))
 
     def sizes(self, cluster: Cluster) -> None:
         """Every table of the controller is bounded, whatever has happened."""

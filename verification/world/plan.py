@@ -133,6 +133,7 @@ class Kind(enum.Enum):
     CUT_PEERS = "cut server off from the other servers alone"
     CUT_DATA = "let no data, but messages, get from server to the others and back"
     STRANGER = "let a stranger speak to the controller"
+    FORGE = "let somebody take server over, and forge reports"
     SCALE = "scale a job"
     CANCEL = "cancel a job"
     CANCEL_IT = "cancel the job that it happens to"

@@ -64,6 +64,7 @@ FAULTS: dict[str, Kind] = {
     "kill job-of-worker": Kind.KILL_JOB,
     "stop worker": Kind.STOP_WORKER,
     "hang worker": Kind.HANG_WORKER,
+    "take-over server": Kind.FORGE,
 }
 
 

@@ -30,6 +30,8 @@ def speak(world: World, worker: Worker, who: int) -> None:
     message = _lie(worker, who)
     peers = [("ghost", "nobody"), (liar.server.server, liar.record.agent), (worker.gpu.server, "nobody")]
     server, agent = peers[who % len(peers)]
+    if (server, agent) == (liar.server.server, liar.record.agent):
+        world.forgers.add(liar.server.server)
     before = _records(world)
     controller.take(AgentMessage(ServerId(server), message, agent))
     changed = [job for job, record in _records(world).items() if before.get(job) != record]

@@ -1,0 +1,185 @@
+"""A server that somebody has taken over: its agent speaks of workers that run elsewhere, or nowhere.
+
+What it does otherwise is right: its own workers train, and its own reports are true. Every second it adds a lie, as a message of
+its own, and its hellos name workers of others. It knows the uids of all jobs, as if it had run them. Only its first hello to a
+new controller does not show them, since such a hello is how a controller learns that its store was restored (`forgery`).
+
+A lie changes nothing that is recorded of any job. One about a worker that the records have on another server is counted.
+
+Two remainders of seeds have such a server, besides all else that their histories have. What is drawn for it comes from a stream
+of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from elasticd.controller.jobs.job import Job
+from elasticd.protocol.messages import (
+    AgentHeartbeat,
+    AgentHello,
+    LocalWorker,
+    ToControllerFromAgent,
+    WorkerExit,
+    WorkerReport,
+)
+from elasticd.protocol.model import JobId, ServerId, WorkerId, WorkerPhase, WorkerStatus
+
+from .plan import Fault, Kind, Plan
+from .process import State
+from .violation import Violation
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .cluster import World
+
+EVERY, SEEDS = 20, (5, 16)  # of so many seeds these: one of each weather
+FORGERIES = 4  # times that somebody takes a server over
+SHORTEST_S, LONGEST_S = 30.0, 120.0
+LIES_EVERY_S = 1.0
+PID, REASON = 666, "it is not so"  # by which a lie is known
+STEP, GENERATION, NUMBER = 10**6, 10**5, 10**4
+NOTHING = "a forged report changes nothing"
+
+
+def with_forger(plan: Plan) -> Plan:
+    """The plan of a history with a server that lies, if its seed is that of one; else `plan` itself."""
+    if plan.seed % EVERY not in SEEDS or not plan.faults:
+        return plan
+    chance = random.Random(f"{plan.seed}/forger")
+    faults = [
+        Fault(
+            round(chance.uniform(5, plan.storm_s), 3),
+            Kind.FORGE,
+            chance.randrange(1000),
+            round(chance.uniform(SHORTEST_S, LONGEST_S), 1),
+        )
+        for _ in range(FORGERIES)
+    ]
+    return replace(plan, faults=tuple(sorted((*plan.faults, *faults), key=lambda fault: fault.at)))
+
+
+class Forger:
+    """Whoever has taken a server over."""
+
+    def __init__(self, world: World, agent: Agent, until: float) -> None:
+        self._world, self._agent, self._until = world, agent, until
+        self._chance = random.Random(f"{world.seed}/forger/{agent.name}/{until}")
+        self._lie()
+
+    @property
+    def _over(self) -> bool:
+        return self._world.timeline.now >= self._until
+
+    def _lie(self) -> None:
+        if self._over:
+            return
+        self._world.after(LIES_EVERY_S, self._lie)
+        status = self._made_up()
+        controller = self._world.controller
+        if status is None or not self._agent.alive or not controller.answers:
+            return
+        uid = self._chance.choice((self._uid(status.job), self._uid(status.job), ""))
+        lie = self._chance.choice(_LIES)(status, uid)
+        if self._world.story.on:
+            self._world.story.say(f"{self._agent.name} forges a {type(lie).__name__} about {status.worker}")
+        self._world.network.send(self._agent, controller, self._arrives, lie, status)
+
+    def _uid(self, job: JobId) -> str:
+        known = self._world.controller.machine.cluster.jobs.get(job)
+        return known.uid if known is not None else ""
+
+    def _made_up(self) -> WorkerStatus | None:
+        """Of a worker that runs elsewhere, or of one that nobody has named."""
+        others = [worker for worker in self._world.workers() if worker.host != self._agent.host]
+        if not others:
+            return None
+        chance, worker = self._chance, self._chance.choice(others)
+        real = WorkerId(worker.name)
+        name = chance.choice((real, real, WorkerId(f"{worker.job}.{NUMBER + chance.randrange(100)}")))
+        generation = chance.choice((1, 2, 3, GENERATION))
+        return WorkerStatus(
+            job=worker.job, worker=name, pid=PID, address="nowhere", phase=chance.choice(_PHASES), generation=generation,
+            order=generation, floor=1, applied=STEP, sequence=10**9, saved=STEP, saved_generation=generation,
+            note=REASON,
+        )  # fmt: skip
+
+    def _arrives(self, lie: ToControllerFromAgent, status: WorkerStatus) -> None:
+        """At the controller. Raises Violation if a job's record changes by it, or if it is not counted."""
+        controller, server = self._world.controller, self._agent.server.server
+        if controller.state is not State.RUNNING or controller.trouble:
+            return
+        cluster = controller.machine.cluster
+        before, counted = _records(cluster.jobs), forged(self._world, server)
+        session, job = cluster.sessions.get(server), cluster.jobs.get(status.job)
+        entry = job.known_worker(status.worker) if job is not None else None
+        speaks = session is not None and session.alive and session.agent == self._agent.identity
+        is_others = entry is not None and entry.gpu.server != server
+        self._world.forgers.add(server)
+        controller.from_agent(server, lie, self._agent.identity)
+        changed = [name for name, record in _records(cluster.jobs).items() if before.get(name) != record]
+        text = f"{server} says of {status.worker}: {type(lie).__name__}"
+        if changed:
+            raise Violation(NOTHING, f"{text}; it changes {', '.join(changed)}")
+        if speaks and is_others and forged(self._world, server) == counted:
+            raise Violation("a forged report is counted", text)
+
+    def hello(self, hello: AgentHello, first: bool) -> AgentHello:
+        """A hello of its agent, with lies. `first`: to this controller."""
+        status = self._made_up()
+        if self._over or status is None:
+            return hello
+        self._world.forgers.add(self._agent.server.server)
+        uid = "" if first else self._uid(status.job)
+        local = LocalWorker(worker=status.worker, job=status.job, uid=uid, gpu=0)
+        return msgspec.structs.replace(
+            hello,
+            workers=(*hello.workers, status),
+            exited=(*hello.exited, _exit(status, uid)),
+            processes=(*hello.processes, local),
+            newest_event=hello.newest_event if first else 10**9,
+        )
+
+
+def forged(world: World, server: ServerId) -> int:
+    """How many reports of a server the controller has refused."""
+    found = world.controller.machine.cluster.forged.get(server)
+    return found.count if found is not None else 0
+
+
+def is_believed(job: Job) -> bool:
+    """Does a lie stand anywhere in what is known of a job?"""
+    entries = (*job.record.workers, *job.record.past)
+    told = any(status.pid == PID or status.note == REASON for status in job.statuses.values())
+    return told or any(entry.pid == PID or REASON in entry.reason for entry in entries)
+
+
+def _records(jobs: dict[JobId, Job]) -> dict[JobId, object]:
+    """What a lie could change; a controller that has been away also moves the times of all jobs."""
+    return {
+        name: (
+            *(job.record.phase, job.record.generation, job.record.committed, job.record.target, job.record.overtaken),
+            *((entry.worker, entry.state, entry.pid, entry.stopping) for entry in job.record.workers),
+        )
+        for name, job in jobs.items()
+    }
+
+
+def _exit(status: WorkerStatus, uid: str) -> WorkerExit:
+    return WorkerExit(
+        job=status.job, worker=status.worker, exit_code=0, reason=REASON, phase=status.phase, status=status, uid=uid
+    )
+
+
+_PHASES = (WorkerPhase.TRAINING, WorkerPhase.FINISHED, WorkerPhase.BROKEN, WorkerPhase.LEFT)
+_LIES: tuple[Callable[[WorkerStatus, str], ToControllerFromAgent], ...] = (
+    _exit,
+    lambda status, uid: WorkerReport(status=status, uid=uid),
+    lambda status, uid: AgentHeartbeat(server=ServerId("any"), starting=(status.worker,)),
+    lambda status, uid: AgentHeartbeat(server=ServerId("any"), reports=(WorkerReport(status=status, uid=uid),)),
+)
