@@ -73,7 +73,7 @@ class Client:
             transport.send(self._socket, data)
             reply = self._receive(envelope.id, min(REPEAT_INTERVAL_S, left_s))
             if reply is not None:
-                return _accepted(reply.answer)
+                return accepted(reply.answer)
         why = (
             ": the connection ends before keys are exchanged; the controller may have another key now"
             if self._unheard
@@ -147,7 +147,8 @@ class Client:
         )
 
 
-def _accepted(answer: Answer) -> Answer:
+def accepted(answer: Answer) -> Answer:
+    """`answer`, if it grants what was asked. Raises NotAllowed, UserError, RequestRefused."""
     if isinstance(answer, Refused):
         kind = NotAllowed if answer.not_allowed else UserError if answer.bad_input else RequestRefused
         raise kind(answer.reason)
