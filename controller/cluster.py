@@ -147,7 +147,7 @@ class Cluster:
         self.refused: OrderedDict[tuple[ServerId, str], None] = OrderedDict()  # agents that the operator was told of
         self.store_is_old = False  # the operator was told so
         # What each server kept when it first said hello to this controller: that alone may be ahead of the store (`forgery`).
-        self.met: dict[ServerId, frozenset[WorkerId]] = {}
+        self.met: dict[ServerId, dict[WorkerId, str]] = {}  # with the uids of their jobs
         self.forged: dict[ServerId, Forgeries] = {}
         self.attempts: OrderedDict[str, Sparing] = OrderedDict()  # of principals, at what they may not
         self.health: dict[ServerId, Health] = {}  # of servers where a start has failed

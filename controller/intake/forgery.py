@@ -13,6 +13,8 @@ What belongs to no job here is left alone on its server (`guests`): there is not
 
 from __future__ import annotations
 
+import itertools
+
 from ...protocol.messages import AgentHello, EventKind
 from ...protocol.model import JobId, ServerId, WorkerId, WorkerStatus, worker_number
 from ...protocol.principals import Principal, Role
@@ -30,17 +32,13 @@ def note_meeting(cluster: Cluster, server: ServerId, hello: AgentHello) -> None:
     """A server says hello. What it keeps the first time it may have kept since before this controller's time."""
     if server in cluster.met:
         return
-    told = (
-        *(status.worker for status in hello.workers),
-        *hello.starting,
-        *(ended.worker for ended in hello.exited),
-    )
-    cluster.met[server] = frozenset(told[:KEPT_MET])
+    told = {local.worker: local.uid for local in hello.processes} | {ended.worker: ended.uid for ended in hello.exited}
+    cluster.met[server] = dict(itertools.islice(told.items(), KEPT_MET))
 
 
 def may_be_ahead(cluster: Cluster, session: Session, job: Job, worker: WorkerId, uid: str) -> bool:
     """Can a server keep a worker of `job` that the store does not know, or not so far?"""
-    return uid == job.uid and worker in cluster.met.get(session.server.server, ())
+    return uid == job.uid == cluster.met.get(session.server.server, {}).get(worker)
 
 
 def fault_of(

@@ -37,7 +37,6 @@ from elasticd.agent.machine import AgentMachine
 from elasticd.protocol.messages import AgentHello, LogPiece, Order, StartWorker, ToAgentFromController, session_name
 from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, JobId, Server, ServerId, WorkerId, WorkerStatus
 
-from .forger import Forger
 from .plan import Moment
 from .process import Process, State
 from .worker import Worker
@@ -87,7 +86,6 @@ class Agent(Process):
         self._disk: dict[tuple[str, WorkerId], _Record] = {}  # by uid and worker
         self._starting: dict[WorkerId, float] = {}  # told to start, and not started yet: since when
         self.session = ""  # that its newest hello asks for
-        self.forger: Forger | None = None  # who has taken it over
         self._heard: dict[JobId, Order] = {}  # the newest order of each job
         self._words: list[WorkerStatus] = []  # what workers have said while the agent was away
         self._machine: AgentMachine
@@ -169,9 +167,6 @@ class Agent(Process):
     def _perform(self, action: Action) -> Event | None:
         match action:
             case SendController(message):
-                if isinstance(message, AgentHello) and self.forger is not None:
-                    first = self.server.server not in self._world.controller.machine.cluster.met
-                    message = self.forger.hello(message, first)
                 sent = self._world.to_controller(self, message)
                 if isinstance(message, AgentHello):
                     self.session = session_name(message.incarnation, message.number)

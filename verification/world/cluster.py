@@ -18,6 +18,7 @@ from .agent import Agent
 from .controller import Controller
 from .disk import Disk, Trouble
 from .faults import strike
+from .forger import Forger
 from .intruders import Intruders
 from .network import Network
 from .oracle import LASTS_S, Oracle
@@ -73,6 +74,7 @@ class World:
         for agent, ahead_s in zip(self.agents, plan.clocks_ahead_s, strict=False):
             agent.clock_of_new_s = ahead_s
         self.twins: list[Agent] = []
+        self.taken_over: dict[str, Forger] = {}  # by the identity of the agent
         self.forgers: set[ServerId] = set()  # whose agents have lied
         self.after(0.0, self.controller.boot)
         for agent in self.agents:

@@ -13,6 +13,7 @@ from elasticd.controller.recovery import differences
 from elasticd.controller.store import StoreUnavailable
 from elasticd.controller.turn import Turn
 from elasticd.protocol.messages import (
+    AgentHello,
     Envelope,
     Order,
     StartWorker,
@@ -186,6 +187,9 @@ class Controller(Process):
         return self._turn.trouble
 
     def from_agent(self, peer: ServerId, message: ToControllerFromAgent, identity: str) -> None:
+        forger = self._world.taken_over.get(identity)
+        if isinstance(message, AgentHello) and forger is not None:
+            message = forger.hello(message, peer not in self.machine.cluster.met)
         self.take(AgentMessage(peer, message, identity))
 
     def from_client(self, client: bytes, envelope: Envelope, who: Principal) -> None:

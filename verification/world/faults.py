@@ -46,7 +46,8 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
             if worker is not None and other.job == worker.job:
                 _strike_worker(world, other, replace(fault, kind=Kind.KILL_WORKER))
     elif kind is Kind.FORGE:
-        agent.forger = Forger(world, agent, world.timeline.now + for_s)
+        earlier = world.taken_over.get(agent.identity)
+        world.taken_over[agent.identity] = Forger(world, agent, world.timeline.now + for_s, earlier)
     elif kind is Kind.STRANGER:
         if worker is not None:
             strangers.speak(world, worker, fault.who)

@@ -67,9 +67,11 @@ def with_forger(plan: Plan) -> Plan:
 class Forger:
     """Whoever has taken a server over."""
 
-    def __init__(self, world: World, agent: Agent, until: float) -> None:
+    def __init__(self, world: World, agent: Agent, until: float, earlier: Forger | None) -> None:
+        """`earlier`: who had taken it over before."""
         self._world, self._agent, self._until = world, agent, until
         self._chance = random.Random(f"{world.seed}/forger/{agent.name}/{until}")
+        self._named: set[WorkerId] = set() if earlier is None else earlier._named  # that it has made up
         self._lie()
 
     @property
@@ -103,6 +105,7 @@ class Forger:
         real = WorkerId(worker.name)
         name = chance.choice((real, real, WorkerId(f"{worker.job}.{NUMBER + chance.randrange(100)}")))
         generation = chance.choice((1, 2, 3, GENERATION))
+        self._named.add(name)
         return WorkerStatus(
             job=worker.job, worker=name, pid=PID, address="nowhere", phase=chance.choice(_PHASES), generation=generation,
             order=generation, floor=1, applied=STEP, sequence=10**9, saved=STEP, saved_generation=generation,
@@ -131,6 +134,9 @@ class Forger:
 
     def hello(self, hello: AgentHello, first: bool) -> AgentHello:
         """A hello of its agent, with lies. `first`: to this controller."""
+        if first:  # its agent was told to stop what it had made up, and says since that it has ended
+            kept = tuple(ended for ended in hello.exited if ended.worker not in self._named)
+            hello = msgspec.structs.replace(hello, exited=kept)
         status = self._made_up()
         if self._over or status is None:
             return hello

@@ -592,6 +592,8 @@ class Oracle:
                 raise Violation("a forged report changes nothing", f"a lie is believed of {name}")
             if job.record.overtaken and not self.job(name).uncertain:
                 raise Violation("a forged report changes nothing", f"{name} is taken for further than the store")
+        if cluster.store_is_old and not self._store_replaced:
+            raise Violation("a forged report changes nothing", "the store is taken for older than the cluster")
         honest = [f"{name}: {found.last}" for name, found in cluster.forged.items() if name not in liars]
         if honest:
             raise Violation("an honest server is believed", "; ".join(honest))
