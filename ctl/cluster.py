@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,13 +46,39 @@ def up(
     policy: Annotated[
         str | None, typer.Option(help="Name of a policy, or a policy file (default max-min).", show_default=False)
     ] = None,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(help="File with a line for each host that an agent is to run on; by ssh.", show_default=False),
+    ] = None,
+    ssh: Annotated[
+        str | None,
+        typer.Option(
+            help="How to get to the hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10).", show_default=False
+        ),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(help="Python on the hosts that has elasticctl (default: the path of ours).", show_default=False),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Our IP address for the hosts (default: that on the way to them).", show_default=False),
+    ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            help="Directory for checkpoints that all hosts share (default: each its own).", show_default=False
+        ),
+    ] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Start a whole cluster on this machine, or what is missing of it."""
+    """Start a cluster on this machine, or with agents on other hosts, or what is missing of it."""
+    from .local import Wanted
     from .local import up as start
 
     shared = of(context)
-    cluster, started = start(shared.directory, servers, gpus, policy)
+    wanted = Wanted(servers, gpus, policy, hosts, ssh, python, address, checkpoints)
+    cluster, started = start(shared.directory, wanted)
     if as_json:
         document = {"directory": str(shared.directory), "controller": cluster.controller, "started": started}
         print_json({**document, "servers": cluster.servers, "policy": cluster.policy})
@@ -64,12 +91,15 @@ def up(
 def down(
     context: typer.Context,
     keep: Annotated[bool, typer.Option("--keep", help="Keep jobs, logs and checkpoints for the next `up`.")] = False,
+    abandon: Annotated[
+        bool, typer.Option("--abandon", help="Do not mind hosts that do not answer; what runs there goes on.")
+    ] = False,
 ) -> None:
-    """Stop the cluster on this machine: jobs, agents, controller. Nothing is left behind."""
+    """Stop the cluster that `up` has started: jobs, agents, controller. Nothing is left behind."""
     from .local import down as stop
 
     directory = of(context).directory
-    if stop(directory, keep):
+    if stop(directory, keep, abandon):
         print(f"stopped; {'kept' if directory.exists() else 'removed'} {directory}")
     else:
         say(f"no cluster at {directory}")

@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: real daemons, started detached, under one directory.
+"""A cluster that `up` has started: real daemons, detached, under one directory. Its agents run here, or on other hosts (`fleet`).
 
 The directory holds the daemons' configuration (``controller.yaml``, ``local-1.yaml``, …), their state, their logs, and
 ``cluster.json``: what was asked for and which processes these are. A process is known by its number and start time, so a
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,11 +24,17 @@ import yaml
 from msgspec.structs import replace
 
 from ..protocol.errors import ClusterUnreachable, ElasticError, RequestRefused, UserError
-from ..protocol.messages import Ping, Pong
+from ..protocol.messages import Ping, Pong, ServerState
 from ..runtime import transport
 from ..runtime.directories import check_way, private_directory
+from ..runtime.keys import KeyDirectory
 from ..runtime.processes import start_ticks
+from . import fleet as fleets
+from .context import say
+from .fleet import Fleet
+from .hosts import Host
 from .leftovers import CONTROLLER, Daemon, anything_runs, daemon_runs, stop_everything
+from .ssh import DEFAULT_SSH
 from .waiting import Waiting
 
 READY_WITHIN_S = 20.0
@@ -45,11 +52,57 @@ class LocalCluster(msgspec.Struct, frozen=True):
     servers: int
     gpus: int | None  # CPU slots per server; None: whatever the server has
     policy: str
-    daemons: dict[str, Daemon] = {}
+    daemons: dict[str, Daemon] = {}  # of this machine
+    fleet: Fleet | None = None  # where agents run on other hosts; then none runs here
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (CONTROLLER, *(f"local-{number + 1}" for number in range(self.servers)))
+        """Of the daemons of this machine."""
+        agents = 0 if self.fleet is not None else self.servers
+        return (CONTROLLER, *(f"local-{number + 1}" for number in range(agents)))
+
+    @property
+    def on_slots(self) -> bool:
+        """Whether servers offer CPU slots, as far as `up` was told so."""
+        hosts = () if self.fleet is None else self.fleet.hosts
+        return self.gpus is not None or any(host.slots is not None for host in hosts)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of `elasticctl up`; None: not given."""
+
+    servers: int | None = None
+    gpus: int | None = None
+    policy: str | None = None
+    hosts: Path | None = None
+    ssh: str | None = None
+    python: str | None = None
+    address: str | None = None
+    checkpoints: str | None = None
+
+    def plan(self) -> Fleet | None:
+        """The hosts. Raises UserError where options exclude each other."""
+        if self.hosts is None:
+            for option, given in (
+                ("--ssh", self.ssh),
+                ("--python", self.python),
+                ("--address", self.address),
+                ("--checkpoints", self.checkpoints),
+            ):
+                if given is not None:
+                    raise UserError(f"{option} goes with --hosts")
+            return None
+        if self.servers is not None:
+            raise UserError("--servers starts agents here, --hosts on other hosts: give one of them")
+        return fleets.plan(
+            self.hosts,
+            self.ssh or DEFAULT_SSH,
+            self.python or sys.executable,
+            self.address,
+            self.gpus,
+            self.checkpoints,
+        )
 
 
 def read(directory: Path) -> LocalCluster | None:
@@ -69,16 +122,20 @@ def read_address(directory: Path) -> str | None:
     return cluster.controller if cluster is not None else None
 
 
-def up(directory: Path, servers: int | None, gpus: int | None, policy: str | None) -> tuple[LocalCluster, list[str]]:
+def up(directory: Path, wanted: Wanted) -> tuple[LocalCluster, list[str]]:
     """Start a cluster, or what is missing of one. Returns it, and the names of the daemons that were started.
 
     Raises UserError where the options contradict a cluster that is there, RequestRefused if a daemon does not come up.
     """
     with _locked(directory):
         known = read(directory)
-        if known is not None:
-            _check_same(directory, known, servers, gpus, policy)
-        cluster = known or _plan(directory, servers or 1, gpus, policy or "max-min")
+        try:
+            cluster = _plan(directory, wanted) if known is None else _joined(directory, known, wanted)
+            seen = {} if cluster.fleet is None else fleets.look(cluster.fleet)
+        except BaseException:
+            if known is None:
+                _let_go(directory)
+            raise
         _write(directory, cluster)
         _lay_out(directory, cluster)
         missing = [name for name in cluster.names if not daemon_runs(directory, cluster.daemons, name)]
@@ -89,15 +146,20 @@ def up(directory: Path, servers: int | None, gpus: int | None, policy: str | Non
                 daemon = Daemon(process.pid, start_ticks(process.pid) or 0)
                 cluster = replace(cluster, daemons={**cluster.daemons, name: daemon})
                 _write(directory, cluster)
+            if cluster.fleet is not None:
+                missing += fleets.start(cluster.fleet, _keys(directory), seen)
             _wait_until_ready(directory, cluster, started)
         except BaseException:  # Ctrl-C too: what was started here goes, what was there before stays
-            _take_back(directory, cluster, None if known is None else started)
+            _take_back(directory, cluster, known, started, [host for host, found in seen.items() if not found.runs])
             raise
         return cluster, missing
 
 
-def down(directory: Path, keep: bool) -> bool:
-    """Stop all processes of the cluster and remove its directory, unless it is to be kept. False: there is none."""
+def down(directory: Path, keep: bool, abandon: bool = False) -> bool:
+    """Stop all processes of the cluster and remove its directory, unless it is to be kept. False: there is none.
+
+    Raises RequestRefused if some do not end, or if hosts do not answer; `abandon`: these are left to themselves.
+    """
     if read(directory) is None and not anything_runs(directory):
         return False
     with _locked(directory):
@@ -105,10 +167,13 @@ def down(directory: Path, keep: bool) -> bool:
         left = stop_everything(directory, {} if cluster is None else cluster.daemons)
         if left:
             raise RequestRefused(f"these processes do not end: {', '.join(map(str, left))}")
+        if cluster is not None and cluster.fleet is not None:
+            silent = fleets.end(cluster.fleet, cluster.fleet.hosts, keep)
+            if silent and not abandon:
+                again = "`elasticctl down` again when they can be reached, or `elasticctl down --abandon`"
+                raise RequestRefused(f"all but these are stopped: {again}\n{fleets.reasons(silent)}")
         if cluster is None:  # somebody has removed the record, and perhaps put other things there
-            (directory / ".lock").unlink()
-            with contextlib.suppress(OSError):
-                directory.rmdir()
+            _let_go(directory)
         elif keep:
             _write(directory, replace(cluster, daemons={}))
         else:
@@ -119,15 +184,49 @@ def down(directory: Path, keep: bool) -> bool:
 # -- making
 
 
-def _plan(directory: Path, servers: int, gpus: int | None, policy: str) -> LocalCluster:
+def _plan(directory: Path, wanted: Wanted) -> LocalCluster:
     """A new cluster. Raises UserError if the directory holds anything else."""
     foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in OURS)
     if foreign:
         raise UserError(f"{directory} is not empty and not a cluster (there is {foreign[0]}): choose another --dir")
-    if gpus is None and servers > 1:
+    fleet = wanted.plan()
+    servers = (wanted.servers or 1) if fleet is None else len(fleet.hosts)
+    gpus = wanted.gpus
+    if gpus is None and fleet is None and servers > 1:
         gpus = max(1, (os.cpu_count() or 1) // servers)
     sockets = _sockets(directory)
-    return LocalCluster(f"ipc://{sockets}/clients", f"ipc://{sockets}/agents", servers, gpus, _policy(policy))
+    policy = _policy(wanted.policy or "max-min")
+    return LocalCluster(f"ipc://{sockets}/clients", f"ipc://{sockets}/agents", servers, gpus, policy, fleet=fleet)
+
+
+def _joined(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalCluster:
+    """The cluster that is there, with the hosts that have been added to its file. Raises UserError if it is another one."""
+    if not known.controller.startswith("ipc://"):
+        raise UserError(f"the cluster at {directory} is of an older version: `elasticctl down` first")
+    fleet, asked = known.fleet, wanted.plan()
+    for option, given, there in (
+        ("--servers", wanted.servers, known.servers),
+        ("--gpus", wanted.gpus, known.gpus),
+        ("--policy", wanted.policy and _policy(wanted.policy), known.policy),
+        ("--hosts", asked and "", "agents on this machine" if fleet is None else ""),
+        ("--ssh", wanted.ssh, fleet and fleet.ssh),
+        ("--python", wanted.python, fleet and fleet.python),
+        ("--checkpoints", wanted.checkpoints, fleet and fleet.checkpoints),
+        ("--address", wanted.address, fleet and fleets.host_of(fleet.agents)),
+    ):
+        if given is not None and given != there:
+            raise UserError(
+                f"{option} {given}: the cluster at {directory} has {there}; `elasticctl down` first, or choose another --dir"
+            )
+    if fleet is None or asked is None:
+        return known
+    changed = [host.name for host in fleet.hosts if host not in asked.hosts]
+    if changed:
+        raise UserError(
+            f"--hosts {wanted.hosts}: {', '.join(changed)} is missing, or differs from the cluster at {directory}: "
+            "hosts can be added"
+        )
+    return replace(known, servers=len(asked.hosts), fleet=replace(fleet, hosts=asked.hosts))
 
 
 def _policy(given: str) -> str:
@@ -140,16 +239,20 @@ def _lay_out(directory: Path, cluster: LocalCluster) -> None:
     """The daemons' configuration, as far as it is not there: what an operator has changed is kept."""
     (directory / "log").mkdir(exist_ok=True)
     _made_private(Path(cluster.controller.removeprefix("ipc://")).parent)
+    fleet = cluster.fleet
+    keys = _keys(directory)
+    if fleet is not None and not keys.exists:
+        keys.make()
     _configure(
         directory,
         CONTROLLER,
         cluster="local",
         state_directory=str(directory / CONTROLLER),
-        listen_clients=cluster.controller,
-        listen_agents=cluster.agents,
+        listen_clients=cluster.controller if fleet is None else [cluster.controller, fleet.clients],
+        listen_agents=cluster.agents if fleet is None else fleet.agents,
         policy=cluster.policy,
         # CPU slots share the processors: what one job is measured at there depends on what the others do.
-        **({} if cluster.gpus is None else {"measuring": {"way_down": False}}),
+        **({"measuring": {"way_down": False}} if cluster.on_slots else {}),
     )
     for name in cluster.names[1:]:
         slots = {} if cluster.gpus is None else {"cpu_slots": cluster.gpus}
@@ -165,7 +268,11 @@ def _lay_out(directory: Path, cluster: LocalCluster) -> None:
         )
 
 
-def _configure(directory: Path, name: str, **options: str | int | dict[str, bool]) -> None:
+def _keys(directory: Path) -> KeyDirectory:
+    return KeyDirectory(directory / CONTROLLER / "keys")
+
+
+def _configure(directory: Path, name: str, **options: str | int | list[str] | dict[str, bool]) -> None:
     path = directory / f"{name}.yaml"
     if not path.exists():
         _write_whole(path, yaml.safe_dump(options, sort_keys=False).encode())
@@ -184,22 +291,6 @@ def _made_private(sockets: Path) -> None:
     if sockets.name != "run":
         private_directory(sockets.parent)
     check_way(private_directory(sockets))
-
-
-def _check_same(
-    directory: Path, known: LocalCluster, servers: int | None, gpus: int | None, policy: str | None
-) -> None:
-    if not known.controller.startswith("ipc://"):
-        raise UserError(f"the cluster at {directory} is of an older version: `elasticctl down` first")
-    for option, given, there in (
-        ("--servers", servers, known.servers),
-        ("--gpus", gpus, known.gpus),
-        ("--policy", policy and _policy(policy), known.policy),
-    ):
-        if given is not None and given != there:
-            raise UserError(
-                f"{option} {given}: the cluster at {directory} has {there}; `elasticctl down` first, or choose another --dir"
-            )
 
 
 def _start(directory: Path, name: str) -> subprocess.Popen[bytes]:
@@ -232,6 +323,7 @@ def _wait_until_ready(directory: Path, cluster: LocalCluster, started: dict[str,
     client = Client(cluster.controller)
     deadline = time.monotonic() + READY_WITHIN_S
     here = 0
+    present: set[str] | None = None
     try:
         while time.monotonic() < deadline:
             for name, process in started.items():
@@ -245,12 +337,16 @@ def _wait_until_ready(directory: Path, cluster: LocalCluster, started: dict[str,
             if here >= cluster.servers:
                 return
             time.sleep(0.05)
+        with contextlib.suppress(ElasticError):
+            found = client.servers().servers
+            present = {str(view.server.server) for view in found if view.state is not ServerState.LOST}
     finally:
         client.close()
     there = f"{here} of {cluster.servers} servers are there"
-    raise RequestRefused(
-        f"not ready within {READY_WITHIN_S:.0f} s: {there}; see {directory / 'log'}\n{_tail(directory, CONTROLLER)}"
-    )
+    late = f"not ready within {READY_WITHIN_S:.0f} s: {there}"
+    if cluster.fleet is not None and present is not None:
+        raise RequestRefused(f"{late}\n{fleets.silent(cluster.fleet, present)}")
+    raise RequestRefused(f"{late}; see {directory / 'log'}\n{_tail(directory, CONTROLLER)}")
 
 
 def _tail(directory: Path, name: str) -> str:
@@ -261,15 +357,28 @@ def _tail(directory: Path, name: str) -> str:
     return "\n".join(text.splitlines()[-TOLD_LINES:])
 
 
-def _take_back(directory: Path, cluster: LocalCluster, started: dict[str, subprocess.Popen[bytes]] | None) -> None:
-    """After a failed `up`: end what it `started`; None: the whole cluster is its work, and goes."""
-    if started is None:
+def _take_back(
+    directory: Path,
+    cluster: LocalCluster,
+    known: LocalCluster | None,
+    started: dict[str, subprocess.Popen[bytes]],
+    hosts: list[Host],
+) -> None:
+    """After a failed `up`: end what it has `started` here and on these `hosts`. If nothing was `known`, all goes."""
+    if known is None:
         stop_everything(directory, cluster.daemons)
-        _remove(directory)
-        return
     for process in started.values():
         process.kill()
         process.wait()
+    left = fleets.end(cluster.fleet, hosts) if cluster.fleet is not None else {}
+    if left:  # they stay on record, so that `down` finds them
+        say(
+            f"elasticctl: not ended on these hosts; `elasticctl down` when they can be reached:\n{fleets.reasons(left)}"
+        )
+    elif known is None:
+        _remove(directory)
+    else:
+        _write(directory, replace(known, daemons=cluster.daemons))
 
 
 @contextlib.contextmanager
@@ -295,6 +404,13 @@ def _lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _let_go(directory: Path) -> None:
+    """Nothing of ours is in this directory but the lock."""
+    with contextlib.suppress(OSError):
+        (directory / ".lock").unlink()
+        directory.rmdir()
 
 
 def _remove(directory: Path) -> None:

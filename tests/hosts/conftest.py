@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -44,3 +45,19 @@ def make_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
             return lab
 
         yield make
+
+
+@pytest.fixture
+def same_bits() -> Callable[..., None]:
+    """`same_bits(OUTPUT, ALONE, ARGUMENT...)`: the result of a job equals that of `python train_small.py` alone, bit for bit."""
+    path = ROOT / "tests" / "cluster" / "test_smoke.py"
+    spec = importlib.util.spec_from_file_location("smoke", path)
+    assert spec is not None
+    assert spec.loader is not None
+    smoke = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(smoke)
+
+    def same(output: Path, alone: Path, *arguments: str, virtual_workers: int) -> None:
+        smoke.assert_same_bits(smoke.load(output), smoke.alone(alone, *arguments, virtual_workers=virtual_workers))
+
+    return same

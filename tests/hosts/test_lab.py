@@ -22,7 +22,7 @@ def test_hosts_have_addresses_files_users_and_processes_of_their_own(make_lab: M
     for name, shell in [("two", lab["two"].shell), ("here", lambda line: subprocess.run(["bash", "-c", line]))]:
         assert shell(f"! test -e /etc/elasticctl/{mark} && ! getent passwd {mark[:20]}").returncode == 0, name
     assert [lab[name].shell("hostname; hostname -I").stdout.split() for name in ("one", "two", "three")] == [
-        ["one", "10.77.0.1"], ["two", "10.77.0.2"], ["three", "10.77.0.3"]
+        ["one", "10.77.0.1", "10.78.0.1"], ["two", "10.77.0.2", "10.78.0.2"], ["three", "10.77.0.3", "10.78.0.3"]
     ]  # fmt: skip
     shared = tmp_path / "shared"
     lab["three"].shell(f"echo seen > {shared}/note")

@@ -10,7 +10,8 @@ init ends with the process that has made it, even where that is killed.
 
 A host is reached by entering its namespaces (`run`, `start`), or by a real sshd in it.
 
-The switch is a bridge in one more network namespace. Pulling a cable (`unplug`) is setting the bridge's port down.
+There are two networks, as servers have them: the first one has the hosts' names, the second one is for what workers say to each
+other. A network is a bridge in one more network namespace. Pulling a cable out (`unplug`) is taking its port off the bridge.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-NETWORK = "10.77.0"
+NETWORKS = ("10.77.0", "10.78.0")
 BOOTED_WITHIN_S = 30.0
 ENTER = ("net", "mount", "pid", "uts", "ipc", "cgroup")
 AS_USER = "setpriv --reuid {user} --regid {user} --init-groups"
@@ -100,13 +101,13 @@ class NotPermitted(Exception):
 
 
 class Host:
-    """One of them. `address` is where the others reach it."""
+    """One of them. The others reach it at its `addresses`, one for each network; its name is the first."""
 
     def __init__(
-        self, name: str, address: str, keeper: subprocess.Popen[bytes], init: int, cgroup: Path | None
+        self, name: str, addresses: tuple[str, ...], keeper: subprocess.Popen[bytes], init: int, cgroup: Path | None
     ) -> None:
         self.name = name
-        self.address = address
+        self.addresses = addresses
         self._keeper = keeper
         self._init = init
         self._cgroup = cgroup
@@ -147,8 +148,8 @@ class Host:
     def shell(
         self, line: str, user: str = "root", check: bool = True, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a line of a shell here."""
-        return self.run("bash", "-c", line, user=user, check=check, variables=variables)
+        """Run a line of a shell here, in the user's home."""
+        return self.run("bash", "-c", f"cd; {line}", user=user, check=check, variables=variables)
 
     def start(self, *command: str, log: Path, user: str = "root", variables: Mapping[str, str] | None = None) -> None:
         """Start `command` here, and leave it running. What it says goes to `log`."""
@@ -218,8 +219,9 @@ class Lab:
         try:
             self._switch = self._keep("unshare", "--net", "--kill-child", "sleep", "infinity")
             self._until(lambda: _namespace(self._switch) != _namespace(None), "the switch has a network of its own")
-            self._on_switch("ip", "link", "add", "br0", "type", "bridge")
-            self._on_switch("ip", "link", "set", "br0", "up")
+            for network in range(len(NETWORKS)):
+                self._on_switch("ip", "link", "add", f"br{network}", "type", "bridge")
+                self._on_switch("ip", "link", "set", f"br{network}", "up")
             for name in self._names:
                 self.add(name)
         except BaseException:
@@ -233,8 +235,8 @@ class Lab:
     def __getitem__(self, name: str) -> Host:
         return self.hosts[name]
 
-    def address(self, name: str) -> str:
-        return f"{NETWORK}.{self._names.index(name) + 1}"
+    def address(self, name: str, network: int = 0) -> str:
+        return f"{NETWORKS[network]}.{self._names.index(name) + 1}"
 
     def add(self, name: str) -> Host:
         """Boot one of the hosts, anew if it was killed."""
@@ -260,31 +262,31 @@ class Lab:
         )
         if keeper.poll() is not None:
             raise NotPermitted(f"host {name}: {log.read_text(errors='replace').strip()}")
-        host = self.hosts[name] = Host(name, self.address(name), keeper, init, cgroup)
-        number = self._names.index(name)
-        port = f"port{number}"
-        with contextlib.suppress(NotPermitted):  # of a host that was killed: the kernel takes its time
-            self._on_switch("ip", "link", "delete", port)
-        card = [
-            "name",
-            "eth0",
-            "address",
-            f"02:77:00:00:00:{number + 1:02x}",
-            "netns",
-            str(init),
-        ]  # the same after a boot
-        self._on_switch("ip", "link", "add", port, "type", "veth", "peer", *card)
-        self._on_switch("ip", "link", "set", port, "master", "br0", "up")
-        host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
-        host.run("ip", "link", "set", "eth0", "up")
+        addresses = tuple(self.address(name, network) for network in range(len(NETWORKS)))
+        host = self.hosts[name] = Host(name, addresses, keeper, init, cgroup)
+        for network, address in enumerate(addresses):
+            card, port = f"eth{network}", self._port(name, network)
+            number = self._names.index(name) + 1
+            with contextlib.suppress(NotPermitted):  # of a host that was killed: the kernel takes its time
+                self._on_switch("ip", "link", "delete", port)
+            other = ["name", card, "address", f"02:77:00:00:{network:02x}:{number:02x}", "netns", str(init)]
+            self._on_switch("ip", "link", "add", port, "type", "veth", "peer", *other)
+            self._on_switch("ip", "link", "set", port, "master", f"br{network}", "up")
+            host.run("ip", "address", "add", f"{address}/24", "dev", card)
+            host.run("ip", "link", "set", card, "up")
         return host
 
     def unplug(self, name: str) -> None:
-        """Pull the cable of a host out: nothing gets in or out any more, and nobody is told."""
-        self._on_switch("ip", "link", "set", f"port{self._names.index(name)}", "nomaster")
+        """Pull the cables of a host out: nothing gets in or out any more, and nobody is told."""
+        for network in range(len(NETWORKS)):
+            self._on_switch("ip", "link", "set", self._port(name, network), "nomaster")
 
     def plug(self, name: str) -> None:
-        self._on_switch("ip", "link", "set", f"port{self._names.index(name)}", "master", "br0")
+        for network in range(len(NETWORKS)):
+            self._on_switch("ip", "link", "set", self._port(name, network), "master", f"br{network}")
+
+    def _port(self, name: str, network: int) -> str:
+        return f"port{self._names.index(name)}.{network}"
 
     def close(self) -> None:
         for host in self.hosts.values():

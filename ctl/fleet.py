@@ -1,0 +1,196 @@
+"""A cluster whose agents run on other hosts: what `up` and `down` do over ssh, beside what they do here (`local`).
+
+The order is: look at all hosts, and refuse with every reason if one of them cannot be used; write down what is to be started;
+start. So a host that cannot be reached costs nothing anywhere. Where a start fails, those that were started with it are ended
+again.
+
+A server's key is made when it is first started, and lies on its host alone. The list of the controller has its public half.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from .. import __version__
+from ..protocol.errors import RequestRefused, UserError
+from ..protocol.messages import PROTOCOL_VERSION
+from ..runtime.keys import KeyDirectory
+from . import hosts as file_of_hosts
+from .hosts import Host
+from .remote import Look, Seen, Start, Started, Stop
+from .ssh import Ssh, Unanswered
+
+CLIENTS_PORT, AGENTS_PORT = 7700, 7701  # where they are free
+MOST_NAMED = 20  # hosts with a reason each
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """Where agents run, and how they are reached."""
+
+    cluster: str  # random: what belongs to it on a host lies under this name
+    hosts: tuple[Host, ...]
+    ssh: str
+    python: str
+    clients: str  # addresses of the controller, for other hosts
+    agents: str
+    slots: int | None = None  # CPU slots of hosts that do not say
+    checkpoints: str | None = None  # a directory that all hosts share
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(host.name for host in self.hosts)
+
+
+def plan(path: Path, ssh: str, python: str, address: str | None, slots: int | None, checkpoints: str | None) -> Fleet:
+    """What `up --hosts` with these options is to start. Raises UserError."""
+    found = file_of_hosts.load(path)
+    Ssh(ssh, python)
+    if checkpoints is not None and not Path(checkpoints).is_absolute():
+        raise UserError(f"--checkpoints {checkpoints}: say an absolute path, the same on all hosts")
+    here = address or _address_towards(found[0].address)
+    clients, agents = _ports(here)
+    return Fleet(
+        cluster=secrets.token_hex(6),
+        hosts=found,
+        ssh=ssh,
+        python=python,
+        clients=f"tcp://{here}:{clients}",
+        agents=f"tcp://{here}:{agents}",
+        slots=slots,
+        checkpoints=checkpoints,
+    )
+
+
+def look(fleet: Fleet) -> dict[Host, Seen]:
+    """What there is on each host. Raises RequestRefused, naming all that cannot be used."""
+    answers = _ssh(fleet).ask_all({host: Look(cluster=fleet.cluster, server=host.name) for host in fleet.hosts})
+    seen: dict[Host, Seen] = {}
+    bad: dict[Host, str] = {}
+    for host, answer in answers.items():
+        if isinstance(answer, Unanswered) or not isinstance(answer, Seen):
+            bad[host] = str(answer)
+        elif (answer.version, answer.protocol) != (__version__, PROTOCOL_VERSION):
+            bad[host] = (
+                f"has elasticctl {answer.version} (protocol {answer.protocol}), not {__version__} ({PROTOCOL_VERSION})"
+            )
+        else:
+            seen[host] = answer
+    if bad:
+        raise RequestRefused(f"{len(bad)} of {len(fleet.hosts)} hosts cannot be used:\n{reasons(bad)}")
+    return seen
+
+
+def start(fleet: Fleet, keys: KeyDirectory, seen: Mapping[Host, Seen]) -> list[str]:
+    """Start the agents that do not run. Returns the names of these servers.
+
+    Raises RequestRefused where one does not start. The others run then: `end` them.
+    """
+    requests = {host: _start_of(fleet, host, keys, found) for host, found in seen.items() if not found.runs}
+    answers = _ssh(fleet).ask_all(requests)
+    bad = {host: str(answer) for host, answer in answers.items() if not isinstance(answer, Started)}
+    if bad:
+        raise RequestRefused(f"{len(bad)} of {len(fleet.hosts)} hosts do not start their agent:\n{reasons(bad)}")
+    return [host.name for host, answer in answers.items() if isinstance(answer, Started) and answer.new]
+
+
+def end(fleet: Fleet, which: Iterable[Host], keep: bool = False) -> dict[Host, str]:
+    """End what runs on these hosts. Returns those where it could not be done, with the reason."""
+    requests = {host: Stop(cluster=fleet.cluster, server=host.name, keep=keep) for host in which}
+    answers = _ssh(fleet).ask_all(requests)
+    return {host: str(answer) for host, answer in answers.items() if isinstance(answer, Unanswered)}
+
+
+def silent(fleet: Fleet, present: Collection[str]) -> str:
+    """Why other servers than those that are `present` have not come to the controller, as far as their hosts tell."""
+    hosts = [host for host in fleet.hosts if host.name not in present]
+    answers = _ssh(fleet).ask_all({host: Look(cluster=fleet.cluster, server=host.name) for host in hosts})
+    told = {}
+    for host, answer in answers.items():
+        if isinstance(answer, Seen):
+            state = "its agent runs, and does not reach" if answer.runs else "its agent has ended; it was to reach"
+            told[host] = f"{state} {fleet.agents}. Its log ends with: {answer.log or 'nothing'}"
+        else:
+            told[host] = str(answer)
+    return reasons(told)
+
+
+def _start_of(fleet: Fleet, host: Host, keys: KeyDirectory, seen: Seen) -> Start:
+    options: dict[str, str | int | bool] = {"controller": fleet.agents, "address": host.address}
+    slots = host.slots or fleet.slots
+    if slots is not None:
+        options["cpu_slots"] = slots
+    if os.getuid() == 0:
+        options["allow_root_jobs"] = True  # it is root who asks for this cluster
+    if fleet.checkpoints is not None:
+        options["checkpoint_directory"] = fleet.checkpoints
+    return Start(
+        cluster=fleet.cluster, server=host.name, options=options, key=_key(fleet, host.name, keys, seen.public)
+    )
+
+
+def _key(fleet: Fleet, server: str, keys: KeyDirectory, public: str) -> str | None:
+    """The text of a new key file, or None where the host has the one that counts."""
+    principal = f"server:{server}"
+    known = keys.principals().named(principal)
+    if known is not None and known.revoked_s is None:
+        if known.public == public:
+            return None
+        keys.revoke(principal)  # its host has lost it
+    out = keys.path / f".given-{secrets.token_hex(4)}"
+    try:
+        return keys.add(principal, "", out, fleet.agents).text().decode()
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            out.unlink()
+
+
+def host_of(address: str) -> str:
+    """The host in tcp://HOST:PORT."""
+    return address.removeprefix("tcp://").rpartition(":")[0]
+
+
+def _ssh(fleet: Fleet) -> Ssh:
+    return Ssh(fleet.ssh, fleet.python)
+
+
+def reasons(hosts: Mapping[Host, str]) -> str:
+    """A line for each host."""
+    lines = [f"  {host.name} ({host.target}): {reason}" for host, reason in list(hosts.items())[:MOST_NAMED]]
+    if len(hosts) > MOST_NAMED:
+        lines.append(f"  and {len(hosts) - MOST_NAMED} more")
+    return "\n".join(lines)
+
+
+def _address_towards(host: str) -> str:
+    """This machine's address on the way to `host`. Nothing is sent. Raises UserError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+        try:
+            probe.connect((host, 9))
+        except OSError as error:
+            raise UserError(f"no way to {host} from here ({error.strerror}): say --address") from None
+        return str(probe.getsockname()[0])
+
+
+def _ports(address: str) -> tuple[int, int]:
+    """The usual ports, or free ones. They are kept in the configuration, so that restarts find them. Raises UserError."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for wanted in (CLIENTS_PORT, AGENTS_PORT):
+            probe = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, wanted))
+            except OSError:
+                try:
+                    probe.bind((address, 0))
+                except OSError as error:
+                    raise UserError(f"--address {address}: {error.strerror}") from None
+            found.append(int(probe.getsockname()[1]))
+        return found[0], found[1]
