@@ -149,7 +149,7 @@ def version(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> N
     shared = of(context)
     found: Pong | None = None
     try:
-        if shared.controller is not None or (shared.directory / "cluster.json").exists():
+        if shared.is_known():
             found = shared.client.ask(Ping(), timeout_s=1.0)  # type: ignore[assignment]
     except ClusterUnreachable:
         pass

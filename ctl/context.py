@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import typer
 
-from ..protocol.errors import ClusterUnreachable, PeerError
+from ..protocol.errors import ClusterUnreachable, PeerError, UserError
 from ..protocol.messages import Answer, GetJob, JobFound, JobView, Request
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..runtime.keys import KeyFile
     from .client import Client
 
 A = TypeVar("A")
@@ -27,12 +29,24 @@ PIPE_COLUMNS = 10_000  # programs read lines: nothing is wrapped for them
 JSON = typer.Option("--json", help="One JSON document instead of text.", show_default=False)
 
 
+SYSTEM = Path("/etc/elasticctl")  # of all users of this machine; before it goes a user's own
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``cluster.yaml``: which cluster somebody uses."""
+
+    controller: str
+    key: str | None = None  # file; a relative path starts at the directory of this one
+
+
 @dataclass
 class Context:
     """Options given before the command."""
 
     directory: Path
     controller: str | None
+    key: Path | None = None
+    is_given: bool = True  # the directory, by whoever calls
     _client: Client | None = None
 
     @property
@@ -41,21 +55,56 @@ class Context:
         if self._client is None:
             from .client import Client
 
-            self._client = Client(self.address())
+            address, key = self.reached_by()
+            self._client = Client(address, key)
         return self._client
 
-    def address(self) -> str:
-        """Where the controller listens: as given, else as the local cluster in `directory` says."""
+    def reached_by(self) -> tuple[str, KeyFile | None]:
+        """Address and key: as given, else the local cluster in `directory`, else as the user's own or the machine's
+        configuration says. Raises ClusterUnreachable, UserError."""
         if self.controller is not None:
-            return self.controller
+            return self.controller, self._key_for(self.controller, None)
+        if self.key is not None and not self.is_given:
+            key = self._read_key(self.key)
+            if key.controller is not None:
+                return key.controller, key
         from .local import read_address
 
         address = read_address(self.directory)
-        if address is None:
-            raise ClusterUnreachable(
-                f"no cluster at {self.directory}: start one with `elasticctl up`, or name one with --controller"
-            )
-        return address
+        if address is not None:
+            return address, None
+        if not self.is_given:
+            from ..runtime import config
+
+            for home in (configuration(), SYSTEM):
+                path = home / "cluster.yaml"
+                if path.exists():
+                    place = config.load(path, Place, UserError)
+                    named = home / Path(place.key).expanduser() if place.key is not None else None
+                    return place.controller, self._key_for(place.controller, named)
+        raise ClusterUnreachable(
+            f"no cluster at {self.directory}: start one with `elasticctl up`, or name one with --controller or `elasticctl login`"
+        )
+
+    def is_known(self) -> bool:
+        """Is there a cluster to ask?"""
+        try:
+            self.reached_by()
+        except ClusterUnreachable:
+            return False
+        return True
+
+    def _key_for(self, address: str, named: Path | None) -> KeyFile | None:
+        """Sockets of the file system need none."""
+        if not address.startswith("tcp://"):
+            return None
+        path = self.key or named or configuration() / "key"
+        return self._read_key(path) if self.key or named or path.exists() else None
+
+    def _read_key(self, path: Path) -> KeyFile:
+        from ..runtime.keys import KeyFile
+
+        return KeyFile.read(path.expanduser().absolute(), UserError)
 
     def ask(self, request: Request, answer: type[A], timeout_s: float = 10.0) -> A:
         """The answer of type `answer`. Raises what `Client.ask` raises."""
@@ -92,6 +141,12 @@ def print_json(document: Any) -> None:
 def say(text: str) -> None:
     """Something for people that is not the answer."""
     print(text, file=sys.stderr, flush=True)
+
+
+def configuration() -> Path:
+    """Of this user."""
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "elasticctl"
 
 
 def default_directory() -> Path:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..protocol.errors import ElasticError
-from . import cluster, config, events, jobs, logs, policy, simulate
+from . import cluster, config, events, jobs, keys, logs, policy, simulate
 from .context import Context, default_directory
 
 # ClickException, whose module depends on typer's version: newer ones carry click inside.
@@ -39,11 +39,20 @@ def shared(
     controller: Annotated[
         str | None,
         typer.Option(
-            envvar="ELASTICCTL_CONTROLLER", help="Address of a controller: tcp://HOST:PORT.", show_default=False
+            envvar="ELASTICCTL_CONTROLLER",
+            help="Address of a controller: tcp://HOST:PORT or ipc:///PATH.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="ELASTICCTL_KEY", help="Key file, in place of ~/.config/elasticctl/key.", show_default=False
         ),
     ] = None,
 ) -> None:
-    context.obj = Context((directory or default_directory()).expanduser().absolute(), controller)
+    where = (directory or default_directory()).expanduser().absolute()
+    context.obj = Context(where, controller, key, directory is not None)
 
 
 cluster.add_to(app)
@@ -52,6 +61,7 @@ logs.add_to(app)
 events.add_to(app)
 policy.add_to(app)
 config.add_to(app)
+keys.add_to(app)
 simulate.add_to(app)
 
 

@@ -7,9 +7,12 @@ frame's ``User-Id``), on a socket of the file system the Unix user (the frame's 
 set by our own side of the connection. A peer could claim a ``User-Id`` where no ZAP runs, so the two kinds never share a socket.
 
 The name that a connection has at a ROUTER (the routing id) is chosen by the peer if it likes, and proves nothing. Peers here
-choose none. One that does is cut off.
+choose none. One that does is cut off when it speaks. ZeroMQ ends the process if a peer has chosen the very name that it is about
+to give to another connection. It gives 32-bit numbers in turn, beginning with what rand() says, which begins the same in every
+process. So rand() is begun with a secret here, and connections by second are bounded: guessing takes weeks.
 
-ZAP is answered in the daemon's own loop: as long as the daemon lives, so does the handler, and without one ZeroMQ lets nobody in.
+ZAP is answered in the daemon's own loop, for sockets of the file system too: as long as the daemon lives, so does the handler,
+and without one ZeroMQ lets nobody in.
 
 A key that is revoked is unknown from then on. Its connections are cut: a frame tells the descriptor of its connection, which is
 shut down. The descriptor may be another connection's by then, so it is known with the inode of its socket.
@@ -23,6 +26,7 @@ its own). So is one that does not read what it has asked for.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import logging
 import os
@@ -49,7 +53,7 @@ log = logging.getLogger(__name__)
 Peer = bytes  # which socket (one byte), and the connection's name there
 
 ROUTING_ID_BYTES = 5  # of one that ZeroMQ has chosen: a zero, and a number that counts connections
-HANDSHAKES_PER_S, HANDSHAKE_BURST = 20.0, 400.0  # of one principal
+HANDSHAKES_PER_S, HANDSHAKE_BURST = 5.0, 200.0  # of one principal
 SILENT_S = 30.0  # a connection that has said nothing for so long is cut
 DESCRIPTORS_KEPT = 256  # for files and the daemon's own sockets
 LOG_INTERVAL_S = 10.0  # between two lines about one subject
@@ -176,17 +180,16 @@ class Door:
         self._lines: dict[Peer, _Line] = {}
         self._at: dict[int, Peer] = {}  # by descriptor
         self._guests: dict[Principal, _Guest] = {}
-        self._handshakes: dict[str, Bucket] = {}  # by public key, known ones only
+        self._handshakes: dict[Principal, Bucket] = {}
         self._silent: OrderedDict[int, tuple[int | None, float]] = OrderedDict()  # inode and time, by descriptor
         self._sparing = Sparing()
         self._most = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT)
-        self._zap: transport.Socket | None = None
-        if pair is not None:
-            self._zap = context.socket(zmq.ROUTER)
-            self._zap.linger = 0
-            self._zap.sndhwm = self._zap.rcvhwm = 0
-            self._zap.bind(transport.ZAP_ADDRESS)
-            loop.add_socket(self._zap, self._on_zap)
+        ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4)))
+        self._zap: transport.Socket = context.socket(zmq.ROUTER)
+        self._zap.linger = 0
+        self._zap.sndhwm = self._zap.rcvhwm = 0
+        self._zap.bind(transport.ZAP_ADDRESS)
+        loop.add_socket(self._zap, self._on_zap)
 
     def listen(self, gate: Gate, addresses: Sequence[str], handler: Handler) -> list[str]:
         """Serve these addresses. Returns them as peers connect to them. Raises OperatorError."""
@@ -198,9 +201,9 @@ class Door:
         socket = transport.router(self._context, pair, handover=False)
         socket.sndhwm = gate.waiting_out
         socket.maxmsgsize = gate.frame_bytes
-        if pair is not None:
-            socket.zap_domain = gate.name.encode()
         number = len(self._listeners)
+        socket.zap_domain = str(number).encode()
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         told = f"inproc://door-{id(self)}-{number}"
         socket.monitor(told, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         monitor: transport.Socket = self._context.socket(zmq.PAIR)
@@ -267,35 +270,36 @@ class Door:
             listener.socket.disable_monitor()
             listener.monitor.close()
             listener.socket.close()
-        if self._zap is not None:
-            self._zap.close()
+        self._zap.close()
 
     # -- handshakes
 
     def _on_zap(self, frames: list[bytes]) -> None:
-        assert self._zap is not None
         asked = _zap_request(frames)
         if asked is not None:
             transport.send(self._zap, *asked.envelope, b"1.0", asked.request, *self._judge(asked), b"")
 
     def _judge(self, asked: _Asked) -> tuple[bytes, bytes, bytes]:
         """Status, its text, and who it is."""
-        domain, address, credentials = asked.domain, asked.address, asked.credentials
-        gate = next((each.gate for each in self._listeners if each.gate.name == domain and not each.local), None)
-        if gate is None or asked.mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
+        listener = self._listeners[int(asked.domain)]  # as we have called it
+        gate, address = listener.gate, asked.address
+        if listener.local:
+            proof = _uid(address)
+        elif asked.mechanism == b"CURVE" and len(asked.credentials) == 1 and len(asked.credentials[0]) == 32:
+            proof = z85.encode(asked.credentials[0]).decode()
+        else:
             return b"400", b"only keys are let in", b""
-        public = z85.encode(credentials[0]).decode()
-        who = self._principals.of_key(public)
+        who = self._known(listener, proof)
         if who is None:
-            self._warn(f"{address} {domain}", f"refused an unknown key from {address}, at the door for {domain}")
-            return b"400", b"this key is not known, or revoked", b""
-        if who.role not in gate.remote:
-            self._warn(f"{who} {domain}", f"refused {who} from {address}: the door for {domain} is not for it")
-            return b"400", b"not for this role", b""
-        if not self._handshakes.setdefault(public, Bucket(HANDSHAKES_PER_S, HANDSHAKE_BURST)).take(self._clock()):
-            self._warn(f"{who} handshakes", f"{who} connects too often")
-            return b"300", b"too many connections, try again", b""
-        return b"200", b"OK", public.encode()
+            what = f"user {proof}" if listener.local else "a key that is unknown, revoked or of another role"
+            self._warn(f"{address} {gate.name}", f"refused {what}, from {address}, at the door for {gate.name}")
+            return b"400", b"not known here", b""
+        if not (listener.local and who.role is Role.OPERATOR):  # who could end this process anyway
+            bucket = self._handshakes.setdefault(who, Bucket(HANDSHAKES_PER_S, HANDSHAKE_BURST))
+            if not bucket.take(self._clock()):
+                self._warn(f"{who} handshakes", f"{who} connects too often")
+                return b"300", b"too many connections, try again", b""
+        return b"200", b"OK", proof.encode()
 
     # -- connections
 
@@ -422,10 +426,15 @@ def _proof(listener: _Listener, frame: zmq.Frame) -> str:
     try:
         if not listener.local:
             return str(frame.get("User-Id"))
-        _, uid, _, _ = str(frame.get("Peer-Address")).split(":")  # localhost:UID:GID:PID
-    except (zmq.ZMQError, ValueError):
+        return _uid(str(frame.get("Peer-Address")))
+    except zmq.ZMQError:
         return ""
-    return uid if uid.isdecimal() else ""
+
+
+def _uid(address: str) -> str:
+    """Of localhost:UID:GID:PID; empty: it is something else."""
+    parts = address.split(":")
+    return parts[1] if len(parts) == 4 and parts[1].isdecimal() else ""
 
 
 def _inode(descriptor: int) -> int | None:

@@ -43,6 +43,7 @@ Socket = zmq.Socket[bytes]
 def _common(socket: Socket) -> None:
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = QUEUE_MESSAGES
+    socket.handshake_ivl = 5000
     socket.reconnect_ivl = 20
     socket.reconnect_ivl_max = 500
     socket.maxmsgsize = MAX_FRAME_BYTES

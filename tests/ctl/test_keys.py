@@ -1,0 +1,93 @@
+"""`elasticctl keys` and `elasticctl login`, as typed; and which cluster a command goes to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticd.ctl import context
+from elasticd.protocol.errors import ClusterUnreachable, UserError
+from elasticd.runtime.keys import KeyFile
+
+
+def elasticctl(home: Path, *arguments: str, code: int = 0) -> str:
+    """What it prints; on an error, what it complains of."""
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
+    command = [sys.executable, "-m", "elasticd.ctl.main", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=home, timeout=120)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stdout if code == 0 else ended.stderr
+
+
+def test_keys_are_made_given_out_listed_and_revoked(tmp_path: Path) -> None:
+    keys = ("--keys", str(tmp_path / "keys"))
+    assert "public key" in elasticctl(tmp_path, "keys", "init", *keys)
+    assert "is there already" in elasticctl(tmp_path, "keys", "init", *keys, code=2)
+    elasticctl(tmp_path, "keys", "add", "user:alice", "--account", "al", "--address", "tcp://head:7700", *keys)
+    elasticctl(tmp_path, "keys", "add", "server:s1", "--out", "s1.key", *keys)
+    assert KeyFile.read(tmp_path / "user-alice.key").controller == "tcp://head:7700"
+    assert "revoke" in elasticctl(tmp_path, "keys", "add", "user:alice", *keys, code=2)
+    assert "not ROLE:NAME" in elasticctl(tmp_path, "keys", "add", "alice", *keys, code=2)
+    assert "neither tcp" in elasticctl(tmp_path, "keys", "add", "user:x", "--address", "head", *keys, code=2)
+    elasticctl(tmp_path, "keys", "revoke", "user:alice", *keys)
+    assert "revoked already" in elasticctl(tmp_path, "keys", "revoke", "user:alice", *keys, code=2)
+    known = json.loads(elasticctl(tmp_path, "keys", "list", "--json", *keys))["known"]
+    assert [(each["principal"], each["account"], each["revoked_s"] is None) for each in known] == [
+        ("user:alice", "al", False),
+        ("server:s1", "", True),
+    ]
+    assert "user:alice" in elasticctl(tmp_path, "keys", "list", *keys)
+    assert "keys init" in elasticctl(tmp_path, "keys", "list", "--keys", str(tmp_path / "none"), code=2)
+
+
+def test_login_puts_the_key_where_later_commands_find_it(tmp_path: Path) -> None:
+    keys = ("--keys", str(tmp_path / "keys"))
+    elasticctl(tmp_path, "keys", "init", *keys)
+    elasticctl(tmp_path, "keys", "add", "user:alice", *keys)
+    elasticctl(tmp_path, "keys", "add", "server:s1", *keys)
+    assert "not of a person" in elasticctl(tmp_path, "login", "server-s1.key", code=2)
+    assert "does not say where" in elasticctl(tmp_path, "login", "user-alice.key", code=2)
+    elasticctl(tmp_path, "--controller", "tcp://127.0.0.1:9", "login", "user-alice.key")
+    home = tmp_path / ".config" / "elasticctl"
+    assert (home / "key").stat().st_mode & 0o777 == 0o600
+    assert "no controller answers at tcp://127.0.0.1:9" in elasticctl(tmp_path, "status", code=3)
+    (home / "key").chmod(0o644)
+    assert "chmod 600" in elasticctl(tmp_path, "status", code=2)
+
+
+def test_a_command_goes_where_it_is_told_then_to_the_local_cluster_then_as_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(context, "SYSTEM", tmp_path / "etc")
+    local = tmp_path / "local"
+
+    def goes_to(controller: str | None = None, given: bool = False) -> str:
+        return context.Context(local, controller, None, given).reached_by()[0]
+
+    with pytest.raises(ClusterUnreachable, match="no cluster at"):
+        goes_to()
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "cluster.yaml").write_text("controller: ipc:///run/elasticctl/clients\n")
+    assert goes_to() == "ipc:///run/elasticctl/clients"
+    (tmp_path / "config" / "elasticctl").mkdir(parents=True)
+    (tmp_path / "config" / "elasticctl" / "cluster.yaml").write_text("controller: ipc:///own\n")
+    assert goes_to() == "ipc:///own"
+    with pytest.raises(ClusterUnreachable):
+        goes_to(given=True)
+    local.mkdir()
+    (local / "cluster.json").write_text(
+        '{"controller": "ipc:///local", "agents": "ipc:///a", "servers": 1, "gpus": null, "policy": "max-min"}'
+    )
+    assert goes_to() == goes_to(given=True) == "ipc:///local"
+    assert goes_to("ipc:///said") == "ipc:///said"
+    (local / "cluster.json").unlink()
+    (tmp_path / "config" / "elasticctl" / "cluster.yaml").write_text("contoller: ipc:///own\n")
+    with pytest.raises(UserError, match="contoller"):
+        goes_to()

@@ -1,0 +1,359 @@
+"""The door of a daemon, over real sockets: who is let in, who is heard, how much, and what a peer claims of itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from zmq.utils import z85
+
+from elasticd.protocol.errors import OperatorError
+from elasticd.protocol.principals import LOCAL_OPERATOR, Principal, Role
+from elasticd.runtime import transport
+from elasticd.runtime.clock import SteadyClock
+from elasticd.runtime.door import (
+    HANDSHAKE_BURST,
+    HANDSHAKES_PER_S,
+    SILENT_S,
+    Bounds,
+    Bucket,
+    Door,
+    Gate,
+    Sparing,
+    _Asked,
+)
+from elasticd.runtime.keys import Known, Pair, Principals
+from elasticd.runtime.loop import Loop
+
+PATIENCE_S = 20.0
+PEOPLE = Gate("people", (Role.USER, Role.OPERATOR), (Role.USER, Role.OPERATOR), 1 << 16, 16, 16, visitors=True)
+MACHINES = Gate("machines", (Role.SERVER,), (Role.OPERATOR,), 1 << 16, 16, 16)
+
+
+def known(principal: str, pair: Pair, account: str = "", revoked_s: float | None = None) -> Known:
+    return Known(principal=principal, public=pair.public.decode(), account=account, revoked_s=revoked_s)
+
+
+class House:
+    """A door that answers everything with what it has heard, and says who that was."""
+
+    def __init__(self, directory: Path, bounds: Bounds) -> None:
+        self.context: zmq.Context = zmq.Context()
+        self.own, self.alice, self.server, self.stranger = (Pair.new() for _ in range(4))
+        self.monotonic_s = 0.0
+        clock = SteadyClock()
+        self.loop = Loop(clock, lambda: None, lambda: clock.now() + 0.01)
+        self.heard: list[tuple[str, list[bytes]]] = []
+        self.principals = Principals((known("user:alice", self.alice, "al"), known("server:s1", self.server)))
+        self.door = Door(self.context, self.loop, self.own, self.principals, bounds, lambda: self.monotonic_s)
+        directory.chmod(0o711)
+        self.path = directory / "people"
+        self.people, self.people_here = self.door.listen(PEOPLE, ["tcp://127.0.0.1:*", f"ipc://{self.path}"], self.hear)
+        self.machines, self.machines_here = self.door.listen(
+            MACHINES, ["tcp://127.0.0.1:*", f"ipc://{directory}/machines"], self.hear
+        )
+
+    def hear(self, peer: bytes, who: Principal, frames: list[bytes]) -> None:
+        self.heard.append((str(who), frames))
+        self.door.send(peer, *frames)
+
+    def visitor(self, address: str, pair: Pair | None = None, identity: bytes = b"") -> zmq.Socket:
+        return transport.dealer(self.context, address, identity, pair, self.own.public)
+
+    def until(self, holds: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline, self.heard
+            self.loop.turn()
+
+    def turn_for(self, seconds: float) -> None:
+        """What does not happen cannot be waited for."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.loop.turn()
+
+    def says(self, socket: zmq.Socket, *frames: bytes) -> list[bytes]:
+        """Say something and have it answered."""
+        socket.send_multipart(frames)
+        self.until(lambda: socket.poll(0))
+        return socket.recv_multipart()
+
+
+@pytest.fixture
+def house(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[House]:
+    found = House(tmp_path, getattr(request, "param", Bounds()))
+    yield found
+    found.door.close()
+    found.context.destroy(linger=0)
+
+
+def test_a_known_key_is_its_principal_and_the_kernel_tells_who_is_local(house: House) -> None:
+    assert house.says(house.visitor(house.people, house.alice), b"a", b"b") == [b"a", b"b"]
+    assert house.says(house.visitor(house.people_here), b"c") == [b"c"]
+    assert house.says(house.visitor(house.machines, house.server), b"d") == [b"d"]
+    assert [who for who, _ in house.heard] == ["user:alice", str(LOCAL_OPERATOR), "server:s1"]
+
+
+def test_a_key_that_is_unknown_or_of_another_role_is_told_so_and_never_heard(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    for address, pair in (
+        (house.people, house.stranger),
+        (house.people, house.server),
+        (house.machines, house.alice),
+    ):
+        visitor = house.visitor(address, pair)
+        refusals = transport.refusals(house.context, visitor)
+        visitor.send(b"let me in")
+        house.until(lambda refusals=refusals: refusals.poll(0))
+        assert transport.is_final(refusals.recv_multipart())
+    assert house.heard == []
+    assert (
+        "refused a key that is unknown, revoked or of another role, from 127.0.0.1, at the door for people"
+        in caplog.text
+    )
+
+
+def test_nobody_speaks_over_tcp_without_keys(house: House) -> None:
+    with pytest.raises(OperatorError, match="needs keys"):
+        house.visitor(house.people)
+    with pytest.raises(OperatorError, match="needs keys"):
+        transport.bind(transport.router(house.context), "tcp://127.0.0.1:*")
+    plain = house.context.socket(zmq.DEALER)
+    plain.linger = 0
+    plain.connect(house.people)
+    plain.send(b"let me in")
+    house.turn_for(0.3)
+    assert house.heard == []
+
+
+def test_a_connection_with_another_key_of_the_controller_is_not_made(house: House) -> None:
+    visitor = transport.dealer(house.context, house.people, b"", house.alice, house.stranger.public)
+    refusals = transport.refusals(house.context, visitor)
+    visitor.send(b"secret")
+    house.until(lambda: refusals.poll(0))
+    assert not transport.is_final(refusals.recv_multipart())
+    assert house.heard == []
+
+
+def zmtp_ready(**properties: bytes) -> bytes:
+    """A greeting without security, and READY with these properties, by hand (ZMTP 3.0)."""
+    greeting = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + b"\0" * 31
+    body = b"\x05READY"
+    for name, value in properties.items():
+        key = name.replace("_", "-").encode()
+        body += bytes((len(key),)) + key + struct.pack(">I", len(value)) + value
+    return greeting + b"\x04" + bytes((len(body),)) + body
+
+
+def test_what_a_local_peer_claims_of_itself_counts_for_nothing(house: House) -> None:
+    """It sends the names by which ZeroMQ tells us who a peer is."""
+    raw = socket.socket(socket.AF_UNIX)
+    raw.connect(str(house.path))
+    claims = {"User_Id": house.alice.public, "Peer_Address": b"localhost:65534:65534:1"}
+    raw.sendall(zmtp_ready(Socket_Type=b"DEALER", Identity=b"", **claims))
+    raw.setblocking(False)
+    heard = bytearray()
+
+    def receive() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            heard.extend(raw.recv(1000))
+        return b"READY" in heard
+
+    house.until(receive)  # before that it takes nothing
+    raw.sendall(b"\x00\x02hi")
+    house.until(lambda: house.heard)
+    assert house.heard == [(str(LOCAL_OPERATOR), [b"hi"])]
+    raw.close()
+
+
+def test_a_peer_that_chooses_the_name_of_its_connection_is_cut_off(house: House) -> None:
+    honest = house.visitor(house.machines, house.server)
+    house.says(honest, b"here")
+    thief = house.visitor(house.machines, house.server, b"chosen")
+    thief.send(b"mine")
+    house.turn_for(0.3)
+    assert len(house.heard) == 1
+    assert house.says(honest, b"still") == [b"still"]
+
+
+def test_the_numbers_of_connections_are_no_ones_to_guess(house: House) -> None:
+    """Whoever has the next one as its name ends the process."""
+    house.says(house.visitor(house.people_here), b"1")
+    (peer,) = house.door._lines
+    seeds = subprocess.run([sys.executable, "-c", NUMBERS], capture_output=True, check=True, text=True).stdout.split()
+    assert all(abs(int.from_bytes(peer[2:]) - int(seed)) > 1000 for seed in seeds)
+
+
+def test_handshakes_of_one_principal_are_bounded(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    asked = _Asked([], b"1", "0", "127.0.0.1", b"CURVE", [z85.decode(house.alice.public)])
+    answers = [house.door._judge(asked)[0] for _ in range(300)]
+    assert answers.count(b"200") == HANDSHAKE_BURST
+    assert answers[-1] == b"300"
+    house.monotonic_s += 1.0
+    assert [house.door._judge(asked)[0] for _ in range(10)].count(b"200") == HANDSHAKES_PER_S
+    local = _Asked([], b"1", "1", f"localhost:{os.getuid()}:0:1", b"NULL", [])
+    assert {house.door._judge(local)[0] for _ in range(1000)} == {b"200"}
+    assert len([r for r in caplog.records if "connects too often" in r.message]) == 1
+
+
+def test_a_revoked_key_loses_its_connections_and_others_stay(house: House) -> None:
+    alice, server = house.visitor(house.people, house.alice), house.visitor(house.machines, house.server)
+    house.says(alice, b"1")
+    house.says(server, b"2")
+    monitor = alice.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    gone = known("user:alice", house.alice, "al", revoked_s=1.0)
+    house.door.update(Principals((gone, known("server:s1", house.server))))
+    house.until(lambda: monitor.poll(0))
+    alice.send(b"3")
+    house.turn_for(0.3)
+    assert house.says(server, b"4") == [b"4"]
+    assert [frames for _, frames in house.heard] == [[b"1"], [b"2"], [b"4"]]
+    alice.disable_monitor()
+    monitor.close()
+
+
+def test_what_waits_when_a_key_is_revoked_is_not_heard(house: House) -> None:
+    alice = house.visitor(house.people, house.alice)
+    house.says(alice, b"1")
+    alice.send(b"2")
+    time.sleep(0.1)  # it is in the door's queue
+    house.door.update(Principals())
+    house.turn_for(0.3)
+    assert [frames for _, frames in house.heard] == [[b"1"]]
+
+
+def test_whose_account_has_changed_is_heard_as_who_he_is_now(house: House) -> None:
+    alice = house.visitor(house.people, house.alice)
+    house.says(alice, b"1")
+    house.door.update(Principals((known("operator:alice", house.alice, "al"),)))
+    house.turn_for(0.2)  # her connection has been cut, and is made anew
+    house.says(alice, b"2")
+    assert house.heard[-1][0] == "operator:alice"
+
+
+@pytest.mark.parametrize("house", [Bounds(connections=2, messages_per_s=1.0, messages_burst=5)], indirect=True)
+def test_connections_and_messages_of_one_principal_are_bounded(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    first, second, third = (house.visitor(house.people, house.alice) for _ in range(3))
+    house.says(first, b"1")
+    house.says(second, b"2")
+    third.send(b"3")
+    house.turn_for(0.2)
+    assert len(house.heard) == 2
+    for _ in range(10):
+        first.send(b"x")
+    house.turn_for(0.2)
+    assert len(house.heard) == 5, "five at once"
+    house.monotonic_s += 2.0
+    house.says(first, b"y")
+    first.send(b"y")
+    first.send(b"y")
+    house.turn_for(0.2)
+    assert len(house.heard) == 7, "and one more each second"
+    house.says(house.visitor(house.machines, house.server), b"others are not held back")
+    told = [record.message for record in caplog.records]
+    assert len([line for line in told if "connections: another one is cut" in line]) == 1
+    assert len([line for line in told if "messages a second" in line]) == 1
+
+
+def test_a_connection_that_says_nothing_is_cut_after_a_while(house: House) -> None:
+    quiet, busy = house.visitor(house.people, house.alice), house.visitor(house.people, house.alice)
+    raw = socket.create_connection(("127.0.0.1", int(house.people.rpartition(":")[2])))
+    house.says(busy, b"1")
+    monitor = quiet.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    house.turn_for(0.2)
+    house.monotonic_s += SILENT_S + 1
+    house.door.pass_time()
+    house.until(lambda: monitor.poll(0))
+    raw.settimeout(PATIENCE_S)
+    while raw.recv(100):  # a greeting, and then the end
+        pass
+    assert house.says(busy, b"2") == [b"2"]
+    quiet.disable_monitor()
+    monitor.close()
+    raw.close()
+
+
+def test_a_frame_that_is_too_large_ends_the_connection_and_is_not_heard(house: House) -> None:
+    house.visitor(house.people, house.alice).send(b"x" * (PEOPLE.frame_bytes + 1))
+    house.turn_for(0.3)
+    assert house.heard == []
+    assert house.says(house.visitor(house.people, house.alice), b"1") == [b"1"]
+
+
+def test_a_descriptor_that_is_another_connections_by_now_is_left_alone(house: House) -> None:
+    house.says(house.visitor(house.people, house.alice), b"1")
+    (line,) = house.door._lines.values()
+    ours, theirs = socket.socketpair()
+    house.door._cut(ours.fileno(), line.inode)
+    theirs.send(b"still there")
+    assert ours.recv(100) == b"still there"
+    ours.close()
+    theirs.close()
+
+
+NUMBERS = """
+import ctypes
+libc = ctypes.CDLL(None)
+drawn = [libc.rand() for _ in range(20)]
+for low, high in zip(drawn, drawn[1:]): print(low, ((high << 31) | low) & 0xffffffff)
+"""
+
+VISITOR = """
+import sys, zmq, os
+os.setgid(65534); os.setuid(65534)
+s = zmq.Context().socket(zmq.DEALER); s.connect(sys.argv[1]); s.send(b"hello")
+sys.exit(0 if s.poll(3000) else 7)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_of_this_machine_is_a_user_where_the_directory_lets_him_in(house: House, tmp_path: Path) -> None:
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(parent.stat().st_mode | 0o011)
+
+    def visit(address: str) -> int:
+        visitor = subprocess.Popen([sys.executable, "-c", VISITOR, address])
+        house.until(lambda: visitor.poll() is not None)
+        return visitor.returncode
+
+    assert visit(house.people_here) == 0
+    assert [who for who, _ in house.heard] == ["user:nobody"]
+    assert visit(house.machines_here) == 7, "no agent of another user"
+    tmp_path.chmod(0o700)
+    assert visit(house.people_here) == 7
+    assert len(house.heard) == 1
+
+
+def test_a_socket_where_others_may_write_is_not_opened_to_visitors(house: House, tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(OperatorError, match="others may write"):
+        house.door.listen(PEOPLE, [f"ipc://{tmp_path}/open/people"], house.hear)
+
+
+def test_a_bucket_gives_so_many_at_once_and_so_many_a_second() -> None:
+    bucket = Bucket(10.0, 3.0)
+    assert [bucket.take(100.0) for _ in range(4)] == [True, True, True, False]
+    assert [bucket.take(100.125) for _ in range(2)] == [True, False]
+    assert sum(bucket.take(200.0) for _ in range(10)) == 3
+
+
+def test_the_log_has_one_line_a_while_about_each_of_a_bounded_number_of_subjects() -> None:
+    sparing = Sparing(interval_s=10.0, subjects=100)
+    assert sparing.worth("a", 0.0) == 0
+    assert [sparing.worth("a", 1.0) for _ in range(5)] == [None] * 5
+    assert sparing.worth("b", 1.0) == 0
+    assert sparing.worth("a", 10.0) == 5
+    for number in range(1000):
+        sparing.worth(str(number), 11.0)
+    assert len(sparing._told) <= 100
