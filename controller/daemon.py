@@ -79,6 +79,7 @@ AGENTS = Gate(
     local=(Role.OPERATOR,),  # on the controller's machine: its own user, or root
     frame_bytes=MAX_MESSAGE_BYTES,
     waiting_out=transport.QUEUE_MESSAGES,
+    visitors=True,  # root, as its unit runs the agent, may not pass over modes; who else comes is known, and refused
 )
 
 

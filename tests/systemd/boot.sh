@@ -2,8 +2,8 @@
 # Boots a real systemd as PID 1 in namespaces of its own, on a throw-away overlay of the whole root with STAGE on top, once for each
 # script: what the first boot leaves on its disk, the next one finds. Each boot runs one script, then is switched off like a machine
 # that loses its power.
-#   boot.sh STAGE CHECKOUT OUT SCRIPT...
-# CHECKOUT is seen as /srv/checkout, OUT as /srv/out; nothing else that a boot writes outlives this command. LIMIT_S: for each boot.
+#   boot.sh STAGE PACKAGES OUT SCRIPT...
+# PACKAGES is seen as /srv/packages, OUT as /srv/out; nothing else that a boot writes outlives this command. LIMIT_S: for each boot.
 # Exit code 77: namespaces, overlays or control groups are not permitted here.
 #
 # NEVER boot systemd on the real root: at boot systemd-tmpfiles empties /tmp. Three guards: the root is an overlay (checked), /tmp is an
@@ -32,9 +32,9 @@ enter() {
     ln -s pts/ptmx "$R/dev/ptmx"
     touch "$R/dev/console"
     mount -t cgroup2 cgroup2 "$R/sys/fs/cgroup"
-    mkdir -p "$R/srv/checkout" "$R/srv/out" "$R/run/systemd/system"
-    mount --bind "$CHECKOUT" "$R/srv/checkout"
-    mount -o remount,bind,ro "$R/srv/checkout"
+    mkdir -p "$R/srv/packages" "$R/srv/out" "$R/run/systemd/system"
+    mount --bind "$PACKAGES" "$R/srv/packages"
+    mount -o remount,bind,ro "$R/srv/packages"
     mount --bind "$OUT" "$R/srv/out"
     units "$R/run/systemd/system" "$script"
     cd "$R"
@@ -144,8 +144,8 @@ case $1 in
     ;;
 *)
     permitted || exit 77
-    STAGE=$(realpath "$1") CHECKOUT=$(realpath "$2") OUT=$(realpath "$3") GROUPS_AT=$(groups_at) LIMIT_S=${LIMIT_S:-300}
-    export STAGE CHECKOUT OUT GROUPS_AT LIMIT_S
+    STAGE=$(realpath "$1") PACKAGES=$(realpath "$2") OUT=$(realpath "$3") GROUPS_AT=$(groups_at) LIMIT_S=${LIMIT_S:-300}
+    export STAGE PACKAGES OUT GROUPS_AT LIMIT_S
     shift 3
     exec unshare --mount "$BASH" "$SELF" --boots "$@"
     ;;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from typing import Any
 OUT = Path("/srv/out")
 ETC = Path("/etc/elasticctl")
 PYTHON = "/opt/elasticctl/bin/python"
-HOME = Path("/home/elasticctl-test")
+USER = "alice"
+HOME = Path("/home/alice")
 CLIENTS, AGENTS = "ipc:///run/elasticctl/clients", "ipc:///run/elasticctl/agents"
 DAEMONS = ("controller", "agent")
 PATIENCE_S = 120.0
@@ -56,15 +58,8 @@ def pid(daemon: str) -> int:
 
 
 def ask(*arguments: str) -> Any:
-    """The answer of `elasticctl ... --json`; None: it cannot be had now."""
-    done = subprocess.run(
-        ["/usr/local/bin/elasticctl", *arguments, "--json"],
-        env={"ELASTICCTL_CONTROLLER": CLIENTS, "PATH": "/usr/bin:/bin", "HOME": str(HOME)},
-        cwd=HOME,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """What `elasticctl ... --json` answers to alice; None: it cannot be had now."""
+    done = subprocess.run([*elasticctl(*arguments), "--json"], cwd=HOME, capture_output=True, text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
@@ -103,6 +98,13 @@ def same_workers(name: str, before: dict[str, Any]) -> dict[str, Any]:
     return now
 
 
+def command_line(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text(errors="replace")
+    except OSError:  # it has ended
+        return ""
+
+
 def newest_checkpoint() -> int | None:
     """Its step."""
     steps = [int(path.stem.rpartition("-")[2]) for path in Path("/var/lib/elasticctl").rglob("*-step-*.pt")]
@@ -112,7 +114,7 @@ def newest_checkpoint() -> int | None:
 def first() -> None:
     run("systemd-sysusers", "/usr/local/lib/sysusers.d/elasticctl.conf")
     run("systemd-tmpfiles", "--create", "/usr/local/lib/tmpfiles.d/elasticctl.conf")
-    HOME.mkdir(parents=True)
+    run("useradd", "--create-home", "--home-dir", str(HOME), USER)
     (ETC / "controller.yaml").write_text(f"listen_clients: {CLIENTS}\nlisten_agents: {AGENTS}\n")
     (ETC / "agent.yaml").write_text(f"controller: {AGENTS}\nserver: s1\ncpu_slots: 2\nallow_root_jobs: true\n")
 
@@ -126,12 +128,14 @@ def first() -> None:
 
     (HOME / "job.yaml").write_text(
         f"name: story\ngpus: 2\ncheckpoint: {{every: 2s}}\n"
-        f"command: {PYTHON} /srv/checkout/tests/cluster/train_small.py {HOME}/model.pt"
+        f"command: {PYTHON} /srv/train_small.py {HOME}/model.pt"
         f" --epochs 100000 --size {8 * STEPS_OF_EPOCH} --batch-size 4 --pace 0.05\n"
     )
     until("the server is there", lambda: (ask("servers") or {}).get("servers"))
     name = until("the job is submitted", lambda: ask("submit", str(HOME / "job.yaml")))["job"]
     now = trains_past(name, 0)
+    owners = {path.stat().st_uid for path in Path("/proc").glob("[0-9]*") if "train_small" in command_line(path)}
+    assert owners == {pwd.getpwnam(USER).pw_uid}, f"the job's processes belong to users {owners}"
 
     for daemon in DAEMONS:
         before, restarts = pid(daemon), int(shown(daemon, "NRestarts"))
@@ -196,9 +200,19 @@ def second() -> None:
     until("the job is cancelled", lambda: ask("cancel", name))
     until("the job ends", lambda: (job(name) or {}).get("phase") == "cancelled")
 
+    run("/srv/install", "uninstall")
+    assert [shown(daemon, "ActiveState") for daemon in DAEMONS] == ["inactive", "inactive"]
+    assert not Path("/opt/elasticctl").exists()
+    assert not Path("/usr/local/bin/elasticctl").is_symlink()
+    assert (ETC / "controller.yaml").exists()
+    assert Path("/var/lib/elasticctl/controller/cluster.db").exists()
+
 
 def elasticctl(*arguments: str) -> list[str]:
-    return ["/usr/bin/env", f"ELASTICCTL_CONTROLLER={CLIENTS}", f"HOME={HOME}", "/usr/local/bin/elasticctl", *arguments]
+    """As alice would type it."""
+    alice = pwd.getpwnam(USER)
+    become = ["setpriv", f"--reuid={alice.pw_uid}", f"--regid={alice.pw_gid}", "--init-groups", "--reset-env"]
+    return [*become, "env", f"ELASTICCTL_CONTROLLER={CLIENTS}", "/usr/local/bin/elasticctl", *arguments]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -19,14 +20,15 @@ def test_jobs_outlive_daemons_that_are_killed_or_hang_and_a_reboot(tools: None, 
     if os.geteuid() != 0:
         pytest.skip("only root can boot a machine in namespaces")
     # PyTorch from here, as if EXTRAS=worker had installed it.
-    packages = Path(sysconfig.get_path("purelib"))
-    if not packages.is_relative_to(ROOT):
-        pytest.skip(f"PyTorch is at {packages}, which the booted machine does not see")
     for site in stage.glob("opt/elasticctl/lib/python3*/site-packages"):
-        (site / "checkout.pth").write_text(f"/srv/checkout/{packages.relative_to(ROOT)}\n")
+        (site / "worker.pth").write_text("/srv/packages\n")
+    (stage / "srv").mkdir(exist_ok=True)
+    for file in ("tests/systemd/story.py", "tests/cluster/train_small.py", "scripts/install"):
+        shutil.copy(ROOT / file, stage / "srv")
+    packages = sysconfig.get_path("purelib")
 
-    story = "/srv/checkout/tests/systemd/story.py"
-    command = [Path(__file__).with_name("boot.sh"), stage, ROOT, tmp_path, f"{story} first", f"{story} second"]
+    command = [Path(__file__).with_name("boot.sh"), stage, packages, tmp_path]
+    command += [f"/srv/story.py {boot}" for boot in ("first", "second")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == NOT_PERMITTED:
         pytest.skip(done.stderr.strip().splitlines()[-1])
