@@ -22,7 +22,7 @@ ETC = Path("/etc/elasticctl")
 PYTHON = "/opt/elasticctl/bin/python"
 USER = "alice"
 HOME = Path("/home/alice")
-CLIENTS, AGENTS = "ipc:///run/elasticctl/clients", "ipc:///run/elasticctl/agents"
+CLIENTS = "ipc:///var/lib/elasticctl/controller/clients"
 DAEMONS = ("controller", "agent")
 PATIENCE_S = 120.0
 STEPS_OF_EPOCH = 16
@@ -115,8 +115,8 @@ def first() -> None:
     run("systemd-sysusers", "/usr/local/lib/sysusers.d/elasticctl.conf")
     run("systemd-tmpfiles", "--create", "/usr/local/lib/tmpfiles.d/elasticctl.conf")
     run("useradd", "--create-home", "--home-dir", str(HOME), USER)
-    (ETC / "controller.yaml").write_text(f"listen_clients: {CLIENTS}\nlisten_agents: {AGENTS}\n")
-    (ETC / "agent.yaml").write_text(f"controller: {AGENTS}\nserver: s1\ncpu_slots: 2\nallow_root_jobs: true\n")
+    with (ETC / "agent.yaml").open("a") as file:
+        file.write("server: s1\ncpu_slots: 2\n")
 
     began = time.monotonic()
     run("systemctl", "enable", "--now", *map(unit, DAEMONS))
@@ -168,15 +168,17 @@ def reloads() -> None:
     """A right file is taken while the daemons run; a wrong one changes nothing, and is told."""
     processes = [pid(daemon) for daemon in DAEMONS]
     right = (ETC / "controller.yaml").read_text()
-    (ETC / "controller.yaml").write_text(f"{right}policy: fifo\nlog_level: DEBUG\ncluster: other\n")
+    (ETC / "controller.yaml").write_text(
+        right.replace("policy: max-min", "policy: fifo").replace("cluster: local", "cluster: other")
+    )
     run("systemctl", "reload", *map(unit, DAEMONS))
     until("the other policy decides", lambda: (ask("policy", "show") or {}).get("policy", {}).get("name") == "fifo")
     assert "cluster has changed in the configuration: that needs a restart" in (OUT / "controller.log").read_text()
 
-    (ETC / "controller.yaml").write_text(f"{right}polcy: max-min\n")
+    (ETC / "controller.yaml").write_text(f"polcy: max-min\n{right}")
     wrong = subprocess.run(["systemctl", "reload", unit("controller")], capture_output=True, text=True, check=False)
     assert wrong.returncode != 0
-    assert "line 3: polcy: is unknown" in (OUT / "controller.log").read_text()
+    assert "line 1: polcy: is unknown" in (OUT / "controller.log").read_text()
     assert ask("policy", "show")["policy"]["name"] == "fifo"
     (ETC / "controller.yaml").write_text(right)
     run("systemctl", "reload", unit("controller"))
