@@ -68,7 +68,7 @@ class Bench:
         self._config.write_text(
             f"cluster: bench\nstate_directory: {directory / 'state'}\nlisten_clients: {self._clients_at}\n"
             f"listen_agents: {self._agents_at}\nlog_file: {directory / 'controller.log'}\npolicy: {options.policy}\n"
-            "limits: {connections: 100000, messages_per_s: 1e6, messages_at_once: 1000000}\n"
+            "limits: {connections: 100000, messages_per_s: 1000000, messages_at_once: 1000000}\n"
         )
         self._client = Client(self._clients_at)
         self._fleets: list[subprocess.Popen[bytes]] = []

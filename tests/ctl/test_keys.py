@@ -12,6 +12,7 @@ import pytest
 
 from elasticd.ctl import context
 from elasticd.protocol.errors import ClusterUnreachable, UserError
+from elasticd.runtime import config
 from elasticd.runtime.keys import KeyFile
 
 
@@ -59,6 +60,12 @@ def test_login_puts_the_key_where_later_commands_find_it(tmp_path: Path) -> None
     assert "no controller answers at tcp://127.0.0.1:9" in elasticctl(tmp_path, "status", code=3)
     (home / "key").chmod(0o644)
     assert "chmod 600" in elasticctl(tmp_path, "status", code=2)
+
+
+def test_the_commented_example_is_right() -> None:
+    example = Path(__file__).parents[2] / "configs" / "cluster.yaml"
+    assert config.load(example, context.Place).controller == "ipc:///run/elasticctl/clients"
+    assert all(f"{field}:" in example.read_text() for field in context.Place.__struct_fields__)
 
 
 def test_a_command_goes_where_it_is_told_then_to_the_local_cluster_then_as_configured(

@@ -27,6 +27,7 @@ from elasticd.runtime.door import (
     Bounds,
     Bucket,
     Door,
+    FellowDoor,
     Gate,
     Sparing,
     _Asked,
@@ -353,3 +354,29 @@ def test_the_log_has_one_line_a_while_about_each_of_a_bounded_number_of_subjects
     for number in range(1000):
         sparing.worth(str(number), 11.0)
     assert len(sparing._told) <= 100
+
+
+def test_workers_of_a_job_are_heard_by_its_leader_and_others_are_not(tmp_path: Path) -> None:
+    context: zmq.Context = zmq.Context()
+    clock = SteadyClock()
+    loop = Loop(clock, lambda: None, lambda: clock.now() + 0.01)
+    job, other = Pair.new(), Pair.new()
+    heard: list[bytes] = []
+    FellowDoor(context, loop, job)
+    leader = transport.router(context, job)
+    address = transport.bind(leader, "tcp://127.0.0.1:*", job)
+    loop.add_socket(leader, lambda frames: heard.append(frames[-1]))
+    stranger = transport.dealer(context, address, b"w.1", other, job.public)  # it has heard of the job's public key
+    ignorant = transport.fellow(context, address, b"w.1", other)
+    fellow = transport.fellow(context, address, b"w.1", job)
+    for socket_, said in ((stranger, b"forged"), (ignorant, b"forged"), (fellow, b"ready")):
+        socket_.send(said)
+    deadline = time.monotonic() + PATIENCE_S
+    while b"ready" not in heard:
+        assert time.monotonic() < deadline
+        loop.turn()
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        loop.turn()
+    assert heard == [b"ready"]
+    context.destroy(linger=0)

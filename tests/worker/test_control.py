@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
+from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.messages import Order, Prepare, Prepared
 from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
 from elasticd.runtime import transport
@@ -89,3 +90,21 @@ def test_what_cannot_be_said_to_a_leader_is_lost(
     monkeypatch.setattr(transport, "dealer", no_descriptors)
     control._flush()
     assert "Too many open files" in caplog.text
+
+
+def test_a_worker_without_a_key_does_not_listen() -> None:
+    place = ClusterEnvironment(
+        job=JobId("job-1"),
+        worker=ME,
+        agent_address="ipc:///nowhere",
+        address="127.0.0.1",
+        gpu_kind=GpuKind.CPU,
+        virtual_workers=2,
+        determinism=Determinism.ELASTIC,
+        checkpoint_directory="",
+        checkpoint_every_s=600.0,
+        checkpoint_keep=1,
+        max_steps=None,
+    )
+    with pytest.raises(OperatorError, match="needs keys"):
+        ClusterControl(place)
