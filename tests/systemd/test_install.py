@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -45,8 +46,13 @@ def test_nothing_in_it_names_where_it_was_built(stage: Path) -> None:
 def test_units_and_the_commented_configuration_are_there(stage: Path) -> None:
     for name in UNITS:
         assert (stage / "usr/local/lib/systemd/system" / name).read_text() == (ROOT / "systemd" / name).read_text()
-    for name in ("controller.yaml", "agent.yaml", "policies/max-min.yaml"):
+    for name in ("agent.yaml", "policies/max-min.yaml"):
         assert (stage / "etc/elasticctl" / name).read_text() == (ROOT / "configs" / name).read_text()
+    commented = (ROOT / "configs/controller.yaml").read_text()
+    installed = (stage / "etc/elasticctl/controller.yaml").read_text()
+    keys = re.compile(r"^(# )?keys_directory: .*$", re.MULTILINE)
+    assert keys.sub("", installed) == keys.sub("", commented)
+    assert "\nkeys_directory: /etc/elasticctl/keys\n" in installed, "where `elasticctl keys` keeps them"
     assert (stage / "usr/local/lib/sysusers.d/elasticctl.conf").exists()
     assert (stage / "usr/local/lib/tmpfiles.d/elasticctl.conf").exists()
 
