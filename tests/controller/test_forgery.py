@@ -222,3 +222,23 @@ def test_made_up_jobs_without_end_are_told_in_a_few_words(monkeypatch: pytest.Mo
         world.feed(AgentMessage(FORGER, WorkerReport(status=strange, uid="u")))
     assert len(world.machine.cluster.sessions[FORGER].unknown) == 500
     assert len(shown(world).trouble) < 1500
+
+
+def test_what_a_server_shows_of_a_job_after_it_was_met_does_not_count():
+    """Its first hello to a new controller names a worker that nobody knows, without the uid of the job, which it learns later."""
+    world, job, status = scene()
+    world.restart(hello=False)
+    world.hello("s1")
+    beyond = WorkerId(f"{job.id}.7")
+    local = LocalWorker(worker=beyond, job=job.id, uid="", gpu=0)
+    hello_with(world, world.agents[FORGER], starting=(beyond,), processes=(local,), incarnation="new", start=2)
+    world.turn()
+    later = replace(local, uid=job.uid)
+    hello_with(world, world.agents[FORGER], processes=(later,), incarnation="new", start=2)
+    for _ in range(3):
+        world.feed(AgentMessage(FORGER, WorkerReport(status=further(status, worker=beyond, saved=10**6), uid=job.uid)))
+    world.turn()
+    job = world.job(job.id)
+    assert (job.record.overtaken, job.record.saved_step) == (False, None)
+    assert EventKind.STORE_OLD not in world.kinds()
+    assert shown(world).forged >= 3
