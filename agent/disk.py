@@ -130,8 +130,10 @@ class Disk:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             return
         above = self._around.checkpoints_for(account)
-        if self._state in above.parents and above.parent.is_dir():
-            let_pass(above.parent)
+        if self._state in above.parents:
+            let_pass(self._state)
+            if above.parent.is_dir():
+                let_pass(above.parent)
         if not _is_there(above, account):
             _make_directory_for(account, above)
         with acting_as(account):
