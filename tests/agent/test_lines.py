@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from elasticd.agent import cgroups, config
+from elasticd.agent.cgroups import Cgroups, Limits
 from elasticd.protocol.messages import AgentHello, StartWorker, WorkerReport
 from elasticd.protocol.model import JobId, WorkerId
 
@@ -42,6 +44,10 @@ def cluster() -> Iterator[Cluster]:
         cluster = Cluster(place)
         yield cluster
         cluster.close()
+        left = Cgroups(config.tag(place / "state"), Limits(), None, cgroups.mounted())
+        for path in left.others(frozenset()):
+            cgroups.remove((path,))
+        left.close()
 
 
 def speak(account: str, address: str, job: str, worker: str, sequence: int) -> str:
