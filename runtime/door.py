@@ -9,7 +9,7 @@ set by our own side of the connection. A peer could claim a ``User-Id`` where no
 The name that a connection has at a ROUTER (the routing id) is chosen by the peer if it likes, and proves nothing. Peers here
 choose none. One that does is cut off when it speaks. ZeroMQ ends the process if a peer has chosen the very name that it is about
 to give to another connection. It gives 32-bit numbers in turn, beginning with what rand() says, which begins the same in every
-process. So rand() is begun with a secret here, and connections by second are bounded: guessing takes weeks.
+process. So rand() is begun with a secret (`transport`), and connections by second are bounded: guessing takes weeks.
 
 ZAP is answered in the daemon's own loop, for sockets of the file system too: as long as the daemon lives, so does the handler,
 and without one ZeroMQ lets nobody in.
@@ -26,7 +26,6 @@ its own). So is one that does not read what it has asked for.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import logging
 import os
@@ -184,7 +183,6 @@ class Door:
         self._silent: OrderedDict[int, tuple[int | None, float]] = OrderedDict()  # inode and time, by descriptor
         self._sparing = Sparing()
         self._most = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT)
-        ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4)))
         self._zap: transport.Socket = context.socket(zmq.ROUTER)
         self._zap.linger = 0
         self._zap.sndhwm = self._zap.rcvhwm = 0

@@ -15,6 +15,7 @@ peer says, by reading at once and cutting off who says too much.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import socket as socketlib
@@ -54,6 +55,7 @@ def router(context: zmq.Context[Socket], pair: Pair | None = None, handover: boo
 
     handover: a reconnecting peer takes its name over. Names prove nothing, so it is only for peers that are trusted alike.
     """
+    ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4)))  # nobody is to guess how connections are called: see `door`
     socket: Socket = context.socket(zmq.ROUTER)
     _common(socket)
     socket.rcvhwm = 0  # not a bound on bytes anyway; see above

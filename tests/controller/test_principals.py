@@ -261,3 +261,43 @@ def test_a_crowd_of_bad_bytes_costs_a_line_in_the_log_not_a_flood(controller: Co
     assert controller.process.poll() is None
     assert len(controller.log().splitlines()) < before + 10
     client.close()
+
+
+def test_a_real_agent_joins_with_its_key_and_is_told_when_that_is_revoked(
+    controller: Controller, tmp_path: Path
+) -> None:
+    controller.add("server:s4")
+    log, config = tmp_path / "agent.log", tmp_path / "agent.yaml"
+    options = {
+        "server": "s4",
+        "controller": controller.agents,
+        "key_file": str(controller.directory / "server-s4"),
+        "state_directory": str(tmp_path / "state"),
+        "cpu_slots": 1,
+        "warm_start": False,
+        "log_file": str(log),
+    }
+    config.write_text(yaml.safe_dump(options))
+    agent = subprocess.Popen([sys.executable, "-m", "elasticd.agent", "--config", str(config)])
+    alice = controller.client("user:alice")
+    try:
+        controller.until(lambda: [s for s in alice.servers().servers if s.server.server == "s4"])
+        controller.keys.revoke("server:s4")
+        controller.until(lambda: "does not know this server's key, or has revoked it" in log.read_text())
+        assert agent.poll() is None
+    finally:
+        agent.kill()
+        agent.wait()
+        alice.close()
+
+
+def test_an_agent_with_the_key_of_another_server_does_not_start(controller: Controller, tmp_path: Path) -> None:
+    config = tmp_path / "agent.yaml"
+    key = controller.directory / "server-s1"
+    config.write_text(
+        f"server: s9\ncontroller: {controller.agents}\nkey_file: {key}\nstate_directory: {tmp_path}/state\n"
+    )
+    command = [sys.executable, "-m", "elasticd.agent", "--config", str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert ended.returncode == 2
+    assert "is the key of server:s1, not server:s9" in ended.stderr
