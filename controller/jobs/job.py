@@ -429,17 +429,20 @@ class Job:
         ]
 
     def uninformed(self) -> list[WorkerRecord]:
-        """The workers that speak, and have not heard of the newest order."""
+        """The workers that speak, and have not heard of the newest order, or perhaps not of where its leader is."""
         newest = self.newest
         if newest is None or newest.generation <= self.record.committed:
             return []
+        leader = newest.roster.leader
+        leads = self.statuses.get(leader)
+        unheard = leads.unheard if leads is not None and leads.order == newest.generation else ()
         return [
             entry
             for entry in self.record.workers
             if not entry.stopping
             and (status := self.statuses.get(entry.worker)) is not None
             and status.phase not in (WorkerPhase.LEFT, WorkerPhase.FINISHED)
-            and status.order < newest.generation
+            and (status.order < newest.generation or (entry.worker in unheard and leader in status.unheard))
         ]
 
     def tell_again_s(self) -> float | None:

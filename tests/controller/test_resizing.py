@@ -200,3 +200,18 @@ def test_an_order_that_no_worker_has_heard_is_told_again():
     world.sent.clear()
     world.pass_time(TELL_AGAIN_S + 2)
     assert world.messages(Order)[-1].roster.generation == job.record.generation
+
+
+def test_an_order_whose_leader_a_ready_worker_does_not_find_is_told_again():
+    world = World({"s1": 1, "s2": 1})
+    job = world.submit(job_spec(low=2, high=2))
+    leader, follower = world.roster(job.id)
+    world.report(leader, WorkerPhase.READY, unheard=[follower])
+    world.report(follower, WorkerPhase.READY, unheard=[leader])  # the order that names the leader's address has got lost
+    world.pass_time(1)
+    world.sent.clear()
+    world.pass_time(TELL_AGAIN_S - 2)
+    assert world.messages(Order) == []
+    world.pass_time(2)
+    (again,) = world.messages(Order)
+    assert again.leader_address, "it has heard of the order, and not of where its leader is"
