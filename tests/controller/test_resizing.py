@@ -207,9 +207,9 @@ def test_an_order_whose_leader_a_ready_worker_does_not_find_is_told_again():
     job = world.submit(job_spec(low=2, high=2))
     leader, follower = world.roster(job.id)
     world.report(leader, WorkerPhase.READY, unheard=[follower])
-    world.report(follower, WorkerPhase.READY, unheard=[leader])  # the order that names the leader's address has got lost
+    world.report(follower, WorkerPhase.READY, unheard=[leader])
     world.pass_time(1)
-    world.sent.clear()
+    world.sent.clear()  # the order that names the leader's address has got lost
     world.pass_time(TELL_AGAIN_S - 2)
     assert world.messages(Order) == []
     world.pass_time(2)
