@@ -113,7 +113,10 @@ class AgentDaemon:
             gpus=gpus,
             variables=options.worker_environment,
             cpus=topology.near(gpus) if options.cpu_affinity else {},
+            interface=topology.interface_of(options.address),
         )
+        if not around.interface:
+            log.warning("address: %s is none of this server's: NCCL chooses a network by itself", options.address)
         self._workers = WorkerLines(self._context, self._loop, around.agent_address_for, self._on_worker)
         if problem := self._workers.listen(own):
             raise OperatorError(problem)

@@ -43,6 +43,7 @@ class Surroundings:
     gpus: tuple[Gpu, ...]
     variables: Mapping[str, str] = field(default_factory=dict)  # the operator's, for all workers of this server
     cpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # near a GPU, by its index
+    interface: str = ""  # of the network, that has `address`; "": none has
 
     def checkpoints_of(self, start: StartWorker, account: Account) -> Path:
         """Of a worker's job. Raises PeerError if its name is none."""
@@ -72,8 +73,14 @@ def common_environment(around: Surroundings, account: Account, scratch: str = "/
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "THP_MEM_ALLOC_ENABLE": "1",  # torch asks for large pages: memory used for the first time costs a fifth
+        **_network(around.interface),
         **around.variables,
     }
+
+
+def _network(interface: str) -> dict[str, str]:
+    """Where training talks: NCCL, and Gloo where a script starts it by itself. Left alone, they choose any network."""
+    return {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 
 def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Account, scratch: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ If not all pairs of GPUs have an answer, the NUMA node of each GPU stands for it
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,23 @@ NVSWITCH = "switch"
 PciAddress = tuple[int, int, int]  # domain, bus, device
 
 Levels = Mapping[tuple[int, int], int]  # for pairs of GPUs, the smaller index first
+
+
+def interface_of(address: str) -> str:
+    """The network interface of this server that has this IP address; "": none has."""
+    try:
+        wanted = ipaddress.ip_address(address)
+    except ValueError:
+        return ""
+    for name, owned in psutil.net_if_addrs().items():
+        for each in owned:
+            try:
+                found = ipaddress.ip_address(each.address.partition("%")[0])
+            except ValueError:  # of hardware
+                continue
+            if found == wanted:
+                return name
+    return ""
 
 
 def discover(cpu_slots: int | None) -> tuple[Gpu, ...]:

@@ -13,6 +13,7 @@ import pytest
 
 from elasticd.agent.accounts import Account
 from elasticd.agent.environment import PINNED, Surroundings, environment
+from elasticd.agent.topology import interface_of
 from elasticd.protocol.messages import StartWorker
 from elasticd.protocol.model import Determinism, Gpu, GpuKind, GpuRange, JobId, JobSpec, WorkerId
 
@@ -36,6 +37,7 @@ def made(
         checkpoints=Path("/c"),
         gpus=(SLOT, CARD),
         variables=server or {},
+        interface="eth0",
     )
     spec = JobSpec(
         name="digits",
@@ -144,3 +146,14 @@ def test_on_servers_that_compute_differently_only_a_heterogeneous_job_gets_the_s
     large, small = (computed(Determinism.ELASTIC, server) for server in (LARGE, SMALL))
     assert [name for name in large if large[name] == small[name]] == []
     assert computed(Determinism.HETEROGENEOUS, LARGE) == computed(Determinism.HETEROGENEOUS, SMALL)
+
+
+def test_training_talks_over_the_interface_that_has_the_servers_address_unless_the_operator_names_another() -> None:
+    got = made()
+    assert (got["NCCL_SOCKET_IFNAME"], got["GLOO_SOCKET_IFNAME"]) == ("=eth0", "eth0")
+    assert made(server={"NCCL_SOCKET_IFNAME": "ib0"})["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.77") == interface_of("no address") == ""
