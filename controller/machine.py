@@ -29,7 +29,8 @@ from .reconcile.processes import stop_worker
 from .reconcile.settle import settle
 from .reconcile.snapshot import keep_up
 from .recovery import recover
-from .requests.answers import answer_undecided, on_request
+from .requests.acts import answer_undecided
+from .requests.answers import on_request
 from .requests.policy import reconfigured
 from .sessions import Session
 

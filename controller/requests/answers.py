@@ -17,8 +17,6 @@ from ...protocol.messages import (
     AdoptServer,
     Answer,
     Cancel,
-    Cancelled,
-    EventKind,
     Events,
     ForgetServer,
     GetEnded,
@@ -32,44 +30,33 @@ from ...protocol.messages import (
     Ping,
     Pong,
     Profile,
-    Profiling,
     ReadLog,
     Refused,
     Request,
     Scale,
-    Scaled,
     SetPolicy,
     Submit,
-    Submitted,
 )
-from ...protocol.model import JobId, JobPhase, JobSpec, ServerId
-from ...protocol.principals import LOCAL_OPERATOR, Principal
-from ...protocol.times import FIRST_HELLO_S, LOG_TIMEOUT_S
-from ...scheduler.admission import Newcomer, Situation
-from ..cluster import Cluster, PendingLog, Undecided
+from ...protocol.model import ServerId
+from ...protocol.times import LOG_TIMEOUT_S
+from ..cluster import Cluster, PendingLog
 from ..events import ClientRequest
 from ..intake.guests import adopt
-from ..jobs.job import Job
-from ..jobs.records import Submission
-from ..reconcile.profiling import profile_now
-from ..reconcile.restarts import end_job
-from ..reconcile.settle import settle
-from .authority import by, check, check_job, signed
-from .pages import Fetched, NotAtHand, archived, ended_page, jobs_page, servers_page
+from .acts import cancel, profile, scale, submit
+from .authority import by, check, check_job
+from .finding import find_id, find_job
+from .pages import Fetched, NotAtHand, ended_page, jobs_page, servers_page
 from .policy import in_use, set_policy
 from .servers import forget_server
-from .validation import refusal
 from .views import full_view
 
 CHANGES = (Submit, Scale, Profile, Cancel, SetPolicy, AdoptServer, ForgetServer)  # worthless unless they are recorded
 
 MAX_REQUEST_ID = 256
 MAX_PENDING_LOGS = 1000
-MAX_UNDECIDED = 10_000  # shares set by hand, whose decision is still to come
 MAX_LOG_OFFSET = 2**53
 MAX_LOG_BYTES = 4 << 20
 MAX_EVENTS_ANSWERED = 10_000
-MAX_UNFINISHED_JOBS = 100_000
 MOST_TOLD = 80  # characters of what somebody has asked for in vain
 
 
@@ -146,13 +133,13 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
     """The answer to a request that can be answered at once; None: not yet."""
     match asked.envelope.request:
         case Submit(spec=spec):
-            return _submit(cluster, now, asked, spec)
+            return submit(cluster, now, asked, spec)
         case Scale() as request:
-            return _scale(cluster, now, asked, request, fetched)
+            return scale(cluster, now, asked, request, fetched)
         case Profile(job=name):
-            return _profile(cluster, now, asked, find_job(cluster, name, fetched))
+            return profile(cluster, now, asked, find_job(cluster, name, fetched))
         case Cancel(job=name):
-            return _cancel(cluster, now, asked, find_job(cluster, name, fetched))
+            return cancel(cluster, now, asked, find_job(cluster, name, fetched))
         case GetJobs() as request:
             return jobs_page(cluster, now, asked.who, request, fetched)
         case GetEnded() as request:
@@ -176,173 +163,6 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
         case GetLog() as request:
             _ask_for_log(cluster, now, asked, request, fetched)
             return None
-
-
-def find_job(cluster: Cluster, name: str, fetched: Fetched) -> Job:
-    """The job with this id, or the only (unfinished) one with this name. Raises UserError, NotAtHand."""
-    found = cluster.jobs.get(find_id(cluster, name))
-    if found is not None:
-        return found
-    over = cluster.archive.find(find_id(cluster, name))
-    job = archived(over.key, fetched) if over is not None else None
-    if job is None:
-        raise UserError(f"there is no job {name[:80]!r}")
-    return job
-
-
-def find_id(cluster: Cluster, name: str) -> JobId:
-    """The same, and it need not be at hand. Raises UserError."""
-    if JobId(name) in cluster.jobs or cluster.archive.find(JobId(name)) is not None:
-        return JobId(name)
-    named = cluster.index.named(name)
-    unfinished = [job.id for job in named if not job.final]
-    archived_too, newest = cluster.archive.named(name)
-    over = [*(job.id for job in named if job.final), *((newest,) if newest is not None else ())]
-    for count, candidates in ((len(unfinished), unfinished), (len(named) + archived_too, over)):
-        if count == 1:
-            return candidates[0]
-        if count:
-            names = ", ".join(candidates[:5])
-            raise UserError(f"{count} jobs are called {name!r}: name one of {names}")
-    raise UserError(f"there is no job {name[:80]!r}")
-
-
-def _submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) -> Answer | None:
-    """None: a controller that has just started waits a moment for the first agent, which may know of a job that the store,
-    restored from a backup, does not: its number must not be used again."""
-    who, spec = asked.who, signed(asked.who, told)
-    if reason := refusal(spec):
-        raise UserError(reason)
-    heard = not cluster.awaited or any(session.alive for session in cluster.sessions.values())
-    if not heard and 0 <= now - cluster.started_s < FIRST_HELLO_S:
-        return None
-    if len(cluster.index.live) >= MAX_UNFINISHED_JOBS:
-        raise RequestRefused(f"there are {MAX_UNFINISHED_JOBS} unfinished jobs already")
-    if reason := _too_many(cluster, who) or _admission_refusal(cluster, spec):
-        raise RequestRefused(f"{spec.name} is not admitted: {reason}")
-    name = JobId(f"{spec.name}-{cluster.next_job}")
-    submission = Submission(
-        job=name,
-        request=asked.name,
-        uid=cluster.new_uid(name),
-        spec=spec,
-        submitted_s=now,
-        owner=who.name,
-        account=who.account,
-    )
-    job = Job(submission)
-    cluster.next_job += 1
-    cluster.add_job(job)
-    cluster.schedule_due = True
-    name_told = by(who) or (f" by {spec.user}" if spec.user else "")
-    text = f"submitted{name_told}: {spec.gpus.min} to {spec.gpus.max} GPUs"
-    cluster.tell(now, EventKind.SUBMITTED, job.id, text)
-    cluster.audit(now, asked, "submit", job.id, text)
-    return Submitted(job=job.id)
-
-
-def _too_many(cluster: Cluster, who: Principal) -> str:
-    """Whoever runs a cluster of one machine has no bound of his own."""
-    most = cluster.settings.open_jobs_per_user
-    if who == LOCAL_OPERATOR or (count := cluster.index.of_owner(who.name)) < most:
-        return ""
-    return f"{who.name} has {count} unfinished jobs already, and may have {most} (open_jobs_per_user)"
-
-
-def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:
-    situation = Situation(
-        gpus=cluster.known_gpus,
-        waiting_jobs=cluster.index.without_target,
-        user_jobs=cluster.index.of_user(spec.user),
-    )
-    newcomer = Newcomer(min_gpus=spec.gpus.min, user=spec.user)
-    return cluster.decider.scheduler.stages.admission.refusal(newcomer, situation)
-
-
-def _scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fetched: Fetched) -> Answer | None:
-    """Fix the share, or give it back to the policy; the decision is taken at once, so that its generation can be named.
-
-    None: not yet. With very many jobs the scheduler is asked once in a while, and all who have set shares meanwhile are answered
-    then; a controller that has just started cannot decide before its servers are back.
-    """
-    job = find_job(cluster, request.job, fetched)
-    check_job(asked.who, job, "scale")
-    share, spec = request.share, job.spec
-    if share is not None and not 1 <= share <= spec.virtual_workers:
-        raise UserError(
-            f"{job.id} can use 1 to {spec.virtual_workers} GPUs (as many as it has virtual workers), not {share}"
-        )
-    if job.final:
-        raise RequestRefused(_over(job))
-    if cluster.awaited:
-        return None
-    if share != job.record.manual_share:
-        job.update(manual_share=share)
-        job.profiling = None
-        text = "share given back to the policy" if share is None else f"share fixed at {share} by hand"
-        text += by(asked.who)
-        if share is not None and share > spec.gpus.max:
-            text += f", more than the job asks for (gpus.max is {spec.gpus.max})"
-        cluster.tell(now, EventKind.SCALED, job.id, text)
-        cluster.audit(now, asked, "scale", job.id, text)
-    cluster.schedule_due = True
-    cluster.mark_dirty(job)
-    if cluster.many_jobs:
-        if len(cluster.undecided) >= MAX_UNDECIDED and asked.name not in cluster.undecided:
-            raise RequestRefused("too many shares have been set within a second: try again")
-        cluster.undecided[asked.name] = Undecided(asked, job, cluster.decisions)
-        return None
-    settle(cluster, now)
-    return _scaled(job)
-
-
-def answer_undecided(cluster: Cluster) -> None:
-    """Answer those who have set shares before the last decision."""
-    for name, waiting in list(cluster.undecided.items()):
-        if cluster.decisions == waiting.after:
-            continue
-        del cluster.undecided[name]
-        job = waiting.job
-        answer = Refused(reason=_over(job)) if job.final else _scaled(job)
-        cluster.remember_answer(name, answer)
-        cluster.answer(waiting.asked, answer)
-
-
-def _over(job: Job) -> str:
-    return f"{job.id} is over: it has {job.record.phase.value}"
-
-
-def _scaled(job: Job) -> Scaled:
-    """What the last decision has made of it."""
-    newest = job.newest
-    carried_out = newest is not None and {m.gpu for m in newest.roster.members} == set(job.record.target)
-    generation = job.record.generation if carried_out else job.record.generation + 1  # when its GPUs are free
-    return Scaled(job=job.id, generation=generation, share=len(job.record.target))
-
-
-def _profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer | None:
-    """Send the job on its way down, whatever is known of it. None: nothing can be decided yet."""
-    check_job(asked.who, job, "profile")
-    if job.final:
-        raise RequestRefused(_over(job))
-    if cluster.awaited:
-        return None
-    shares = profile_now(cluster, now, job)
-    cluster.audit(now, asked, "profile", job.id, f"measured with {', '.join(map(str, shares))} GPUs")
-    settle(cluster, now)
-    return Profiling(job=job.id, shares=shares)
-
-
-def _cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer:
-    check_job(asked.who, job, "cancel")
-    if job.record.phase is JobPhase.CANCELLED:
-        return Cancelled(job=job.id)
-    if job.final:
-        raise RequestRefused(f"{job.id} is over already: it has {job.record.phase.value}")
-    text = f"cancelled{by(asked.who)}"
-    end_job(cluster, now, job, JobPhase.CANCELLED, text)
-    cluster.audit(now, asked, "cancel", job.id, text)
-    return Cancelled(job=job.id)
 
 
 def _adopt(cluster: Cluster, now: float, asked: ClientRequest, server: ServerId) -> Answer:

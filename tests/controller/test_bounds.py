@@ -15,7 +15,7 @@ from elasticd.controller.events import AgentMessage, SendAgent, Warn
 from elasticd.controller.intake import messages
 from elasticd.controller.jobs import job as job_module
 from elasticd.controller.reconcile import orders
-from elasticd.controller.requests import answers
+from elasticd.controller.requests import acts, answers
 from elasticd.protocol.messages import (
     AgentHeartbeat,
     AgentHello,
@@ -234,7 +234,7 @@ def test_with_very_many_jobs_all_who_set_shares_by_hand_are_answered_with_one_de
 def test_a_job_that_ends_before_the_decision_on_its_share_is_said_to_be_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "JOBS_DECIDED_AT_ONCE", 0)
     monkeypatch.setattr(cluster, "DECISION_INTERVAL_PER_JOB_S", 1.0)
-    monkeypatch.setattr(answers, "MAX_UNDECIDED", 1)
+    monkeypatch.setattr(acts, "MAX_UNDECIDED", 1)
     world = World({"s1": 8})
     job, other = (world.submit(job_spec(low=1, high=4)).id for _ in range(2))
     world.now += 2.0

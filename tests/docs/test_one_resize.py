@@ -25,6 +25,8 @@ MACHINES = (
     "controller/machine.py",
     "controller/reconcile/",
     "controller/requests/answers.py",
+    "controller/requests/acts.py",
+    "controller/requests/finding.py",
     "scheduler/",
     "worker/hosting.py",
     "worker/machine.py",

@@ -1,0 +1,162 @@
+"""What users do with jobs: submit, scale, profile and cancel them. Each act is told in the job's history and in the audit log."""
+
+from __future__ import annotations
+
+from ...protocol.errors import RequestRefused, UserError
+from ...protocol.messages import Answer, Cancelled, EventKind, Profiling, Refused, Scale, Scaled, Submitted
+from ...protocol.model import JobId, JobPhase, JobSpec
+from ...protocol.principals import LOCAL_OPERATOR, Principal
+from ...protocol.times import FIRST_HELLO_S
+from ...scheduler.admission import Newcomer, Situation
+from ..cluster import Cluster, Undecided
+from ..events import ClientRequest
+from ..jobs.job import Job
+from ..jobs.records import Submission
+from ..reconcile.profiling import profile_now
+from ..reconcile.restarts import end_job
+from ..reconcile.settle import settle
+from .authority import by, check_job, signed
+from .finding import find_job
+from .pages import Fetched
+from .validation import refusal
+
+MAX_UNDECIDED = 10_000  # shares set by hand, whose decision is still to come
+MAX_UNFINISHED_JOBS = 100_000
+
+
+def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) -> Answer | None:
+    """None: a controller that has just started waits a moment for the first agent, which may know of a job that the store,
+    restored from a backup, does not: its number must not be used again."""
+    who, spec = asked.who, signed(asked.who, told)
+    if reason := refusal(spec):
+        raise UserError(reason)
+    heard = not cluster.awaited or any(session.alive for session in cluster.sessions.values())
+    if not heard and 0 <= now - cluster.started_s < FIRST_HELLO_S:
+        return None
+    if len(cluster.index.live) >= MAX_UNFINISHED_JOBS:
+        raise RequestRefused(f"there are {MAX_UNFINISHED_JOBS} unfinished jobs already")
+    if reason := _too_many(cluster, who) or _admission_refusal(cluster, spec):
+        raise RequestRefused(f"{spec.name} is not admitted: {reason}")
+    name = JobId(f"{spec.name}-{cluster.next_job}")
+    submission = Submission(
+        job=name,
+        request=asked.name,
+        uid=cluster.new_uid(name),
+        spec=spec,
+        submitted_s=now,
+        owner=who.name,
+        account=who.account,
+    )
+    job = Job(submission)
+    cluster.next_job += 1
+    cluster.add_job(job)
+    cluster.schedule_due = True
+    name_told = by(who) or (f" by {spec.user}" if spec.user else "")
+    text = f"submitted{name_told}: {spec.gpus.min} to {spec.gpus.max} GPUs"
+    cluster.tell(now, EventKind.SUBMITTED, job.id, text)
+    cluster.audit(now, asked, "submit", job.id, text)
+    return Submitted(job=job.id)
+
+
+def _too_many(cluster: Cluster, who: Principal) -> str:
+    """Whoever runs a cluster of one machine has no bound of his own."""
+    most = cluster.settings.open_jobs_per_user
+    if who == LOCAL_OPERATOR or (count := cluster.index.of_owner(who.name)) < most:
+        return ""
+    return f"{who.name} has {count} unfinished jobs already, and may have {most} (open_jobs_per_user)"
+
+
+def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:
+    situation = Situation(
+        gpus=cluster.known_gpus,
+        waiting_jobs=cluster.index.without_target,
+        user_jobs=cluster.index.of_user(spec.user),
+    )
+    newcomer = Newcomer(min_gpus=spec.gpus.min, user=spec.user)
+    return cluster.decider.scheduler.stages.admission.refusal(newcomer, situation)
+
+
+def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fetched: Fetched) -> Answer | None:
+    """Fix the share, or give it back to the policy; the decision is taken at once, so that its generation can be named.
+
+    None: not yet. With very many jobs the scheduler is asked once in a while, and all who have set shares meanwhile are answered
+    then; a controller that has just started cannot decide before its servers are back.
+    """
+    job = find_job(cluster, request.job, fetched)
+    check_job(asked.who, job, "scale")
+    share, spec = request.share, job.spec
+    if share is not None and not 1 <= share <= spec.virtual_workers:
+        raise UserError(
+            f"{job.id} can use 1 to {spec.virtual_workers} GPUs (as many as it has virtual workers), not {share}"
+        )
+    if job.final:
+        raise RequestRefused(_over(job))
+    if cluster.awaited:
+        return None
+    if share != job.record.manual_share:
+        job.update(manual_share=share)
+        job.profiling = None
+        text = "share given back to the policy" if share is None else f"share fixed at {share} by hand"
+        text += by(asked.who)
+        if share is not None and share > spec.gpus.max:
+            text += f", more than the job asks for (gpus.max is {spec.gpus.max})"
+        cluster.tell(now, EventKind.SCALED, job.id, text)
+        cluster.audit(now, asked, "scale", job.id, text)
+    cluster.schedule_due = True
+    cluster.mark_dirty(job)
+    if cluster.many_jobs:
+        if len(cluster.undecided) >= MAX_UNDECIDED and asked.name not in cluster.undecided:
+            raise RequestRefused("too many shares have been set within a second: try again")
+        cluster.undecided[asked.name] = Undecided(asked, job, cluster.decisions)
+        return None
+    settle(cluster, now)
+    return _scaled(job)
+
+
+def answer_undecided(cluster: Cluster) -> None:
+    """Answer those who have set shares before the last decision."""
+    for name, waiting in list(cluster.undecided.items()):
+        if cluster.decisions == waiting.after:
+            continue
+        del cluster.undecided[name]
+        job = waiting.job
+        answer = Refused(reason=_over(job)) if job.final else _scaled(job)
+        cluster.remember_answer(name, answer)
+        cluster.answer(waiting.asked, answer)
+
+
+def _over(job: Job) -> str:
+    return f"{job.id} is over: it has {job.record.phase.value}"
+
+
+def _scaled(job: Job) -> Scaled:
+    """What the last decision has made of it."""
+    newest = job.newest
+    carried_out = newest is not None and {m.gpu for m in newest.roster.members} == set(job.record.target)
+    generation = job.record.generation if carried_out else job.record.generation + 1  # when its GPUs are free
+    return Scaled(job=job.id, generation=generation, share=len(job.record.target))
+
+
+def profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer | None:
+    """Send the job on its way down, whatever is known of it. None: nothing can be decided yet."""
+    check_job(asked.who, job, "profile")
+    if job.final:
+        raise RequestRefused(_over(job))
+    if cluster.awaited:
+        return None
+    shares = profile_now(cluster, now, job)
+    cluster.audit(now, asked, "profile", job.id, f"measured with {', '.join(map(str, shares))} GPUs")
+    settle(cluster, now)
+    return Profiling(job=job.id, shares=shares)
+
+
+def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer:
+    check_job(asked.who, job, "cancel")
+    if job.record.phase is JobPhase.CANCELLED:
+        return Cancelled(job=job.id)
+    if job.final:
+        raise RequestRefused(f"{job.id} is over already: it has {job.record.phase.value}")
+    text = f"cancelled{by(asked.who)}"
+    end_job(cluster, now, job, JobPhase.CANCELLED, text)
+    cluster.audit(now, asked, "cancel", job.id, text)
+    return Cancelled(job=job.id)
