@@ -31,12 +31,12 @@ from ..protocol.errors import ElasticError, OperatorError, PeerError
 from ..protocol.limits import MAX_STATUS_BYTES
 from ..protocol.messages import AgentHello, ReadLog, ToAgentFromController, ToAgentFromWorker
 from ..protocol.model import Server, ServerId
+from ..protocol.sparing import SparingBySubject
 from ..protocol.times import REFUSED_RETRY_S
 from ..runtime import locks, readiness, transport
 from ..runtime.clock import SteadyClock
 from ..runtime.config import log_refusal, taken
 from ..runtime.directories import check_way, private_directory
-from ..runtime.door import Sparing
 from ..runtime.loop import Loop
 from . import accounts, cgroups, config, shim, topology
 from .accounts import Account
@@ -102,7 +102,7 @@ class AgentDaemon:
         )
         self._refusals = transport.refusals(self._context, self._controller)
         self._connect_again_at: float | None = None
-        self._sparing = Sparing()
+        self._sparing = SparingBySubject()
         self._from_controller: Codec[ToAgentFromController] = Codec(ToAgentFromController)
         self._from_worker: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
         gpus = topology.discover(options.cpu_slots)

@@ -21,11 +21,12 @@ from ..protocol.codec import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, Codec
 from ..protocol.errors import ElasticError, OperatorError, PeerError
 from ..protocol.messages import Envelope, Refused, Reply, StartWorker, ToControllerFromAgent
 from ..protocol.principals import Principal, Role
+from ..protocol.sparing import SparingBySubject
 from ..runtime import locks, readiness, transport
 from ..runtime.clock import WallClock
 from ..runtime.config import log_refusal, taken
 from ..runtime.directories import check_way, private_directory
-from ..runtime.door import Door, Gate, Peer, Sparing
+from ..runtime.door import Door, Gate, Peer
 from ..runtime.keys import JobKeys, KeyDirectory, Pair, Principals
 from ..runtime.loop import Loop
 from ..scheduler.scheduler import Scheduler
@@ -112,7 +113,7 @@ class ControllerDaemon:
         pair, principals = _keys(self._keys, (*options.clients_at, *options.agents_at))
         self._door = Door(self._context, self._loop, pair, principals, options.bounds)
         self._lines = AgentLines()
-        self._sparing = Sparing()
+        self._sparing = SparingBySubject()
         self._look_at_s = time.monotonic() + LOOK_INTERVAL_S
         clients = self._door.listen(CLIENTS, options.clients_at, self._on_client)
         agents = self._door.listen(AGENTS, options.agents_at, self._on_agent)

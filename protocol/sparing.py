@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 
 class Sparing:
     """Lets some through. What it holds back is counted until it lets one through again."""
@@ -25,3 +27,22 @@ class Sparing:
         self._left -= 1.0
         self.held_back = 0
         return True
+
+
+class SparingBySubject:
+    """The same for many subjects: one line of each at once, then one in a while. Subjects of long ago are forgotten."""
+
+    def __init__(self, interval_s: float = 10.0, subjects: int = 1000) -> None:
+        """`subjects`: so many are known at a time."""
+        self._interval_s = interval_s
+        self._most = subjects
+        self._subjects: OrderedDict[str, Sparing] = OrderedDict()
+
+    def worth(self, subject: str, now: float) -> int | None:
+        """One more about `subject`: None: it does not pass; else how many have been held back before it."""
+        sparing = self._subjects.pop(subject, None) or Sparing(1, self._interval_s)
+        self._subjects[subject] = sparing
+        if len(self._subjects) > self._most:
+            self._subjects.popitem(last=False)
+        before = sparing.held_back
+        return before if sparing.lets(now) else None

@@ -43,6 +43,7 @@ import zmq.utils.z85 as z85
 from zmq.utils.monitor import parse_monitor_message
 
 from ..protocol.principals import Principal, Role
+from ..protocol.sparing import SparingBySubject
 from . import transport
 from .keys import Pair, Principals
 from .loop import Loop
@@ -55,8 +56,6 @@ ROUTING_ID_BYTES = 5  # of one that ZeroMQ has chosen: a zero, and a number that
 HANDSHAKES_PER_S, HANDSHAKE_BURST = 5.0, 200.0  # of one principal
 SILENT_S = 30.0  # a connection that has said nothing for so long is cut
 DESCRIPTORS_KEPT = 256  # for files and the daemon's own sockets
-LOG_INTERVAL_S = 10.0  # between two lines about one subject
-LOG_SUBJECTS = 1000
 
 
 @dataclass(frozen=True)
@@ -103,27 +102,6 @@ class Bucket:
             return False
         self.left -= much
         return True
-
-
-class Sparing:
-    """Lets one line about a subject into the log, and then none for a while."""
-
-    def __init__(self, interval_s: float = LOG_INTERVAL_S, subjects: int = LOG_SUBJECTS) -> None:
-        self._interval_s = interval_s
-        self._subjects = subjects
-        self._told: OrderedDict[str, tuple[float, int]] = OrderedDict()  # when, and how many since; the oldest first
-
-    def worth(self, subject: str, now: float) -> int | None:
-        """How many there were since the last line, if this one is to be written."""
-        at, since = self._told.get(subject, (float("-inf"), 0))
-        if now - at < self._interval_s:
-            self._told[subject] = (at, since + 1)
-            return None
-        self._told.pop(subject, None)
-        if len(self._told) >= self._subjects:
-            self._told.popitem(last=False)
-        self._told[subject] = (now, 0)
-        return since
 
 
 @dataclass
@@ -181,7 +159,7 @@ class Door:
         self._guests: dict[Principal, _Guest] = {}
         self._handshakes: dict[Principal, Bucket] = {}
         self._silent: OrderedDict[int, tuple[int | None, float]] = OrderedDict()  # inode and time, by descriptor
-        self._sparing = Sparing()
+        self._sparing = SparingBySubject()
         self._most = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT)
         self._zap: transport.Socket = context.socket(zmq.ROUTER)
         self._zap.linger = 0
