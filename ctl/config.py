@@ -5,15 +5,17 @@ from __future__ import annotations
 import enum
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..protocol.errors import UserError
+from ..protocol.errors import ElasticError, OperatorError, UserError
+from ..runtime.config import load, load_yaml
 from .context import JSON, print_json, say
 
-INSTALLED = (Path("/etc/elasticctl/controller.yaml"), Path("/etc/elasticctl/agent.yaml"))
+INSTALLED = tuple(Path("/etc/elasticctl") / name for name in ("controller.yaml", "agent.yaml", "cluster.yaml"))
 CHECKED_WITHIN_S = 60.0  # a file that it names may lie on a slow file system
 POLICY_OPTIONS = {"policy", "parameters", "admission", "packing", "placement"}
 
@@ -24,6 +26,10 @@ class Kind(enum.Enum):
     CONTROLLER = "controller"
     AGENT = "agent"
     POLICY = "policy"
+    CLUSTER = "cluster"
+
+
+NAMES = {Kind.POLICY: "a policy", Kind.CLUSTER: "users of elasticctl"}  # else "the controller", "the agent"
 
 
 def add_to(root: typer.Typer) -> None:
@@ -44,7 +50,7 @@ def check(
     ] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Check files of a controller, of agents, and policies, without a cluster: each mistake with file, line, option and reason.
+    """Check files of a controller, agents, policies, users, without a cluster: each mistake with file, line, option and reason.
 
     Exit code 2: one is wrong.
     """
@@ -65,16 +71,14 @@ def check(
             for mistake in wrong:
                 say(f"elasticctl: {mistake}")
             if not wrong:
-                print(f"{file}: right, for {'a policy' if whose is Kind.POLICY else f'the {whose.value}'}")
+                print(f"{file}: right, for {NAMES.get(whose, f'the {whose.value}')}")
     if any(wrong for _, _, wrong in found):
         raise typer.Exit(2)
 
 
 def _kind(file: Path) -> Kind:
     """By its name, else by its options. Raises UserError where that tells nothing."""
-    from ..runtime.config import load_yaml
-
-    for kind in (Kind.CONTROLLER, Kind.AGENT):
+    for kind in (Kind.CONTROLLER, Kind.AGENT, Kind.CLUSTER):
         if kind.value in file.name:
             return kind
     document = load_yaml(file, UserError)
@@ -82,13 +86,17 @@ def _kind(file: Path) -> Kind:
         return Kind.POLICY
     fewest = sorted((len(_mistakes(file, kind)), kind.value) for kind in (Kind.CONTROLLER, Kind.AGENT))
     if fewest[0][0] == fewest[1][0]:
-        raise UserError(f"{file}: it cannot be seen whose file this is; say --kind controller, agent or policy")
+        raise UserError(
+            f"{file}: it cannot be seen whose file this is; say --kind controller, agent, policy or cluster"
+        )
     return Kind(fewest[0][1])
 
 
 def _mistakes(file: Path, kind: Kind) -> list[str]:
     if kind is Kind.POLICY:
-        return _mistakes_of_policy(file)
+        return _mistakes_in(lambda: load_policy(file))
+    if kind is Kind.CLUSTER:
+        return _mistakes_in(lambda: load_place(file))
     command = [sys.executable, "-P", "-m", f"elasticd.{kind.value}", "--config", str(file), "--check"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=CHECKED_WITHIN_S)
@@ -98,12 +106,29 @@ def _mistakes(file: Path, kind: Kind) -> list[str]:
     return wrong or ([f"{file}: the check has failed with exit code {done.returncode}"] if done.returncode else [])
 
 
-def _mistakes_of_policy(file: Path) -> list[str]:
-    from ..protocol.errors import ElasticError
+def load_policy(file: Path) -> object:
+    """Raises UserError."""
     from .policy import load
 
+    return load(file)
+
+
+def load_place(file: Path) -> object:
+    """Where users find the controller, and their key. Raises UserError."""
+    from ..runtime.transport import check_form
+    from .context import Place
+
+    place = load(file, Place, UserError)
     try:
-        load(file)
+        check_form(place.controller)
+    except OperatorError as error:
+        raise UserError(f"{file}: controller: {error}") from None
+    return place
+
+
+def _mistakes_in(loading: Callable[[], object]) -> list[str]:
+    try:
+        loading()
     except ElasticError as error:
         return str(error).splitlines()
     return []

@@ -80,6 +80,7 @@ def test_the_shipped_files_are_right() -> None:
     rows = json.loads(said)["files"]
     assert {Path(row["file"]).name: row["kind"] for row in rows if row["kind"] != "policy"} == {
         "agent.yaml": "agent",
+        "cluster.yaml": "cluster",
         "controller.yaml": "controller",
     }
     assert all(row["ok"] for row in rows)
