@@ -70,6 +70,7 @@ def add(
 
 def show(keys: Keys = DIRECTORY, as_json: Annotated[bool, JSON] = False) -> None:
     """Who has a key, and who had one."""
+    from rich.markup import escape
     from rich.table import Table
 
     from ..runtime.keys import KeyDirectory
@@ -80,7 +81,9 @@ def show(keys: Keys = DIRECTORY, as_json: Annotated[bool, JSON] = False) -> None
         return
     table = Table("PRINCIPAL", "ACCOUNT", "SINCE", "REVOKED", "PUBLIC KEY", box=None, pad_edge=False)
     for each in known:
-        table.add_row(each.principal, each.account or "-", _day(each.added_s), _day(each.revoked_s), each.public)
+        table.add_row(
+            each.principal, each.account or "-", _day(each.added_s), _day(each.revoked_s), escape(each.public)
+        )
     console().print(table)
 
 

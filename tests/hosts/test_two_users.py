@@ -1,0 +1,91 @@
+"""Three hosts, two users with keys, one host switched off: what they type and see. docs/operators.md shows such a run."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tests" / "cluster" / "train_small.py"
+ELASTICCTL = Path(sys.executable).with_name("elasticctl")
+KEYS = "~/.local/state/elasticctl/local/controller/keys"
+PATIENCE_S = 150.0
+
+
+class Room:
+    """Three hosts and those who sit there. Whatever they type is printed, with what they see."""
+
+    def __init__(self, lab: Any) -> None:
+        self.lab = lab
+        self.began = time.monotonic()
+
+    def types(self, who: str, line: str, check: bool = True, told: bool = True) -> str:
+        user, _, host = who.rpartition("@")
+        path = f"export PATH={ELASTICCTL.parent}:$PATH; "
+        done = self.lab[host].shell(path + line, user=user or "root", check=check)
+        if told:
+            print(f"[{time.monotonic() - self.began:5.1f} s] {who}$ {line}\n{done.stdout}{done.stderr}", end="")
+        return str(done.stdout + done.stderr)
+
+    def until(self, who: str, line: str, pattern: str) -> str:
+        """Type `line` again and again until it says what is waited for."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not re.search(pattern, self.types(who, line, told=False), re.MULTILINE | re.DOTALL):
+            if time.monotonic() > deadline:
+                self.types("root@gpu1", "elasticctl events")
+                raise AssertionError(f"{pattern} does not come:\n{self.types(who, line)}")
+            time.sleep(0.3)
+        return self.types(who, line)
+
+
+def test_two_users_share_three_hosts_of_which_one_is_switched_off(
+    make_lab: Callable[..., Any], same_bits: Callable[..., None], tmp_path: Path
+) -> None:
+    lab = make_lab("gpu1", "gpu2", "gpu3", users=("alice", "bob"), ssh=True)
+    shared = tmp_path / "shared"
+    room = Room(lab)
+    lab["gpu1"].write("/root/hosts.txt", b"gpu1 slots=2\ngpu2 slots=2\ngpu3 slots=2\n")
+    room.types("root@gpu1", f"elasticctl up --hosts hosts.txt --checkpoints {shared}/checkpoints")
+    for user in ("alice", "bob"):
+        address = f"--address tcp://{lab.address('gpu1')}:7700"
+        room.types(
+            "root@gpu1", f"elasticctl keys add user:{user} --keys {KEYS} {address} --out /home/{user}/{user}.key"
+        )
+        lab["gpu2"].write(
+            f"/home/{user}/{user}.key", lab["gpu1"].shell(f"cat /home/{user}/{user}.key").stdout.encode(), 0o600, user
+        )
+        room.types(f"{user}@gpu2", f"elasticctl login {user}.key")
+        train = f"{sys.executable} {SCRIPT} {shared}/{user}.pt --epochs 16 --pace 0.1"
+        submit = f"elasticctl submit --name {user}s --gpus 1:4 --virtual-workers 4 -- {train}"
+        room.types(f"{user}@gpu2", f"cd {shared}; {submit}")
+    room.until("alice@gpu2", "elasticctl status", r"alices-1 +alice +running +3 +\d.*bobs-2 +bob +running +3 +\d")
+    room.types("root@gpu1", "elasticctl servers")
+    refused = room.types("bob@gpu2", "elasticctl cancel alices", check=False)
+    assert "bob may not cancel alices-1" in refused
+    for host in lab.hosts.values():
+        seen = host.shell("ps -eo user:20,args | grep '[t]rain_small'").stdout.splitlines()
+        for line in seen:
+            assert re.match(r"alice .*/alice\.pt|bob .*/bob\.pt", line), (
+                "a job runs as another account than its owner's"
+            )
+
+    print(f"[{time.monotonic() - room.began:5.1f} s] gpu3 is switched off")
+    lab["gpu3"].kill()
+    room.until("root@gpu1", "elasticctl servers", r"gpu3 +lost")
+    room.until(
+        "alice@gpu2", "elasticctl status", r"alices-1 +alice +running +[123] +\d.*bobs-2 +bob +running +[123] +\d"
+    )
+    room.types("root@gpu1", "elasticctl servers")
+    room.types("alice@gpu2", "elasticctl wait alices bobs")
+    room.types("root@gpu1", "elasticctl events")
+    for user in ("alice", "bob"):
+        same_bits(shared / f"{user}.pt", shared / f"{user}-alone.pt", "--epochs", "16", virtual_workers=4)
+    room.types("root@gpu1", "elasticctl down --abandon", check=False)
