@@ -1,8 +1,9 @@
 """``python -m elasticd.ctl.remote``: what `elasticctl up --hosts` asks of a host, through ssh.
 
 One request in JSON comes by the standard input, one line with the answer goes out. Nothing is done before the whole request is
-there. What belongs to one server of one cluster lies in one directory (mode 0700) of the user's state: the agent's
-configuration, its key, its log and its state; a home that several hosts share does no harm.
+there. What belongs to one server of one cluster lies in one directory: the agent's configuration, its key, its log and its
+state. It is in the user's state directory (mode 0700), for root in /var/lib, since other accounts cannot reach into root's home.
+A home that several hosts share does no harm.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ Answer = Seen | Started | Stopped | Failed
 
 def directory_of(cluster: str, server: str) -> Path:
     """Where everything of one server of one cluster lies on its host."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    base = os.environ.get("XDG_STATE_HOME") or (
+        "/var/lib" if os.getuid() == 0 else str(Path.home() / ".local" / "state")
+    )
     return Path(base) / "elasticctl" / "hosts" / cluster / server
 
 
@@ -141,8 +144,9 @@ def _start(directory: Path, request: Start) -> Started:
 
 def _lay_out(directory: Path, request: Start) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory.chmod(0o700)
-    (directory / "log").mkdir(exist_ok=True)
+    for each in (directory.parent.parent, directory.parent, directory):
+        each.chmod(0o711 if os.getuid() == 0 else 0o700)  # root starts workers of other accounts, which pass through
+    (directory / "log").mkdir(mode=0o700, exist_ok=True)
     if request.key is not None:
         _write_secret(directory / KEY, request.key)
     options = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,21 +21,29 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def make_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
-    """A factory: `make_lab(NAME..., ssh=[USER...], layers=[...])`. All hosts share the test's directory `tmp_path/shared`."""
+    """A factory: `make_lab(NAME..., users=(NAME...), ssh=True)`. All hosts share the test's directory `tmp_path/shared`."""
     from verification.hosts.lab import Lab, NotPermitted
 
     with ExitStack() as stack:
 
-        def make(*names: str, users: tuple[str, ...] = (), ssh: bool = False, layers: tuple[Path, ...] = ()) -> Lab:
-            shared = tmp_path / "shared"
-            shared.mkdir(exist_ok=True)
-            shared.chmod(0o1777)
+        def make(
+            *names: str,
+            users: tuple[str, ...] = (),
+            ssh: bool = False,
+            layers: tuple[Path, ...] = (),
+            shared: Mapping[Path, str] | None = None,
+        ) -> Lab:
+            if shared is None:
+                directory = tmp_path / "shared"
+                directory.mkdir(exist_ok=True)
+                directory.chmod(0o1777)
+                shared = {directory: str(directory)}
             if ssh:
                 done = subprocess.run([ROOT / "scripts/need-sshd"], capture_output=True, text=True)
                 if done.returncode:
                     pytest.skip(done.stderr.strip())
             try:
-                lab = stack.enter_context(Lab(names, [shared], layers))
+                lab = stack.enter_context(Lab(names, shared, layers))
             except NotPermitted as reason:
                 pytest.skip(str(reason))
             for user in users:

@@ -44,11 +44,18 @@ mount --make-rprivate /
 mount -t tmpfs tmpfs /mnt
 mkdir -p /mnt/up /mnt/work /mnt/root /mnt/binds
 # What is to be seen is kept reachable: the overlay shows the root's own files only, and /tmp will be empty.
-for path in "${{binds[@]}}" "${{readonly[@]}}"; do
+for number in "${{!binds[@]}}"; do
+    mkdir -p "/mnt/binds${{binds[number]}}"
+    mount --bind "${{sources[number]}}" "/mnt/binds${{binds[number]}}"
+done
+for path in "${{readonly[@]}}"; do
     mkdir -p "/mnt/binds$path"
     mount --bind "$path" "/mnt/binds$path"
 done
-mount -t overlay overlay -o lowerdir={lower},upperdir=/mnt/up,workdir=/mnt/work /mnt/root
+for layer in "${{layers[@]}}"; do cp -a "$layer/." /mnt/up/; done
+chown root:root /mnt/up
+chmod 755 /mnt/up
+mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/up,workdir=/mnt/work /mnt/root
 R=/mnt/root
 for directory in tmp run mnt; do mount -t tmpfs -o mode=755 tmpfs $R/$directory; done
 chmod 1777 $R/tmp
@@ -70,7 +77,7 @@ for path in "${{readonly[@]}}"; do
 done
 chmod 711 $R/root # a Python that lies below it may be executed by everybody
 rm -rf $R/root/.ssh $R/root/.config/elasticctl
-if [ {lower} = / ]; then rm -rf $R/etc/elasticctl $R/var/lib/elasticctl $R/var/log/elasticctl; fi
+if [ ${{#layers[@]}} = 0 ]; then rm -rf $R/etc/elasticctl $R/var/lib/elasticctl $R/var/log/elasticctl; fi
 printf '%s' {hosts} > $R/etc/hosts
 echo {name} > $R/etc/hostname
 hostname {name}
@@ -93,6 +100,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 MaxStartups 100:30:200
+Subsystem sftp internal-sftp
 """
 
 
@@ -200,8 +208,11 @@ class Host:
 class Lab:
     """Some hosts on one switch. Use it in a ``with`` statement."""
 
-    def __init__(self, names: Sequence[str], shared: Iterable[Path] = (), layers: Iterable[Path] = ()) -> None:
-        """`shared`: directories that all hosts see, and may write to, as they would on a file server.
+    def __init__(
+        self, names: Sequence[str], shared: Mapping[Path, str] | Iterable[Path] = (), layers: Iterable[Path] = ()
+    ) -> None:
+        """`shared`: directories that all hosts see, and may write to, as they would on a file server; where hosts see them, or at
+        the path that they have here.
 
         `layers`: directories with files that all hosts have besides those of this machine, such as what is installed on them.
 
@@ -209,8 +220,9 @@ class Lab:
         """
         self._require()
         self._names = tuple(names)
-        self._shared = [str(path.absolute()) for path in shared]
-        self._lower = ":".join([*(str(path.absolute()) for path in layers), "/"])
+        places = shared if isinstance(shared, Mapping) else {path: str(path.absolute()) for path in shared}
+        self._shared = {place: str(path.absolute()) for path, place in places.items()}
+        self._layers = [str(path.absolute()) for path in layers]
         self._directory = Path(tempfile.mkdtemp(prefix="elasticctl-lab-"))
         self.hosts: dict[str, Host] = {}
         self._switch: subprocess.Popen[bytes] | None = None
@@ -244,8 +256,9 @@ class Lab:
         hosts = "".join(["127.0.0.1 localhost\n", *(f"{self.address(each)} {each}\n" for each in self._names)])
         script = self._directory / f"{name}.sh"
         script.write_text(
-            f"binds=({shlex.join(self._shared)}) readonly=({shlex.quote(str(ROOT))})\n"
-            + BOOT.format(hosts=shlex.quote(hosts), name=name, ready=ready, lower=self._lower)
+            f"binds=({shlex.join(self._shared)}) sources=({shlex.join(self._shared.values())})\n"
+            f"layers=({shlex.join(self._layers)}) readonly=({shlex.quote(str(ROOT))})\n"
+            + BOOT.format(hosts=shlex.quote(hosts), name=name, ready=ready)
         )
         cgroup = self._cgroup(name)
         log = self._directory / f"{name}.log"
@@ -284,6 +297,8 @@ class Lab:
     def plug(self, name: str) -> None:
         for network in range(len(NETWORKS)):
             self._on_switch("ip", "link", "set", self._port(name, network), "master", f"br{network}")
+        for host in self.hosts.values():  # who has found a neighbour missing does not ask again at once
+            host.run("ip", "neighbour", "flush", "all", check=False)
 
     def _port(self, name: str, network: int) -> str:
         return f"port{self._names.index(name)}.{network}"
