@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 C = TypeVar("C")
 S = TypeVar("S", bound=msgspec.Struct)
 
+MOST_CHARACTERS = 2 << 20  # of a file
+MOST_VALUES = 200_000
+
 _FIELD = re.compile(r"(.+?): (?!line \d)(\w[\w.\[\]]*): ")
 _STEP = re.compile(r"([^.\[\]]+)(?!\])|\[(\d+)\]")  # of the way to a field
 
@@ -39,14 +42,38 @@ def load_yaml(path: Path, kind: type[ElasticError] = OperatorError) -> object:
         raise kind(f"{path}: is a directory, not a file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise kind(f"{path}: cannot be read: {error}") from None
+    return parse_yaml(text, str(path), kind)
+
+
+def parse_yaml(text: str, path: str, kind: type[ElasticError] = OperatorError) -> object:
+    """The same, of a file's text. What is short and means very much is refused: names that stand for others, deep nesting."""
+    if len(text) > MOST_CHARACTERS:
+        raise kind(f"{path}: is longer than {MOST_CHARACTERS} characters")
     try:
         document = yaml.safe_load(text)
+        if _values_in(document, {}) > MOST_VALUES:
+            raise kind(f"{path}: stands for more than {MOST_VALUES} values")
+    except RecursionError:
+        raise kind(f"{path}: is nested too deeply, or holds itself") from None
+    except ValueError as error:  # YAML's own scalars: a date that is none, a number of thousands of digits
+        raise kind(f"{path}: holds a value that YAML cannot read: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown line"
         problem = getattr(error, "problem", None) or "not YAML"
         raise kind(f"{path}: {where}: {problem}") from None
     return {} if document is None else document
+
+
+def _values_in(document: object, known: dict[int, int]) -> int:
+    """How many values there are, each counted as often as it is named."""
+    if not isinstance(document, dict | list | set | tuple):
+        return 1
+    found = known.get(id(document))
+    if found is None:
+        inner = (*document.keys(), *document.values()) if isinstance(document, dict) else document
+        found = known[id(document)] = 1 + sum(_values_in(each, known) for each in inner)
+    return found
 
 
 def load(path: Path, into: type[C], kind: type[ElasticError] = OperatorError) -> C:

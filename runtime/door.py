@@ -174,7 +174,7 @@ class Door:
     def _listen(self, gate: Gate, address: str, handler: Handler) -> str:
         local = address.startswith("ipc://")
         pair = None if local else self._pair
-        socket = transport.router(self._context, pair, handover=False)
+        socket = transport.router(self._context, pair)
         socket.sndhwm = gate.waiting_out
         socket.maxmsgsize = gate.frame_bytes
         number = len(self._listeners)

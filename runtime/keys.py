@@ -94,8 +94,8 @@ class KeyFile:
     def parsed(cls, text: bytes, source: str, kind: type[ElasticError] = OperatorError) -> KeyFile:
         """The content of a key file. Raises `kind`, naming `source`."""
         try:
-            document = yaml.safe_load(text)
-        except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError):
+            document = config.parse_yaml(text.decode(), source)
+        except (ElasticError, UnicodeDecodeError):
             raise kind(f"{source}: is not a key file") from None
         found = config.convert(document, _KeyDocument, source, kind)
         try:

@@ -50,17 +50,17 @@ def _common(socket: Socket) -> None:
     socket.maxmsgsize = MAX_FRAME_BYTES
 
 
-def router(context: zmq.Context[Socket], pair: Pair | None = None, handover: bool = True) -> Socket:
+def router(context: zmq.Context[Socket], pair: Pair | None = None) -> Socket:
     """A ROUTER that tells when a peer is unknown (EHOSTUNREACH). With keys, it needs a ZAP handler in its context.
 
-    handover: a reconnecting peer takes its name over. Names prove nothing, so it is only for peers that are trusted alike.
+    A peer that comes with the name of another one takes it over.
     """
     ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4)))  # nobody is to guess how connections are called: see `door`
     socket: Socket = context.socket(zmq.ROUTER)
     _common(socket)
     socket.rcvhwm = 0  # not a bound on bytes anyway; see above
     socket.router_mandatory = True
-    socket.router_handover = handover
+    socket.router_handover = True  # `door` tells why
     if pair is not None:
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = pair.public, pair.secret

@@ -153,6 +153,26 @@ def test_answers_that_nobody_reads_do_not_pile_up(around: tuple[zmq.Context[Sock
     controller.close()
 
 
+def test_connections_of_one_name_do_not_fill_the_memory(around: tuple[zmq.Context[Socket], Path]) -> None:
+    """Without handover ZeroMQ keeps what the second one says for ever, and nobody reads it."""
+    context, directory = around
+    controller = Controller(directory / "c", context)
+    controller.ask(Ping())
+    before = controller.vitals()
+    for _ in range(3):
+        lines = [transport.dealer(context, controller.clients, b"x") for _ in range(2)]
+        lines[0].send(b"")
+        for line in lines:
+            for _ in range(200):
+                if line.poll(1000, zmq.POLLOUT):
+                    line.send(bytes(MAX_REQUEST_BYTES - 100))
+            controller.ask(Ping())
+            line.close(linger=1000)
+    controller.wait_until_idle()
+    assert controller.vitals().memory_bytes - before.memory_bytes < MOST_BYTES
+    controller.close()
+
+
 def test_connections_that_do_not_speak_are_not_kept(around: tuple[zmq.Context[Socket], Path]) -> None:
     context, directory = around
     controller = Controller(directory / "c", context)

@@ -173,6 +173,7 @@ class Watch:
         self._subject, self._tally = subject, tally
         self._warm_at = int(WARM_UP * frames)
         self._began = time.monotonic()
+        self._frames, self._note_at = frames, frames // 10
 
     def look(self, sent: int, answered_s: float) -> None:
         tally, vitals = self._tally, self._subject.vitals()
@@ -180,13 +181,16 @@ class Watch:
         tally.seconds = time.monotonic() - self._began
         tally.slowest_s = max(tally.slowest_s, answered_s)
         tally.last = vitals
+        if tally.frames >= self._note_at:
+            self._note_at += self._frames // 10
+            tally.notes.append(f"after {tally.frames} frames {vitals}")
         if tally.first is None and tally.frames >= self._warm_at:
             tally.first = vitals
         if answered_s > SLOWEST_S:
             raise Fault(f"{tally.what}: an answer took {answered_s:.1f} s")
         grown = vitals.memory_bytes - tally.first.memory_bytes if tally.first is not None else 0
         if grown > MOST_GROWTH_BYTES:
-            raise Fault(f"{tally.what}: memory has grown by {grown / 1e6:.0f} MB in {tally.frames} frames")
+            raise Fault(f"memory has grown by {grown / 1e6:.0f} MB; {tally}")
         if vitals.log_bytes > MOST_LOG_BYTES:
             raise Fault(f"{tally.what}: {vitals.log_bytes} bytes of logs after {tally.frames} frames")
         if tally.first is not None and vitals.descriptors > tally.first.descriptors + MOST_DESCRIPTORS:
