@@ -73,7 +73,7 @@ def _in_view(cluster: Cluster) -> tuple[ServerInView, ...]:
     """The servers that are there, with those of their GPUs that the scheduler gives to jobs."""
     busy: dict[ServerId, set[int]] = {}
     for job in cluster.rows.ending.values():
-        for gpu in job.record.target:
+        for gpu in job.own_gpus:  # also those that it left idle to be measured: it may go on after all
             busy.setdefault(gpu.server, set()).add(gpu.index)
     found = []
     for name, session in sorted(cluster.sessions.items()):
