@@ -31,6 +31,8 @@ from ..sessions import Guest, Session
 
 JOBS_TOLD, MOST_TOLD = 8, 80  # jobs, and characters of each
 
+MAX_ENDED = 4096  # workers that a server has not named before
+
 
 def belongs_elsewhere(cluster: Cluster, hello: AgentHello) -> bool:
     """Does this agent keep something of another cluster?"""
@@ -75,8 +77,9 @@ def on_message(cluster: Cluster, now: float, guest: Guest, message: ToController
     if isinstance(message, AgentHeartbeat):
         cluster.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=guest.sent))
     elif isinstance(message, WorkerExit):
-        guest.running.pop(message.worker, None)
-        guest.ended[message.worker] = message.uid
+        known = guest.running.pop(message.worker, None) is not None or message.worker in guest.ended
+        if known or len(guest.ended) < MAX_ENDED:
+            guest.ended[message.worker] = message.uid
         if cluster.adopted.get(guest.server.server) == guest.agent:
             _forget(cluster, guest)
 

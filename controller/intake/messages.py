@@ -37,7 +37,7 @@ from .forgery import fault_of, may_be_ahead, note_meeting, refuse
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .joining import refuse_older, refused, stale
 from .restored import ahead, bring_forward, note_age
-from .statuses import MAX_NAME, exit_within_bounds, sensible, server_fault, unusable, without_odd_figures
+from .statuses import MAX_NAME, end_fault, exit_within_bounds, hello_fault, sensible, unusable, without_odd_figures
 
 MAX_STRAYS = 4096  # of one server
 MAX_SERVERS = 10_000
@@ -50,6 +50,9 @@ def on_agent_message(
     """Take in a message of an agent of `server`, which has the identity `agent`."""
     if isinstance(message, AgentHello):
         _on_hello(cluster, now, server, message, agent)
+        return
+    if isinstance(message, WorkerExit) and (fault := end_fault(message)):
+        cluster.warn(f"dropped the end of a worker on {server[:80]}: {fault}")
         return
     guest = present(cluster, now, server)
     if guest is not None and guest.agent == agent:
@@ -85,7 +88,7 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
         if server in cluster.sessions:
             refuse(cluster, now, server, f"all those of {hello.server.server[:MAX_NAME]!r}")
         return
-    if fault := server_fault(hello.server):
+    if fault := hello_fault(hello):
         cluster.warn(f"dropped a hello of {server[:80]!r}: {fault}")
         return
     before = cluster.sessions.get(server)

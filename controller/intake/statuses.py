@@ -7,12 +7,13 @@ people and for the scheduler are left out one by one: a script whose loss is not
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
 from msgspec.structs import asdict, replace
 
-from ...protocol.messages import WorkerExit
+from ...protocol.messages import AgentHello, WorkerExit
 from ...protocol.model import Resize, Server, Steady, WorkerStatus
 from ...scheduler.speedup_curve import Measured
 from ..jobs.records import Progress
@@ -27,6 +28,7 @@ MAX_METRICS = 256
 MAX_RESIZES = 64
 MAX_UNHEARD = 4096
 MAX_GPUS_OF_A_SERVER = 1024
+MAX_WORKERS_OF_A_SERVER = 100_000  # running, or ended while there was no controller
 
 
 def unusable(status: WorkerStatus) -> str:
@@ -136,14 +138,38 @@ def exit_within_bounds(ended: WorkerExit) -> WorkerExit:
     return replace(ended, reason=ended.reason[:MAX_TEXT], exit_code=code if fits else None)
 
 
-def server_fault(server: Server) -> str:
-    """What is wrong with what an agent tells of its server, in words; empty if nothing is."""
-    return next(_server_faults(server), "")
+def end_fault(ended: WorkerExit) -> str:
+    """What makes a worker's end worthless, in words; empty if nothing does."""
+    return "a name is too long" if max(map(len, (ended.worker, ended.job, ended.uid))) > MAX_NAME else ""
+
+
+def hello_fault(hello: AgentHello) -> str:
+    """What is wrong with what an agent tells of itself, its server and its workers, in words; empty if nothing is."""
+    return next(itertools.chain(_server_faults(hello.server), _hello_faults(hello)), "")
+
+
+def _hello_faults(hello: AgentHello) -> Iterator[str]:
+    if max(map(len, (hello.incarnation, hello.agent, hello.cluster))) > MAX_NAME:
+        yield f"the name of its incarnation, its identity or its cluster is longer than {MAX_NAME} characters"
+    told = (hello.workers, hello.starting, hello.exited, hello.processes)
+    if max(map(len, told)) > MAX_WORKERS_OF_A_SERVER:
+        yield f"it names more than {MAX_WORKERS_OF_A_SERVER} workers"
+    names: list[str] = list(hello.starting)
+    for local in hello.processes:
+        names += (local.worker, local.job, local.uid)
+    for ended in hello.exited:
+        names += (ended.worker, ended.job, ended.uid)
+    if max(map(len, names), default=0) > MAX_NAME:
+        yield f"the name of a worker is longer than {MAX_NAME} characters"
 
 
 def _server_faults(server: Server) -> Iterator[str]:
     if not 0 < len(server.server) <= MAX_NAME or len(server.address) > MAX_NAME:
         yield f"its name or address is empty or longer than {MAX_NAME} characters"
+    if max(len(server.version), *(max(len(gpu.name), len(gpu.uuid)) for gpu in server.gpus), 0) > MAX_NAME:
+        yield f"its version, or the name of a GPU, is longer than {MAX_NAME} characters"
+    if any(len(gpu.place.nvlinks) > MAX_GPUS_OF_A_SERVER for gpu in server.gpus):
+        yield "a GPU has more links than there are GPUs"
     if len(server.gpus) > MAX_GPUS_OF_A_SERVER:
         yield f"it has {len(server.gpus)} GPUs; at most {MAX_GPUS_OF_A_SERVER} are known of a server"
     indices = [gpu.index for gpu in server.gpus]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from elasticd.controller import cluster
 from elasticd.controller.events import AgentMessage, SendAgent, Warn
-from elasticd.controller.intake import messages
+from elasticd.controller.intake import guests, messages
 from elasticd.controller.jobs import job as job_module
 from elasticd.controller.reconcile import orders
 from elasticd.controller.requests import acts, answers
@@ -21,6 +21,7 @@ from elasticd.protocol.messages import (
     AgentHello,
     Cancel,
     GetLog,
+    LocalWorker,
     Ping,
     Pong,
     Refused,
@@ -32,7 +33,7 @@ from elasticd.protocol.messages import (
     WorkerExit,
     WorkerReport,
 )
-from elasticd.protocol.model import Server, ServerId, Steady, WorkerId, WorkerPhase
+from elasticd.protocol.model import Gpu, GpuKind, JobId, Server, ServerId, Steady, WorkerId, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -137,6 +138,51 @@ def test_servers_without_end_are_not_taken_in(monkeypatch: pytest.MonkeyPatch) -
         hello = AgentHello(server=server, incarnation="a", workers=(), starting=(), exited=())
         world.machine.handle(world.now, AgentMessage(server.server, hello))
     assert len(world.machine.cluster.sessions) == 3
+
+
+def test_a_server_of_another_cluster_tells_of_no_ends_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guests, "MAX_ENDED", 3)
+    world = World({"s1": 1})
+    server = Server(server=ServerId("s9"), address="", gpus=())
+    hello = AgentHello(
+        server=server,
+        incarnation="a",
+        workers=(),
+        starting=(WorkerId("x-1.0"),),
+        exited=(),
+        cluster="another",
+        agent="a9",
+    )
+    world.machine.handle(world.now, AgentMessage(server.server, hello, "a9"))
+    for number in range(100):
+        ended = WorkerExit(job=JobId("x-1"), worker=WorkerId(f"x-1.{number}"), exit_code=0, reason="")
+        world.machine.handle(world.now, AgentMessage(server.server, ended, "a9"))
+    assert len(world.machine.cluster.guests[ServerId("s9")].ended) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"incarnation": "i" * 1000},
+        {"cluster": "c" * 1000},
+        {"starting": (WorkerId("w" * 1000),)},
+        {"processes": (LocalWorker(worker=WorkerId("w"), job=JobId("j"), uid="u" * 1000, gpu=0),)},
+        {"exited": (WorkerExit(job=JobId("j" * 1000), worker=WorkerId("w"), exit_code=0, reason=""),)},
+        {"server": Server(server=S1, address="", gpus=(Gpu(index=0, kind=GpuKind.CPU, name="g" * 1000),))},
+        {"server": Server(server=S1, address="", gpus=(), version="v" * 1000)},
+    ],
+)
+def test_a_hello_with_giant_names_is_dropped(changes: dict[str, Any]) -> None:
+    world = World({})
+    plain = AgentHello(
+        server=Server(server=S1, address="", gpus=()), incarnation="a", workers=(), starting=(), exited=(), agent="a1"
+    )
+    actions = world.machine.handle(world.now, AgentMessage(S1, replace(plain, **changes), "a1"))
+    assert any(isinstance(action, Warn) and len(action.text) < 1000 for action in actions)
+    assert S1 not in world.machine.cluster.sessions
+    assert S1 not in world.machine.cluster.guests
+    world.machine.handle(world.now, AgentMessage(S1, plain, "a1"))
+    assert S1 in world.machine.cluster.sessions
 
 
 def test_measurements_of_ever_other_shares_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
