@@ -22,6 +22,7 @@ from ..view import Floats, Ints
 
 GZIP = b"\x1f\x8b"
 NEWLINE = "\n"
+MOST_BYTES = 1 << 30  # of an unpacked table
 MOST = 1e15  # no time, size or number that means anything is larger
 
 
@@ -169,7 +170,10 @@ def _text(path: Path) -> str:
     try:
         content = path.read_bytes()
         if content.startswith(GZIP):
-            content = gzip.decompress(content)
+            with gzip.open(io.BytesIO(content)) as unpacked:
+                content = unpacked.read(MOST_BYTES + 1)
+            if len(content) > MOST_BYTES:
+                raise UserError(f"{path}: unpacks to more than {MOST_BYTES} bytes")
         text = content.decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None

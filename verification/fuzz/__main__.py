@@ -1,4 +1,4 @@
-"""python -m verification.fuzz [--frames 10000000] [--seed 1] [--only clients,agents,agent,workers] [--quick]
+"""python -m verification.fuzz [--frames 10000000] [--seed 1] [--only clients,agents,agent,workers,absurd] [--quick]
 
 Exit code 0: nobody minded. 1: a process ended, fell silent, or grew; its log is printed.
 """
@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+import traceback
 from collections.abc import Sequence
 
+from elasticd.scheduler.policies import POLICIES
+
+from .absurd import play
 from .sockets import CAMPAIGNS, place
 from .subjects import Fault
 
 FRAMES = 10_000_000
-QUICK = 400_000
+QUICK = 250_000
+ABSURD_PART = 100  # of so many frames there is one valid but absurd message besides
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,11 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--frames", type=int, help=f"of all campaigns together; else {FRAMES}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} frames: half a minute")
     parser.add_argument("--seed", default="1")
-    parser.add_argument("--only", default=",".join(CAMPAIGNS), help="these campaigns, by name")
+    parser.add_argument("--only", default=f"{','.join(CAMPAIGNS)},absurd", help="these campaigns, by name")
     options = parser.parse_args(arguments)
     frames = options.frames or (QUICK if options.quick else FRAMES)
     total, seconds, failed = 0, 0.0, 0
     for name in options.only.split(","):
+        if name == "absurd":
+            failed += _absurd(options.seed, frames // ABSURD_PART)
+            continue
         campaign, part = CAMPAIGNS[name]
         with place() as (context, directory):
             try:
@@ -38,6 +47,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(tally, flush=True)
     print(f"{total} frames in {seconds:.0f} s, {total / max(seconds, 1e-9):.0f} frames/s; {failed} campaigns failed")
     return int(bool(failed))
+
+
+def _absurd(seed: str, messages: int) -> int:
+    """So many valid messages under all policies together. How many policies minded."""
+    failed, began = 0, time.monotonic()
+    for kind in POLICIES:
+        try:
+            play(kind.name, seed, messages // len(POLICIES))
+        except Exception:  # whatever the controller raises is a finding
+            failed += 1
+            print(
+                f"FAILED absurd messages under {kind.name}, seed {seed}:\n{traceback.format_exc()[-3000:]}", flush=True
+            )
+    print(f"absurd messages under {len(POLICIES)} policies: {messages} in {time.monotonic() - began:.0f} s", flush=True)
+    return failed
 
 
 if __name__ == "__main__":
