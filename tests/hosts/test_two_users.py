@@ -46,6 +46,36 @@ class Room:
         return self.types(who, line)
 
 
+def test_the_ways_to_name_a_cluster_from_another_host_as_another_user(make_lab: Callable[..., Any]) -> None:
+    lab = make_lab("gpu1", "gpu2", users=("alice", "bob"), ssh=True)
+    room = Room(lab)
+    lab["gpu1"].write("/home/alice/hosts.txt", b"gpu1 slots=1\n", owner="alice")
+    room.types("alice@gpu1", "elasticctl up --hosts hosts.txt")
+    controller = f"tcp://{lab.address('gpu1')}:7700"
+    room.types("alice@gpu1", f"elasticctl keys add user:bob --keys {KEYS} --address {controller} --out bob.key")
+    lab["gpu2"].write("/home/bob/my.key", lab["gpu1"].shell("cat ~alice/bob.key").stdout.encode(), 0o600, "bob")
+
+    def asks(line: str) -> str:
+        return room.types("bob@gpu2", line, check=False)
+
+    assert "no cluster at" in asks("elasticctl servers")
+    assert "wants a key" in asks(f"elasticctl --controller {controller} servers")
+    assert "gpu1    alive" in asks(f"elasticctl --controller {controller} --key my.key servers")
+    assert "gpu1    alive" in asks(f"ELASTICCTL_CONTROLLER={controller} ELASTICCTL_KEY=my.key elasticctl servers")
+    assert "gpu1    alive" in asks("elasticctl --key my.key servers"), "the key's file says where the controller is"
+    lab["gpu2"].shell(f"mkdir /etc/elasticctl; echo 'controller: {controller}' > /etc/elasticctl/cluster.yaml")
+    assert "wants a key" in asks("elasticctl servers")
+    assert "gpu1    alive" in asks("elasticctl --key my.key servers")
+    assert "user:bob at" in asks("elasticctl login my.key")
+    assert "gpu1    alive" in asks("elasticctl servers")
+    assert "only operators may change the policy" in asks("elasticctl policy set fifo")
+    room.types("alice@gpu1", f"elasticctl keys revoke user:bob --keys {KEYS}")
+    deadline = time.monotonic() + PATIENCE_S
+    while "gpu1    alive" in asks("elasticctl servers"):
+        assert time.monotonic() < deadline, "a revoked key is still let in"
+    room.types("alice@gpu1", "elasticctl down")
+
+
 def test_two_users_share_three_hosts_of_which_one_is_switched_off(
     make_lab: Callable[..., Any], same_bits: Callable[..., None], tmp_path: Path
 ) -> None:
