@@ -19,7 +19,7 @@ from .subjects import Fault
 
 FRAMES = 10_000_000
 QUICK = 250_000
-ABSURD_PART = 100  # of so many frames there is one valid but absurd message besides
+ABSURD_PART = 50  # of so many frames there is one valid but absurd message besides
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
