@@ -309,6 +309,8 @@ class Lab:
         if self._switch is not None:
             self._switch.kill()
             self._switch.wait()
+        for cgroup in CGROUPS.glob(f"{self._directory.name}-*"):  # of a host that did not boot
+            remove_cgroup(cgroup)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- ssh
