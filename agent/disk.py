@@ -45,6 +45,13 @@ log = logging.getLogger(__name__)
 IDENTITY_FILE = "identity.json"
 OWNER_NOTE = "account"
 MAX_RECORD_BYTES = 1 << 20  # a command may be long
+UNREADABLE = (
+    OSError,
+    PeerError,
+    msgspec.MsgspecError,
+    ValueError,
+    RecursionError,
+)  # text that is none, a depth without end
 LOG_BYTES = 256 << 20
 UMASK = 0o022  # of workers of other accounts
 SHIM_ENVIRONMENT = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"}
@@ -280,7 +287,7 @@ class Disk:
         path = self._files.output_of(record.job, record.worker, "json", record.uid, account)
         try:
             seen = msgspec.json.decode(read_small(path, account, MAX_RECORD_BYTES), type=Seen)
-        except (OSError, msgspec.MsgspecError):
+        except UNREADABLE:
             return record
         kept: dict[str, int | None] = {}
         if _may_be(record, account, seen.shim_pid, seen.shim_start_ticks):
@@ -295,7 +302,7 @@ class Disk:
         try:
             path = self._files.output_of(record.job, record.worker, "exit", record.uid, account)
             end = msgspec.json.decode(read_small(path, account, MAX_RECORD_BYTES), type=ExitRecord)
-        except (OSError, PeerError, msgspec.MsgspecError):
+        except UNREADABLE:
             return None
         if not cgroups.clear(record.cgroups, spare=record.shim_pid):
             log.error("processes of %s are left, which the kernel does not end", record.worker)
@@ -553,5 +560,5 @@ def located(executable: str) -> Interpreter:
 def _changed(files: Mapping[str, int]) -> bool:
     try:
         return any(os.stat(path).st_mtime_ns != changed for path, changed in files.items())
-    except OSError:
+    except (OSError, ValueError):  # ValueError: what a hostile process has named is no path
         return True

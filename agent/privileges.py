@@ -1,19 +1,23 @@
 """From the agent's rights to a job owner's, for good. The standard library alone: the shim uses it.
 
-The order matters. What only root may do comes first (cgroup, limits), then groups before the user, for without root they could
-not be changed any more; last `no_new_privs`, after which no program, setuid or not, can give this process more rights again.
+The order matters. What only root may do comes first (cgroup, limits, keyring), then groups before the user, for without root
+they could not be changed any more; last `no_new_privs`, after which no program, setuid or not, can give this process more rights
+again.
 Nothing of the user's has been opened, resolved or imported before: see `docs/design/isolation.md`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import resource
 from collections.abc import Sequence
 
 PR_SET_NO_NEW_PRIVS = 38
+KEYCTL = {"x86_64": 250, "aarch64": 219}  # number of the system call
+KEYCTL_JOIN_SESSION_KEYRING = 1
 MAX_ORDERS_BYTES = 64 << 20
 
 
@@ -67,6 +71,7 @@ def drop(target: Drop) -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     except (OSError, ValueError):  # pinned memory is bounded then, as it is for the agent
         pass
+    _leave_keyring()
     os.setgroups(target.groups)
     os.setresgid(target.gid, target.gid, target.gid)
     os.setresuid(target.uid, target.uid, target.uid)
@@ -74,6 +79,21 @@ def drop(target: Drop) -> None:
         raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
     if os.getresuid() != (target.uid,) * 3 or os.getresgid() != (target.gid,) * 3 or 0 in os.getresuid():
         raise OSError("the rights of root could not be given up")
+
+
+def _leave_keyring() -> None:
+    """Whoever has inherited a session's keyring may read and change it, whichever user he is by now. So have a new one.
+
+    As root still: the account may have as many keys as it is allowed already.
+    """
+    number = KEYCTL.get(os.uname().machine)
+    if number is None:
+        return
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.syscall(ctypes.c_long(number), KEYCTL_JOIN_SESSION_KEYRING, None) < 0:
+        problem = ctypes.get_errno()
+        if problem not in (errno.ENOSYS, errno.EPERM):  # no keyrings, or nobody may use them: jobs may not, either
+            raise OSError(problem, "it cannot leave the keyring of the agent's session")
 
 
 def _number(value: object) -> int:

@@ -416,13 +416,16 @@ def _judge(key: WarmKey, account: Account, data: bytes) -> _Report:
     """What a warm process says of itself, with whatever speaks against it in `useless`."""
     try:
         report = msgspec.json.decode(data, type=_Report)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         return _Report(useless=f"it reports nonsense: {error}")
     if len(report.watched) > MAX_WATCHED:
         return _Report(useless=f"it has loaded {len(report.watched)} files")
     if report.useless:
         return report
-    with acting_as(account):
-        found = located(report.executable)
+    try:
+        with acting_as(account):
+            found = located(report.executable)
+    except (OSError, ValueError) as error:  # a zero byte in it
+        return _Report(useless=f"it is no program: {error}")
     same = (found.directory, found.binary) == (key.directory, key.binary)
     return report if same else _Report(useless=f"it starts {report.executable}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.agent import shim
+from elasticd.agent import privileges, shim
 from elasticd.agent.cgroups import Limits
 from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted, StopSignal
 from elasticd.protocol.messages import ReadLog
@@ -77,6 +78,27 @@ def test_its_shim_is_the_account_too_and_has_none_of_its_variables(agent: Agent)
     assert b"evil" not in Path(f"/proc/{seen['shim_pid']}/environ").read_bytes()
     assert b"evil" in Path(f"/proc/{seen['pid']}/environ").read_bytes()
     assert Path(f"/proc/{seen['pid']}/oom_score_adj").read_text().strip() == "500"
+
+
+KEYRING = """
+import ctypes, sys
+library = ctypes.CDLL(None, use_errno=True)
+KEYCTL_SEARCH, SESSION = 10, -3
+print(library.syscall(ctypes.c_long(%d), KEYCTL_SEARCH, SESSION, b"user", b"elasticctl-test", 0))
+"""
+
+
+@pytest.mark.skipif(os.uname().machine not in privileges.KEYCTL, reason="another processor")
+def test_it_has_a_keyring_of_its_own_and_finds_nothing_in_that_of_the_agents_session(agent: Agent) -> None:
+    library, keyctl = ctypes.CDLL(None, use_errno=True), privileges.KEYCTL[os.uname().machine]
+    add_key, session = {250: 248, 219: 217}[keyctl], -3
+    key = library.syscall(ctypes.c_long(add_key), b"user", b"elasticctl-test", b"secret", 6, session)
+    if key < 0:
+        pytest.skip("no keyrings here")
+    try:
+        assert agent.run(ALICE, "/usr/bin/python3", "-c", KEYRING % keyctl) == "-1"
+    finally:
+        library.syscall(ctypes.c_long(keyctl), 9, key, session)  # KEYCTL_UNLINK
 
 
 def test_its_files_are_its_own_and_closed_to_others(agent: Agent) -> None:
@@ -175,6 +197,19 @@ def test_what_it_claims_of_its_end_blames_no_server_and_floods_no_terminal(agent
     assert end.exit_code is None
     assert len(end.reason) <= shim.MAX_REASON_CHARACTERS
     assert "\x1b" not in end.reason
+
+
+@pytest.mark.parametrize("file", ["exit", "json"])
+@pytest.mark.parametrize("text", ["depth", "bytes"])
+def test_a_record_that_cannot_be_read_does_not_end_the_agent(agent: Agent, place: Path, file: str, text: str) -> None:
+    written = {
+        "depth": b'{"more": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+        "bytes": b'{"reason": "\xff", "boot_id": "\xff"}',
+    }
+    (place / "written").write_bytes(written[text])
+    (place / "written").chmod(0o644)
+    attack = f"cd {agent.output(ALICE)}; kill -STOP $PPID; cat {place}/written > digits-1.0.{file}; kill -9 $PPID"
+    assert isinstance(agent.end(agent.start(ALICE, "sh", "-c", attack)), ProcessExited)
 
 
 def test_a_checkpoint_directory_that_another_account_made_first_is_refused(agent: Agent) -> None:
@@ -420,14 +455,26 @@ def test_a_warm_process_that_names_anothers_process_as_its_worker_is_not_believe
 NONSENSE = """#!/usr/bin/python3 -IS
 import os, sys, time
 if len(sys.argv) > 4:
-    os.write(int(sys.argv[4]), SAID.encode())
+    os.write(int(sys.argv[4]), SAID)
 print("\\n" * 5000)
 time.sleep(0.3)
 """
 
 
-@pytest.mark.parametrize("said", ["{}", "nonsense", '{"watched": {"/etc/shadow": "x"}}', '{"executable": "/root/x"}'])
-def test_nonsense_from_a_warm_process_harms_nobody(place: Path, said: str) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"{}",
+        b"nonsense",
+        b'{"watched": {"/etc/shadow": "x"}}',
+        b'{"executable": "/root/x"}',
+        b'{"executable": "/a\\u0000b"}',
+        b'{"executable": "\xff"}',
+        b'{"more": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    ],
+    ids=["nothing", "no JSON", "a number that is none", "root's", "a zero byte", "no text", "a depth without end"],
+)
+def test_nonsense_from_a_warm_process_harms_nobody(place: Path, said: bytes) -> None:
     agent = Agent(place, warm=True)
     try:
         home = place / "all"
