@@ -15,6 +15,7 @@ peer says, by reading at once and cutting off who says too much.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -36,6 +37,7 @@ MAX_FRAME_BYTES = 32 << 20
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"elasticd"
 MAX_PATH_BYTES = 100  # of an ipc socket; the kernel takes 107
+SO_PASSRIGHTS = 83  # of Linux 6.16; Python has no name for it yet
 TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\s/:]+):(\d{1,5}|\*)")
 
 Socket = zmq.Socket[bytes]
@@ -131,9 +133,30 @@ def bind(socket: Socket, address: str, pair: Pair | None = None) -> str:
         socket.bind(address)
     except zmq.ZMQError as error:
         raise OperatorError(f"cannot listen on {address}: {error.strerror}") from None
+    if address.startswith("ipc:///"):
+        _refuse_descriptors(address.removeprefix("ipc://"))
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     return endpoint.rstrip(b"\0").decode()
+
+
+def take_no_descriptors(socket: socketlib.socket) -> None:
+    """Let nobody send open files over this Unix socket, or over those that it accepts. Before Linux 6.16 that cannot be had.
+
+    Whoever lets go of one of them last may have to wait: for the peer of a TCP socket that lingers, for an hour or for good.
+    """
+    with contextlib.suppress(OSError):
+        socket.setsockopt(socketlib.SOL_SOCKET, SO_PASSRIGHTS, 0)
+
+
+def _refuse_descriptors(path: str) -> None:
+    """As `take_no_descriptors`, of the socket that ZeroMQ listens on at `path`. It does not say which one that is."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it has been closed
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                with socketlib.socket(fileno=os.dup(int(name))) as found:
+                    if found.family == socketlib.AF_UNIX and found.getsockname() == path:
+                        take_no_descriptors(found)
 
 
 def open_to_visitors(address: str) -> None:

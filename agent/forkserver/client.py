@@ -26,6 +26,7 @@ import msgspec
 
 from ...runtime.clock import Clock
 from ...runtime.loop import Loop
+from ...runtime.transport import take_no_descriptors
 from .. import launcher, privileges
 from ..accounts import Account, acting_as
 from ..cgroups import WARM, Cgroups, remove
@@ -161,6 +162,7 @@ class WarmProcesses:
         except OSError as error:  # the agent has too many files open
             log.warning("a warm process cannot be asked: %s", error.strerror)
             return None
+        take_no_descriptors(ours)
         with theirs:
             theirs.setblocking(True)
             try:
@@ -198,13 +200,13 @@ class WarmProcesses:
 
     def _on_answer(self, channel: Channel) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(channel.line, 64, 1)
+            data = channel.line.recv(64)
         except BlockingIOError:
             return
         except OSError:
-            data, descriptors = b"", []
-        shim = _named(data, descriptors[0]) if descriptors else None
-        if shim is None:  # it has ended; or this agent has too many files open to take one more
+            data = b""
+        shim = _named(data)
+        if shim is None:  # it has ended; or this agent has too many files open
             self._settle(channel, None)
         elif channel.admit is None:
             self._go(channel, shim)
@@ -344,16 +346,13 @@ def _reap(process: _Process) -> None:
     remove(process.cgroups)
 
 
-def _named(data: bytes, descriptor: int) -> tuple[int, int] | None:
-    """Number and pidfd of the process that a message names; None, and the descriptor is closed: it names none."""
+def _named(data: bytes) -> tuple[int, int] | None:
+    """Number and pidfd of the process that a message names; None: it names none."""
     try:
-        with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
-            if data.isdigit() and b"Pid:\t%d" % int(data[:10]) in file.read().splitlines():
-                return int(data[:10]), descriptor
-    except OSError:
-        pass
-    os.close(descriptor)
-    return None
+        number = int(data[:10]) if data.isdigit() else 0
+        return number, os.pidfd_open(number)
+    except (OSError, OverflowError):
+        return None
 
 
 def _start(
@@ -364,6 +363,7 @@ def _start(
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:  # the agent has too many files open
         return Failed(f"{error.strerror}")
+    take_no_descriptors(ours)
     try:
         output, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:

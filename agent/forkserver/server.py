@@ -208,13 +208,11 @@ def keep(request: Request, channel: int) -> bool:
 def _introduce(channel: int) -> None:
     """Tell the agent which process this is, and end unless it says to go on."""
     with socket.socket(fileno=channel) as line:
-        myself = os.pidfd_open(os.getpid())
         try:
-            socket.send_fds(line, [str(os.getpid()).encode()], [myself])
+            line.send(str(os.getpid()).encode())
             word = line.recv(1)
         except OSError:
             word = b""
-        os.close(myself)
     if word != GO:
         os._exit(0)
 

@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from elasticd.agent.cgroups import Limits
 from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted, StopSignal
 from elasticd.protocol.messages import ReadLog
 from elasticd.protocol.model import Fault
+from elasticd.runtime.transport import SO_PASSRIGHTS
 
 from .accounts_stories import ALICE, BOB, Agent, as_account, only_root, public_directory, python_for_all, uid
 
@@ -25,6 +28,14 @@ pytestmark = only_root
 
 PYTHON = python_for_all() if os.getuid() == 0 else None
 needs_python = pytest.mark.skipif(PYTHON is None, reason="no interpreter that other accounts can execute")
+
+
+def refuses_descriptors() -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            return probe.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS) == 1
+        except OSError:
+            return False
 
 
 @pytest.fixture
@@ -415,7 +426,7 @@ while True:
     if not data:
         break
     line = socket.socket(fileno=descriptors[0])
-    socket.send_fds(line, [b"VICTIM"], [os.pidfd_open(VICTIM)])
+    line.send(b"VICTIM")
     word = line.recv(1)
     open("DIRECTORY/answered", "a").write(repr(word))
 """
@@ -459,6 +470,47 @@ if len(sys.argv) > 4:
 print("\\n" * 5000)
 time.sleep(0.3)
 """
+
+
+LINGERING = """#!/usr/bin/python3 -IS
+import os, socket, struct, sys, time
+here = socket.create_server(("127.0.0.1", 0))
+full = socket.create_connection(here.getsockname())
+there = here.accept()
+full.setblocking(False)
+try:
+    while True:
+        full.send(bytes(1 << 16))
+except BlockingIOError:
+    pass
+full.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
+if len(sys.argv) > 4:
+    with socket.socket(fileno=int(sys.argv[4])) as connection:
+        try:
+            socket.send_fds(connection, [b"{}"], [full.fileno()])
+        except OSError as error:
+            open("DIRECTORY/refused", "w").write(str(error.errno))
+    full.close()
+time.sleep(1)
+os._exit(0)  # one that ends like this waits for nothing
+"""
+
+
+@pytest.mark.skipif(not refuses_descriptors(), reason="a kernel before 6.16")
+def test_an_open_file_that_a_warm_process_sends_holds_nobody_up(place: Path) -> None:
+    agent = Agent(place, warm=True)
+    try:
+        home = place / "all"
+        home.mkdir()
+        home.chmod(0o777)
+        (home / "python").write_text(LINGERING.replace("DIRECTORY", str(home)))
+        (home / "python").chmod(0o755)
+        begin = time.monotonic()
+        agent.end(agent.start(ALICE, str(home / "python"), "train.py"))
+        agent.until(lambda: (home / "refused").exists())
+        assert time.monotonic() - begin < 15
+    finally:
+        agent.close()
 
 
 @pytest.mark.parametrize(

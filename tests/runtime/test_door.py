@@ -89,6 +89,14 @@ class House:
         return socket.recv_multipart()
 
 
+def refuses_descriptors() -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            return probe.getsockopt(socket.SOL_SOCKET, transport.SO_PASSRIGHTS) == 1
+        except OSError:
+            return False
+
+
 @pytest.fixture
 def house(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[House]:
     found = House(tmp_path, getattr(request, "param", Bounds()))
@@ -278,6 +286,26 @@ def test_a_connection_that_says_nothing_is_cut_after_a_while(house: House) -> No
     quiet.disable_monitor()
     monitor.close()
     raw.close()
+
+
+def test_an_open_file_that_a_local_peer_sends_holds_nobody_up(house: House) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as here,
+        socket.create_connection(here.getsockname()) as full,
+        socket.socket(socket.AF_UNIX) as peer,
+    ):
+        there, _ = here.accept()
+        full.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                full.send(bytes(1 << 16))
+        full.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, int(PATIENCE_S) + 2))
+        peer.connect(str(house.path))
+        with contextlib.suppress(PermissionError):
+            socket.send_fds(peer, [b"\xff" + bytes(8) + b"\x7f"], [full.fileno()])
+        full.close()  # whoever has been sent it is the last to let go
+        assert house.says(house.visitor(house.people_here), b"c") == [b"c"]
+        there.close()
 
 
 def test_a_frame_that_is_too_large_ends_the_connection_and_is_not_heard(house: House) -> None:
