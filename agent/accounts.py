@@ -113,8 +113,8 @@ def acting_as(account: Account) -> Iterator[None]:
         yield
         return
     before = os.getgroups()
-    _become(account.uid, account.gid, account.groups)
     try:
+        _become(account.uid, account.gid, account.groups)
         yield
     finally:
         try:
