@@ -111,6 +111,7 @@ class _Listener:
     local: bool
     handler: Handler
     monitor: transport.Socket
+    prefix: bytes  # of a `Peer`
 
 
 @dataclass
@@ -121,6 +122,7 @@ class _Line:
     proof: str  # a public key, or the number of a Unix user
     descriptor: int
     inode: int | None
+    guest: _Guest
     cut: bool = False  # what still comes over it was said before, and is dropped
 
 
@@ -186,13 +188,13 @@ class Door:
         monitor.linger = 0
         monitor.rcvhwm = 0  # ZeroMQ's own thread would wait for room
         monitor.connect(told)
-        listener = _Listener(gate, socket, local, handler, monitor)
+        listener = _Listener(gate, socket, local, handler, monitor, bytes((number,)))
         self._listeners.append(listener)
         bound = transport.bind(socket, address, pair)
         if local and gate.visitors:
             transport.open_to_visitors(bound)
         self._loop.add_socket(monitor, self._on_event)
-        self._loop.add_frames(socket, lambda frames: self._on_message(number, listener, frames))
+        self._loop.add_frames(socket, lambda frames: self._on_message(listener, frames))
         return bound
 
     def send(self, peer: Peer, *frames: bytes) -> bool:
@@ -307,8 +309,8 @@ class Door:
         peer = self._at.get(descriptor)
         return None if peer is None else self._lines.get(peer)
 
-    def _new_line(self, peer: Peer, who: Principal, proof: str, descriptor: int) -> bool:
-        """A connection speaks for the first time. False: its principal has too many."""
+    def _new_line(self, peer: Peer, who: Principal, proof: str, descriptor: int) -> _Line | None:
+        """None: its principal has too many connections."""
         self._forget(peer)
         if (before := self._at.get(descriptor)) is not None:
             self._forget(before)
@@ -323,11 +325,11 @@ class Door:
         if len(guest.lines) >= self._bounds.connections:
             self._warn(f"{who} connections", f"{who} has {len(guest.lines)} connections: another one is cut")
             self._cut(descriptor, inode)
-            return False
-        self._lines[peer] = _Line(who, proof, descriptor, inode)
+            return None
+        line = self._lines[peer] = _Line(who, proof, descriptor, inode, guest)
         self._at[descriptor] = peer
         guest.lines[peer] = None
-        return True
+        return line
 
     def _forget(self, peer: Peer) -> None:
         line = self._lines.pop(peer, None)
@@ -338,38 +340,41 @@ class Door:
 
     # -- messages
 
-    def _on_message(self, number: int, listener: _Listener, frames: list[zmq.Frame]) -> None:
+    def _on_message(self, listener: _Listener, frames: list[zmq.Frame]) -> None:
         last, routing = frames[-1], frames[0].bytes
-        proof = _proof(listener, last)
+        proof, descriptor = _proof(listener, last), _descriptor(last)
+        peer = listener.prefix + routing
+        line = self._lines.get(peer)
+        if line is None or line.proof != proof or line.descriptor != descriptor:  # else it is known: see `update`
+            line = self._introduced(listener, routing, proof, descriptor)
+        if line is None or line.cut:
+            return
+        if not self._may_say(line, sum(map(len, frames))):
+            self._cut_line(line)
+            return
+        listener.handler(peer, line.who, [frame.bytes for frame in frames[1:]])
+
+    def _introduced(self, listener: _Listener, routing: bytes, proof: str, descriptor: int) -> _Line | None:
+        """A connection speaks for the first time. None: it is not heard."""
         who = self._known(listener, proof)
-        descriptor = _descriptor(last)
         if who is None or len(routing) != ROUTING_ID_BYTES or routing[0] != 0:
             what = "somebody unknown" if who is None else f"{who}, who gives its connection a name"
             self._warn(
                 f"{what} {listener.gate.name}", f"dropped a message of {what}, at the door for {listener.gate.name}"
             )
             self._cut(descriptor, _inode(descriptor))
-            return
-        peer = bytes((number,)) + routing
-        line = self._lines.get(peer)
-        same = line is not None and line.proof == proof and line.who == who and line.descriptor == descriptor
-        if not same and not self._new_line(peer, who, proof, descriptor):
-            return
-        if self._lines[peer].cut:
-            return
-        if not self._may_say(who, sum(map(len, frames))):
-            self._cut_line(self._lines[peer])
-            return
-        listener.handler(peer, who, [frame.bytes for frame in frames[1:]])
+            return None
+        return self._new_line(listener.prefix + routing, who, proof, descriptor)
 
-    def _may_say(self, who: Principal, size: int) -> bool:
-        guest, bounds, now = self._guests[who], self._bounds, self._clock()
+    def _may_say(self, line: _Line, size: int) -> bool:
+        guest, bounds, now = line.guest, self._bounds, self._clock()
         if not guest.messages.take(now):
             much = f"{bounds.messages_per_s:.0f} messages"
         elif not guest.bytes_.take(now, size):
             much = f"{bounds.bytes_per_s / 1e6:.0f} MB"
         else:
             return True
+        who = line.who
         self._warn(f"{who} messages", f"{who} says more than {much} a second: a connection is cut")
         return False
 

@@ -37,12 +37,12 @@ from typing import Any
 import psutil
 
 from benchmarks.runtime import machine
-from benchmarks.runtime.processes import Family, MeasurementFailed, until
+from benchmarks.runtime.processes import Family, MeasurementFailed, free_port, until
 from elasticd.ctl.client import Client
 from elasticd.protocol.errors import ElasticError
 from elasticd.protocol.messages import Ping, Pong
 
-from . import report
+from . import keys, report
 from .store import fill
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,11 +63,13 @@ class Bench:
         cores = sorted(os.sched_getaffinity(0))
         self._core, self._others = cores[0], cores[1:] or cores
         os.sched_setaffinity(0, self._others)
-        self._clients_at, self._agents_at = (f"ipc://{directory}/{name}" for name in ("clients", "agents"))
+        self._clients_at, self._agents_at = f"ipc://{directory}/clients", f"tcp://127.0.0.1:{free_port()}"
+        self._keys = keys.make(directory, options.agents)
         self._config = directory / "controller.yaml"
         self._config.write_text(
             f"cluster: bench\nstate_directory: {directory / 'state'}\nlisten_clients: {self._clients_at}\n"
-            f"listen_agents: {self._agents_at}\nlog_file: {directory / 'controller.log'}\npolicy: {options.policy}\n"
+            f"listen_agents: {self._agents_at}\nkeys_directory: {directory / 'keys'}\n"
+            f"log_file: {directory / 'controller.log'}\npolicy: {options.policy}\n"
             "limits: {connections: 100000, messages_per_s: 1000000, messages_at_once: 1000000}\n"
         )
         self._client = Client(self._clients_at)
@@ -95,9 +97,12 @@ class Bench:
         return began
 
     def start_load(self) -> None:
-        for first in range(0, self.options.agents, AGENTS_PER_PROCESS):
-            count = min(AGENTS_PER_PROCESS, self.options.agents - first)
-            self._fleets.append(self._child("agents", self._agents_at, str(first), str(count), str(self.options.gpus)))
+        options = self.options
+        for first in range(0, options.agents, AGENTS_PER_PROCESS):
+            count = min(AGENTS_PER_PROCESS, options.agents - first)
+            self._fleets.append(
+                self._child("agents", self._agents_at, str(self._keys), *map(str, (first, count, options.gpus)))
+            )
         self._crowd = self._child("clients", self._clients_at, str(SUBMITTERS))
 
     def _child(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:

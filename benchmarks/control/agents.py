@@ -1,6 +1,6 @@
 """A process of many agents: the product's own `AgentMachine` and sockets, with workers that only say how far they are.
 
-    python -m benchmarks.control.agents ADDRESS FIRST COUNT GPUS
+    python -m benchmarks.control.agents ADDRESS KEYS FIRST COUNT GPUS
 
 Lines on stdin tell it what to do: `report SECONDS` (how often each worker tells its progress; 0: never), `tell` (answer with
 one line of JSON about what was sent). It ends with its stdin.
@@ -20,10 +20,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import zmq
 
+from benchmarks.control.keys import Keys
 from benchmarks.control.store import CLUSTER, identity, server
 from elasticd.agent.events import (
     ControllerMessage,
@@ -104,7 +106,8 @@ class Agent:
         here = server(number, gpus)
         self._fleet = fleet
         self.machine = AgentMachine(here, f"{number}-{os.getpid()}", HEARTBEAT_S, WORKER_SILENCE_S, who)
-        self.socket = transport.dealer(fleet.context, fleet.address)
+        pair = fleet.keys.pairs[number]
+        self.socket = transport.dealer(fleet.context, fleet.address, b"", pair, fleet.keys.controller)
         self._name = f"{here.server}#{who.agent}".encode()
         self.workers: dict[WorkerId, Worker] = {}
         self.due = 0.0
@@ -208,6 +211,7 @@ class Fleet:
     """All agents of this process, and its time."""
 
     address: str
+    keys: Keys
     context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
     codec: Codec[ToAgentFromController] = field(default_factory=lambda: Codec(ToAgentFromController))
     report_s: float = 0.0
@@ -269,5 +273,5 @@ class Fleet:
 
 
 if __name__ == "__main__":
-    Fleet(sys.argv[1]).run(*map(int, sys.argv[2:5]))
+    Fleet(sys.argv[1], Keys.read(Path(sys.argv[2]))).run(*map(int, sys.argv[3:6]))
     os._exit(0)
