@@ -123,6 +123,14 @@ class Decider:
     record: PolicyRecord | None = None
 
 
+@dataclass
+class Attempts:
+    """What a principal has tried that it may not."""
+
+    told: Sparing = field(default_factory=lambda: Sparing(ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S))
+    last: str = ""  # id of the last request
+
+
 class Cluster:
     """Jobs in the order of submission, servers by name, and the effects of the event at hand."""
 
@@ -149,7 +157,7 @@ class Cluster:
         # What each server kept when it first said hello to this controller: that alone may be ahead of the store (`forgery`).
         self.met: dict[ServerId, dict[WorkerId, str]] = {}  # with the uids of their jobs
         self.forged: dict[ServerId, Forgeries] = {}
-        self.attempts: OrderedDict[str, Sparing] = OrderedDict()  # of principals, at what they may not
+        self.attempts: OrderedDict[str, Attempts] = OrderedDict()  # of principals, at what they may not
         self.health: dict[ServerId, Health] = {}  # of servers where a start has failed
         self.awaited: set[ServerId] = set()  # known from the store, not heard of since the start
         # Servers that have a lease, or that are awaited; the one that has been silent for longest is first.
@@ -408,14 +416,20 @@ class Cluster:
         self._effects.act(Audit(now, str(asked.who), act, of, True, text, asked.envelope.id))
 
     def audit_refusal(self, now: float, who: Principal, act: str, of: str, text: str, request: str = "") -> None:
-        """Somebody has tried what he may not. Of many attempts some are written, and how many there were between them."""
+        """Somebody has tried what he may not. Of many attempts some are written, and how many there were between them.
+
+        A client repeats a request until it hears an answer: that is one attempt.
+        """
         name = str(who)
-        told = self.attempts.pop(name, None) or Sparing(ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S)
-        self.attempts[name] = told
+        attempts = self.attempts.pop(name, None) or Attempts()
+        self.attempts[name] = attempts
         if len(self.attempts) > KEPT_PRINCIPALS:
             self.attempts.popitem(last=False)
-        before = told.held_back
-        if told.lets(now):
+        if request and request == attempts.last:
+            return
+        attempts.last = request
+        before = attempts.told.held_back
+        if attempts.told.lets(now):
             also = f" ({before} more attempts since the last line)" if before else ""
             self._effects.act(Audit(now, name, act, of, False, text + also, request))
 

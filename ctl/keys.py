@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..protocol.errors import ClusterUnreachable, ElasticError, UserError
+from ..protocol.errors import ClusterUnreachable, ElasticError, NotAllowed, UserError
 from ..protocol.messages import Ping
 from ..protocol.principals import Role, parse
 from .context import JSON, configuration, console, of, print_json, say
 
+if TYPE_CHECKING:
+    from .client import Client
+
 DIRECTORY = Path("/etc/elasticctl/keys")
+KNOWN_WITHIN_S = 3.0  # a running controller looks at its list once a second
 
 Keys = Annotated[
     Path,
@@ -121,7 +126,7 @@ def login(
     write_secret(home / "key", key.text())
     write_secret(home / "cluster.yaml", f"controller: {address}\n".encode())
     try:
-        client.ask(Ping(), timeout_s=3.0)
+        _greet(client)
     except ClusterUnreachable as error:
         say(f"the key is in {home}, but {error}")
     except ElasticError as error:
@@ -130,6 +135,19 @@ def login(
     finally:
         client.close()
     print(f"{key.role.value}:{key.name} at {address}")
+
+
+def _greet(client: Client) -> None:
+    """Ask for a sign of life. A key that has just been made is known to the controller a moment later."""
+    until_s = time.monotonic() + KNOWN_WITHIN_S
+    while True:
+        try:
+            client.ask(Ping(), timeout_s=3.0)
+            return
+        except NotAllowed:
+            if time.monotonic() >= until_s:
+                raise
+        time.sleep(0.3)
 
 
 def _day(time_s: float | None) -> str:

@@ -391,10 +391,11 @@ class Door:
         return who if who is not None and who.role in listener.gate.remote else None
 
     def _cut(self, descriptor: int, inode: int | None) -> None:
-        if inode is None or _inode(descriptor) != inode:
+        if inode is None:
             return
         with contextlib.suppress(OSError), socketlib.socket(fileno=os.dup(descriptor)) as connection:
-            connection.shutdown(socketlib.SHUT_RDWR)  # ZeroMQ's thread finds its end, and closes it
+            if _inode(connection.fileno()) == inode:  # asked of the copy, which nobody else can close
+                connection.shutdown(socketlib.SHUT_RDWR)  # ZeroMQ's thread finds its end, and closes it
 
     def _warn(self, subject: str, text: str) -> None:
         since = self._sparing.worth(subject, self._clock())

@@ -246,6 +246,7 @@ class KeyDirectory:
             before = now.named(principal)
             if before is not None and before.revoked_s is None:
                 raise UserError(f"{principal} has a key already: `elasticctl keys revoke {principal}` first")
+            self._check_owner(now, role, name, account)
             given = KeyFile(role, name, Pair.new(), self.pair().public, controller)
             write_secret(out, given.text(), replace=False)
             line = Known(
@@ -258,6 +259,18 @@ class KeyDirectory:
                     out.unlink()
                 raise
         return given
+
+    @staticmethod
+    def _check_owner(now: Principals, role: Role, name: str, account: str) -> None:
+        """Jobs belong to a name: `user:alice` and `operator:alice` are one person. Raises UserError if they cannot be."""
+        for other in (Role.USER, Role.OPERATOR):
+            known = now.named(f"{other.value}:{name}")
+            if known is None or role is Role.SERVER or other is role or known.account == account:
+                continue
+            raise UserError(
+                f"{role.value}:{name} would own the jobs of {known.principal}, whose account is {known.account}: "
+                "choose another name, or the same account"
+            )
 
     def revoke(self, principal: str) -> None:
         """No key of this principal counts any more. Raises UserError if it has none that does."""

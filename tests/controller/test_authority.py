@@ -300,3 +300,11 @@ def test_the_local_operator_has_no_name_in_the_history():
     assert world.machine.cluster.events[-1].text == "cancelled"
     assert world.kinds(job.id) == [EventKind.SUBMITTED, EventKind.ORDERED, EventKind.CANCELLED]
     assert WorkerId(f"{job.id}.0") in [entry.worker for entry in job.record.workers]
+
+
+def test_a_refused_request_that_is_repeated_is_one_attempt():
+    world = World({"s1": 1})
+    job = world.submit(job_spec(), who=ALICE)
+    for _ in range(5):
+        assert world.ask(Cancel(job=job.id), "again", who=BOB).not_allowed
+    assert len([line for line in world.audits if not line.done]) == 1

@@ -188,3 +188,12 @@ def test_the_key_of_a_job_is_its_own_and_the_same_after_a_restart(tmp_path: Path
     (tmp_path / "jobs.secret").write_bytes(b"short")
     with pytest.raises(OperatorError, match="5 bytes"):
         JobKeys(tmp_path)
+
+
+def test_one_name_in_two_roles_is_one_person(keys: KeyDirectory, tmp_path: Path) -> None:
+    keys.add("operator:carol", "carol", tmp_path / "1")
+    with pytest.raises(UserError, match="would own the jobs of operator:carol, whose account is carol"):
+        keys.add("user:carol", "mallory", tmp_path / "2")
+    assert not (tmp_path / "2").exists()
+    keys.add("user:carol", "carol", tmp_path / "2")
+    keys.add("server:carol", "", tmp_path / "3")
