@@ -213,7 +213,7 @@ def test_a_worker_sees_what_it_was_given_and_nothing_of_the_daemons_environment(
     assert (seen["OMP_NUM_THREADS"], seen["CUDA_VISIBLE_DEVICES"]) == ("1", "")
     others = {name for name in seen if not name.startswith("ELASTICD_")}
     expected = {"PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "THP_MEM_ALLOC_ENABLE"}
-    expected |= {"MODE", "CUDA_VISIBLE_DEVICES", "USER", "LOGNAME"}
+    expected |= {"MODE", "CUDA_VISIBLE_DEVICES", "USER", "LOGNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
     assert others - {"PWD", "SHLVL", "_"} == expected | {"CUBLAS_WORKSPACE_CONFIG"}
 
 
