@@ -78,6 +78,14 @@ def refuse(cluster: Cluster, now: float, server: ServerId, what: str) -> None:
     cluster.audit_refusal(now, Principal(role=Role.SERVER, name=server), "report", server, sentence(found))
 
 
+def refuse_report(cluster: Cluster, now: float, server: ServerId, job: JobId, what: str) -> None:
+    """The same, of a worker of `job`. It is not counted where a part of the job's history is lost (`restored`): then an honest
+    server may have been sent what nobody here remembers."""
+    known = cluster.jobs.get(job)
+    if known is None or known.record.lost_generations == (0, 0):
+        refuse(cluster, now, server, what)
+
+
 def sentence(found: Forgeries) -> str:
     """After the server's name."""
     times = "a report was refused" if found.count == 1 else f"{found.count} reports were refused"

@@ -33,7 +33,7 @@ from ..reconcile.orders import leader_address, order_message, send_order
 from ..reconcile.processes import send_start, stop_worker
 from ..sessions import Session, Stray
 from .ends import add_broken, unknown_there, worker_ended
-from .forgery import fault_of, may_be_ahead, note_meeting, refuse
+from .forgery import fault_of, may_be_ahead, note_meeting, refuse, refuse_report
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .joining import refuse_older, refused, stale
 from .restored import ahead, bring_forward, note_age
@@ -248,7 +248,7 @@ def _unwanted(
     local = session.places.get(worker, LocalWorker(worker=worker, job=job, uid=uid, gpu=NOWHERE))
     known = cluster.jobs.get(job)
     if fault := fault_of(cluster, session, job, worker, local.uid, status):
-        refuse(cluster, now, session.server.server, fault)
+        refuse_report(cluster, now, session.server.server, job, fault)
         if worker not in session.places:
             return False  # else whatever runs there holds a GPU
     if known is None and (over := cluster.archive.find(job)) is not None and over.has_uid(local.uid):
@@ -315,7 +315,7 @@ def _on_running(cluster: Cluster, now: float, session: Session, worker: WorkerId
     job, uid = JobId(worker.rpartition(".")[0]), session.uid(worker)
     found = _find(cluster, session, job, worker, uid)
     if found is None and (fault := fault_of(cluster, session, job, worker, uid, None)):
-        refuse(cluster, now, session.server.server, fault)
+        refuse_report(cluster, now, session.server.server, job, fault)
     if found is not None and found[1].started_s is None:
         found[0].update_worker(worker, state=WorkerState.RUNNING, started_s=now)
         cluster.mark_dirty(found[0])
@@ -513,7 +513,7 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
     if found is None:
         known = cluster.jobs.get(message.job)
         if fault := fault_of(cluster, session, message.job, message.worker, message.uid, status):
-            refuse(cluster, now, session.server.server, fault)
+            refuse_report(cluster, now, session.server.server, message.job, fault)
         elif known is not None and known.has_uid(message.uid) and ahead(known, message.worker, status):
             bring_forward(cluster, now, known, message.worker, None, status)
         return False
