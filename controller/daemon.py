@@ -59,11 +59,7 @@ log = logging.getLogger(__name__)
 STORE_FILE = "cluster.db"
 LOCK_FILE = "controller.lock"
 AUDIT_FILE = "audit.log"
-COLLECT_INTERVAL_S = (
-    3600.0  # between two looks for unreachable cycles: in a large cluster each takes tenths of a second
-)
-
-
+COLLECT_INTERVAL_S = 3600.0  # between two looks for unreachable cycles, each of tenths of a second in a large cluster
 LOOK_INTERVAL_S = 1.0  # between two looks at the list of those who are known
 
 CLIENTS = Gate(
@@ -118,9 +114,7 @@ class ControllerDaemon:
         clients = self._door.listen(CLIENTS, options.clients_at, self._on_client)
         agents = self._door.listen(AGENTS, options.agents_at, self._on_agent)
         self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
-        self._changes: list[
-            ClientRequest
-        ] = []  # taken in at the end of a turn: who only looks need not wait for a commit
+        self._changes: list[ClientRequest] = []  # for the end of a turn: who only looks need not wait for a commit
         log.info("cluster=%s policy=%s", options.cluster, self._turn.machine.cluster.policy.name)
         log.info("listening for clients at %s, for agents at %s", ", ".join(clients), ", ".join(agents))
 

@@ -242,3 +242,14 @@ def test_what_a_server_shows_of_a_job_after_it_was_met_does_not_count():
     assert (job.record.overtaken, job.record.saved_step) == (False, None)
     assert EventKind.STORE_OLD not in world.kinds()
     assert shown(world).forged >= 3
+
+
+def test_where_a_part_of_a_jobs_history_is_lost_a_report_is_refused_and_not_counted():
+    world, job, status = scene()
+    job.update(lost_generations=(1, 1001))  # the store was restored: an honest server may have what it has forgotten
+    before = replace(job.record, counted_s=None)
+    world.feed(AgentMessage(FORGER, WorkerReport(status=further(status)), world.agents["s2"].identity))
+    world.feed(AgentMessage(FORGER, ended(further(status), job.uid), world.agents["s2"].identity))
+    world.turn()
+    assert replace(job.record, counted_s=None) == before
+    assert shown(world).forged == 0
