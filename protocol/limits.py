@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 MAX_GPUS = 4096
+MAX_GPU_TYPES = 16  # that one job names
+MAX_GPU_TYPE = 100  # characters
+MAX_GPU_MEMORY_BYTES = 1 << 50
 MAX_VIRTUAL_WORKERS = 4096
 MAX_STEPS = 2**53  # what JSON and a float hold exactly
 MAX_KEPT_CHECKPOINTS = 1000
 MAX_MODEL = 200  # characters
+MAX_RUN_AGAIN = 1000  # times, of a command that has not called `elastic.join()`
 MAX_PRIORITY = 1_000_000  # and as much below 0
 MIN_STEPS_PER_S = 1e-6  # a step of eleven days
 MAX_STEPS_PER_S = 1e9

@@ -40,10 +40,10 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fal
 
 
 class GpuKind(enum.Enum):
-    """What a slot of a server is."""
+    """What a worker computes on."""
 
     CUDA = "cuda"
-    CPU = "cpu"  # a CPU slot, offered where a server has no GPU
+    CPU = "cpu"  # a CPU slot; or a GPU whose agent is configured to let workers compute on the CPU, for tries
 
 
 class GpuPlace(Value, frozen=True, kw_only=True):
@@ -57,17 +57,91 @@ class GpuPlace(Value, frozen=True, kw_only=True):
         None  # between these GPUs there are only PCIe switches; a number of its own for a GPU without any
     )
     nvlinks: tuple[int, ...] = ()  # indices of the GPUs that NVLink reaches, directly or through NVSwitches
+    rack: str = ""  # of its server; told in rosters alone (an agent tells `Server.rack`)
 
 
 class Gpu(Value, frozen=True, kw_only=True):
     """One place where a worker can run."""
 
-    index: int  # on its server, from 0; NVML's index for a CUDA GPU
-    kind: GpuKind
+    index: int  # on its server, from 0; a CUDA GPU keeps the one that it was given first
+    kind: GpuKind  # what a worker there computes on
     name: str  # "NVIDIA A100-SXM4-40GB", "CPU slot"
     uuid: str = ""
     memory_bytes: int = 0
     place: GpuPlace = GpuPlace()
+    port: int = 0  # its agent keeps it free for the first process of a gang, if that has this GPU; 0: none
+
+
+class NvLinks(Value, frozen=True, kw_only=True):
+    """The NVLinks of a GPU that have the same at their other ends."""
+
+    count: int
+    peer: int | None = None  # index of a GPU; None: NVSwitches, which all GPUs with such links share
+    bytes_per_s: float = 0.0  # of all of them together, in one direction; 0: not told
+
+
+class GpuWiring(Value, frozen=True, kw_only=True):
+    """How a GPU is plugged in, as far as driver and kernel tell: for people, and for who wants to know more than its place."""
+
+    index: int
+    pci: str = ""  # "0000:07:00.0"
+    above: tuple[
+        str, ...
+    ] = ()  # the PCI devices between it and the processor: host bridge, root port, ends of switches
+    node: int | None = None  # NUMA node
+    cpus: str = ""  # the processors near it: "0-15,64-79"
+    pcie: str = ""  # "4.0 x16": the fastest that the GPU and its slot can do
+    pcie_bytes_per_s: float = 0.0  # of that, in one direction; 0: not told
+    nvlinks: tuple[NvLinks, ...] = ()
+    peers: tuple[int, ...] | None = None  # the GPUs whose memory it reads directly (P2P); None: not told
+    parent: str = ""  # UUID of the GPU that it is a part of (MIG); "": it is a whole one
+
+
+class Nic(Value, frozen=True, kw_only=True):
+    """A network card of a server."""
+
+    name: str  # of its interface: "eth0", "ib0"
+    pci: str = ""
+    above: tuple[str, ...] = ()
+    node: int | None = None
+    bytes_per_s: float = 0.0  # in one direction; 0: not told, or no cable
+
+
+class Wiring(Value, frozen=True, kw_only=True):
+    """What hangs where in a server."""
+
+    gpus: tuple[GpuWiring, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    driver: str = ""  # version of the GPUs' driver
+
+
+class Severity(enum.Enum):
+    """What a trouble means for the work on a GPU or a server."""
+
+    NOTE = "note"  # it is shown, nothing more
+    NO_NEW_WORK = "no-new-work"  # nothing new is started there; what runs there goes on
+    MOVE_AWAY = "move-away"  # likewise, and what runs there and still computes is moved to other GPUs
+    STOP = "stop"  # likewise, and what cannot be moved is stopped: the GPU is gone, or what it computes may be wrong
+
+    @property
+    def bars(self) -> bool:
+        """Is nothing new started there?"""
+        return self is not Severity.NOTE
+
+    @property
+    def moves(self) -> bool:
+        """Is what runs there moved to other GPUs?"""
+        return self in (Severity.MOVE_AWAY, Severity.STOP)
+
+
+class Trouble(Value, frozen=True, kw_only=True):
+    """Something that is wrong with a GPU or with a whole server, as its agent has found."""
+
+    code: str  # "xid-79", "gpu-lost", "no-driver", "disk-full": what it is, for programs
+    severity: Severity
+    text: str  # a sentence for people, with what mends it
+    gpu: int | None = None  # index on its server; None: the whole server
+    since_s: float = 0.0  # Unix time
 
 
 class GpuAddress(Value, frozen=True, kw_only=True, order=True):
@@ -80,6 +154,20 @@ class GpuAddress(Value, frozen=True, kw_only=True, order=True):
         return f"{self.server}:{self.index}"
 
 
+def held_gpus(gpu: GpuAddress, indices: tuple[int, ...]) -> tuple[GpuAddress, ...]:
+    """All GPUs of a worker's process: these of the server of `gpu`, or `gpu` alone."""
+    return tuple([GpuAddress(server=gpu.server, index=index) for index in indices]) if indices else (gpu,)
+
+
+class Storage(Value, frozen=True, kw_only=True):
+    """A directory, and what it lies on. Two servers see the same one if `place` is the same."""
+
+    path: str
+    kind: str = ""  # of the file system: "nfs4", "ext4"; "": it has not answered
+    place: str = ""  # "nas:/data/checkpoints"; on a disk of the server's own it holds this boot of the machine
+    shared: bool = False  # other machines can have it, too
+
+
 class Server(Value, frozen=True, kw_only=True):
     """What an agent reports of its server."""
 
@@ -89,6 +177,9 @@ class Server(Value, frozen=True, kw_only=True):
     cpu_cores: int = 0
     memory_bytes: int = 0
     version: str = ""
+    rack: str = ""  # from the agent's configuration: servers of one rack share a network switch; "": not told
+    wiring: Wiring = Wiring()
+    checkpoints: Storage | None = None  # None: not told
 
 
 class GpuRange(Value, frozen=True, kw_only=True):
@@ -115,6 +206,13 @@ class Determinism(enum.Enum):
     HETEROGENEOUS = "heterogeneous"
 
 
+class Processes(enum.Enum):
+    """How many processes run a job's command."""
+
+    PER_GPU = "per-gpu"  # one for each GPU: what `elastic.join()` and most distributed scripts expect
+    PER_SERVER = "per-server"  # one for each server, which sees all of the job's GPUs there: torchrun and its like
+
+
 class JobSpec(Value, frozen=True, kw_only=True):
     """What a user asks for. Validated where it enters the system (``elasticctl`` and again the controller)."""
 
@@ -135,6 +233,19 @@ class JobSpec(Value, frozen=True, kw_only=True):
     load_timeout_s: float = LOAD_TIMEOUT_S  # from there to its training loop: model, data
     step_timeout_s: float | None = None  # for a worker's own part of a step; None: by what its parts took so far
     pause_timeout_s: float = PAUSE_TIMEOUT_S  # for the script's own code between two steps
+    processes: Processes = Processes.PER_GPU
+    gpus_per_server: int | None = None  # exactly so many on each of its servers; None: as they come
+    gpu_types: tuple[str, ...] = ()  # it runs only on GPUs whose name has one of these words in it; empty: on any
+    gpu_memory_bytes: int = 0  # each of its GPUs has so much at least
+    # As long as no worker of it has called `elastic.join()`:
+    restarts: int | None = None  # so often its command may be run again from the start; None: as often as it takes
+    must_join: bool = False  # `start_timeout_s` counts, since its user has set it; else a command may run for ever
+
+    @property
+    def expected_to_join(self) -> bool:
+        """Does it look like a job that calls `elastic.join()`? It has asked for a range, or its script imports the library."""
+        one_each = self.processes is Processes.PER_GPU
+        return one_each and (self.restarts is None or self.gpus.min < self.gpus.max)
 
 
 class JobPhase(enum.Enum):
@@ -158,6 +269,11 @@ class Member(Value, frozen=True, kw_only=True):
     worker: WorkerId
     gpu: GpuAddress
     place: GpuPlace = GpuPlace()  # of that GPU
+    gpus: tuple[int, ...] = ()  # of its server, where one process has several of them; empty: `gpu` alone
+
+    @property
+    def all_gpus(self) -> tuple[GpuAddress, ...]:
+        return held_gpus(self.gpu, self.gpus)
 
 
 class Roster(Value, frozen=True, kw_only=True):
@@ -195,6 +311,22 @@ class WorkerPhase(enum.Enum):
     def over(self) -> bool:
         """Has it nothing more to do with the training?"""
         return self in (WorkerPhase.LEFT, WorkerPhase.FINISHED)
+
+
+class GpuSeconds(Value, frozen=True, kw_only=True):
+    """What GPUs were held for, in GPU-seconds (docs/accounting.md). Each one that was held stands in one of the columns."""
+
+    used_gpu_s: float = 0.0  # a worker trained; of a plain command: it ran
+    idle_gpu_s: float = (
+        0.0  # held without that: starting, loading, saving, waiting, kept for a job that is being measured
+    )
+    paused_gpu_s: float = 0.0  # stood still in a resize
+    lost_gpu_s: float = 0.0  # was void after a restart, or a worker ended before it had trained
+
+    @property
+    def held_gpu_s(self) -> float:
+        """All of them."""
+        return self.used_gpu_s + self.idle_gpu_s + self.paused_gpu_s + self.lost_gpu_s
 
 
 class Fault(enum.Enum):
@@ -267,3 +399,4 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     unconnected_s: float = 0.0  # for so long it could not connect to the others, though it tried again; 0: it could
     # For so long it has waited for what others of its generation are to send: longer than that should take; 0: it has not.
     waits_s: float = 0.0
+    batch_samples: int = 0  # of a global step, all virtual workers together; 0: the script has not said yet

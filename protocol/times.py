@@ -47,6 +47,8 @@ STORE_RETRY_S = 1.0  # between two attempts to write, while the store cannot be 
 
 START_TIMEOUT_S = 600.0  # from its start to `elastic.join()`, unless the job says otherwise
 LOAD_TIMEOUT_S = 3600.0  # from there to its training loop: model, data
+JOIN_NOTICE_S = 60.0  # until a command that is expected to call `elastic.join()` is taken for one that does not
+SILENT_SERVER_S = 300.0  # from a lost lease, until processes there that must not run twice are taken for ended
 
 # ------------------------------------------------------------------------------------------------------- a worker's stop
 

@@ -4,7 +4,8 @@ Theory of operation
 -------------------
 Elan tells four levels of links apart: L1 traverses only PCIe switches, L2 a PCIe host bridge, L3 the link between two sockets, L4
 the network. The bandwidth falls in that order (its Figure 8: peer to peer, then shared memory, then network). NVLink, which
-its servers did not have, comes before L1. The levels nest, so a GPU's place needs no table of distances: it says which
+its servers did not have, comes before L1; and beyond L4 there is the way from one rack to another, which has less bandwidth than
+that between servers of one rack (ElasticFlow 3.2). The levels nest, so a GPU's place needs no table of distances: it says which
 socket and which switch the GPU hangs on, and `link` compares two places.
 
 A place may be unknown, wholly or in part: an older agent does not tell it, and a driver need not answer. Then two GPUs of a
@@ -36,6 +37,7 @@ class Link(enum.IntEnum):
     BRIDGE = 2  # L2
     SOCKET = 3  # L3, or somewhere in one server, where nobody knows
     NETWORK = 4  # L4
+    RACKS = 5  # L4 as well, from one rack to another
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Lane:
 def link(a: Spot, b: Spot) -> Link:
     """What a transfer between two different GPUs traverses; the same in both directions."""
     if a.gpu.server != b.gpu.server:
-        return Link.NETWORK
+        apart = a.place.rack and b.place.rack and a.place.rack != b.place.rack
+        return Link.RACKS if apart else Link.NETWORK
     if b.gpu.index in a.place.nvlinks or a.gpu.index in b.place.nvlinks:
         return Link.NVLINK
     if a.place.switch is not None and a.place.switch == b.place.switch:
@@ -89,7 +92,7 @@ def lanes(source: Spot, target: Spot) -> tuple[Lane, ...]:
         found.append(Lane(LaneKind.OUT_OF_GPU, source.gpu.server, source.gpu.index))
     if target.place.switch is not None:
         found.append(Lane(LaneKind.INTO_GPU, target.gpu.server, target.gpu.index))
-    if level is Link.NETWORK:
+    if level >= Link.NETWORK:
         found.append(Lane(LaneKind.OUT_OF_SERVER, source.gpu.server))
         found.append(Lane(LaneKind.INTO_SERVER, target.gpu.server))
     elif level is Link.SOCKET and source.place.socket is not None and target.place.socket is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..model import Fault, JobId, Server, ServerId, WorkerId, WorkerPhase, WorkerStatus
+from ..model import Fault, JobId, Server, ServerId, Trouble, WorkerId, WorkerPhase, WorkerStatus
 from .base import Message
 
 
@@ -24,6 +24,7 @@ class WorkerExit(Message, frozen=True, kw_only=True):
     status: WorkerStatus | None = None  # likewise: a controller that was away has not heard it
     fault: Fault = Fault.KILLED  # whose it is, as far as the agent can know
     uid: str = ""  # of the job
+    log: str = ""  # path of its log on this server, where the agent has seen it end
 
 
 class LocalWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,11 @@ class LocalWorker(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId
     uid: str  # of the job
     gpu: int  # index on the agent's server
+    gpus: tuple[int, ...] = ()  # where it holds several of them; empty: `gpu` alone
+
+    @property
+    def all_gpus(self) -> tuple[int, ...]:
+        return self.gpus or (self.gpu,)
 
 
 class AgentHello(Message, frozen=True, kw_only=True):
@@ -51,6 +57,8 @@ class AgentHello(Message, frozen=True, kw_only=True):
     newest_event: int = 0  # greatest number of an event of its cluster that it has heard of
     heartbeat_interval_s: float = 0.0  # between the heartbeats that will follow; 0: not told
     processes: tuple[LocalWorker, ...] = ()  # where each of `workers` and `starting` runs
+    troubles: tuple[Trouble, ...] = ()  # of this server and its GPUs
+    clock_s: float = 0.0  # of the server when this was sent (Unix time); 0: not told
 
     @property
     def session(self) -> str:
@@ -71,6 +79,8 @@ class AgentHeartbeat(Message, frozen=True, kw_only=True):
     server: ServerId
     starting: tuple[WorkerId, ...] = ()  # processes that run but have not reported yet
     reports: tuple[WorkerReport, ...] = ()  # what has not been told yet
+    troubles: tuple[Trouble, ...] | None = None  # all that there are now; None: as told last in this session
+    clock_s: float = 0.0  # likewise
 
 
 class LogPiece(Message, frozen=True, kw_only=True):

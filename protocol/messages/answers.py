@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..model import JobId, ServerId
 from .base import Message
-from .views import EventView, JobView, ServerView, ShareForecast, StageView
+from .views import EventView, JobView, ServerView, ShareForecast, StageView, UsageRow
 
 
 class Submitted(Message, frozen=True, kw_only=True):
@@ -26,11 +26,13 @@ class JobFound(Message, frozen=True, kw_only=True):
 
 
 class Scaled(Message, frozen=True, kw_only=True):
-    """`generation` is the order that carries the new share out; it may be committed already."""
+    """`generation` is the order that carries the new share out; it may be committed already. `pushed`: the jobs that lose GPUs
+    by it, the first of them."""
 
     job: JobId
     generation: int
     share: int
+    pushed: tuple[ShareForecast, ...] = ()
 
 
 class Profiling(Message, frozen=True, kw_only=True):
@@ -63,6 +65,21 @@ class ServerForgotten(Message, frozen=True, kw_only=True):
     """Should its agent say hello again, it joins as a new server."""
 
     server: ServerId
+
+
+class ServerExcluded(Message, frozen=True, kw_only=True):
+    """Nothing new is started there. What runs there goes on."""
+
+    server: ServerId
+    gpu: int | None = None
+
+
+class ServerIncluded(Message, frozen=True, kw_only=True):
+    """`trusted`: what is wrong there all the same, in words."""
+
+    server: ServerId
+    gpu: int | None = None
+    trusted: tuple[str, ...] = ()
 
 
 class Events(Message, frozen=True, kw_only=True):
@@ -103,6 +120,16 @@ class PolicySet(Message, frozen=True, kw_only=True):
     time_s: float
 
 
+class UsageReport(Message, frozen=True, kw_only=True):
+    """A page of a report."""
+
+    rows: tuple[UsageRow, ...]
+    since_s: float  # the beginning of the first day (Unix time)
+    until_s: float  # the end of the last one
+    time_s: float
+    next: str = ""  # `after` of the next page; "": this was the last one
+
+
 class Pong(Message, frozen=True, kw_only=True):
     version: str
     protocol: int
@@ -110,6 +137,7 @@ class Pong(Message, frozen=True, kw_only=True):
     policy: str
     servers: int
     pid: int
+    time_s: float = 0.0  # of the controller's clock (Unix time); 0: not told
 
 
 class Refused(Message, frozen=True, kw_only=True):
@@ -131,10 +159,13 @@ Answer = (
     | Servers
     | ServerAdopted
     | ServerForgotten
+    | ServerExcluded
+    | ServerIncluded
     | Events
     | Log
     | PolicyInUse
     | PolicySet
+    | UsageReport
     | Pong
     | Refused
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 from ..model import JobSpec, ServerId, WorkerId
@@ -19,6 +20,7 @@ class GetJobs(Message, frozen=True, kw_only=True):
     final_too: bool = False
     after: str = ""  # where the last page ended (`Jobs.next`); "": from the start
     limit: int = 500
+    mine: bool = False  # only those of whoever asks; a page may be empty, and `next` goes on all the same
 
 
 class GetEnded(Message, frozen=True, kw_only=True):
@@ -27,6 +29,7 @@ class GetEnded(Message, frozen=True, kw_only=True):
     after: str = ""  # likewise
     before_job: str = ""  # only those that come after this one, which is over itself; with `after` it says nothing
     limit: int = 500
+    mine: bool = False  # likewise
 
 
 class GetJob(Message, frozen=True, kw_only=True):
@@ -69,6 +72,21 @@ class ForgetServer(Message, frozen=True, kw_only=True):
     server: ServerId
 
 
+class ExcludeServer(Message, frozen=True, kw_only=True):
+    """Start nothing new on a server, or on one of its GPUs, until it is included again."""
+
+    server: ServerId
+    gpu: int | None = None  # index; None: the whole server
+    reason: str = ""
+
+
+class IncludeServer(Message, frozen=True, kw_only=True):
+    """Use a server, or one of its GPUs, again: it is excluded no more, and trusted in spite of the troubles that it has now."""
+
+    server: ServerId
+    gpu: int | None = None  # index; None: the server and all of its GPUs
+
+
 class GetEvents(Message, frozen=True, kw_only=True):
     """Events after `after` (a number, 0 from the start), of one job or of all, at most `limit`, oldest first."""
 
@@ -102,6 +120,30 @@ class SetPolicy(Message, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
+class UsageBy(enum.Enum):
+    """What each row of a report is about."""
+
+    USER = "user"
+    DAY = "day"
+    JOB = "job"
+
+
+class GetUsage(Message, frozen=True, kw_only=True):
+    """A page of a report: what users, days or jobs have had in GPU-seconds, from one day (UTC) to another, both included.
+
+    By job it is all that each job has had, of those that were submitted before the end of the last day and were not over before
+    the first one. `job`: only that one, whenever it was.
+    """
+
+    by: UsageBy = UsageBy.USER
+    user: str = ""  # only this one's
+    job: str = ""
+    since_s: float = 0.0  # on the first day (Unix time)
+    until_s: float | None = None  # on the last one; None: today
+    after: str = ""  # where the last page ended (`UsageReport.next`); "": from the start
+    limit: int = 500
+
+
 class Ping(Message, frozen=True, kw_only=True):
     pass
 
@@ -117,10 +159,13 @@ Request = (
     | GetServers
     | AdoptServer
     | ForgetServer
+    | ExcludeServer
+    | IncludeServer
     | GetEvents
     | GetLog
     | GetPolicy
     | SetPolicy
+    | GetUsage
     | Ping
 )
 

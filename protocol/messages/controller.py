@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from ..model import JobId, JobSpec, Roster, WorkerId
+from ..model import JobId, JobSpec, Roster, Value, WorkerId
 from .base import Message
+
+
+class Rendezvous(Value, frozen=True, kw_only=True):
+    """How the processes of a job that has not called `elastic.join()` find each other: they get it as variables."""
+
+    process: int  # the number of this one, from 0
+    processes: int
+    server: int  # the number of its server among those of the job, from 0
+    servers: int
+    address: str  # of the first process's server
+    port: int  # free there
+    local: tuple[int, ...]  # indices of the job's GPUs on this server
 
 
 class Order(Message, frozen=True, kw_only=True):
@@ -33,7 +45,10 @@ class StartWorker(Message, frozen=True, kw_only=True):
     session: str = ""  # of the agent's hello that this belongs to (`AgentHello.session`); "": any
     owner: str = ""  # the principal whose job it is
     account: str = ""  # the Unix account that it runs as; "": the agent's own
+    trusted: tuple[str, ...] = ()  # codes of troubles of this GPU or its server that an operator has overruled
     key: str = ""  # secret CURVE key (Z85) that all workers of the job share: they talk to nobody without
+    gpus: tuple[int, ...] = ()  # of that server, where the process has several of them; empty: `gpu` alone
+    rendezvous: Rendezvous | None = None  # None: the job has called `elastic.join()`
 
 
 class StopWorker(Message, frozen=True, kw_only=True):

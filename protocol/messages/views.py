@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..model import JobId, JobPhase, JobSpec, Resize, Server, ServerId, WorkerId, WorkerPhase
+from ..model import GpuSeconds, JobId, JobPhase, JobSpec, Resize, Server, ServerId, Trouble, WorkerId, WorkerPhase
 
 
 class WorkerStage(enum.Enum):
@@ -21,6 +21,7 @@ class WorkerStage(enum.Enum):
     LEFT = "left"
     FINISHED = "finished"
     ENDED = "ended"  # its process
+    RUNNING = "running"  # a process of a gang, of which nothing else is known
 
     @classmethod
     def of(cls, phase: WorkerPhase) -> WorkerStage:
@@ -38,6 +39,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     exit_code: int | None = None
     reason: str = ""
+    gpus: tuple[int, ...] = ()  # where its process has several; empty: `gpu` alone
 
 
 class ShareChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,17 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     source: str  # measured, history, stated (in the job file), profile, assumed (from the others)
     times: int = 0  # measured so often
     age_s: float | None = None  # since it was measured last
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a job has failed: what `status` and `wait` say besides why."""
+
+    attempt: int  # from 1: each begins from the last checkpoint, or from the start
+    steps_done: int  # at most, in all attempts; 0: none, or the job never trained
+    worker: WorkerId | None = None  # that brought it about; None: none did
+    server: ServerId | None = None
+    error: str = ""  # what came of that worker: "exit code 1: ValueError: the loss is nan"
+    log: str = ""  # path of its log on that server
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +103,21 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     measuring_gpus: int | None = None  # it is being measured with so many of its GPUs
     owner: str = ""  # the name of the principal who submitted it; "": it is from before there were owners
     account: str = ""  # the Unix account that it runs as; "": that of the agents
+    gpu_seconds: GpuSeconds = GpuSeconds()  # that it has had so far
+    elastic: bool = True  # it has called `elastic.join()`; else it is a fixed gang, which cannot be resized
     curve: tuple[CurvePoint, ...] = ()  # by share; only in the answer to GetJob
+    batch_samples: int = 0  # the global batch: samples in a step, all virtual workers together; 0: not known yet
+    failure: Failure | None = None  # of a job that has failed
+
+
+class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of a report: a user, a day or a job, and what was had. What it is not about is empty."""
+
+    gpu_seconds: GpuSeconds
+    user: str = ""
+    day: str = ""  # "2026-11-23", UTC
+    job: JobId = JobId("")
+    phase: JobPhase | None = None  # of the job
 
 
 class ServerState(enum.Enum):
@@ -109,6 +136,9 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     used: dict[int, JobId]  # GPU index -> job
     state: ServerState = ServerState.ALIVE
     trouble: str = ""  # why no worker is started there for now, or what an operator has to decide; in words
+    barred: dict[int, str] = {}  # GPU index -> why it takes no new work
+    troubles: tuple[Trouble, ...] = ()  # as its agent tells them, also those that bar nothing
+    clock_ahead_s: float | None = None  # of its clock, of the controller's; None: not told
     forged: int = 0  # reports of its agent that were refused: of workers that were never sent to it
 
 
@@ -138,6 +168,10 @@ class EventKind(enum.Enum):
     SERVER_BACK = "server-back"
     SERVER_LOST = "server-lost"
     SERVER_UNFIT = "server-unfit"
+    TROUBLE = "trouble"  # GPUs of it take no new work, and why
+    RECOVERED = "recovered"  # they do again
+    EXCLUDED = "excluded"  # by an operator
+    INCLUDED = "included"  # likewise
     SERVER_REFUSED = "server-refused"
     SERVER_FOREIGN = "server-foreign"
     SERVER_ADOPTED = "server-adopted"
