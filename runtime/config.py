@@ -169,6 +169,18 @@ def taken(present: S, new: S, safe: frozenset[str]) -> S:
     return msgspec.structs.replace(present, **{name: getattr(new, name) for name in names if name in safe})
 
 
+def host_and_port(field: str, address: str) -> tuple[str, int]:
+    """Of "127.0.0.1:9464" or "[::1]:9464". Raises OperatorError, naming `field`."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise OperatorError(f"{field}: {address[:200]!r} is not HOST:PORT, such as 127.0.0.1:9464")
+    if host.startswith("[") and host.endswith("]"):
+        return host[1:-1], int(port)
+    if ":" in host:
+        raise OperatorError(f"{field}: {address[:200]!r}: an IPv6 address stands in brackets, such as [::1]:9464")
+    return host, int(port)
+
+
 def log_refusal(error: ElasticError) -> None:
     """A running daemon keeps what it has."""
     for line in str(error).splitlines():

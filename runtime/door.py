@@ -42,11 +42,13 @@ import zmq
 import zmq.utils.z85 as z85
 from zmq.utils.monitor import parse_monitor_message
 
-from ..protocol.principals import Principal, Role
+from ..protocol.errors import OperatorError
+from ..protocol.principals import LOCAL_OPERATOR, Principal, Role
 from ..protocol.sparing import SparingBySubject
 from . import transport
 from .keys import Pair, Principals
 from .loop import Loop
+from .pulse import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,9 @@ Peer = bytes  # which socket (one byte), and the connection's name there
 
 ROUTING_ID_BYTES = 5  # of one that ZeroMQ has chosen: a zero, and a number that counts connections
 HANDSHAKES_PER_S, HANDSHAKE_BURST = 5.0, 200.0  # of one principal
+LOOKS_PER_S, LOOK_BURST = 5.0, 20.0  # at the list of keys, since somebody unknown has knocked
+NETWORK_THREAD, LOCAL_THREAD = 1, 2  # of ZeroMQ's threads, as bits, where there are two
+REST_S = 10.0  # for which nothing is accepted on the socket of a user who connects too often
 SILENT_S = 30.0  # a connection that has said nothing for so long is cut
 DESCRIPTORS_KEPT = 256  # for files and the daemon's own sockets
 
@@ -80,6 +85,8 @@ class Gate:
     frame_bytes: int
     waiting_out: int  # messages to one connection
     visitors: bool = False  # a local socket is open to whoever may enter its directory
+    owner: int | None = None  # or it belongs to this Unix user, and no other one may connect
+    names: bool = False  # connections may have names of their own: they are all of one principal
 
 
 Handler = Callable[[Peer, Principal, list[bytes]], None]
@@ -112,6 +119,10 @@ class _Listener:
     handler: Handler
     monitor: transport.Socket
     prefix: bytes  # of a `Peer`
+    address: str = ""
+    pulse: Pulse | None = None  # where others of this machine may connect
+    accepted: Bucket = field(default_factory=lambda: Bucket(HANDSHAKES_PER_S, HANDSHAKE_BURST))
+    rests_until: float | None = None  # it does not listen until then
 
 
 @dataclass
@@ -147,8 +158,11 @@ class Door:
         principals: Principals,
         bounds: Bounds,
         clock: Callable[[], float] = time.monotonic,
+        most: int | None = None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
-        """pair: the daemon's own; without one it cannot listen on TCP."""
+        """pair: the daemon's own; without one it cannot listen on TCP. most: connections of all, if that is less than there may
+        be open files. look: called when somebody unknown knocks, who may just have become known: it may call `update`."""
         self._context = context
         self._loop = loop
         self._pair = pair
@@ -160,9 +174,12 @@ class Door:
         self._at: dict[int, Peer] = {}  # by descriptor
         self._guests: dict[Principal, _Guest] = {}
         self._handshakes: dict[Principal, Bucket] = {}
+        self._look = look
+        self._looks = Bucket(LOOKS_PER_S, LOOK_BURST)
         self._silent: OrderedDict[int, tuple[int | None, float]] = OrderedDict()  # inode and time, by descriptor
         self._sparing = SparingBySubject()
         self._most = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT)
+        self._most = min(self._most, most or self._most)
         self._zap: transport.Socket = context.socket(zmq.ROUTER)
         self._zap.linger = 0
         self._zap.sndhwm = self._zap.rcvhwm = 0
@@ -179,6 +196,10 @@ class Door:
         socket = transport.router(self._context, pair)
         socket.sndhwm = gate.waiting_out
         socket.maxmsgsize = gate.frame_bytes
+        if (
+            self._context.get(zmq.IO_THREADS) > 1
+        ):  # who holds up the thread of local sockets does not hold up the network's
+            socket.setsockopt(zmq.AFFINITY, LOCAL_THREAD if local else NETWORK_THREAD)
         number = len(self._listeners)
         socket.zap_domain = str(number).encode()
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
@@ -190,12 +211,43 @@ class Door:
         monitor.connect(told)
         listener = _Listener(gate, socket, local, handler, monitor, bytes((number,)))
         self._listeners.append(listener)
-        bound = transport.bind(socket, address, pair)
-        if local and gate.visitors:
-            transport.open_to_visitors(bound)
-        self._loop.add_socket(monitor, self._on_event)
+        try:
+            listener.address = bound = self._bind(listener, address)
+            if local and gate.visitors:
+                listener.pulse = Pulse(bound)
+        except OperatorError:
+            self._listeners.remove(listener)
+            _close(listener)
+            raise
+        self._loop.add_socket(monitor, lambda frames: self._on_event(listener, frames))
         self._loop.add_frames(socket, lambda frames: self._on_message(listener, frames))
         return bound
+
+    def _bind(self, listener: _Listener, address: str) -> str:
+        gate = listener.gate
+        bound = transport.bind(listener.socket, address, None if listener.local else self._pair)
+        if listener.local and gate.visitors:
+            transport.open_to_visitors(bound)
+        elif listener.local and gate.owner is not None:
+            transport.give_to(bound, gate.owner)
+        return bound
+
+    def _rest(self, listener: _Listener, now: float) -> None:
+        """Whoever may connect to this socket does so faster than connections can be cut."""
+        listener.rests_until = now + REST_S
+        with contextlib.suppress(zmq.ZMQError):
+            listener.socket.unbind(listener.address)
+        self._warn(
+            f"{listener.gate.name} rest", f"{listener.gate.name} connect too often: not heard for {REST_S:.0f} s"
+        )
+
+    def _listen_again(self, listener: _Listener, now: float) -> None:
+        try:
+            self._bind(listener, listener.address)
+            listener.rests_until = None
+        except OperatorError as error:
+            listener.rests_until = now + REST_S
+            self._warn(f"{listener.gate.name} rest", f"{listener.gate.name} cannot be heard again: {error}")
 
     def send(self, peer: Peer, *frames: bytes) -> bool:
         """False: the peer is not there any more, or does not read."""
@@ -234,8 +286,14 @@ class Door:
         self._guests = {who: guest for who, guest in self._guests.items() if guest.lines}
 
     def pass_time(self) -> None:
-        """Cut the connections that say nothing."""
+        """Cut the connections that say nothing, listen again where that was enough for a while, and see whether we are heard.
+        About once a second."""
         now = self._clock()
+        for listener in self._listeners:
+            if listener.pulse is not None:
+                listener.pulse.beat(now)
+            if listener.rests_until is not None and now >= listener.rests_until:
+                self._listen_again(listener, now)
         while self._silent:
             descriptor, (inode, since) = next(iter(self._silent.items()))
             if now - since < SILENT_S:
@@ -243,11 +301,17 @@ class Door:
             del self._silent[descriptor]
             self._cut(descriptor, inode)
 
+    def hears(self) -> bool:
+        """Is what local peers say heard? If not, a peer holds up ZeroMQ's thread."""
+        now = self._clock()
+        return all(listener.pulse.stands(now) for listener in self._listeners if listener.pulse is not None)
+
     def close(self) -> None:
         for listener in self._listeners:
-            listener.socket.disable_monitor()
-            listener.monitor.close()
-            listener.socket.close()
+            self._loop.remove_socket(listener.monitor)
+            self._loop.remove_socket(listener.socket)
+            _close(listener)
+        self._loop.remove_socket(self._zap)
         self._zap.close()
 
     # -- handshakes
@@ -268,6 +332,9 @@ class Door:
         else:
             return b"400", b"only keys are let in", b""
         who = self._known(listener, proof)
+        if who is None and self._looks.take(self._clock()):
+            self._look()
+            who = self._known(listener, proof)
         if who is None:
             what = f"user {proof}" if listener.local else "a key that is unknown, revoked or of another role"
             self._warn(f"{address} {gate.name}", f"refused {what}, from {address}, at the door for {gate.name}")
@@ -281,11 +348,14 @@ class Door:
 
     # -- connections
 
-    def _on_event(self, frames: list[bytes]) -> None:
+    def _on_event(self, listener: _Listener, frames: list[bytes]) -> None:
         event = parse_monitor_message(frames)
         descriptor = int(event["value"])
         inode = _inode(descriptor)
         if event["event"] == zmq.EVENT_ACCEPTED:
+            owner, now = listener.gate.owner, self._clock()
+            if owner not in (None, os.getuid()) and not listener.accepted.take(now) and listener.rests_until is None:
+                self._rest(listener, now)
             spoken = self._line_at(descriptor)
             if inode is None or (spoken is not None and spoken.inode == inode):
                 return  # it has gone again, or has spoken already
@@ -296,7 +366,7 @@ class Door:
                 if oldest == descriptor:
                     return
             self._silent.pop(descriptor, None)
-            self._silent[descriptor] = (inode, self._clock())
+            self._silent[descriptor] = (inode, now)
             return
         waiting = self._silent.get(descriptor)
         if waiting is not None and waiting[0] != inode:
@@ -345,9 +415,14 @@ class Door:
         proof, descriptor = _proof(listener, last), _descriptor(last)
         peer = listener.prefix + routing
         line = self._lines.get(peer)
-        if line is None or line.proof != proof or line.descriptor != descriptor:  # else it is known: see `update`
+        known = line is not None and line.proof == proof and line.descriptor == descriptor  # see `update`
+        if known and line is not None and line.cut and listener.gate.names:  # it may be another one of that name
+            known = line.inode == _inode(descriptor)
+        if not known:
             line = self._introduced(listener, routing, proof, descriptor)
         if line is None or line.cut:
+            return
+        if listener.pulse is not None and line.who == LOCAL_OPERATOR and listener.pulse.heard(last.bytes):
             return
         if not self._may_say(line, sum(map(len, frames))):
             self._cut_line(line)
@@ -357,7 +432,8 @@ class Door:
     def _introduced(self, listener: _Listener, routing: bytes, proof: str, descriptor: int) -> _Line | None:
         """A connection speaks for the first time. None: it is not heard."""
         who = self._known(listener, proof)
-        if who is None or len(routing) != ROUTING_ID_BYTES or routing[0] != 0:
+        given = len(routing) == ROUTING_ID_BYTES and routing[0] == 0
+        if who is None or not (given or listener.gate.names):
             what = "somebody unknown" if who is None else f"{who}, who gives its connection a name"
             self._warn(
                 f"{what} {listener.gate.name}", f"dropped a message of {what}, at the door for {listener.gate.name}"
@@ -401,6 +477,14 @@ class Door:
         since = self._sparing.worth(subject, self._clock())
         if since is not None:
             log.warning("%s%s", text, f" ({since} times more before)" if since else "")
+
+
+def _close(listener: _Listener) -> None:
+    if listener.pulse is not None:
+        listener.pulse.close()
+    listener.socket.disable_monitor()
+    listener.monitor.close()
+    listener.socket.close()
 
 
 def _proof(listener: _Listener, frame: zmq.Frame) -> str:

@@ -39,6 +39,7 @@ class Loop:
         self._stopping = False
         self._signalled: dict[int, Callable[[], None]] = {}
         self._watchdog = readiness.Watchdog()
+        self._is_well: Callable[[], bool] = lambda: True
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.add_descriptor(self._wake_read, self._drain)
 
@@ -53,7 +54,9 @@ class Loop:
         self._poller.register(socket, zmq.POLLIN)
 
     def remove_socket(self, socket: zmq.Socket[bytes]) -> None:
-        del self._sockets[socket]
+        """Whichever way it was added."""
+        if self._sockets.pop(socket, None) is None:
+            del self._frames[socket]
         self._poller.unregister(socket)
 
     def add_descriptor(self, descriptor: int, handler: Callable[[], None]) -> None:
@@ -96,6 +99,10 @@ class Loop:
 
         signal.signal(number, note)
 
+    def feed_only_if(self, is_well: Callable[[], bool]) -> None:
+        """A turn alone does not show that this daemon does its work."""
+        self._is_well = is_well
+
     def run(self) -> None:
         """Turn until `stop`. Errors of handlers end it: only the edge of the process catches them."""
         while not self._stopping:
@@ -114,7 +121,8 @@ class Loop:
         while self._signalled:
             self._signalled.popitem()[1]()
         self._on_turn()
-        self._watchdog.feed()
+        if self._is_well():
+            self._watchdog.feed()
 
     def _wait_ms(self) -> int:
         deadline = self._next_deadline()

@@ -23,14 +23,16 @@ import socket as socketlib
 import stat
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from ..protocol.errors import OperatorError
 from ..protocol.times import CONNECTION_HEARTBEAT_S, CONNECTION_TIMEOUT_S
 from .directories import OTHERS_WRITE, check_way
-from .keys import Pair
+
+if TYPE_CHECKING:
+    from .keys import Pair
 
 QUEUE_MESSAGES = 10_000  # per peer; beyond that ZeroMQ drops at a ROUTER and blocks at a DEALER
 MAX_FRAME_BYTES = 32 << 20
@@ -159,6 +161,17 @@ def _refuse_descriptors(path: str) -> None:
                         take_no_descriptors(found)
 
 
+def give_to(address: str, user: int) -> None:
+    """Let this Unix user alone connect to an ipc socket, and root. Raises OperatorError."""
+    path = Path(address.removeprefix("ipc://"))
+    try:
+        path.chmod(0o600)
+        if user != os.getuid():
+            os.chown(path, user, -1)
+    except OSError as error:
+        raise OperatorError(f"{path}: {error.strerror}") from None
+
+
 def open_to_visitors(address: str) -> None:
     """Let everybody connect to an ipc socket who may enter its directory: the directory's mode is the permission.
 
@@ -219,6 +232,8 @@ def refusals(context: zmq.Context[Socket], socket: Socket) -> Socket:
 
 def is_final(frames: list[bytes]) -> bool:
     """Of a message of `refusals`: has the other side said that it does not want this key? ZeroMQ then does not try again."""
+    from zmq.utils.monitor import parse_monitor_message  # it brings asyncio along, which most calls do not need
+
     return bool(parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
 

@@ -1,0 +1,179 @@
+"""Serves a process' figures over HTTP, for Prometheus and whatever else reads its format.
+
+Theory of operation
+-------------------
+The loop of a daemon must not wait for whoever reads, nor end because of him. So threads of their own serve, a few at most, each
+for a few seconds at most, and they touch nothing that the loop uses. A reader makes the server *want* figures and wakes the loop,
+which sees that in its next turn, and publishes plain values. If the loop does not come to it in time, the last ones are served,
+with their age. Figures that were made a moment ago are served again: many readers cost the loop no more than one.
+
+It is HTTP without identity or encryption: whoever reaches the address reads everything (docs/metrics.md says what that is). So
+there is none unless an operator names one.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http.server import HTTPServer
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import MetricsHandler
+from prometheus_client.registry import Collector
+
+from ..protocol.errors import OperatorError
+from ..protocol.figures import Distribution, Figure, Kind
+from .config import host_and_port
+
+log = logging.getLogger(__name__)
+
+PREFIX = "elasticctl_"
+AGE = "figures_age_seconds"
+FRESH_S = 1.0  # figures that are no older are served again
+PATIENCE_S = 2.0  # with the loop
+READER_S = 5.0  # in which something must come of a reader, or be taken by him; he has twice as long for all of it
+MOST_READERS = 8  # at once; others are turned away
+
+
+class Exporter:
+    """An address at which figures can be read. `publish` is for the loop; all else happens in other threads."""
+
+    def __init__(self, address: str, wake: Callable[[], None]) -> None:
+        """`wake` makes the loop turn once more. Raises OperatorError if nobody can listen there."""
+        self.wanted = False  # the loop is to publish
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._figures: Sequence[Figure] = ()
+        self._made_s = float("-inf")
+        registry = CollectorRegistry()
+        registry.register(_Collector(self._fresh))
+        ProcessCollector(registry=registry)
+        host, port = host_and_port("metrics_address", address)
+        try:
+            self._server = _Server(host, port, registry)
+        except (OSError, OverflowError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise OperatorError(f"metrics_address: {address}: {reason}") from None
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+        log.info(
+            "metrics at http://%s:%d/metrics, for whoever reaches that", f"[{host}]" if ":" in host else host, self.port
+        )
+
+    def publish(self, figures: Sequence[Figure]) -> None:
+        """These are the figures now."""
+        with self._changed:
+            self.wanted = False
+            self._figures, self._made_s = figures, time.monotonic()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _fresh(self) -> tuple[Sequence[Figure], float]:
+        """The figures, and how old they are (s)."""
+        with self._changed:
+            asked_s = time.monotonic()
+            if asked_s - self._made_s > FRESH_S:
+                self.wanted = True
+                try:
+                    self._wake()
+                except OSError:
+                    pass  # the loop has ended
+                self._changed.wait_for(lambda: self._made_s >= asked_s, PATIENCE_S)
+            return self._figures, time.monotonic() - self._made_s
+
+
+class _Collector(Collector):
+    """Figures as the standard client has them."""
+
+    def __init__(self, fresh: Callable[[], tuple[Sequence[Figure], float]]) -> None:
+        self._fresh = fresh
+
+    def collect(self) -> Iterator[Metric]:
+        figures, age_s = self._fresh()
+        for figure in figures:
+            yield _family(figure)
+        if figures:
+            yield GaugeMetricFamily(
+                PREFIX + AGE, "How old these figures are: more than a second if the loop is busy.", age_s
+            )
+
+    def describe(self) -> list[Metric]:
+        return []  # else it would be asked before the loop runs
+
+
+def _family(figure: Figure) -> Metric:
+    name = PREFIX + figure.name
+    if figure.kind is Kind.HISTOGRAM:
+        family = HistogramMetricFamily(name, figure.text, labels=figure.labels)
+        for labels, value in figure.samples:
+            assert isinstance(value, Distribution)
+            bounds = [*(repr(bound) for bound in value.bounds), "+Inf"]
+            family.add_metric(labels, list(zip(bounds, map(float, value.below), strict=True)), value.sum)
+        return family
+    kind: Any = CounterMetricFamily if figure.kind is Kind.COUNTER else GaugeMetricFamily
+    simple = kind(name, figure.text, labels=figure.labels)
+    for labels, value in figure.samples:
+        simple.add_metric(labels, value)
+    found: Metric = simple
+    return found
+
+
+class _Server(socketserver.ThreadingMixIn, HTTPServer):
+    """A few readers at once, each with little time."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._free = threading.BoundedSemaphore(MOST_READERS)
+        self._since: dict[Any, float] = {}  # when each reader has come
+        handler = MetricsHandler.factory(registry)
+        super().__init__(
+            (host, port), type("Handler", (handler,), {"timeout": READER_S, "server_version": "elasticctl"})
+        )
+
+    def server_bind(self) -> None:
+        """Without asking for the host's name, as HTTPServer does: that may take long."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._free.release()
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self._since[request] = time.monotonic()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            del self._since[request]
+            self._free.release()
+
+    def service_actions(self) -> None:
+        """Called twice a second: who takes too long, if only by saying one letter after the other, is cut off."""
+        for request, since_s in list(self._since.items()):
+            if time.monotonic() - since_s > 2 * READER_S + PATIENCE_S:
+                try:
+                    request.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # he has gone
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a reader of the metrics, %s, has gone", client_address, exc_info=True)
