@@ -133,7 +133,7 @@ def main() -> None:
             ]
             cluster.run("cancel", job)
         finally:
-            cluster.run("down")
+            cluster.run("down", "--purge", "--yes")
     target = ROOT / options.json
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps({"summary": rows, "changes": changes, "losses": lost}, indent=2))

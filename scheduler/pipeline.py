@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
 from ..protocol.texts import gpu_count
+from .decision import Decision as Decision
+from .decision import beside_by_hand, packed, told_by_hand, too_few, too_little_for
+from .limited import decide_limited
 from .packing import pack
-from .placement.fewest_servers import Placements
 from .placement.registry import FEWEST_SERVERS, Placement
 from .policies import Policy
 from .policies.base import no_shares
 from .view import ClusterView, Gpus, Ints, JobTable, Reason, ReasonCode
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Everybody's share, who gets which GPUs, and why some get less than they could use; all by row of the view."""
-
-    shares: Ints
-    placements: Placements  # of the jobs with a share
-    why: Callable[[int], Reason | None]  # asked for rows whose share is below their maximum, or below that set by hand
-    review_s: float  # decide again then (Unix time), even if nothing has happened
-    wanted: Ints  # what the policy gave, before packing
 
 
 def decide(
@@ -36,7 +26,12 @@ def decide(
     first: Mapping[int, Gpus] | None = None,
     placement: Placement = FEWEST_SERVERS,
 ) -> Decision:
-    """Who gets which GPUs. `packing`: shares are regulated (AFS 4.4), except those set by hand. `first`: as for `place`."""
+    """Who gets which GPUs. `packing`: shares are regulated (AFS 4.4), except those set by hand. `first`: as for `place`.
+
+    Where not every job may use every GPU, `limited` does the same.
+    """
+    if view.limit_of is not None:
+        return decide_limited(view, policy, rng, packing, first, placement)
     by_hand = _manual_shares(view) if view.manual_shares else None  # None: the policy decides about all
     gpus = view.total_gpus if by_hand is None else view.total_gpus - int(by_hand.sum())
     rows = _policed(view, gpus)
@@ -46,17 +41,18 @@ def decide(
     given = policy.shares(jobs, gpus, view.now, rng)
     wanted = shares = _beside(by_hand, rows, given.gpus, view.jobs)
     if packing:
-        packed = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, jobs.max_gpus)
-        shares = _beside(by_hand, rows, packed, view.jobs)
+        regulated = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, jobs.max_gpus)
+        shares = _beside(by_hand, rows, regulated, view.jobs)
 
     def why(row: int) -> Reason | None:
         if row in view.manual_shares:
-            return _too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
+            return too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
         if (least := int(view.jobs.min_gpus[row])) > gpus:
-            return _too_large(least, gpus, view.total_gpus)
+            return _too_large(view, least, gpus, told_by_hand(view, by_hand))
         if shares[row] < wanted[row]:
-            return _packed(int(wanted[row]), int(shares[row]))
-        return given.why(row if rows is None else int(np.searchsorted(rows, row)))
+            return packed(int(wanted[row]), int(shares[row]))
+        reason = given.why(row if rows is None else int(np.searchsorted(rows, row)))
+        return beside_by_hand(view, row, int(shares[row]), by_hand, reason)
 
     placed = placement.place(view.servers, view.placements, shares, first)
     return Decision(shares, placed, why, given.review_s, wanted)
@@ -95,17 +91,11 @@ def _policed(view: ClusterView, gpus: int) -> Ints | None:
     return None if policed.all() else np.flatnonzero(policed)
 
 
-def _too_large(least: int, gpus: int, total: int) -> Reason:
-    there = f"the cluster has {total}" if least > total else f"{gpus} of {total} are not given by hand"
-    return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"asks for at least {gpu_count(least)}, {there}")
-
-
-def _too_little_for(wanted: int, share: int, gpus: int) -> Reason | None:
-    if share == wanted:
-        return None
-    return Reason(ReasonCode.MANUAL, f"set to {gpu_count(wanted)} by hand, {share} of {gpus} could be had")
-
-
-def _packed(wanted: int, share: int) -> Reason:
-    instead = gpu_count(share) if share else "none"
-    return Reason(ReasonCode.PACKED, f"{instead} in place of {wanted}, so that no two jobs share a server's network")
+def _too_large(view: ClusterView, least: int, gpus: int, held: str) -> Reason:
+    total = view.total_gpus
+    if least > total:
+        left = total + sum(len(server.gpus) for server in view.absent)
+        return too_few(view, gpu_count(least), total, left, sum(len(server.gpus) for server in view.known), least)
+    return Reason(
+        ReasonCode.CLUSTER_TOO_SMALL, f"asks for at least {gpu_count(least)}, {gpus} of {total} are left: {held}"
+    )

@@ -140,6 +140,10 @@ def _under_other_names(view: ClusterView, placements: Mapping[int, Gpus]) -> dic
     servers = _servers(view)
     for row in sorted(wanted):
         while (other := owner.get(wanted[row], row)) != row and _alike(wanted[row], wanted.get(other, 0), servers):
+            if view.limit_of is not None and not (
+                view.usable(row, wanted[other]) and view.usable(other, wanted[row]) and not view.per_server(row)
+            ):
+                break
             wanted[row], wanted[other] = wanted[other], wanted[row]
     return wanted
 
@@ -221,28 +225,36 @@ class _Turns:
     def _ways(self, change: Change, others: Gpus) -> Iterator[tuple[int, Gpus]]:
         """GPUs that a job could make do with for now, and how gladly (0: most). `others`: what those in its circle wait for."""
         has, wants = self._held.get(change.row, 0), change.gpus
-        if not has:
+        if not has or self._view.per_server(change.row):  # it cannot run on other numbers for a while
             return
+        usable = self._view.usable(change.row, wants)
         least = max(1, min(int(self._view.jobs.min_gpus[change.row]), wants.bit_count(), has.bit_count()))
         goal = wants & (has | self._idle)
         if goal.bit_count() >= least:
             yield 0, goal
-        aside = some(wants.bit_count(), goal, has & ~others, self._idle & ~others)
+        aside = some(wants.bit_count(), goal, has & ~others & usable, self._idle & ~others & usable)
         if aside.bit_count() >= least:
             yield 1, aside
         else:
-            yield 2, some(least, aside, has)
+            yield 2, some(least, aside, has & usable or has)
 
     def _make_do(self, blocked: Sequence[Change]) -> None:
         """Those that still wait get their shares without an exchange. Who gives back comes first, then who was submitted
-        first."""
+        first. Where not every job may use every GPU, a share may not be there: then a job keeps what it has, for now."""
         for change in sorted(blocked, key=lambda c: (c.gpus.bit_count() > self._held.get(c.row, 0).bit_count(), c.row)):
-            has, share = self._held.get(change.row, 0), change.gpus.bit_count()
-            gpus = some(share, has & change.gpus, has)
-            gpus = some(share, gpus, self._idle & change.gpus, *self._room(has, share - gpus.bit_count()))
-            assert gpus.bit_count() == share, "all shares together fit"
-            if gpus != has or share != int(self._view.jobs.share[change.row]):
-                self._carry_out(change.row, gpus)
+            row, has, share = change.row, self._held.get(change.row, 0), change.gpus.bit_count()
+            if self._view.per_server(row):
+                continue
+            usable = self._view.usable(row, change.gpus)
+            gpus = some(share, has & change.gpus, has & usable or has)
+            if not gpus & ~usable:
+                room = self._room(has, share - gpus.bit_count())
+                gpus = some(share, gpus, self._idle & change.gpus, *[hole & usable for hole in room])
+            assert gpus.bit_count() == share or self._view.limit_of is not None, "all shares together fit"
+            if gpus.bit_count() < max(1, min(share, int(self._view.jobs.min_gpus[row]))):
+                continue
+            if gpus != has or share != int(self._view.jobs.share[row]):
+                self._carry_out(row, gpus)
 
     def _room(self, has: Gpus, more: int) -> list[Gpus]:
         """Idle GPUs: those on servers where the job is, then the tightest holes that are large enough, then the largest."""

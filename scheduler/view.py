@@ -8,7 +8,7 @@ looked at one by one. Columns are cut out of larger ones when a policy first ask
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.model import JobId, ServerId
+from ..protocol.model import JobId, Server, ServerId
+from .kinds import Demand, GpuSort, Stock
+from .nearness import Near, cut, leaves, tree
+from .sets import union
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -91,6 +94,12 @@ class JobTable:
     def without_lengths(self) -> JobTable:
         return JobTable(self._columns, self.rows, self.curves, lengths=False)
 
+    def within(self, most: Ints) -> JobTable:
+        """The same jobs, where none can use more GPUs than this; it is no less than what each needs."""
+        table = JobTable(self._columns, self.rows, self.curves, self._lengths)
+        table.max_gpus = np.minimum(self.max_gpus, most)
+        return table
+
     def assuming(self, left_s: Floats) -> JobTable:
         """The same jobs, as if each still took so long on one GPU."""
         table = JobTable(self._columns, self.rows, self.curves)
@@ -154,10 +163,78 @@ class JobTable:
 
 @dataclass(frozen=True)
 class ServerInView:
-    """A server that works, and its GPUs that may be used."""
+    """A server that works, and its GPUs that may be used. What is told of them stands in their order; empty: nothing is known.
+
+    It is made once, when the server's agent has told of it.
+    """
 
     server: ServerId
     gpus: tuple[int, ...]
+    sorts: tuple[GpuSort, ...] = ()
+    near: Near = ()  # which of them are near each other; empty: all alike
+    leaves: tuple[int, ...] = ()  # a number for each along the tree of `near`; empty: their own numbers
+    rack: str = ""
+
+    @classmethod
+    def of(cls, server: Server) -> ServerInView:
+        """With all that its agent has told."""
+        indices, places = [gpu.index for gpu in server.gpus], [gpu.place for gpu in server.gpus]
+        near = tree(indices, places)
+        return cls(
+            server=server.server,
+            gpus=tuple(indices),
+            sorts=tuple(GpuSort(gpu.name, gpu.memory_bytes) for gpu in server.gpus),
+            near=near,
+            leaves=leaves(near, len(indices)) if near else (),
+            rack=server.rack,
+        )
+
+    def only(self, kept: Sequence[int]) -> ServerInView:
+        """The server with the GPUs at these positions alone."""
+        return ServerInView(
+            server=self.server,
+            gpus=tuple(self.gpus[at] for at in kept),
+            sorts=tuple(self.sorts[at] for at in kept) if self.sorts else (),
+            near=cut(self.near, kept) if self.near else (),
+            leaves=tuple(self.leaves[at] for at in kept) if self.leaves else (),
+            rack=self.rack,
+        )
+
+    @cached_property
+    def by_sort(self) -> tuple[tuple[GpuSort, int], ...]:
+        """The positions of its GPUs of each sort, as sets."""
+        sorts = self.sorts or (GpuSort(),) * len(self.gpus)
+        return tuple(
+            (sort, sum(1 << at for at, one in enumerate(sorts) if one == sort)) for sort in dict.fromkeys(sorts)
+        )
+
+    @cached_property
+    def stock(self) -> Stock:
+        return Stock.of(self.sorts or [GpuSort()] * len(self.gpus))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Which GPUs of a view some jobs may use: all GPUs of a job are of one of the `options`."""
+
+    demand: Demand
+    options: tuple[Gpus, ...]
+
+
+def gpus_by_sort(servers: Iterable[ServerInView]) -> dict[GpuSort, Gpus]:
+    """The GPUs of each sort, as sets of a view of these servers."""
+    found: dict[GpuSort, Gpus] = {}
+    begin = 0
+    for server in servers:
+        for sort, mask in server.by_sort:
+            found[sort] = found.get(sort, 0) | mask << begin
+        begin += len(server.gpus)
+    return found
+
+
+def limit_for(demand: Demand, sorts: Mapping[GpuSort, Gpus]) -> Limit:
+    """Which of these GPUs jobs may use that ask for this."""
+    return Limit(demand, tuple(union(sorts[sort] for sort in option) for option in demand.options(sorts)))
 
 
 @dataclass(frozen=True)
@@ -171,10 +248,37 @@ class ClusterView:
     manual_shares: Mapping[int, int] = field(
         default_factory=dict
     )  # by row, of the jobs whose share has been set by hand
+    limits: tuple[Limit, ...] = ()
+    limit_of: Ints | None = None  # by row: which of them; None: every job may use every GPU
+    absent: tuple[ServerInView, ...] = ()  # servers that are known and not there
+    whole: tuple[
+        ServerInView, ...
+    ] = ()  # the servers that are there, also with GPUs of jobs that nobody may resize, where there are such
 
     @cached_property
     def total_gpus(self) -> int:
         return sum([len(server.gpus) for server in self.servers])
+
+    @property
+    def known(self) -> tuple[ServerInView, ...]:
+        """All servers, with all GPUs that they have, as far as is known."""
+        return (*(self.whole or self.servers), *self.absent)
+
+    def limit(self, row: int) -> Limit | None:
+        """None: the job may use every GPU."""
+        return self.limits[int(self.limit_of[row])] if self.limit_of is not None else None
+
+    def per_server(self, row: int) -> int:
+        """How many GPUs a job has on each of its servers; 0: as they come."""
+        limit = self.limit(row)
+        return limit.demand.per_server if limit is not None else 0
+
+    def usable(self, row: int, like: Gpus) -> Gpus:
+        """The GPUs that a job may have beside, or instead of, these, which it may have."""
+        limit = self.limit(row)
+        if limit is None:
+            return (1 << self.total_gpus) - 1
+        return next((option for option in limit.options if not like & ~option), 0)
 
 
 class ReasonCode(enum.Enum):
@@ -185,6 +289,7 @@ class ReasonCode(enum.Enum):
     CLUSTER_TOO_SMALL = "cluster-too-small"
     MANUAL = "manual"
     PACKED = "packed"
+    LIMITED = "limited"
 
 
 @dataclass(frozen=True)

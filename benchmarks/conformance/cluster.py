@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from elasticd.ctl import jobfile
 from elasticd.ctl.client import Client
+from elasticd.ctl.jobgpus import GpuOptions
 from elasticd.ctl.local import read_address
 from elasticd.protocol.messages import (
     Cancel,
@@ -62,7 +63,7 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._client.close()
-        self._run("down")
+        self._run("down", "--purge", "--yes")
 
     def submit(
         self, kind: Kind, name: str, gpus: str, steps: int | None = None, rates: Mapping[int, float] | None = None
@@ -71,7 +72,7 @@ class Cluster:
         makes so many steps per second on so many GPUs (`throughput` in a job file)."""
         options = jobfile.Overrides(
             name=name,
-            gpus=gpus,
+            gpus=GpuOptions(gpus),
             virtual_workers=kind.virtual_workers,
             max_steps=steps,
             command=(sys.executable, "-m", "benchmarks.conformance.train", *kind.arguments(), name),

@@ -49,7 +49,15 @@ from elasticd.agent.identity import Identity
 from elasticd.agent.logfiles import not_read
 from elasticd.agent.machine import AgentMachine
 from elasticd.protocol.codec import Codec
-from elasticd.protocol.messages import AgentHello, Order, StartWorker, Suspend, ToAgentFromController
+from elasticd.protocol.messages import (
+    AgentHeartbeat,
+    AgentHello,
+    Order,
+    StartWorker,
+    Suspend,
+    ToAgentFromController,
+    WorkerReport,
+)
 from elasticd.protocol.model import JobId, Steady, WorkerId, WorkerPhase, WorkerStatus
 from elasticd.runtime import transport
 
@@ -58,6 +66,7 @@ WORKER_SILENCE_S = 3600.0
 LOADING_S = 0.5  # from a worker's start to its first word
 STEP_S = 1.0
 TICK_S = 0.005
+STATUSES = "messages with a worker's status"  # counted beside the kinds of messages
 
 
 @dataclass
@@ -120,6 +129,10 @@ class Agent:
                     case SendController(message):
                         sent = transport.send(self.socket, self._name, msgspec.msgpack.encode(message))
                         self._fleet.count(type(message).__name__, sent)
+                        if isinstance(message, WorkerReport) or (
+                            isinstance(message, AgentHeartbeat) and message.reports
+                        ):
+                            self._fleet.count(STATUSES, sent)
                         if isinstance(message, AgentHello) and not sent:
                             events.append(HelloNotSent())
                     case StartProcess(start):

@@ -62,7 +62,7 @@ def _cells(run: Mapping[str, Any]) -> dict[str, str]:
             f"{number(run['recovery_s'])} s" + _met(Goal(5), run["recovery_s"], "s") + f", {run['hellos']:,} hellos"
         ),
         "all agents taken in after a kill, with all jobs that were submitted": f"{number(run['recovery_after_load_s'])} s",
-        "all workers started, from an empty cluster": f"{number(run['calm_s'])} s",
+        "all workers train, from an empty cluster": f"{number(run['calm_s'])} s",
         "servers lost, by load and by a stop of 12 s": f"{lost} (repeated requests: {stopped['repeats']})",
         "memory after these": (f"{run['rss_mb']:.0f} MB" + _met(Goal(500), run["rss_mb"], "MB")),
         "memory in the end, with all jobs that were submitted": f"{run['rss_after_load_mb']:.0f} MB",

@@ -139,7 +139,7 @@ class OurJob(MeasuredJob):
     def close(self) -> None:
         if hasattr(self, "_client"):
             self._client.close()
-        self._run("down")
+        self._run("down", "--purge", "--yes")
 
     def _run(self, *arguments: str) -> None:
         with self.log.open("ab") as log:

@@ -1,6 +1,6 @@
 """How fast simulations and decisions are. `make bench-simulator`
 
-    python -m benchmarks.simulator [--quick] [--only traces|largest|growth|decisions] [--policy NAME]...
+    python -m benchmarks.simulator [--quick] [--only traces|largest|growth|decisions|mixed] [--policy NAME]...
                                    [--data DIRECTORY] [--repeats N] [--json FILE]
 
 Each case runs in a process of its own on one core, several times; medians count. What needs published inputs is skipped
@@ -107,6 +107,7 @@ def _entries(group: str, options: argparse.Namespace) -> Iterator[Entry]:
         for policy in chosen:
             jobs = 1_000 + (20 if options.quick else 500)
             case = Case(data=data, policy=policy, servers=256, gpus_per_server=8, packing=True, jobs=jobs, crowd=1_000)
+            case = msgspec.structs.replace(case, mixed=group == "mixed")
             yield Entry(group, policy, case, "p99_decision_ms", 20.0)
 
 

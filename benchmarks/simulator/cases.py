@@ -14,17 +14,22 @@ import random
 import resource
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from elasticd.protocol.model import GpuPlace
+from elasticd.scheduler.kinds import Demand, GpuSort
+from elasticd.scheduler.nearness import tree
 from elasticd.scheduler.pipeline import decide
 from elasticd.scheduler.policies import load_policy
 from elasticd.scheduler.profiles import curves as profiles
 from elasticd.scheduler.speedup_curve import concave
-from elasticd.scheduler.view import ClusterView, Columns, Curves, JobTable
+from elasticd.scheduler.view import ClusterView, Columns, Curves, JobTable, Limit, ServerInView, gpus_by_sort, limit_for
 from elasticd.simulator import assign, traces
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
@@ -48,6 +53,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int = 0
     load: float = 0.0
     crowd: int = 0  # jobs that are present at every decision; 0: a simulation
+    mixed: bool = False  # three types of servers in racks, with switches and sockets; a third of the jobs ask for some
     seed: int = 0
 
     @property
@@ -96,18 +102,23 @@ def _decisions(case: Case, load: Workload) -> dict[str, Any]:
     curves = Curves(concave(load.curves.speedup))
     columns = _columns(load, case.gpus)
     rng = random.Random(case.seed)
+    types = _Types(cluster) if case.mixed else None
+    cluster = types.cluster if types is not None else cluster
     active = np.arange(case.crowd)
     placed: dict[int, int] = {}  # by job
     times = []
     now = 0.0
     for newest in range(case.crowd, len(load)):
         present = {row: placed[job] for row, job in enumerate(active.tolist()) if job in placed}
-        view = ClusterView(now, JobTable(columns, active, curves), cluster, present)
+        limits, limit_of = types.limits(active) if types is not None else ((), None)
+        view = ClusterView(now, JobTable(columns, active, curves), cluster, present, {}, limits, limit_of)
         began = time.process_time()
         decision = decide(view, policy, rng, case.packing)
         times.append(time.process_time() - began)
         _apply(columns, active, decision.shares, now)
         placed = {int(active[row]): gpus for row, gpus in decision.placements.items()}
+        if types is not None:
+            types.begin(placed)
         now += ROUND_S
         _work(columns, active, curves)
         leaves = int(np.argmax(columns.executed_s[active] - np.minimum(columns.left_s[active], 1.0) * 1e9))
@@ -115,6 +126,48 @@ def _decisions(case: Case, load: Workload) -> dict[str, Any]:
         columns.submitted_s[newest] = columns.waiting_since_s[newest] = now
         active = np.append(np.delete(active, leaves), newest)
     return {"decision_s": times[len(times) // 10 :]}  # without those that fill the empty cluster
+
+
+class _Types:
+    """Three types of GPUs, and who may use which: a job that has begun on one stays there."""
+
+    SORTS = (GpuSort("A100", 40 << 30), GpuSort("V100", 16 << 30), GpuSort("T4", 15 << 30))
+    ASKED = (
+        *[Demand()] * 5,
+        Demand(types=("A100",)),
+        Demand(types=("V100", "T4")),
+        Demand(memory_bytes=16 << 30),
+        Demand(mixes=True),
+        Demand(mixes=True),
+    )  # by the last digit of a job's number
+
+    def __init__(self, cluster: Sequence[ServerInView]) -> None:
+        self.cluster = tuple(self._server(number, server) for number, server in enumerate(cluster))
+        self._sorts = gpus_by_sort(self.cluster)
+        self._name = [self.SORTS[number % 3].name for number, server in enumerate(cluster) for _ in server.gpus]
+        self._demands = list(dict.fromkeys(self.ASKED))
+        self._demands += [replace(one, began_on=sort.name) for one in self._demands for sort in self.SORTS]
+        self._limits = tuple(limit_for(demand, self._sorts) for demand in self._demands)
+        self._began: dict[int, str] = {}
+
+    def _server(self, number: int, server: ServerInView) -> ServerInView:
+        places = [GpuPlace(socket=gpu // 4, switch=gpu // 2) for gpu in server.gpus]
+        sorts = (self.SORTS[number % 3],) * len(server.gpus)
+        return ServerInView(
+            server.server, server.gpus, sorts, near=tree(server.gpus, places), rack=f"rack-{number // 16}"
+        )
+
+    def limits(self, active: Any) -> tuple[tuple[Limit, ...], Any]:
+        found = [self.ASKED[job % 10] for job in active.tolist()]
+        asked = [
+            one if one.mixes else replace(one, began_on=self._began.get(job, ""))
+            for one, job in zip(found, active.tolist(), strict=True)
+        ]
+        return self._limits, np.array([self._demands.index(one) for one in asked])
+
+    def begin(self, placed: Mapping[int, int]) -> None:
+        for job, gpus in placed.items():
+            self._began.setdefault(job, self._name[(gpus & -gpus).bit_length() - 1])
 
 
 def _columns(load: Workload, gpus: int) -> Columns:

@@ -17,6 +17,7 @@ TITLES = {
     "largest": "The largest virtual cluster of Philly, 6214e9, on 16 servers of 4 GPUs",
     "growth": "Generated jobs at a load of 0.8, on 16 servers of 4 GPUs",
     "decisions": "One decision about 1,000 jobs on 256 servers of 8 GPUs, with packing",
+    "mixed": "The same on servers of three types, in racks, with switches and sockets; a third of the jobs ask for certain GPUs",
 }
 COLUMNS = (
     "what",

@@ -2,8 +2,9 @@
 
 Theory of operation
 -------------------
-A server is a tree: its GPUs by index are the leaves, and the block of 2^k GPUs at a multiple of 2^k is a node. GPUs of one server
-are numbered along its PCIe tree, so that a smaller block is linked more closely: a switch, a socket, the server. A job gets the
+A server is a tree: its GPUs are the leaves, and the block of 2^k leaves at a multiple of 2^k is a node. Leaves are numbered along
+the links that the server's agent has told of (`nearness.leaves`), else by the GPUs' own numbers, which mostly follow the PCIe
+tree. So a smaller block is linked more closely: by NVLink, a switch, a socket, the server. A job gets the
 smallest block in which enough GPUs are idle. Of several it gets the one that it has most GPUs of already; then the one that fits
 best: where the number of idle GPUs is closest to what is needed, in the block, in the next larger one around it, and so on.
 
@@ -20,7 +21,7 @@ What the paper leaves open:
 * *Who may stay.* A job whose share is the same and that has a block to itself moves only to make room. One that is placed
   worse is placed anew with each decision; if no share changes, that counts only if the whole gets better by it. So a
   placement that has been carried out asks for no further change.
-* *Racks* are not known to the cluster: all servers are equally far from each other.
+* *Racks*: the parts of a job on several servers go to the rack where it has GPUs already, if they fit there as well.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class _Forest:
     """The trees of all servers, and how their leaves are numbered in the view."""
 
     def __init__(self, servers: Sequence[ServerInView]) -> None:
-        self.indices = [server.gpus for server in servers]
+        self.indices = [server.leaves or server.gpus for server in servers]
+        self.racks = [server.rack for server in servers]
         self.there: list[Leaves] = [sum(1 << index for index in indices) for indices in self.indices]
         self.spans = [_block_size(there.bit_length()) for there in self.there]  # leaves of the whole tree
         self.largest = sorted((len(indices) for indices in self.indices), reverse=True)
@@ -150,6 +152,7 @@ class _Arrangement:
         self._claimed = [0] * len(forest.there)  # what those that are not placed yet have now
         self._here: list[list[_Part]] = [[] for _ in forest.there]  # who is on each server
         self._parts: list[_Part] = []
+        self._parts_of: dict[int, list[_Part]] = {}  # by row
         self._waiting: list[tuple[tuple[int, bool, int], int]] = []  # a heap; parts by number
         for row, share in wanted.items():
             own = before[row]
@@ -181,6 +184,7 @@ class _Arrangement:
 
     def _part(self, row: int, gpus: int, own: Mapping[int, Leaves], lead: Mapping[int, Leaves]) -> _Part:
         self._parts.append(_Part(len(self._parts), row, gpus, own, lead))
+        self._parts_of.setdefault(row, []).append(self._parts[-1])
         return self._parts[-1]
 
     def _wait(self, part: _Part) -> None:
@@ -217,6 +221,7 @@ class _Arrangement:
     def _best_of_size(self, part: _Part, size: int) -> Block | None:
         best: tuple[tuple[int, ...], Block] | None = None
         known: dict[tuple[int, ...], tuple[tuple[int, ...], Leaves] | None] = {}
+        racks = self._racks_of(part.row)
         for server, free in enumerate(self._free):
             if free.bit_count() < part.gpus:
                 continue
@@ -225,9 +230,17 @@ class _Arrangement:
             if kind not in known:
                 known[kind] = _best_block(size, part.gpus, *kind)
             found = known[kind]
-            if found is not None and (best is None or found[0] < best[0]):
-                best = found[0], (server, found[1])
+            if found is None:
+                continue
+            away = bool(racks) and self._forest.racks[server] not in racks
+            cost = (found[0][0], away, *found[0][1:])
+            if best is None or cost < best[0]:
+                best = cost, (server, found[1])
         return best[1] if best is not None else None
+
+    def _racks_of(self, row: int) -> set[str]:
+        """Where the parts of a job are that have been put, if it has several."""
+        return {self._forest.racks[server] for part in self._parts_of[row] for server in part.got}
 
     # -- where there is none
 

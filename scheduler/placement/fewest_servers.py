@@ -13,6 +13,10 @@ Shares that network packing allows (AFS App. E) are placed perfectly, on servers
 optimally: it is bin packing. What could not be placed well is tried again with each decision, and moves only if that makes
 the whole better; so a placement that has been carried out asks for no further change.
 
+Within a server, a job keeps its GPUs, and what it takes is near them and near each other (`nearness`; ElasticFlow 4.3). A job on
+several servers has them in one rack if it can: in that of its own, else in the one that it fits into best (ElasticFlow's fifth
+layer). Nobody moves for either: being near makes a placement better, and being moved costs more.
+
 Most jobs need no change, and are looked at once. How many GPUs of which server the others get is decided in `largest_first.py`,
 without regard to which these are: those that a job has there, then free ones, then those that others give up.
 """
@@ -21,12 +25,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
 import numpy as np
 
 from ...protocol.model import GpuAddress
+from ..nearness import Near, nearest
 from ..sets import elements, some, union
 from ..view import Gpus, Ints, ServerInView
 from .largest_first import MOVED, TOUCHED, Piece, Resident, fit
@@ -47,9 +53,10 @@ def place(
     """
     wanted = wanted_shares(shares)
     layout = layout_of(tuple([len(server.gpus) for server in servers]))
+    map_ = Map.of(servers)
     if sum(wanted.values()) > layout.total:
         raise ValueError(f"{sum(wanted.values())} GPUs do not fit into {layout.total}")
-    attempt = _Attempt(layout, present, wanted, first or {})
+    attempt = _Attempt(layout, map_, present, wanted, first or {})
     while attempt.restless:
         placed, perfect = attempt.settle()
         if not attempt.changed and layout.flaws(placed) >= layout.flaws({row: present[row] for row in wanted}):
@@ -57,7 +64,7 @@ def place(
         present = placed
         if perfect:
             break
-        attempt = _Attempt(layout, present, wanted, first or {})
+        attempt = _Attempt(layout, map_, present, wanted, first or {})
     return {row: present[row] for row in wanted}
 
 
@@ -85,6 +92,7 @@ class Layout:
         self.sizes = list(sizes)
         ends = list(accumulate(sizes, initial=0))
         self.total = ends[-1]
+        self.begins = ends[:-1]
         self.masks = [((1 << size) - 1) << end for size, end in zip(sizes, ends, strict=False)]
         self.server = [server for server, size in enumerate(sizes) for _ in range(size)]  # of each bit
 
@@ -115,6 +123,23 @@ class Layout:
         return flaws + len(remote) - len(set(remote))
 
 
+@dataclass(frozen=True)
+class Map:
+    """How far GPUs are from each other, by server; empty and None where all are alike."""
+
+    near: Mapping[int, Near]
+    racks: Sequence[int] | None  # numbers of racks
+
+    @classmethod
+    def of(cls, servers: Sequence[ServerInView]) -> Map:
+        near = {number: server.near for number, server in enumerate(servers) if server.near}
+        names = [server.rack for server in servers]
+        if names.count(names[0] if names else "") == len(names):
+            return cls(near, None)
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return cls(near, [numbers[name] for name in names])
+
+
 @lru_cache(maxsize=16)
 def layout_of(sizes: tuple[int, ...]) -> Layout:
     """The same for every decision on the same servers."""
@@ -139,13 +164,18 @@ class _Attempt:
     """
 
     def __init__(
-        self, layout: Layout, present: Mapping[int, Gpus], wanted: Mapping[int, int], first: Mapping[int, Gpus]
+        self,
+        layout: Layout,
+        map_: Map,
+        present: Mapping[int, Gpus],
+        wanted: Mapping[int, int],
+        first: Mapping[int, Gpus],
     ) -> None:
         self.changed = False
         self.restless: list[int] = []
         self._settled: Placements = {}
         self._spread: dict[int, Mapping[int, int]] = {}  # of these those on several servers: GPUs by server
-        self._layout, self._present, self._wanted, self._first = layout, present, wanted, first
+        self._layout, self._map, self._present, self._wanted, self._first = layout, map_, present, wanted, first
         self._holes = layout.sizes.copy()
         self._remote: set[int] = set()
         holes, settled, masks, server_of = self._holes, self._settled, layout.masks, layout.server
@@ -176,7 +206,7 @@ class _Attempt:
         """Everybody's placement, and whether all are on the fewest servers and nobody is in another's way."""
         remote = frozenset(self._remote)
         pieces = [piece for row in self.restless for piece in self._pieces(row)]
-        fitted = fit(self._holes, pieces, self._residents, self._has, remote)
+        fitted = fit(self._holes, pieces, self._residents, self._has, remote, self._map.racks)
         placed = self._settled.copy()
         for row in fitted.amounts:
             placed.pop(row, None)
@@ -234,22 +264,55 @@ class _Attempt:
 
     def _choose(self, amounts: Mapping[int, Mapping[int, int]], placed: Placements) -> None:
         """The GPUs themselves. Adds them to `placed`."""
-        masks = self._layout.masks
+        masks, near = self._layout.masks, self._map.near
         free = ((1 << self._layout.total) - 1) & ~union(placed.values())
         for row, amount in amounts.items():
             has, lead = self._present.get(row, 0), self._first.get(row, 0)
             placed[row] = 0
             for server, gpus in amount.items():
-                placed[row] |= some(gpus, has & masks[server] & lead, has & masks[server])
+                own = has & masks[server]
+                if server in near and own.bit_count() > gpus:
+                    placed[row] |= self._kept(server, gpus, own, own & lead)
+                else:
+                    placed[row] |= some(gpus, own & lead, own)
             free &= ~placed[row]
         idle = free & ~union(self._present.values())
-        for row, amount in amounts.items():
-            for server, gpus in amount.items():
-                missing = gpus - (placed[row] & masks[server]).bit_count()
-                more = some(missing, idle & masks[server], free & masks[server])
-                placed[row] |= more
-                free &= ~more
-                idle &= ~more
+        missing = [
+            (row, server, count)
+            for row, amount in amounts.items()
+            for server, gpus in amount.items()
+            if (count := gpus - (placed[row] & masks[server]).bit_count())
+        ]
+        if near:  # who needs most chooses first among near ones
+            missing.sort(key=lambda one: -one[2] if one[1] in near else 0)
+        for row, server, count in missing:
+            mask = masks[server]
+            if server in near:
+                more = self._nearest(server, count, idle & mask, free & mask, placed[row] & mask)
+            else:
+                more = some(count, idle & mask, free & mask)
+            placed[row] |= more
+            free &= ~more
+            idle &= ~more
+
+    def _kept(self, server: int, count: int, own: Gpus, lead: Gpus) -> Gpus:
+        """So many of its own GPUs, near each other; that of its first worker is among them if it is there."""
+        near, begin = self._map.near[server], self._layout.begins[server]
+        rest = count - lead.bit_count()
+        if not rest:
+            return lead
+        chosen = nearest(near, self._layout.sizes[server], rest, (own & ~lead) >> begin, lead >> begin)[1]
+        return lead | chosen << begin
+
+    def _nearest(self, server: int, count: int, idle: Gpus, free: Gpus, own: Gpus) -> Gpus:
+        """So many near GPUs: idle ones, unless those that others give up are nearer."""
+        near, begin, size = self._map.near[server], self._layout.begins[server], self._layout.sizes[server]
+        distance, chosen = nearest(near, size, count, free >> begin, own >> begin)
+        if idle.bit_count() >= count:
+            without, unused = nearest(near, size, count, idle >> begin, own >> begin)
+            if without <= distance:
+                chosen = unused
+        return chosen << begin
 
 
 def wanted_shares(shares: Ints | Mapping[int, int]) -> dict[int, int]:

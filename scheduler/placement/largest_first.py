@@ -66,13 +66,15 @@ def fit(
     settled: Callable[[], Sequence[Sequence[Resident]]],
     own: Callable[[int], Mapping[int, int]],
     remote: frozenset[int],
+    racks: Sequence[int] | None = None,
 ) -> Fit:
     """Put `pieces` into `holes`, which is what settled jobs leave free of each server.
 
     `settled`: the settled jobs on each server, asked for if one may have to move; `own`: how many GPUs a job has on which
-    servers; `remote`: where settled jobs talk to other servers. Raises ValueError if there is not enough room for all.
+    servers; `remote`: where settled jobs talk to other servers; `racks`: of the servers, None: all alike. Raises ValueError if
+    there is not enough room for all.
     """
-    bins = _Servers(holes, pieces, settled, own, remote)
+    bins = _Servers(holes, pieces, settled, own, remote, racks)
     bins.relieve()
     homeless = bins.put_all()
     for piece in homeless:
@@ -90,12 +92,14 @@ class _Servers:
         settled: Callable[[], Sequence[Sequence[Resident]]],
         own: Callable[[int], Mapping[int, int]],
         remote: frozenset[int],
+        racks: Sequence[int] | None,
     ) -> None:
         self.amounts: Amounts = {piece.job: {} for piece in pieces}
         self.talking = Counter(remote)  # by server: jobs that talk to others
         self._holes = list(holes)
         self._settled, self._own = settled, own
         self._at_home = [(piece.home, piece) for piece in pieces if piece.home is not None]
+        self._racks = racks
         self._ways: dict[int, _Way] = {}  # by server, to a place for a piece of the size below
         self._ways_for = 0
         self._numbers = count()
@@ -157,10 +161,29 @@ class _Servers:
         return holes.index(tightest) if tightest else None
 
     def _avoiding_others(self, piece: Piece) -> int | None:
-        """The same, but rather one where no other job talks to other servers."""
+        """The same, but rather one where no other job talks to other servers; then one in the rack of the job."""
         talking, own, gpus = self.talking, piece.own, piece.gpus
-        fitting = [(talking[s] > 0, s not in own, hole, s) for s, hole in enumerate(self._holes) if hole >= gpus]
-        return min(fitting)[3] if fitting else None
+        if self._racks is None:
+            fitting = [(talking[s] > 0, s not in own, hole, s) for s, hole in enumerate(self._holes) if hole >= gpus]
+            return min(fitting)[3] if fitting else None
+        racks, rank = self._racks, self._rack_ranks(piece, self._racks)
+        able = [
+            (talking[s] > 0, s not in own, rank[racks[s]], hole, s)
+            for s, hole in enumerate(self._holes)
+            if hole >= gpus
+        ]
+        return min(able)[4] if able else None
+
+    def _rack_ranks(self, piece: Piece, racks: Sequence[int]) -> dict[int, int]:
+        """How gladly a job goes into each rack: first where it is, then where it fits best, then where most of it does."""
+        there = {racks[server] for server in (*self.amounts[piece.job], *piece.own)}
+        need = piece.gpus + sum(other.gpus for _, _, other in self._loose if other.job == piece.job)
+        room = dict.fromkeys(racks, 0)
+        for server, hole in enumerate(self._holes):
+            if hole > 0 and not self.talking[server]:
+                room[racks[server]] += hole
+        order = sorted(room, key=lambda rack: (rack not in there, room[rack] < need, abs(room[rack] - need), rack))
+        return {rack: rank for rank, rack in enumerate(order)}
 
     # -- giving way
 

@@ -1,0 +1,178 @@
+"""Kinds of GPUs, and which of them a job may use. Pure.
+
+A job may name types ("A100"), an amount of memory, and how many GPUs it has on each of its servers. Beside that there is a rule
+that nobody has to write down: **a job stays on GPUs of one type for its whole life**. Different types calculate with different
+kernels, so the bits of the result depend on the type (EasyScale 3.3: D0 and D1 hold for homogeneous GPUs only, D2 for others).
+`determinism: elastic`, the default, promises that the bits do not depend on where the job runs, so the cluster has to keep to
+one type:
+
+* `elastic` and `static`: all GPUs of the job have the same name as those that it began on. Where the job names types, it may have
+  all GPUs that one of these words stands for: `type: [A100, V100]` means either A100s or V100s, not both.
+* `none` promises nothing, and `heterogeneous` that types do not matter: such a job may use all GPUs that it asks for at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..protocol.model import Determinism, JobSpec
+from ..protocol.texts import gpu_count
+
+_TOKEN = re.compile(r"[a-z0-9.]+")
+SLICE = "mig"  # stands in the name of a part of a GPU
+
+
+@dataclass(frozen=True)
+class GpuSort:
+    """What tells GPUs apart for jobs."""
+
+    name: str = ""
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Which GPUs a job may use. The default: any, but of one type."""
+
+    types: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    mixes: bool = False  # GPUs of several types at once
+    began_on: str = ""  # the name of the GPUs that its state comes from; "": it has none, or it mixes
+    per_server: int = 0  # exactly so many on each of its servers; 0: as they come
+
+    @classmethod
+    def of(cls, spec: JobSpec, began_on: str = "") -> Demand:
+        """What a job asks for that has begun on GPUs of this name; "": it has not begun."""
+        mixes = spec.determinism in (Determinism.NONE, Determinism.HETEROGENEOUS)
+        return cls(
+            types=spec.gpu_types,
+            memory_bytes=spec.gpu_memory_bytes,
+            mixes=mixes,
+            began_on="" if mixes else began_on,
+            per_server=spec.gpus_per_server or 0,
+        )
+
+    def options(self, sorts: Iterable[GpuSort]) -> tuple[tuple[GpuSort, ...], ...]:
+        """The sets of GPUs that it may choose among: all of its GPUs are of one of them. Never an empty set."""
+        able = [sort for sort in sorts if sort.memory_bytes >= self.memory_bytes]
+        if self.types:
+            by_word = [[sort for sort in able if is_called(word, sort.name)] for word in self.types]
+            found = [[sort for sort in able if any(sort in one for one in by_word)]] if self.mixes else by_word
+        elif self.mixes:
+            found = [able]
+        else:
+            found = [[sort for sort in able if sort.name == name] for name in dict.fromkeys(sort.name for sort in able)]
+        if self.began_on:
+            found = [one for one in found if any(sort.name == self.began_on for sort in one)]
+        return tuple(dict.fromkeys(tuple(one) for one in found if one))
+
+    @property
+    def what(self) -> str:
+        """What it asks for, to follow a number: "A100 or V100 with 40 GiB, 4 on each server"."""
+        name = " or ".join(self.types) or self.began_on or "GPUs"
+        memory = f" with {memory_text(self.memory_bytes)}" if self.memory_bytes else ""
+        each = f", {self.per_server} on each server" if self.per_server else ""
+        return f"{name}{memory}{each}"
+
+
+ANY = Demand()
+
+
+def is_called(word: str, name: str) -> bool:
+    """Are all parts of `word` among the words of a GPU's name? "A100" is not "A10", and no slice of an A100 unless it says so."""
+    wanted, there = _TOKEN.findall(word.lower()), _TOKEN.findall(name.lower())
+    return bool(wanted) and set(wanted) <= set(there) and (SLICE in wanted or SLICE not in there)
+
+
+def memory_text(bytes_: int) -> str:
+    """ "40 GiB", "7.5 GiB"."""
+    return f"{bytes_ / (1 << 30):.4g} GiB"
+
+
+@dataclass(frozen=True)
+class Stock:
+    """How many GPUs of each sort a server has."""
+
+    count: tuple[tuple[GpuSort, int], ...]
+
+    @classmethod
+    def of(cls, sorts: Sequence[GpuSort]) -> Stock:
+        return cls(tuple((sort, sorts.count(sort)) for sort in dict.fromkeys(sorts)))
+
+    def among(self, option: Sequence[GpuSort]) -> int:
+        return sum([number for sort, number in self.count if sort in option])
+
+
+def most_gpus(demand: Demand, servers: Sequence[Stock]) -> int:
+    """The largest share that a job can have, if nobody else has any."""
+    return most_of_each([demand], servers)[0]
+
+
+def most_of_each(demands: Sequence[Demand], servers: Sequence[Stock]) -> list[int]:
+    """The same for each of these. Users may ask for the same in many words: the servers are counted once for each set of GPUs."""
+    sorts = dict.fromkeys(sort for stock in servers for sort, _ in stock.count)
+    known: dict[tuple[tuple[tuple[GpuSort, ...], ...], int], int] = {}
+    found = []
+    for demand in demands:
+        options = demand.options(sorts)
+        asked = (options, demand.per_server)
+        if asked not in known:
+            known[asked] = max([_room(demand, option, servers) for option in options], default=0)
+        found.append(known[asked])
+    return found
+
+
+def _room(demand: Demand, option: Sequence[GpuSort], servers: Sequence[Stock]) -> int:
+    able = [stock.among(option) for stock in servers]
+    if demand.per_server:
+        return demand.per_server * sum(number >= demand.per_server for number in able)
+    return sum(able)
+
+
+def never_fits(demand: Demand, least: int, servers: Sequence[Stock]) -> str:
+    """Why a job that needs `least` GPUs could not run on these servers even if it was alone; empty: it could."""
+    if not servers or most_gpus(demand, servers) >= least:
+        return ""
+    total = sum(number for stock in servers for _, number in stock.count)
+    if least > total:
+        return f"it needs at least {gpu_count(least)}, and the cluster has {total}"
+    sorts = list(dict.fromkeys(sort for stock in servers for sort, _ in stock.count))
+    there = _there(sorts, servers)
+    named = [sort for sort in sorts if not demand.types or any(is_called(word, sort.name) for word in demand.types)]
+    if not named:
+        return f"no server has a GPU of type {' or '.join(demand.types)}; there are {there}"
+    able = [sort for sort in named if sort.memory_bytes >= demand.memory_bytes]
+    if not able:
+        largest = max(named, key=lambda sort: sort.memory_bytes)
+        of_type = f" of type {' or '.join(demand.types)}" if demand.types else ""
+        return (
+            f"no GPU{of_type} has {memory_text(demand.memory_bytes)}; "
+            f"the largest is {largest.name} with {memory_text(largest.memory_bytes)}"
+        )
+    each = demand.per_server
+    if each and not any(stock.among(option) >= each for option in demand.options(sorts) for stock in servers):
+        return f"no server has {each} {_without_each(demand)}; there are {there}"
+    one_type = "" if demand.mixes or len({sort.name for sort in able}) < 2 else " of one type"
+    most = most_gpus(demand, servers)
+    return f"it needs at least {least} {demand.what}{one_type}, and the cluster has {most}; there are {there}"
+
+
+def _without_each(demand: Demand) -> str:
+    return Demand(types=demand.types, memory_bytes=demand.memory_bytes).what
+
+
+def _plural(name: str, count: int) -> str:
+    """Of what are no GPUs; names of GPUs stay as they are."""
+    if not name:
+        return "GPUs"
+    return f"{name}s" if count != 1 and name.endswith(" slot") else name
+
+
+def _there(sorts: Sequence[GpuSort], servers: Sequence[Stock]) -> str:
+    """ "8 NVIDIA A100-SXM4-40GB and 4 Tesla V100-SXM2-16GB"."""
+    names = list(dict.fromkeys(sort.name for sort in sorts))
+    counts = [sum([number for stock in servers for sort, number in stock.count if sort.name == name]) for name in names]
+    found = [f"{count} {_plural(name, count)}" for name, count in zip(names, counts, strict=True)]
+    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"

@@ -1,0 +1,194 @@
+"""Decisions where not every job may use every GPU: `sharing` says how many, each job is placed among the GPUs that it may use.
+
+The GPUs are placed part by part (`sharing`), by the stage that places them all where there are no limits: a part is to it a
+cluster of its own. Jobs that want exactly so many GPUs on each server have theirs already.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from .decision import Decision, beside_by_hand, packed, too_few, too_little_for
+from .kinds import Demand, most_gpus
+from .packing import pack
+from .placement.fewest_servers import layout_of
+from .placement.registry import Placement
+from .policies import Policy
+from .sets import union
+from .sharing import Sharing
+from .view import ClusterView, Gpus, Ints, Limit, Reason, ReasonCode, ServerInView
+
+TOLD_KINDS = 3  # other kinds of GPUs that are free, in a reason
+
+
+def decide_limited(
+    view: ClusterView,
+    policy: Policy,
+    rng: random.Random,
+    packing: bool,
+    first: Mapping[int, Gpus] | None,
+    placement: Placement,
+) -> Decision:
+    """Like `pipeline.decide`, for a view with limits."""
+    sharing = Sharing(view, policy, rng)
+    sharing.share_out()
+    wanted = sharing.given.copy()
+    if packing:
+        _pack(view, sharing)
+    shares, placed = sharing.given, dict(sharing.seats)
+    taken = union(placed.values())
+    for number, mask in enumerate(sharing.parts):
+        amounts = {row: own[number] for row, own in sorted(sharing.amounts.items()) if own.get(number)}
+        if amounts:
+            for row, gpus in _Part(view.servers, mask & ~taken).place(placement, view.placements, amounts, first or {}):
+                placed[row] = placed.get(row, 0) | gpus
+    used = union(placed.values())
+
+    def why(row: int) -> Reason | None:
+        if row in view.manual_shares:
+            return too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
+        if shares[row] < wanted[row]:
+            return packed(int(wanted[row]), int(shares[row]))
+        limit = view.limit(row)
+        assert limit is not None
+        reason = (
+            _limited(view, limit, int(view.jobs.min_gpus[row]), used, sharing.cap(row)) if not shares[row] else None
+        )
+        by_hand = shares if view.manual_shares else None
+        return beside_by_hand(view, row, int(shares[row]), by_hand, reason or sharing.told(row))
+
+    return Decision(shares, dict(sorted(placed.items())), why, sharing.review_s, wanted)
+
+
+def _pack(view: ClusterView, sharing: Sharing) -> None:
+    """Regulate the shares of the jobs in each part by themselves (AFS 4.4); not those by hand, nor those with seats."""
+    taken = union(sharing.seats.values())
+    for number, mask in enumerate(sharing.parts):
+        rows = [r for r, own in sharing.amounts.items() if set(own) == {number} and r not in view.manual_shares]
+        if not rows:
+            continue
+        chosen: Ints = np.array(sorted(rows), dtype=np.int64)
+        left = mask & ~taken
+        sizes = [(server & left).bit_count() for server in _masks(view.servers)]
+        most = np.minimum(view.jobs.max_gpus[chosen], [sharing.cap(row) for row in chosen.tolist()])
+        given = pack(sharing.given[chosen], sizes, view.jobs.min_gpus[chosen], most)
+        sharing.given[chosen] = given
+        for row, share in zip(chosen.tolist(), given.tolist(), strict=True):
+            sharing.amounts[row] = {number: share} if share else {}
+
+
+def _masks(servers: Sequence[ServerInView]) -> Sequence[Gpus]:
+    return layout_of(tuple([len(server.gpus) for server in servers])).masks
+
+
+# What a part has of a server: a set of the view, where the server and the piece begin, and which positions; None: all of it.
+_Piece = tuple[Gpus, int, int, tuple[int, ...] | None]
+
+
+class _Part:
+    """Some GPUs of a view, as a cluster of its own, whose sets have bits of their own."""
+
+    def __init__(self, servers: Sequence[ServerInView], mask: Gpus) -> None:
+        self.servers: list[ServerInView] = []
+        pieces: list[_Piece] = []
+        there = []
+        begin = inner = 0
+        for number, server in enumerate(servers):
+            size = len(server.gpus)
+            here = mask >> begin & ((1 << size) - 1)
+            if here:
+                kept = None if here.bit_count() == size else tuple(at for at in range(size) if here >> at & 1)
+                self.servers.append(server if kept is None else server.only(kept))
+                pieces.append((here << begin, begin, inner, kept))
+                there.append(number)
+                inner += here.bit_count()
+            begin += size
+        self._at = [piece for piece in pieces for _ in range(piece[0].bit_count())]  # by inner bit
+        self._of = dict(zip(there, pieces, strict=True))
+        self._server = layout_of(tuple([len(server.gpus) for server in servers])).server  # by bit of the view
+        self._mask = mask
+
+    def place(
+        self, stage: Placement, present: Mapping[int, Gpus], amounts: Mapping[int, int], first: Mapping[int, Gpus]
+    ) -> Iterator[tuple[int, Gpus]]:
+        """The GPUs of each of these jobs, as sets of the view."""
+        here = {row: self._inner(gpus) for row, gpus in present.items() if gpus & self._mask}
+        leads = {row: self._inner(gpus) for row, gpus in first.items() if gpus & self._mask and row in amounts}
+        for row, gpus in stage.place(self.servers, here, amounts, leads).items():
+            yield row, self._outer(gpus)
+
+    def _inner(self, gpus: Gpus) -> Gpus:
+        found, gpus = 0, gpus & self._mask
+        while gpus:
+            here, begin, inner, kept = self._of[self._server[(gpus & -gpus).bit_length() - 1]]
+            own = (gpus & here) >> begin
+            gpus &= ~here
+            found |= (own if kept is None else sum(1 << n for n, at in enumerate(kept) if own >> at & 1)) << inner
+        return found
+
+    def _outer(self, gpus: Gpus) -> Gpus:
+        found = 0
+        while gpus:
+            here, begin, inner, kept = self._at[(gpus & -gpus).bit_length() - 1]
+            own = gpus >> inner & ((1 << here.bit_count()) - 1)
+            gpus &= ~(own << inner)
+            found |= (own if kept is None else sum(1 << at for n, at in enumerate(kept) if own >> n & 1)) << begin
+        return found
+
+
+# ----------------------------------------------------------------------------------------------------------------- reasons
+
+
+def _limited(view: ClusterView, limit: Limit, least: int, used: Gpus, most: int) -> Reason | None:
+    """Why a job waits, where that is because of what it may use."""
+    demand, what = limit.demand, f"{least} {limit.demand.what}"
+    present = [server.stock for server in view.servers]
+    if most < least:
+        left = most_gpus(demand, [*present, *(server.stock for server in view.absent)])
+        known = most_gpus(demand, [server.stock for server in view.known])
+        reason = too_few(view, what, most, left, known, least, per_server=bool(demand.per_server))
+        return Reason(reason.code, reason.text + _bound(demand))
+    free = max((option & ~used).bit_count() for option in limit.options)
+    if demand.per_server:
+        each = demand.per_server
+        able = [
+            sum((server & option & ~used).bit_count() >= each for server in _masks(view.servers))
+            for option in limit.options
+        ]
+        if max(able) * each >= least:
+            return None
+        servers = f"{max(able)} server{'s have' if max(able) != 1 else ' has'} {each} free"
+        return Reason(
+            ReasonCode.LIMITED, f"waits for {what}: {servers}, and it needs {least // each}{_others(view, limit, used)}"
+        )
+    if free >= least:
+        return None
+    size = max(option.bit_count() for option in limit.options)
+    how = f"all {size} are in use" if not free else f"{free} of {size} {'is' if free == 1 else 'are'} free"
+    return Reason(ReasonCode.LIMITED, f"waits for {what}: {how}{_others(view, limit, used)}{_bound(demand)}")
+
+
+def _others(view: ClusterView, limit: Limit, used: Gpus) -> str:
+    """Which GPUs are free that the job may not use."""
+    idle = ((1 << view.total_gpus) - 1) & ~used & ~union(limit.options)
+    count: dict[str, int] = {}
+    for server, mask in zip(view.servers, _masks(view.servers), strict=True):
+        if idle & mask:
+            begin = (mask & -mask).bit_length() - 1
+            for at, sort in enumerate(server.sorts):
+                if idle >> begin + at & 1:
+                    count[sort.name] = count.get(sort.name, 0) + 1
+    told = sorted(count, key=lambda name: (-count[name], name))[:TOLD_KINDS]
+    if not told:
+        return ""
+    found = ", ".join(f"{count[name]} {name or 'GPUs'}" for name in told)
+    return f"; {found} {'is' if sum(count[name] for name in told) == 1 else 'are'} free"
+
+
+def _bound(demand: Demand) -> str:
+    if not demand.began_on:
+        return ""
+    return f"; it began on {demand.began_on}, and stays on that type"

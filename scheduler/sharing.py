@@ -1,0 +1,434 @@
+"""How many GPUs each job gets where not every job may use every GPU: the policy decides, as far as it can be placed. Pure.
+
+Theory of operation
+-------------------
+Policies divide a number of GPUs; of types they know nothing. Here the GPUs are cut into *parts*, such that a job may use all of a
+part or none of it. A job has one or more *choices*, sets of parts: all of its GPUs are of one of them (`kinds`: one type for the
+whole life of a job, unless it says that types do not matter).
+
+1. The policy is asked for all jobs and all GPUs. Each job that gets some makes its choice: where it has GPUs, then where all of
+   its share is free, then where those want least that cannot go elsewhere.
+2. If the jobs that are confined to some parts were given more than these have (Hall's condition, for the smallest such set of
+   parts), the policy is asked again for these jobs and these parts alone: they share out what they compete for, by the rule of
+   the policy. Who gets nothing there and may go elsewhere goes on with the others. Then it is asked for the others, and the rest.
+3. If GPUs are left in a part, and somebody could use them, the policy is asked for the jobs of this part alone: what stood in
+   the way of all need not stand in the way of these. (The first in the queue waits for an A100; whoever waits for a V100 need
+   not.) What it gives holds if it is more than before.
+
+So no share is given that cannot be placed, those that may use few GPUs come first where they compete, and nothing is idle that
+the policy would give to somebody. If every job may use every GPU that is one question, as always.
+
+A job that wants exactly so many GPUs on each server is given its very GPUs here (`seats`), before the others: else nobody would
+know whether its share can be placed. It stays where it is while it can; then it takes servers where enough is idle, in one rack.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from .nearness import nearest
+from .policies import Policy
+from .policies.base import Shares
+from .sets import elements, some, union
+from .view import ClusterView, Gpus, Ints, Reason
+
+Choice = int  # a set of parts
+Room = list[int]  # by part: GPUs that are left
+
+MOST_SETS = 64  # of parts, that are looked at
+DEPTH = 4  # how often the policy is asked again, for each part
+
+
+class Sharing:
+    """The shares of one decision as they come about.
+
+    `given`: by row; `amounts`: of the jobs without seats, GPUs by part; `seats`: the GPUs of the others.
+    """
+
+    def __init__(self, view: ClusterView, policy: Policy, rng: random.Random) -> None:
+        self.given: Ints = np.zeros(len(view.jobs), dtype=np.int64)
+        self.amounts: dict[int, dict[int, int]] = {}
+        self.seats: dict[int, Gpus] = {}
+        self._seated: Gpus = 0  # all of these
+        self._idle: Gpus = ~union(view.placements.values())
+        self.review_s = math.inf
+        self.parts = _parts(view)
+        self._view, self._policy, self._rng = view, policy, rng
+        self._limit_of = view.limit_of if view.limit_of is not None else np.zeros(len(view.jobs), dtype=np.int64)
+        self._offsets = list(accumulate((len(server.gpus) for server in view.servers), initial=0))
+        self._choices = [
+            tuple(dict.fromkeys(_covered(option, self.parts) for option in limit.options)) for limit in view.limits
+        ]
+        self._parts_of = {choice: tuple(elements(choice)) for choices in self._choices for choice in choices}
+        self._mask = {choice: union(self.parts[part] for part in own) for choice, own in self._parts_of.items()}
+        self._size = {choice: mask.bit_count() for choice, mask in self._mask.items()}
+        self._each = np.array([limit.demand.per_server for limit in view.limits])
+        alike = {(limit.options, limit.demand.per_server): code for code, limit in enumerate(view.limits)}
+        most = {asked: self._most(code) for asked, code in alike.items()}  # users may ask for the same in many words
+        self.most = np.array([most[limit.options, limit.demand.per_server] for limit in view.limits])  # by limit
+        self._code: list[int] = self._limit_of.tolist()
+        self._least: list[int] = view.jobs.min_gpus.tolist()
+        self._barred: dict[int, Choice] = {}
+        self._asked: list[tuple[Ints, Shares]] = []
+        self._room: Room = [part.bit_count() for part in self.parts]
+
+    def share_out(self) -> None:
+        """Shares set by hand first, in the order of submission, as large as they fit; then those of the policy."""
+        view = self._view
+        for row, wanted in sorted(view.manual_shares.items()):
+            self._by_hand(row, wanted)
+        rows = np.ones(len(view.jobs), dtype=bool)
+        rows[list(view.manual_shares)] = False
+        self._share(np.flatnonzero(rows), self._room, DEPTH * len(self.parts))
+        if any(self._room):
+            self._offer(rows)
+
+    def told(self, row: int) -> Reason | None:
+        """What the policy has said of a job when it was asked last."""
+        for rows, shares in reversed(self._asked):
+            at = int(np.searchsorted(rows, row))
+            if at < len(rows) and rows[at] == row:
+                return shares.why(at)
+        return None
+
+    def cap(self, row: int) -> int:
+        """The most that a job could have here."""
+        return int(self.most[self._limit_of[row]])
+
+    def _most(self, code: int) -> int:
+        each = int(self._each[code])
+        options = self._view.limits[code].options
+        if not each:
+            return max([option.bit_count() for option in options], default=0)
+        servers = [((1 << b) - 1) & ~((1 << a) - 1) for a, b in zip(self._offsets, self._offsets[1:], strict=False)]
+        return each * max([sum((s & option).bit_count() >= each for s in servers) for option in options], default=0)
+
+    # -- asking
+
+    def _ask(self, rows: Ints, gpus: int) -> Ints:
+        """What the policy gives these rows of so many GPUs."""
+        jobs, given = self._view.jobs, np.zeros(len(rows), dtype=np.int64)
+        code = self._limit_of[rows]
+        each = np.maximum(self._each[code], 1)
+        most = (
+            np.minimum(jobs.max_gpus[rows], self.most[code]) // each * each
+        )  # 0: of a job held at less than one server's
+        able = jobs.min_gpus[rows] <= np.minimum(most, gpus)
+        asked = rows[able]
+        if not len(asked) or gpus <= 0:
+            return given
+        table = jobs.cut(asked)
+        if not self._policy.needs_lengths:
+            table = table.without_lengths()
+        table = table.within(most[able])
+        told = self._policy.shares(table, gpus, self._view.now, self._rng)
+        self._asked.append((asked, told))
+        if told.review_s > self._view.now:
+            self.review_s = min(self.review_s, told.review_s)
+        given[able] = told.gpus // each[able] * each[able]
+        return given
+
+    def _share(self, rows: Ints, room: Room, depth: int) -> None:
+        """Share `room` among these rows; what is given is taken from it."""
+        if not len(rows):
+            return
+        given = self._ask(rows, sum(room))
+        gangs = (self._each[self._limit_of[rows]] > 0) & (given > 0)
+        short = False
+        for row, wanted in zip(rows[gangs].tolist(), given[gangs].tolist(), strict=True):
+            short |= self._seat(row, wanted, room) < wanted
+        rows, given = rows[~gangs], given[~gangs]
+        if short and depth:
+            self._share(rows, room, depth - 1)
+        else:
+            self._settle(rows, given, room, depth)
+
+    def _settle(self, rows: Ints, given: Ints, room: Room, depth: int) -> None:
+        """Give these shares, where they can be placed; else ask again, first for those who compete for too little."""
+        getting = given > 0
+        wanted = dict(zip(rows[getting].tolist(), given[getting].tolist(), strict=True))
+        homes = self._homes(wanted, room)
+        scarce = _overfull(homes, wanted, room) if depth else None
+        if scarce is None:
+            self._pour(homes, wanted, room)
+            return
+        confined = [not any(choice & ~scarce for choice in choices) for choices in self._choices]
+        inside = np.array(confined)[self._limit_of[rows]]
+        inside[getting] = [not homes[row] & ~scarce for row in rows[getting].tolist()]
+        within = [left if scarce >> part & 1 else 0 for part, left in enumerate(room)]
+        before = within.copy()
+        self._share(rows[inside], within, depth - 1)
+        for part, left in enumerate(within):
+            room[part] -= before[part] - left
+        for row in wanted:
+            if not homes[row] & ~scarce and not self.given[row]:
+                self._barred[row] = self._barred.get(row, 0) | scarce
+        inside[getting] &= [self.given[row] > 0 or not self._ways(row) for row in rows[getting].tolist()]
+        self._share(rows[~inside], room, depth - 1)
+
+    def _ways(self, row: int) -> list[Choice]:
+        """The choices that a job still has: none on which it could not even have its least, which it would be bound to."""
+        barred, least = self._barred.get(row, 0), self._least[row]
+        return [c for c in self._choices[self._code[row]] if c & ~barred and self._size[c] >= least]
+
+    def _homes(self, wanted: Mapping[int, int], room: Room) -> dict[int, Choice]:
+        """What each of these jobs chooses. Those that have no choice are counted first."""
+        homes: dict[int, Choice] = {}
+        left = room.copy()
+        free_to_choose = []
+        for row in wanted:
+            ways = self._ways(row)
+            if len(ways) == 1:
+                homes[row] = ways[0]
+            else:
+                free_to_choose.append((row, ways))
+        pressed = [0] * len(left)  # by part: how many the others want of it
+        for row in sorted(homes, key=lambda row: (self._size[homes[row]], row)):
+            self._take(homes[row], wanted[row], left, pressed)
+        for row, ways in free_to_choose:
+            has, share, least = self._view.placements.get(row, 0), wanted[row], self._least[row]
+
+            def cost(choice: Choice, has: Gpus = has, share: int = share, least: int = least) -> tuple[int, ...]:
+                free = sum(left[part] for part in self._parts_of[choice])
+                wanted_there = sum(pressed[part] for part in self._parts_of[choice])
+                there = (has & self._mask[choice]).bit_count()
+                return free < least, -there, share - min(free, share), wanted_there, -free, choice
+
+            homes[row] = min(ways, key=cost)
+            self._take(homes[row], share, left, pressed)
+        return homes
+
+    def _take(self, choice: Choice, share: int, left: Room, pressed: list[int]) -> None:
+        """Count a share, roughly: which part of a choice it comes from is decided later."""
+        parts = self._parts_of[choice]
+        for part in parts:
+            pressed[part] += share
+        for part in sorted(parts, key=lambda part: -left[part]) if len(parts) > 1 else parts:
+            taken = min(left[part], share)
+            left[part] -= taken
+            share -= taken
+
+    # -- giving
+
+    def _pour(self, homes: Mapping[int, Choice], wanted: Mapping[int, int], room: Room) -> None:
+        """Shares in parts: who has the smallest choice comes first. A job stays where it is, and in one part, if it can."""
+        present = self._view.placements
+        for row in sorted(wanted, key=lambda row: (self._size[homes[row]], row)):
+            need, parts = wanted[row], self._parts_of[homes[row]]
+            if room[parts[0]] >= need and len(parts) == 1:
+                room[parts[0]] -= need
+                self.amounts[row] = {parts[0]: need}
+                self.given[row] = need
+                continue
+            own, has = self.amounts.setdefault(row, {}), present.get(row, 0)
+            there = {part: (has & self.parts[part]).bit_count() for part in parts}
+            for part in sorted(there, key=lambda part: (-there[part], room[part] < need, abs(room[part] - need), part)):
+                taken = min(room[part], need)
+                if taken:
+                    own[part] = own.get(part, 0) + taken
+                    room[part] -= taken
+                    need -= taken
+            while need and (aside := self._moved_aside(homes, homes[row], room)) is not None:
+                own[aside] = own.get(aside, 0) + 1
+                room[aside] -= 1
+                need -= 1
+            if need and wanted[row] - need < self._least[row]:
+                for part, taken in self.amounts.pop(row).items():
+                    room[part] += taken
+                continue
+            self.given[row] = wanted[row] - need
+
+    def _moved_aside(self, homes: Mapping[int, Choice], choice: Choice, room: Room) -> int | None:
+        """A part of `choice` where a GPU is left after others have taken another one instead; None: there is none."""
+        came_from: dict[int, tuple[int, int]] = {}  # by part: who could leave which part for it
+        frontier = elements(choice)
+        seen = choice
+        while frontier:
+            part = frontier.pop(0)
+            if room[part]:
+                while part in came_from:
+                    row, before = came_from[part]
+                    own = self.amounts[row]
+                    own[part] = own.get(part, 0) + 1
+                    own[before] -= 1
+                    if not own[before]:
+                        del own[before]
+                    room[part] -= 1
+                    room[before] += 1
+                    part = before
+                return part
+            for row, home in homes.items():
+                if self.amounts.get(row, {}).get(part):
+                    for other in elements(home & ~seen):
+                        seen |= 1 << other
+                        came_from[other] = (row, part)
+                        frontier.append(other)
+        return None
+
+    def _by_hand(self, row: int, wanted: int) -> None:
+        least = min(wanted, self._least[row])
+        each = int(self._each[self._code[row]])
+        ways = self._ways(row)
+        if not ways:
+            return
+        if each:
+            self._seat(row, wanted // each * each, self._room)
+            return
+        choice = self._homes({row: wanted}, self._room)[row]
+        share = min(wanted, sum(self._room[part] for part in elements(choice)))
+        if share >= least:
+            self._pour({row: choice}, {row: share}, self._room)
+
+    def _offer(self, rows: Ints) -> None:
+        """Part by part: what is left, to those who could use it. `rows`: whose shares the policy decides."""
+        jobs = self._view.jobs
+        for part, mask in enumerate(self.parts):
+            left = self._room[part]
+            if not left:
+                continue
+            able = np.array([any(choice >> part & 1 for choice in choices) for choices in self._choices])
+            alone = {row for row, own in self.amounts.items() if rows[row] and set(own) == {part}}
+            held = sum([int(self.given[row]) for row in alone])
+            waiting = rows & (self.given == 0) & able[self._limit_of] & (jobs.min_gpus <= left + held)
+            grown = any(self.given[row] < min(int(jobs.max_gpus[row]), self.cap(row)) for row in alone)
+            if not grown and not waiting.any():
+                continue
+            self._ask_for_part(part, mask, np.sort(np.array([*np.flatnonzero(waiting), *alone], dtype=np.int64)), alone)
+
+    def _ask_for_part(self, part: int, mask: Gpus, rows: Ints, alone: Iterable[int]) -> None:
+        """Ask for the jobs that have GPUs of this part alone, and for those that have none."""
+        held = sum([int(self.given[row]) for row in alone])
+        room = [0] * len(self.parts)
+        room[part] = self._room[part] + held
+        reviewed_s, asked = self.review_s, len(self._asked)
+        given = self._ask(rows, room[part])
+        if given.sum() <= held:
+            self.review_s = reviewed_s
+            del self._asked[asked:]
+            return
+        for row in alone:
+            self.given[row] = 0
+            del self.amounts[row]
+        for row, share in zip(rows.tolist(), given.tolist(), strict=True):
+            if share and self._each[self._limit_of[row]]:
+                self._seat(row, share, room)
+        for row, share in zip(rows.tolist(), given.tolist(), strict=True):
+            if share and not self._each[self._limit_of[row]]:
+                self.amounts[row] = {part: share}
+                self.given[row] = share
+                room[part] -= share
+        self._room[part] = room[part]
+
+    # -- exactly so many on each server
+
+    def _seat(self, row: int, wanted: int, room: Room) -> int:
+        """Give a job its very GPUs, on as many servers as `wanted` takes, or on fewer. Returns how many; 0: too few."""
+        each, has = int(self._each[self._code[row]]), self._view.placements.get(row, 0)
+        best: list[Gpus] = []
+        for choice in self._ways(row) if wanted >= each else ():
+            able = self._mask[choice] & ~self._seated
+            found = self._stays(able, each, wanted // each, has, room)
+            found = found or self._seats(able, each, wanted // each, has, room)
+            if len(found) > len(best):
+                best = found
+        least = min(wanted, self._least[row])
+        if not best or len(best) * each < least:
+            return 0
+        self.seats[row] = union(best)
+        self._seated |= self.seats[row]
+        self.given[row] = len(best) * each
+        for part, mask in enumerate(self.parts):
+            room[part] -= (self.seats[row] & mask).bit_count()
+        return len(best) * each
+
+    def _stays(self, able: Gpus, each: int, count: int, has: Gpus, room: Sequence[int]) -> list[Gpus]:
+        """What `_seats` finds, if that is just where the job is: most jobs stay, and no other server need be looked at."""
+        found: list[Gpus] = []
+        rest = has & able
+        while rest:
+            at = bisect.bisect_right(self._offsets, (rest & -rest).bit_length() - 1) - 1
+            here = rest & ((1 << self._offsets[at + 1]) - (1 << self._offsets[at]))
+            rest ^= here
+            if here.bit_count() >= each:
+                found.append(some(each, here))
+        gpus = union(found)
+        fits = all((gpus & mask).bit_count() <= left for mask, left in zip(self.parts, room, strict=True))
+        return found if len(found) == count and fits else []
+
+    def _seats(self, able: Gpus, each: int, count: int, has: Gpus, room: Sequence[int]) -> list[Gpus]:
+        """GPUs on up to `count` servers, `each` on one."""
+        idle = self._idle
+        left = list(room)
+        servers = {}
+        for at, (begin, end) in enumerate(zip(self._offsets, self._offsets[1:], strict=False)):
+            free = able & ((1 << end) - (1 << begin))
+            if free.bit_count() >= each:
+                servers[at] = free
+        racks = self._racks(servers, count, has)
+
+        def cost(at: int) -> tuple[int, ...]:
+            own, unused = (servers[at] & has).bit_count(), (servers[at] & (idle | has)).bit_count()
+            return own < each, -own, unused < each, racks[self._view.servers[at].rack], unused, at
+
+        found: list[Gpus] = []
+        for at in sorted(servers, key=cost):
+            seat = self._seat_on(at, each, servers[at], has, idle)
+            needs = [(seat & mask).bit_count() for mask in self.parts]
+            if all(need <= rest for need, rest in zip(needs, left, strict=True)):
+                left = [rest - need for need, rest in zip(needs, left, strict=True)]
+                found.append(seat)
+            if len(found) == count:
+                break
+        return found
+
+    def _racks(self, servers: Mapping[int, Gpus], count: int, has: Gpus) -> dict[str, int]:
+        """How gladly a job takes servers of a rack: first where it is, then where all of it fits best, then the largest."""
+        there = [self._view.servers[at].rack for at in servers]
+        own = {self._view.servers[at].rack for at, free in servers.items() if free & has}
+        number = {rack: there.count(rack) for rack in dict.fromkeys(there)}
+        order = sorted(
+            number, key=lambda rack: (rack not in own, number[rack] < count, abs(number[rack] - count), rack)
+        )
+        return {rack: rank for rank, rack in enumerate(order)}
+
+    def _seat_on(self, at: int, each: int, free: Gpus, has: Gpus, idle: Gpus) -> Gpus:
+        server, begin = self._view.servers[at], self._offsets[at]
+        kept = some(each, free & has)
+        pool = free & idle if (free & idle & ~kept).bit_count() >= each - kept.bit_count() else free
+        if not server.near or kept.bit_count() == each:
+            return some(each, kept, pool, free)
+        more = each - kept.bit_count()
+        return kept | nearest(server.near, len(server.gpus), more, (pool & ~kept) >> begin, kept >> begin)[1] << begin
+
+
+def _parts(view: ClusterView) -> tuple[Gpus, ...]:
+    """The GPUs in view, in parts that no option divides."""
+    parts = [(1 << view.total_gpus) - 1]
+    for option in dict.fromkeys(option for limit in view.limits for option in limit.options):
+        parts = [piece for part in parts for piece in (part & option, part & ~option) if piece]
+    return tuple(part for part in parts if part)
+
+
+def _covered(option: Gpus, parts: Sequence[Gpus]) -> Choice:
+    return sum(1 << number for number, part in enumerate(parts) if part & option)
+
+
+def _overfull(homes: Mapping[int, Choice], wanted: Mapping[int, int], room: Sequence[int]) -> Choice | None:
+    """The smallest set of parts of which those confined to it want more than there is; None: all can have what they want."""
+    demand: dict[Choice, int] = {}
+    for row, share in wanted.items():
+        demand[homes[row]] = demand.get(homes[row], 0) + share
+    sets = list(demand)
+    for one in sets:
+        sets += [both for other in demand if (both := one | other) not in sets][: max(0, MOST_SETS - len(sets))]
+    size = {one: sum(room[part] for part in elements(one)) for one in sets}
+    for one in sorted(sets, key=lambda one: (size[one], one.bit_count(), one)):
+        if sum(share for choice, share in demand.items() if not choice & ~one) > size[one]:
+            return one
+    return None
