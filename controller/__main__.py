@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import logging
 import sys
 from pathlib import Path
@@ -22,17 +23,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="elasticd.controller", description="The controller of a cluster.")
     parser.add_argument("--config", type=Path, required=True, help="configuration file, see configs/controller.yaml")
     parser.add_argument("--check", action="store_true", help="say what is wrong with the configuration, and end")
+    parser.add_argument("--log-format", choices=["text", "json"], help="in place of log_format in the configuration")
+    parser.add_argument("--options", action="store_true", help="print the options that hold, as JSON, and end")
     arguments = parser.parse_args()
     if arguments.check:
         return report(arguments.config, config.mistakes(arguments.config))
     try:
+        if arguments.options:
+            print(json.dumps(config.described(arguments.config)))
+            return 0
         times.check()
-        configuration = config.read(arguments.config)
+
+        def read() -> config.Configuration:
+            return config.read(arguments.config, arguments.log_format)
+
+        configuration = read()
         options = configuration.options
         options.begin_log()
         gc.disable()  # hundreds of thousands of records stay; looking through them for cycles takes longer than a decision
         daemon = ControllerDaemon(options, configuration.scheduler, configuration.profiles)
-        daemon.run(again=lambda: config.read(arguments.config))
+        daemon.run(again=read)
     except ElasticError as error:
         print(f"elasticd.controller: {with_line(str(error))}", file=sys.stderr)
         return error.exit_code

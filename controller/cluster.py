@@ -11,6 +11,7 @@ import hashlib
 import math
 import random
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ..protocol.messages import (
@@ -20,6 +21,7 @@ from ..protocol.messages import (
     EventView,
     HelloRefused,
     Reply,
+    ShareForecast,
     Submitted,
     ToAgentFromController,
 )
@@ -36,6 +38,8 @@ from ..scheduler.measuring import OFF, Measuring
 from ..scheduler.policies import Policy
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.view import Ints
+from . import accounting
+from .bars import NOTHING_OVERRULED, Bar, bars, nothing_sentence, trusted_codes
 from .deadlines import Deadlines
 from .effects import Effects
 from .events import Action, Audit, ClientRequest, Fetch, ReplyClient, SendAgent, Warn
@@ -48,9 +52,11 @@ from .reconcile.rows import Rows
 from .records import (
     ADOPTED,
     CLUSTER_KEY,
+    OVERRULED,
     POLICY_KEY,
     AdoptionRecord,
     ClusterRecord,
+    OverruleRecord,
     PolicyRecord,
     RequestRecord,
     ServerRecord,
@@ -60,14 +66,18 @@ from .records import (
     state_key,
     submission_key,
 )
+from .remembered import RememberedAnswers
 from .sessions import Forgeries, Guest, Health, Session
+from .tallies import Tallies
+from .usage import Usage, first_kept
 
 MORE_THAN_ANY_SESSION = 1 << 62  # messages to an agent
 KEPT_EVENTS = 10_000
-KEPT_ANSWERS = 10_000
 ARCHIVED_AT_ONCE = 64  # jobs in one event: as many leave the memory, and as many the archive
 LOOK_AT_AGES_S = 600.0  # between two looks for jobs that are too old to be kept
+TRUSTED_AFTER_S = 3600.0  # a clock that was set, or that a controller begins with: nothing is too old by it before
 KEPT_PRINCIPALS = 1000  # of those who have tried what they may not
+_NO_BARS: dict[int, Bar] = {}
 ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S = 20, 10.0  # of one principal: so many are told at once, then one in so long
 
 
@@ -78,6 +88,7 @@ class Keeping:
     recent: int = 1000  # in memory; those before them are in the archive
     ended: int = 100_000  # in the archive
     days: float = 365.0  # likewise, since they ended
+    usage_days: float = 1830.0  # of what users have had: months that are over for longer are not kept
 
 
 @dataclass(frozen=True)
@@ -144,10 +155,14 @@ class Cluster:
         self.started_s = now
         self.jobs: dict[JobId, Job] = {}  # that are not over, and those that are over since lately
         self.index = Index()
-        self.rows = Rows()
+        self.rows = Rows(self.gpu_name)
         self.decided_s = -math.inf  # when the scheduler was last asked
         self.decisions = 0  # how often it has been
+        # Of the last decisions, where shares are set by hand: which this was, and who loses GPUs by it.
+        self.pushes: deque[tuple[int, Callable[[], Iterator[ShareForecast]]]] = deque(maxlen=2)
         self.archive = Archive()
+        self.usage = Usage()
+        self.tallies = Tallies()
         self.sessions: dict[ServerId, Session] = {}
         self.known_gpus = 0  # of all servers known, absent ones included
         self.guests: dict[ServerId, Guest] = {}
@@ -159,12 +174,19 @@ class Cluster:
         self.forged: dict[ServerId, Forgeries] = {}
         self.attempts: OrderedDict[str, Attempts] = OrderedDict()  # of principals, at what they may not
         self.health: dict[ServerId, Health] = {}  # of servers where a start has failed
+        self.gpu_health: dict[GpuAddress, Health] = {}  # of GPUs where scripts fail at their start
+        self.overruled: dict[ServerId, OverruleRecord] = {}  # by operators
+        self.barred: dict[
+            ServerId, dict[int, Bar]
+        ] = {}  # GPUs that take no new work, of servers that have such (`bars`)
+        self.offers_nothing: dict[ServerId, str] = {}  # servers without a GPU, whose agents say why
+        self.told_troubles: dict[ServerId, Sparing] = {}
         self.awaited: set[ServerId] = set()  # known from the store, not heard of since the start
         # Servers that have a lease, or that are awaited; the one that has been silent for longest is first.
         self.leases: OrderedDict[ServerId, None] = OrderedDict()
         self.events: deque[EventView] = deque(maxlen=KEPT_EVENTS)
         # By name (`ClientRequest.name`): answers to requests that changed something, and who waits for one.
-        self.answers: OrderedDict[str, Answer] = OrderedDict()
+        self.answers = RememberedAnswers()
         self.pending_logs: dict[str, PendingLog] = {}
         self.undecided: dict[str, Undecided] = {}  # empty unless there are very many jobs
         self.history = History()
@@ -182,6 +204,7 @@ class Cluster:
         self._over: OrderedDict[JobId, None] = OrderedDict()
         self.timers: Deadlines[JobId] = Deadlines()  # of the jobs that something happens to by itself: when first
         self._look_at_ages_s = now
+        self._clock_set_s = now
         self._touched: dict[JobId, None] = {}  # jobs whose record may have changed
         self._written: dict[JobId, JobRecord] = {}
         self._effects = Effects()
@@ -201,6 +224,7 @@ class Cluster:
         self.rows.changed(job)
         if written is None or written[0] != job.submission:
             self._effects.put(submission_key(job.id), job.submission)
+        self.usage.holds(job)
         if written is not None:
             self._written[job.id] = written[1]
             self.touch(job)
@@ -228,10 +252,9 @@ class Cluster:
         self.rows.moved(job)
 
     def mark_all_dirty(self) -> None:
-        """Everything may have changed: the controller knows enough to decide again."""
+        """The controller knows enough to decide again: look at every job. None of them has changed by that."""
         self.schedule_due = True
-        for job in self.index.live.values():
-            self.mark_dirty(job)
+        self.dirty.update(dict.fromkeys(self.index.live))
 
     def mark_waiting_dirty(self) -> None:
         """A GPU may have become free: look at the jobs that wait for one, once in this turn."""
@@ -260,6 +283,12 @@ class Cluster:
         self.dirty.clear()
         return dirty
 
+    def clock_was_set(self, now: float, by_s: float) -> None:
+        """The controller's clock was set to `now`, forward by so much (back: less than 0)."""
+        self._clock_set_s = now
+        self._look_at_ages_s = min(self._look_at_ages_s, now)
+        accounting.clock_was_set(self.usage.holding, by_s)
+
     def put_session(self, session: Session) -> None:
         """A server is known, or is known anew."""
         name = session.server.server
@@ -272,19 +301,57 @@ class Cluster:
         """Of all servers that are there."""
         return sum([len(session.server.gpus) for session in self.sessions.values() if session.alive])
 
+    def gpu_name(self, gpu: GpuAddress) -> str:
+        """What `gpu` is called; empty: it is not known."""
+        session = self.sessions.get(gpu.server)
+        told = session.server.gpus if session is not None else ()
+        return next((each.name for each in told if each.index == gpu.index), "")
+
     def fit(self, server: ServerId) -> bool:
         """May workers be started on `server`? Not for a while after that has failed."""
         health = self.health.get(server)
         return health is None or health.until_s is None
 
-    def gpu_free(self, gpu: GpuAddress) -> bool:
-        """Is it certain that no process is on `gpu`, and is its server there, and fit?"""
+    def bar(self, gpu: GpuAddress) -> Bar | None:
+        """Why `gpu` takes no new work; None: nothing speaks against it but, perhaps, its server (`fit`)."""
+        return self.barred.get(gpu.server, _NO_BARS).get(gpu.index)
+
+    def usable(self, gpu: GpuAddress) -> bool:
+        """May a worker be started on `gpu`, as far as it and its server go?"""
         session = self.sessions.get(gpu.server)
-        if session is None or not session.alive or not self.fit(gpu.server):
+        return session is not None and session.alive and self.fit(gpu.server) and self.bar(gpu) is None
+
+    def weigh(self, server: ServerId) -> tuple[dict[int, Bar], dict[int, Bar]]:
+        """Look anew which GPUs of `server` take no new work. Returns what was so before, and what is so now."""
+        before, session = self.barred.pop(server, {}), self.sessions.get(server)
+        self.offers_nothing.pop(server, None)
+        if session is None:
+            return before, {}
+        if why := nothing_sentence(session.server, session.troubles):
+            self.offers_nothing[server] = why
+        failing = {
+            gpu.index: health.reason
+            for gpu, health in self.gpu_health.items()
+            if gpu.server == server and health.until_s is not None
+        }
+        found = bars(session.server, session.troubles, self.overruled.get(server, NOTHING_OVERRULED), failing)
+        if found:
+            self.barred[server] = found
+        return before, found
+
+    def trusted(self, gpu: GpuAddress) -> tuple[str, ...]:
+        """The codes of the troubles of `gpu` and its server that an operator has overruled."""
+        session, overruled = self.sessions.get(gpu.server), self.overruled.get(gpu.server)
+        return trusted_codes(session.troubles, overruled, gpu.index) if session is not None and overruled else ()
+
+    def gpu_free(self, gpu: GpuAddress) -> bool:
+        """Is it certain that no process is on `gpu`, and is it usable?"""
+        if not self.usable(gpu):
             return False
-        if any(stray.gpu == gpu for stray in session.strays.values()):
+        session = self.sessions[gpu.server]
+        if any(gpu in stray.gpus for stray in session.strays.values()):
             return False
-        if any(local.gpu == gpu.index for local in session.unknown.values()):
+        if any(gpu.index in local.all_gpus for local in session.unknown.values()):
             return False
         return self.index.on_gpu(gpu) is None
 
@@ -331,6 +398,14 @@ class Cluster:
         elif self.adopted.pop(server, None) is not None:
             self._effects.delete(ADOPTED + server)
 
+    def record_overruled(self, server: ServerId, record: OverruleRecord) -> None:
+        """What operators have decided about `server` from now on."""
+        if record != NOTHING_OVERRULED:
+            self.overruled[server] = record
+            self._effects.put(OVERRULED + server, record)
+        elif self.overruled.pop(server, None) is not None:
+            self._effects.delete(OVERRULED + server)
+
     def record_policy(self, record: PolicyRecord | None) -> None:
         """None: what was set at run time is over."""
         if record is not None:
@@ -346,6 +421,12 @@ class Cluster:
         """It is not there, and will not come back."""
         self.known_gpus -= len(self.sessions.pop(server).server.gpus)
         self.health.pop(server, None)
+        for gpu in [gpu for gpu in self.gpu_health if gpu.server == server]:
+            del self.gpu_health[gpu]
+        self.barred.pop(server, None)
+        self.offers_nothing.pop(server, None)
+        self.told_troubles.pop(server, None)
+        self.record_overruled(server, NOTHING_OVERRULED)
         self.forged.pop(server, None)
         self.record_adoption(server, None)
         self._effects.delete(server_key(server))
@@ -360,6 +441,7 @@ class Cluster:
         """Add to the history of the cluster."""
         event = EventView(number=self.next_event, time_s=now, kind=kind, job=job, text=text)
         self.next_event += 1
+        self.tallies.happened(kind)
         if len(self.events) == self.events.maxlen:
             self._effects.delete(event_key(self.events[0].number))
         self.events.append(event)
@@ -400,16 +482,15 @@ class Cluster:
 
         Submissions are remembered by the store too: their jobs may be over, and in the archive, before a repetition comes.
         """
-        self.answers[request] = answer
         if isinstance(answer, Submitted) and not recorded:
             self._effects.put(request_key(request), RequestRecord(job=answer.job))
-        while len(self.answers) > KEPT_ANSWERS:
-            oldest, forgotten = self.answers.popitem(last=False)
+        for oldest, forgotten in self.answers.put(request, answer):
             if isinstance(forgotten, Submitted):
                 self._effects.delete(request_key(oldest))
 
-    def warn(self, text: str) -> None:
-        self._effects.act(Warn(text))
+    def warn(self, text: str, server: str = "", job: str = "") -> None:
+        """In the log; about a server, a job, as they are called there."""
+        self._effects.act(Warn(text, server, job))
 
     def audit(self, now: float, asked: ClientRequest, act: str, of: str, text: str) -> None:
         """Somebody has done something."""
@@ -451,9 +532,13 @@ class Cluster:
     def _forget_archived(self, now: float) -> None:
         """Jobs in the archive that are too many or too old: some at a time. No number is used twice for that."""
         keeping = self.settings.keeping
-        if len(self.archive) <= keeping.ended and self._look_at_ages_s - now >= 0:
+        trusted = now - self._clock_set_s >= TRUSTED_AFTER_S
+        if len(self.archive) <= keeping.ended and not (trusted and self._look_at_ages_s - now < 0):
             return
-        gone = self.archive.forget(keeping.ended, first_key_of(now, keeping.days), ARCHIVED_AT_ONCE)
+        if trusted:
+            self.usage.forget_before(first_kept(now, keeping.usage_days))
+        first_key = first_key_of(now, keeping.days) if trusted else ""
+        gone = self.archive.forget(keeping.ended, first_key, ARCHIVED_AT_ONCE)
         if len(gone) < ARCHIVED_AT_ONCE:
             self._look_at_ages_s = now + LOOK_AT_AGES_S
         if gone:
@@ -462,12 +547,19 @@ class Cluster:
             self.first_job = max(self.first_job, highest + 1)
             self.record_itself()
 
+    def _record_usage(self) -> None:
+        changed, gone = self.usage.take_changed()
+        for key, record in changed.items():
+            self._effects.put(key, record)
+        self._effects.delete(*gone)
+
     def take_effects(self, now: float) -> list[Action]:
         """The effects since the last call: what is to be recorded, then the rest."""
         for name in self._touched:
             job = self.jobs[name]
             timers = job.timers()
             self.timers.put(name, min(timers.values()) if timers else None)
+            accounting.look(self.usage, now, job)
             if self._written.get(name) != job.record:
                 self._effects.put(state_key(name), job.record)
                 self._written[name] = job.record
@@ -476,4 +568,6 @@ class Cluster:
         self._touched.clear()
         self._archive_jobs()
         self._forget_archived(now)
+        if self.usage.has_changed:
+            self._record_usage()
         return self._effects.take()

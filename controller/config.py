@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from .. import __version__
 from ..protocol.errors import OperatorError, UserError
 from ..protocol.times import (
     DEATHS_IN_VAIN,
@@ -41,6 +43,7 @@ class HistoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     jobs: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 100_000
     days: Annotated[float, msgspec.Meta(gt=0, le=36_500)] = 365.0
+    usage_days: Annotated[float, msgspec.Meta(gt=0, le=36_500)] = 1830.0
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,10 +74,13 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     measuring: MeasuringConfig = MeasuringConfig()
     history: HistoryConfig = HistoryConfig()
     open_jobs_per_user: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    metrics_address: str | None = None
+    metrics_jobs: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 100
     profiles: tuple[str, ...] = ()
     profiles_gpu_type: str | None = None
     log_file: str | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Literal["text", "json"] = "text"
 
     @property
     def state(self) -> Path:
@@ -82,7 +88,8 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def begin_log(self) -> None:
         """Raises OperatorError."""
-        logs.configure(f"controller[{self.cluster}]", self.log_level, self.log_file)
+        process = logs.Process("controller", {"cluster": self.cluster})
+        logs.configure(process, self.log_level, self.log_file, logs.Form(self.log_format))
 
     @property
     def clients_at(self) -> tuple[str, ...]:
@@ -103,7 +110,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def keeping(self) -> Keeping:
-        return Keeping(ended=self.history.jobs, days=self.history.days)
+        return Keeping(ended=self.history.jobs, days=self.history.days, usage_days=self.history.usage_days)
 
     @property
     def how_to_measure(self) -> Measuring:
@@ -119,6 +126,8 @@ def load(path: Path) -> ControllerConfig:
                 transport.check_form(address)
             except OperatorError as error:
                 raise OperatorError(f"{path}: {field}: {error}") from None
+    if loaded.metrics_address is not None:
+        config.host_and_port(f"{path}: metrics_address", loaded.metrics_address)
     return loaded
 
 
@@ -141,6 +150,7 @@ RELOADED = frozenset(
         "profiles_gpu_type",
         "log_file",
         "log_level",
+        "log_format",
     }
 )
 
@@ -154,9 +164,11 @@ class Configuration:
     profiles: Profiles
 
 
-def read(path: Path) -> Configuration:
-    """All of the configuration. Raises OperatorError, naming file and field."""
+def read(path: Path, log_format: Literal["text", "json"] | None = None) -> Configuration:
+    """All of the configuration; `log_format` goes before that in it. Raises OperatorError, naming file and field."""
     loaded = load(path)
+    if log_format is not None:
+        loaded = msgspec.structs.replace(loaded, log_format=log_format)
     return Configuration(loaded, scheduler_of(loaded, path), profiles_of(loaded, path))
 
 
@@ -173,6 +185,22 @@ def mistakes(path: Path) -> list[str]:
         except OperatorError as error:
             found.append(config.with_line(str(error)))
     return found
+
+
+def described(path: Path) -> dict[str, Any]:
+    """The configuration in `path`, and what follows from it, for `elasticctl doctor`. Raises OperatorError."""
+    options = load(path)
+    return {
+        "kind": "controller",
+        "name": options.cluster,
+        "version": __version__,
+        "python": sys.executable,
+        "options": msgspec.to_builtins(options),
+        "state": str(options.state),
+        "keys": str(options.keys),
+        "clients": list(options.clients_at),
+        "agents": list(options.agents_at),
+    }
 
 
 def scheduler_of(loaded: ControllerConfig, path: Path) -> Scheduler:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -20,25 +21,30 @@ from .. import __version__
 from ..protocol.codec import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, Codec
 from ..protocol.errors import ElasticError, OperatorError, PeerError
 from ..protocol.messages import Envelope, Refused, Reply, StartWorker, ToControllerFromAgent
+from ..protocol.model import JobId
 from ..protocol.principals import Principal, Role
 from ..protocol.sparing import SparingBySubject
 from ..runtime import locks, readiness, transport
-from ..runtime.clock import WallClock
+from ..runtime.clock import StepMeter, WallClock
 from ..runtime.config import log_refusal, taken
 from ..runtime.directories import check_way, private_directory
 from ..runtime.door import Door, Gate, Peer
 from ..runtime.keys import JobKeys, KeyDirectory, Pair, Principals
+from ..runtime.logs import about
 from ..runtime.loop import Loop
 from ..scheduler.scheduler import Scheduler
 from . import lines
 from .auditlog import AuditLog
 from .cluster import Settings
 from .config import RELOADED, Configuration, ControllerConfig
+from .eventlog import EventLog
 from .events import (
     Action,
     AgentMessage,
     Audit,
     ClientRequest,
+    ClockSet,
+    Event,
     Fetch,
     Outgoing,
     Reconfigured,
@@ -50,9 +56,13 @@ from .events import (
 from .jobs.throughput import Profiles
 from .lines import AgentLines
 from .machine import ControllerMachine
+from .metrics import Watch, figures
 from .requests.answers import changes as is_change
 from .store import SqliteStore
 from .turn import Turn
+
+if TYPE_CHECKING:
+    from ..runtime.metrics import Exporter
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +98,7 @@ class ControllerDaemon:
         state = _state_directory(options)
         self._lock = locks.hold(state / LOCK_FILE, f"{state}: another controller runs with this state directory")
         self._clock = WallClock()
+        self._steps = StepMeter()
         self._store = SqliteStore(state / STORE_FILE)
         self._audit = AuditLog(state / AUDIT_FILE)
 
@@ -99,23 +110,27 @@ class ControllerDaemon:
             secret = secrets.token_hex(32)  # not the incarnation, which each agent is told: job uids are secrets
             return ControllerMachine(settings, self._present.scheduler, random.Random(secret), now, records)
 
-        self._turn = Turn(self._store, build, self._clock.now())
+        self._watch = Watch()
+        self._turn = Turn(self._store, build, self._clock.now(), self._watch)
         self._from_agent: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
         self._from_client: Codec[Envelope] = Codec(Envelope)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=2)  # the door has a use for the second
         self._loop = Loop(self._clock, self._on_turn, self._turn.next_deadline)
         self._keys = KeyDirectory(options.keys)
         self._job_keys = JobKeys(state)
         pair, principals = _keys(self._keys, (*options.clients_at, *options.agents_at))
-        self._door = Door(self._context, self._loop, pair, principals, options.bounds)
+        self._door = Door(self._context, self._loop, pair, principals, options.bounds, look=self._look_at_keys)
+        self._loop.feed_only_if(self._door.hears)
         self._lines = AgentLines()
         self._sparing = SparingBySubject()
+        self._told = EventLog(self._turn.machine.cluster.events, generation=self._generation)
         self._look_at_s = time.monotonic() + LOOK_INTERVAL_S
         clients = self._door.listen(CLIENTS, options.clients_at, self._on_client)
         agents = self._door.listen(AGENTS, options.agents_at, self._on_agent)
         self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
         self._changes: list[ClientRequest] = []  # for the end of a turn: who only looks need not wait for a commit
         log.info("cluster=%s policy=%s", options.cluster, self._turn.machine.cluster.policy.name)
+        self._exporter = _exporter(options, self._loop.wake)
         log.info("listening for clients at %s, for agents at %s", ", ".join(clients), ", ".join(agents))
 
     def run(self, again: Callable[[], Configuration] | None = None) -> None:
@@ -127,6 +142,8 @@ class ControllerDaemon:
             self._loop.run()
         finally:
             readiness.notify("STOPPING=1")
+            if self._exporter is not None:
+                self._exporter.close()
             self._loop.close()
             self._door.close()
             self._context.term()
@@ -150,7 +167,7 @@ class ControllerDaemon:
         else:
             self._present = replace(new, options=options)
             settings = _settings(self._present, self._turn.machine.cluster.settings.incarnation)
-            self._turn.take(self._clock.now(), Reconfigured(settings, new.scheduler))
+            self._take(Reconfigured(settings, new.scheduler))
         readiness.notify("READY=1")
 
     # -- input
@@ -164,39 +181,64 @@ class ControllerDaemon:
                 raise PeerError(f"it speaks for {server}")
             message = self._from_agent.decode(frames[1])
         except PeerError as error:
+            self._watch.refuses("agents")
             self._warn(f"agent {who}", f"dropped a message of {who}: {error}")
             return
         if not self._lines.spoke(server, agent, peer):
             log.debug("dropped a message that has waited in a connection which its agent has replaced")
             return
-        self._turn.take(self._clock.now(), AgentMessage(server, message, agent))
+        self._watch.came(type(message).__name__)
+        self._take(AgentMessage(server, message, agent))
 
     def _on_client(self, client: Peer, who: Principal, frames: list[bytes]) -> None:
         data = frames[-1] if frames else b""
         try:
             envelope = self._from_client.decode(data)
         except PeerError as error:
+            self._watch.refuses("clients")
             self._warn(f"client {who}", f"refused a request of {who}: {error}")
             request = _readable_id(data)
             if request is not None:
                 answer = Refused(reason=f"the request is not understood: {error}", bad_input=True)
                 self._turn.reply(ReplyClient(client, Reply(id=request, answer=answer)))
             return
+        self._watch.came(type(envelope.request).__name__)
         event = ClientRequest(client, envelope, who)
         if is_change(envelope.request):
             self._changes.append(event)
             return
-        self._turn.take(self._clock.now(), event)
+        self._take(event)
         self._send(self._turn.told())
+
+    def _take(self, event: Event) -> None:
+        self._look_at_clock()
+        self._turn.take(self._clock.now(), event)
+
+    def _look_at_clock(self) -> None:
+        by_s = self._steps.step()
+        if by_s:
+            log.warning("the clock of this machine was set by %+.1f s", by_s)
+            self._turn.take(self._clock.now(), ClockSet(by_s))
+
+    def _generation(self, job: JobId) -> int | None:
+        """The newest that a job has been ordered; None: it is not in memory, or has none."""
+        known = self._turn.machine.cluster.jobs.get(job)
+        return known.record.generation or None if known is not None else None
 
     # -- output
 
     def _on_turn(self) -> None:
+        self._look_at_clock()
         changes, self._changes = self._changes, []
         for change in changes:
-            self._turn.take(self._clock.now(), change)
+            self._take(change)
         self._send(self._turn.finish_ahead(self._clock.now()))
         self._send(self._turn.finish(self._clock.now()))
+        if not self._turn.trouble:
+            self._told.tell(self._turn.machine.cluster.events)
+        if self._exporter is not None and self._exporter.wanted:
+            most = self._present.options.metrics_jobs
+            self._exporter.publish(figures(self._turn, self._watch, self._clock.now(), most))
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_INTERVAL_S
@@ -237,12 +279,22 @@ class ControllerDaemon:
                     log.debug("agent %s is not there for %s", server, type(message).__name__)
             case ReplyClient(client, reply):
                 self._door.send(client, _encode_reply(self._from_client, reply))
-            case Warn(text):
-                log.warning("%s", text)
+            case Warn(text, server, job):
+                generation = self._generation(JobId(job)) if job else None
+                log.warning("%s", text, extra=about(job=job, generation=generation, server=server))
             case Audit():
                 pass  # written before the first answer of the turn
             case Record() | Fetch():
                 raise AssertionError("the turn commits and reads records itself")
+
+
+def _exporter(options: ControllerConfig, wake: Callable[[], None]) -> Exporter | None:
+    """Whoever does not want figures does not load what serves them."""
+    if options.metrics_address is None:
+        return None
+    from ..runtime.metrics import Exporter
+
+    return Exporter(options.metrics_address, wake)
 
 
 def _settings(present: Configuration, incarnation: str) -> Settings:

@@ -47,6 +47,13 @@ class TimePassed:
 
 
 @dataclass(frozen=True)
+class ClockSet:
+    """The controller's clock was set forward by so much (back: less than 0) since the last event, beside the time that passed."""
+
+    by_s: float
+
+
+@dataclass(frozen=True)
 class StoreReturned:
     """The store can be written again. It could not since then, for this reason."""
 
@@ -70,7 +77,7 @@ class Reconfigured:
     configured: Scheduler
 
 
-Event = AgentMessage | ClientRequest | Fetched | TimePassed | StoreReturned | Reconfigured
+Event = AgentMessage | ClientRequest | Fetched | TimePassed | ClockSet | StoreReturned | Reconfigured
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,8 @@ class Warn:
     """Tell the operator, in the log: a peer did what no correct peer does."""
 
     text: str
+    server: str = ""  # that it is about
+    job: str = ""  # likewise
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,23 @@ from collections.abc import Iterable
 from ..protocol.messages import EventKind, Refused
 from ..scheduler.scheduler import Scheduler
 from .cluster import Cluster, Settings
-from .events import Action, AgentMessage, ClientRequest, Event, Fetched, Reconfigured, StoreReturned, TimePassed
+from .events import (
+    Action,
+    AgentMessage,
+    ClientRequest,
+    ClockSet,
+    Event,
+    Fetched,
+    Reconfigured,
+    StoreReturned,
+    TimePassed,
+)
 from .intake.absence import Absences
 from .intake.ends import stop_again, stop_cut_off, stop_late, tell_again
 from .intake.messages import on_agent_message, server_lost
 from .jobs.job import Job
 from .reconcile import health
+from .reconcile.gangs import note_running, watch_silent
 from .reconcile.processes import stop_worker
 from .reconcile.settle import settle
 from .reconcile.snapshot import keep_up
@@ -71,14 +82,15 @@ class ControllerMachine:
                 on_request(self._cluster, now, asked, records)
             case TimePassed():
                 self._pass_time(now)
+            case ClockSet(by_s):
+                self._cluster.clock_was_set(now, by_s)
             case StoreReturned(since_s, reason):
                 text = f"nothing could be recorded for {max(0.0, now - since_s):.0f} s: {reason}"
                 self._cluster.tell(now, EventKind.STORE_BACK, None, text)
             case Reconfigured(settings, configured):
                 self._cluster.settings = settings
                 reconfigured(self._cluster, now, configured)
-        if not self._cluster.awaited:
-            keep_up(self._cluster, now)
+        keep_up(self._cluster, now)
         return self._cluster.take_effects(now)
 
     def next_deadline(self) -> float | None:
@@ -148,6 +160,9 @@ class ControllerMachine:
             self._cluster.schedule_due = True
         stop_late(self._cluster, now, job)
         stop_cut_off(self._cluster, now, job)
+        note_running(self._cluster, now, job)
+        if job.silent:
+            watch_silent(self._cluster, now, job)
         stop_again(self._cluster, now, job)
         tell_again(self._cluster, now, job)
         for avoided in job.avoided.values():

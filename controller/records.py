@@ -9,6 +9,7 @@ from ..protocol.model import JobId, Server, ServerId, Value
 POLICY_KEY = "/policy"
 CLUSTER_KEY = "/cluster"
 ADOPTED = "/adopted/"
+OVERRULED = "/overruled/"
 JOBS = "/jobs/"
 REQUESTS = "/requests/"
 SUBMISSION, STATE = "/spec", "/state"  # after a job's id
@@ -60,6 +61,30 @@ class AdoptionRecord(Value, frozen=True, kw_only=True):
     """An operator has decided that a server is to be taken over."""
 
     agent: str  # its agent's identity
+
+
+class Exclusion(Value, frozen=True, kw_only=True):
+    """An operator wants no new work on a GPU, or on a whole server."""
+
+    gpu: int | None  # index on its server; None: the whole server
+    reason: str
+    by: str
+    since_s: float
+
+
+class Trusted(Value, frozen=True, kw_only=True):
+    """An operator wants a GPU, or a whole server, to be used in spite of a trouble: of this code, that came at this time."""
+
+    gpu: int | None
+    code: str
+    since_s: float
+
+
+class OverruleRecord(Value, frozen=True, kw_only=True):
+    """What operators have decided about a server and its GPUs."""
+
+    excluded: tuple[Exclusion, ...] = ()
+    trusted: tuple[Trusted, ...] = ()
 
 
 class PolicyRecord(Value, frozen=True, kw_only=True):

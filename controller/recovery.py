@@ -12,9 +12,10 @@ from ..protocol.errors import OperatorError
 from ..protocol.messages import EventKind, EventView, Submitted
 from ..protocol.model import JobId, ServerId, job_number
 from ..protocol.times import MOST_SAVE_S
+from . import usage
 from .cluster import KEPT_EVENTS, Cluster
 from .intake.statuses import mended_progress, usable_measurement, usable_resize
-from .jobs import archive
+from .jobs import account, archive
 from .jobs.job import Job
 from .jobs.records import JobRecord, Submission, WorkerRecord
 from .jobs.throughput import PREFIX, KindRecord
@@ -22,12 +23,14 @@ from .records import (
     ADOPTED,
     CLUSTER_KEY,
     JOBS,
+    OVERRULED,
     POLICY_KEY,
     REQUESTS,
     STATE,
     SUBMISSION,
     AdoptionRecord,
     ClusterRecord,
+    OverruleRecord,
     PolicyRecord,
     RequestRecord,
     ServerRecord,
@@ -89,16 +92,23 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
                 cluster.put_session(Session(known.server, alive=False, last_heard_s=now, agent=known.agent))
                 cluster.awaited.add(name)
                 cluster.leases[name] = None
+            elif key.startswith(usage.PREFIX):
+                cluster.usage.recover(key, usage.DECODER.decode(value))
             elif key == CLUSTER_KEY:
                 itself = msgspec.msgpack.decode(value, type=ClusterRecord)
                 cluster.id, cluster.first_job = itself.id, itself.first_job
             elif key.startswith(ADOPTED):
                 adopted = msgspec.msgpack.decode(value, type=AdoptionRecord)
                 cluster.adopted[ServerId(key.removeprefix(ADOPTED))] = adopted.agent
+            elif key.startswith(OVERRULED):
+                overruled = msgspec.msgpack.decode(value, type=OverruleRecord)
+                cluster.overruled[ServerId(key.removeprefix(OVERRULED))] = overruled
             elif key == POLICY_KEY:
                 policy = msgspec.msgpack.decode(value, type=PolicyRecord)
         except msgspec.MsgspecError as error:
             raise OperatorError(f"the store's record {key} cannot be read: {error}") from None
+    for name in cluster.overruled:
+        cluster.weigh(name)
     if not cluster.id:
         cluster.id = f"{cluster.rng.getrandbits(128):032x}"
         cluster.record_itself()
@@ -145,6 +155,7 @@ def mended(record: JobRecord, now: float, save_s: float) -> JobRecord:
         progress=mended_progress(record.progress) if record.progress is not None else None,
         measured=tuple(entry for entry in record.measured if usable_measurement(entry)),
         resizes=tuple(resize for resize in record.resizes if usable_resize(resize)),
+        gpu_account=account.mended(record.gpu_account, now),
     )
 
 
@@ -204,8 +215,10 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
             found[request_key(request)] = msgspec.msgpack.encode(RequestRecord(job=answer.job))
     for name, session in cluster.sessions.items():
         found[server_key(name)] = msgspec.msgpack.encode(ServerRecord(server=session.server, agent=session.agent))
+    found |= {key: msgspec.msgpack.encode(record) for key, record in cluster.usage.records().items()}
     found[CLUSTER_KEY] = msgspec.msgpack.encode(cluster.record)
     found |= {ADOPTED + name: msgspec.msgpack.encode(AdoptionRecord(agent=a)) for name, a in cluster.adopted.items()}
+    found |= {OVERRULED + name: msgspec.msgpack.encode(record) for name, record in cluster.overruled.items()}
     found |= {PREFIX + record.fingerprint: msgspec.msgpack.encode(record) for record in cluster.history.records()}
     if cluster.decider.record is not None:
         found[POLICY_KEY] = msgspec.msgpack.encode(cluster.decider.record)

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..protocol.messages import LocalWorker, StopWorker, session_name
-from ..protocol.model import GpuAddress, JobId, Server, WorkerId
+from ..protocol.model import GpuAddress, JobId, Server, Trouble, WorkerId
 from ..protocol.sparing import Sparing
 from ..scheduler.view import ServerInView
 
+CLOCK_INTERVAL_S = 60.0
+MAX_CLOCK_S = 1e11  # what is later is no time
 FORGERIES_AT_ONCE, FORGERY_INTERVAL_S = 3, 600.0  # of one server: so many are told at once, then one in so long
 
 
@@ -17,8 +19,32 @@ FORGERIES_AT_ONCE, FORGERY_INTERVAL_S = 3, 600.0  # of one server: so many are t
 class Stray:
     """A process that nobody wants."""
 
-    gpu: GpuAddress | None  # that it holds; None: not known
+    gpus: tuple[GpuAddress, ...]  # that it holds; empty: not known
     stop: StopWorker  # what its agent is told
+
+
+@dataclass
+class ServerClock:
+    """How far a server's clock is ahead of the controller's.
+
+    What a message tells of it is too little by the time that the message took. So the most of a minute or two counts.
+    """
+
+    ahead_s: float | None = None
+    since_s: float = 0.0
+    _now_s: float | None = None  # the most of this minute
+
+    def heard(self, now: float, clock_s: float) -> None:
+        """A message says what its sender's clock was. 0: it does not say; nor do numbers count that are none."""
+        if not 0 < clock_s < MAX_CLOCK_S:
+            return
+        ahead_s = clock_s - now
+        if self._now_s is None or not 0 <= now - self.since_s < CLOCK_INTERVAL_S:
+            before_s, self._now_s, self.since_s = self._now_s, ahead_s, now
+            self.ahead_s = ahead_s if before_s is None else max(ahead_s, before_s)
+        else:
+            self._now_s = max(self._now_s, ahead_s)
+            self.ahead_s = self._now_s if self.ahead_s is None else max(self._now_s, self.ahead_s)
 
 
 @dataclass
@@ -37,6 +63,8 @@ class Session:
     strays: dict[WorkerId, Stray] = field(default_factory=dict)
     strays_told_s: float = 0.0  # when the agent was last told to stop them (Unix time)
     unknown: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of jobs that are not in the store (`guests`)
+    troubles: tuple[Trouble, ...] = ()  # as told last; not recorded: an agent tells all of them with each hello
+    clock: ServerClock = field(default_factory=ServerClock)
 
     @property
     def name(self) -> str:
@@ -45,7 +73,7 @@ class Session:
     @cached_property
     def whole(self) -> ServerInView:
         """The server with all of its GPUs, for the scheduler."""
-        return ServerInView(server=self.server.server, gpus=tuple(gpu.index for gpu in self.server.gpus))
+        return ServerInView.of(self.server)
 
     def uid(self, worker: WorkerId) -> str:
         """Of the job of a worker in the last hello; "": not told."""
@@ -78,7 +106,7 @@ class Doubt:
 
 @dataclass
 class Health:
-    """What the starts of workers on a server have come to since the last one that went well (`health`)."""
+    """What the starts of workers on a server, or on a GPU, have come to since the last one that went well (`health`)."""
 
     failures: int = 0  # in a row, by the server's fault
     until_s: float | None = None  # it is left alone until then (Unix time)

@@ -19,13 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from ..protocol.messages import Refused, Reply
 from ..protocol.times import STORE_RETRY_S
 from .events import (
+    Action,
     Audit,
     ClientRequest,
+    ClockSet,
     Event,
     Fetch,
     Fetched,
@@ -45,6 +47,19 @@ from .store.interface import AFTER_ALL, Delete, Put, Store, StoreUnavailable
 Build: TypeAlias = Callable[[float, Sequence[tuple[str, bytes]]], ControllerMachine]
 
 
+class Watch(Protocol):
+    """Is told how long things take (`metrics`)."""
+
+    def now(self) -> float:
+        """Of a clock that only runs forward (s)."""
+
+    def decided(self, seconds: float) -> None:
+        """The scheduler was asked, and what it says was begun."""
+
+    def committed(self, seconds: float, records: int) -> None:
+        """So many records have become durable."""
+
+
 @dataclass(frozen=True)
 class _Away:
     """The store cannot be written since then, for this reason; `size` bytes could not be, and it is tried again at `probe_s`."""
@@ -58,11 +73,13 @@ class _Away:
 class Turn:
     """The controller without its sockets: `take` whatever comes, then `finish` the turn, and send what that returns."""
 
-    def __init__(self, store: Store, build: Build, now: float) -> None:
+    def __init__(self, store: Store, build: Build, now: float, watch: Watch | None = None) -> None:
         """Recovers from the store. Raises StoreUnavailable if it cannot be read, and what `build` raises."""
         self._store = store
         self._build = build
+        self._watch = watch
         self._turned_s = now
+        self._set_s = 0.0  # by so much the clock was set since the last commit
         self._away: _Away | None = None
         self._outbox: list[Outgoing] = []
         self._writes: dict[str, Put | Delete] = {}
@@ -86,13 +103,15 @@ class Turn:
 
     def take(self, now: float, event: Event) -> None:
         """Take in something that has happened."""
+        if isinstance(event, ClockSet):
+            self._set_s += event.by_s
         if self._away is not None:
             if isinstance(event, ClientRequest):
                 self._refuse(event, self._away)
             return  # agents repeat what matters
         if isinstance(event, ClientRequest):
             self._asked.append(event)
-        for action in self._machine.handle(now, event):
+        for action in self._handle(now, event):
             if isinstance(action, Record):
                 self._writes.update({key: Put(key, value) for key, value in action.puts})
                 self._writes.update({key: Delete(key) for key in action.deletes})
@@ -100,6 +119,16 @@ class Turn:
                 self._fetch(now, action)
             else:
                 self._outbox.append(action)
+
+    def _handle(self, now: float, event: Event) -> list[Action]:
+        machine, watch = self._machine, self._watch
+        if watch is None:
+            return machine.handle(now, event)
+        before, began_s = machine.cluster.decisions, watch.now()
+        actions = machine.handle(now, event)
+        if machine.cluster.decisions != before:
+            watch.decided(watch.now() - began_s)
+        return actions
 
     def reply(self, action: ReplyClient) -> None:
         """Send this answer with the turn: to bytes that were no request."""
@@ -165,9 +194,13 @@ class Turn:
         asked, self._asked = self._asked, []
         if not writes:
             return
+        began_s = self._watch.now() if self._watch is not None else 0.0
         try:
             if self._store.commit((), writes) is None:
                 raise AssertionError("a commit without conditions was refused")
+            self._set_s = 0.0
+            if self._watch is not None:
+                self._watch.committed(self._watch.now() - began_s, len(writes))
         except StoreUnavailable as error:
             self._leave(now, error, writes, asked)
 
@@ -202,6 +235,9 @@ class Turn:
             self._away = _Away(away.since_s, str(error), away.size, now + STORE_RETRY_S)
             return
         self._away = None
+        if (set_s := self._set_s) != 0:
+            self._set_s = 0.0
+            self.take(now, ClockSet(set_s))  # what the store holds is from before
         self.take(now, StoreReturned(away.since_s, away.reason))
         unsettled, self._unsettled = self._unsettled, {}
         for event in unsettled.values():

@@ -59,7 +59,7 @@ def _shift(cluster: Cluster, before: float, now: float) -> bool:
     for pending in cluster.pending_logs.values():
         pending.deadline_s += now - before
         waits = True
-    for health in cluster.health.values():
+    for health in (*cluster.health.values(), *cluster.gpu_health.values()):
         if health.until_s is not None:
             health.until_s += now - before
     for job in cluster.jobs.values():

@@ -10,6 +10,9 @@ signal), or this controller (the server is lost). Only the script's own fault co
 * workers that end in one generation after the other, without a step that is new, fail it (`_count_loss`);
 * newcomers that end at their start are not tried again for a while; the job trains on with what it has.
 
+A worker that ends on a GPU that is to be left, or that takes no new work, has been ended by that GPU (`bars`).
+Of a job that has not called `elastic.join()` nothing is known but exit codes: `reconcile.gangs` says what they mean for it.
+
 What is the server's fault counts against the server (`health`), and the job is tried elsewhere. A script that fails where other
 jobs fail too, while it has run elsewhere, is believed: that is a server without its driver or its file system.
 """
@@ -22,13 +25,15 @@ from ...protocol.exits import NO_CHECKPOINT
 from ...protocol.messages import EventKind
 from ...protocol.model import Fault, GpuAddress, JobPhase, WorkerId, WorkerPhase
 from ...protocol.times import CUT_OFF_TIMEOUT_S, FIRST_HOLD_S, LONGEST_HOLD_S
+from .. import accounting
 from ..cluster import Cluster
 from ..jobs.generations import broken_by_loss, cut_off, ending, holders, unconnected, usable
 from ..jobs.job import Avoidance, Job
 from ..jobs.records import WorkerRecord
+from ..reconcile.gangs import fall, names, not_to_start, process_ended
 from ..reconcile.health import script_is_innocent, second_opinion, start_failed
 from ..reconcile.orders import order_message
-from ..reconcile.processes import send_start, stop_worker
+from ..reconcile.processes import may_start, send_start, stop_worker
 from ..reconcile.restarts import end_job
 
 START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
@@ -44,23 +49,33 @@ def worker_ended(
     reason: str,
     phase: WorkerPhase | None,
     fault: Fault,
+    log: str = "",
 ) -> None:
-    """A worker's process is gone. `phase`: the last one that its agent heard of."""
+    """A worker's process is gone. `phase`: the last one that its agent heard of; `log`: path of its log there."""
     worker = entry.worker
     status = job.statuses.get(worker)
     last = phase if phase is not None else status.phase if status is not None else None
     broken = broken_by_loss(job, worker)
     over = exit_code == 0 and last in (WorkerPhase.FINISHED, WorkerPhase.LEFT)
     started = entry.trained or (status is not None and status.applied is not None)
-    if exit_code == 0 and not entry.stopping and not over:
+    of_gang = not job.elastic
+    if of_gang and exit_code == 0 and not entry.stopping:
+        fault = Fault.NONE
+    elif exit_code == 0 and not entry.stopping and not over:
         reason = "ended in the middle of training (exit code 0)" if entry.trained else "ended without training"
     if over or entry.stopping:
         fault = Fault.NONE if over else entry.fault or Fault.STOPPED
-    elif not started and last is not WorkerPhase.FINISHED:
+    elif fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT, Fault.SERVER) and (
+        why := _gpu_at_fault(cluster, job, entry, fault)
+    ):
+        fault, reason = Fault.SERVER, f"{reason} ({entry.gpu}: {why})"
+        cluster.schedule_due = True
+    elif fault is not Fault.NONE and not started and last is not WorkerPhase.FINISHED:
         fault, reason = _at_the_start(cluster, now, job, entry, exit_code, reason, fault)
     if exit_code == 0 and last is WorkerPhase.FINISHED:
         job.update_worker(worker, finished=True)
-    job.end_worker(worker, now, exit_code, entry.reason or reason, fault)
+    accounting.ends(cluster.usage, now, job, entry, fault)
+    job.end_worker(worker, now, exit_code, entry.reason or reason, fault, log)
     cluster.mark_dirty(job)
     cluster.mark_waiting_dirty()
     if entry.stopping and not job.record.target:
@@ -72,6 +87,9 @@ def worker_ended(
     if over:
         if speaks_for(job, worker):
             end_job(cluster, now, job, JobPhase.FINISHED, "", 0)
+        return
+    if of_gang:
+        process_ended(cluster, now, job, entry, exit_code, reason, fault)
         return
     cluster.tell(now, EventKind.LOST, job.id, f"{worker} on {entry.gpu}: {reason}")
     add_broken(job, broken)
@@ -86,6 +104,13 @@ def worker_ended(
         _count_loss(cluster, now, job, f"{worker}: {reason}", exit_code)
 
 
+def _gpu_at_fault(cluster: Cluster, job: Job, entry: WorkerRecord, fault: Fault) -> str:
+    """What is wrong with a worker's GPU, if that may have ended it: it is to be left, or the worker did not begin there."""
+    has_begun = fault is not Fault.SERVER and (entry.trained or job.gang)
+    found = filter(None, map(cluster.bar, entry.all_gpus))
+    return next((bar.text for bar in found if bar.severity.moves or not has_begun), "")
+
+
 def _at_the_start(
     cluster: Cluster, now: float, job: Job, entry: WorkerRecord, exit_code: int | None, reason: str, fault: Fault
 ) -> tuple[Fault, str]:
@@ -98,7 +123,7 @@ def _at_the_start(
         return Fault.SERVER, reason
     if fault is Fault.SERVER:
         start_failed(cluster, now, server, reason)
-    elif fault is Fault.SCRIPT:
+    elif fault is Fault.SCRIPT and (job.elastic or job.spec.restarts is None):
         fault = _judged(cluster, now, job, entry, reason)
         alone = fault is Fault.SCRIPT and not holders(job)
         if alone and exit_code and second_opinion(cluster, now, job, entry, reason):
@@ -132,6 +157,9 @@ def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -
     if job.final:
         return
     cluster.tell(now, EventKind.LOST, job.id, f"{entry.worker} on {entry.gpu}: {reason}")
+    if not job.elastic:
+        fall(cluster, now, job, f"{entry.worker} on {names(entry)}: {reason}")
+        return
     add_broken(job, broken)
 
 
@@ -153,6 +181,12 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
         job.update_worker(late.worker, fault=fault, reason=late.reason)
         stop_worker(cluster, now, job, late.worker)
         cluster.tell(now, EventKind.LATE, job.id, f"{late.reason}, on {entry.gpu}: it is stopped")
+        if not job.elastic:
+            if fault is Fault.SCRIPT:
+                end_job(cluster, now, job, JobPhase.FAILED, late.reason)
+            else:
+                fall(cluster, now, job, late.reason)
+            return
         add_broken(job, broken)
         if fault is Fault.SCRIPT and not job.record.progressed and not holders(job):
             end_job(cluster, now, job, JobPhase.FAILED, late.reason)
@@ -181,8 +215,13 @@ def tell_again(cluster: Cluster, now: float, job: Job) -> None:
         if order is not None and server in alive:
             cluster.send(server, order)
     for entry in job.unstarted():
-        if entry.gpu.server in alive:
+        if entry.gpu.server in alive and may_start(cluster, job, entry):
             send_start(cluster, job, entry)
+        elif entry.gpu.server in alive and not job.elastic:
+            not_to_start(cluster, now, job, entry)
+            return
+        elif entry.gpu.server in alive:  # its GPU takes no new work any more; the agent answers that it does not run
+            stop_worker(cluster, now, job, entry.worker)
 
 
 def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
@@ -212,8 +251,8 @@ def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
     cluster.schedule_due = True
 
 
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(sorted(set(names)))
+def _names(found: Iterable[str]) -> str:
+    return ", ".join(sorted(set(found)))
 
 
 def _judged(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> Fault:

@@ -74,7 +74,7 @@ def refuse(cluster: Cluster, now: float, server: ServerId, what: str) -> None:
         return
     text = f"server {server} {sentence(found)}"
     cluster.tell(now, EventKind.SERVER_FORGED, None, text)
-    cluster.warn(text)
+    cluster.warn(text, server=server)
     cluster.audit_refusal(now, Principal(role=Role.SERVER, name=server), "report", server, sentence(found))
 
 

@@ -24,20 +24,34 @@ from ...protocol.messages import (
 from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
 from ...protocol.texts import gpu_count
 from ...protocol.times import STOP_AGAIN_S, STOP_GRACE_S, paced_interval_s
+from .. import accounting
+from ..bars import within_bounds
 from ..cluster import Cluster
 from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
+from ..reconcile.barring import weigh
+from ..reconcile.gangs import note_running, wait_for_server
 from ..reconcile.health import worked
 from ..reconcile.orders import leader_address, order_message, send_order
-from ..reconcile.processes import send_start, stop_worker
+from ..reconcile.processes import may_start, send_start, stop_worker
+from ..reconcile.saving import suspend
 from ..sessions import Session, Stray
 from .ends import add_broken, unknown_there, worker_ended
 from .forgery import fault_of, may_be_ahead, note_meeting, refuse, refuse_report
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .joining import refuse_older, refused, stale
 from .restored import ahead, bring_forward, note_age
-from .statuses import MAX_NAME, end_fault, exit_within_bounds, hello_fault, sensible, unusable, without_odd_figures
+from .statuses import (
+    MAX_NAME,
+    MAX_PATH,
+    end_fault,
+    exit_within_bounds,
+    hello_fault,
+    sensible,
+    unusable,
+    without_odd_figures,
+)
 
 MAX_STRAYS = 4096  # of one server
 MAX_SERVERS = 10_000
@@ -52,7 +66,7 @@ def on_agent_message(
         _on_hello(cluster, now, server, message, agent)
         return
     if isinstance(message, WorkerExit) and (fault := end_fault(message)):
-        cluster.warn(f"dropped the end of a worker on {server[:80]}: {fault}")
+        cluster.warn(f"dropped the end of a worker: {fault}", server=server[:MAX_NAME], job=message.job[:MAX_NAME])
         return
     guest = present(cluster, now, server)
     if guest is not None and guest.agent == agent:
@@ -64,7 +78,11 @@ def on_agent_message(
         return
     cluster.heard_of(now, session)
     match message:
-        case AgentHeartbeat(starting=starting, reports=reports):
+        case AgentHeartbeat(starting=starting, reports=reports, troubles=troubles, clock_s=clock_s):
+            session.clock.heard(now, clock_s)
+            if troubles is not None and troubles != session.troubles:
+                session.troubles = within_bounds(session.server, troubles)
+                weigh(cluster, now, server)
             for worker in starting:
                 _on_running(cluster, now, session, worker)
             for report in reports:
@@ -89,7 +107,7 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
             refuse(cluster, now, server, f"all those of {hello.server.server[:MAX_NAME]!r}")
         return
     if fault := hello_fault(hello):
-        cluster.warn(f"dropped a hello of {server[:80]!r}: {fault}")
+        cluster.warn(f"dropped a hello of {server[:80]!r}: {fault}", server=server[:MAX_NAME])
         return
     before = cluster.sessions.get(server)
     if before is None and server not in cluster.guests and len(cluster.sessions) + len(cluster.guests) >= MAX_SERVERS:
@@ -116,9 +134,12 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
         start=hello.start,
         hello=hello.number,
         places={local.worker: local for local in hello.processes},
+        troubles=within_bounds(hello.server, hello.troubles),
     )
+    session.clock.heard(now, hello.clock_s)
     cluster.put_session(session)
     cluster.heard_of(now, session)
+    weigh(cluster, now, server)
     _greet(cluster, now, before, session)
     cluster.send(server, _acknowledged(cluster, session, 0))
     _take_in(cluster, now, session, hello)
@@ -182,6 +203,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
     it, has answered that it does not run.
     """
     for job in cluster.index.on_server(server):
+        job.silent.pop(server, None)
         here = [entry for entry in job.record.workers if entry.gpu.server == server]
         if job.record.overtaken:  # what is recorded of it is not so any more: its workers are about to be stopped
             for entry in here:
@@ -197,7 +219,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
             if entry.worker in seen:
                 if entry.stopping:
                     stop_worker(cluster, now, job, entry.worker)
-            elif entry.state is WorkerState.STARTED and not entry.stopping and not job.final:
+            elif entry.state is WorkerState.STARTED and may_start(cluster, job, entry):
                 send_start(cluster, job, entry)
             else:
                 if not entry.stopping:
@@ -218,6 +240,8 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
     silence_s = now - session.last_heard_s
     cluster.tell(now, EventKind.SERVER_LOST, None, f"server {name} is lost: not heard of for {silence_s:.0f} s")
     for job in cluster.index.on_server(name):
+        if wait_for_server(cluster, now, job, name):
+            continue
         job.update(target=tuple(gpu for gpu in job.record.target if gpu.server != name))
         job.profiling = None
         cluster.mark_dirty(job)
@@ -226,6 +250,8 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
                 job.drop_unstarted(entry.worker)
             else:
                 worker_ended(cluster, now, job, entry, None, f"server {name} is lost", None, Fault.LOST)
+        if not (job.elastic or job.final or job.restart_counted or job.record.target or job.record.workers):
+            suspend(cluster, now, job)  # a gang that has not begun: it waits again, for any GPUs
 
 
 # --------------------------------------------------------------------------------------------------------------- workers
@@ -264,7 +290,7 @@ def _unwanted(
         gpu.server == here.server and gpu.index != NOWHERE and may_be_ahead(cluster, session, known, worker, local.uid)
     )
     if believed and ahead(known, worker, status):
-        bring_forward(cluster, now, known, worker, gpu, status)
+        bring_forward(cluster, now, known, worker, gpu, status, local.gpus)
         return True
     _stop_stray(cluster, now, session, known.id, known.known_worker(worker), local)
     return False
@@ -278,14 +304,13 @@ def _stop_stray(
     if worker in session.strays:
         return
     if len(session.strays) >= MAX_STRAYS:
-        cluster.warn(
-            f"{session.server.server} reports more than {MAX_STRAYS} processes that nobody knows: {worker} is ignored"
-        )
+        text = f"it reports more than {MAX_STRAYS} processes that nobody knows: {worker} is ignored"
+        cluster.warn(text, server=session.server.server, job=job)
         return
     server = session.server.server
-    told = GpuAddress(server=server, index=local.gpu) if local.gpu != NOWHERE else None
+    told = tuple(GpuAddress(server=server, index=index) for index in local.all_gpus if index != NOWHERE)
     stop = StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid)
-    session.strays[worker] = Stray(told or (known.gpu if known is not None else None), stop)
+    session.strays[worker] = Stray(told or (known.all_gpus if known is not None else ()), stop)
     session.strays_told_s = now
     cluster.send(server, stop)
 
@@ -319,6 +344,7 @@ def _on_running(cluster: Cluster, now: float, session: Session, worker: WorkerId
     if found is not None and found[1].started_s is None:
         found[0].update_worker(worker, state=WorkerState.RUNNING, started_s=now)
         cluster.mark_dirty(found[0])
+        note_running(cluster, now, found[0])
 
 
 def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatus, uid: str) -> bool:
@@ -326,7 +352,8 @@ def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatu
     if _goes_on(cluster, session, said, uid):
         return True
     if fault := unusable(said):
-        cluster.warn(f"dropped a status of {said.worker[:80]!r} on {session.server.server}: {fault}")
+        text = f"dropped a status of {said.worker[:80]!r}: {fault}"
+        cluster.warn(text, server=session.server.server, job=said.job[:MAX_NAME])
         return True
     status, odd = without_odd_figures(said)
     found = _find(cluster, session, status.job, status.worker, uid)
@@ -351,12 +378,13 @@ def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str)
         return False
     if entry is None or not entry.trained or entry.stopping or entry.gpu.server != session.server.server:
         return False
-    if status.waits_s or entry.gpu.server in cluster.health or not sensible(status):
+    if status.waits_s or entry.gpu.server in cluster.health or entry.gpu in cluster.gpu_health or not sensible(status):
         return False
     if status.sequence <= before.sequence or _told(status) != _told(before):
         return False
     job.statuses[status.worker] = status
-    job.note_progress(status)
+    if new := job.note_progress(status):
+        cluster.tallies.steps += new
     cluster.rows.moved(job)
     return True
 
@@ -389,21 +417,28 @@ def _note_status(
     if before is not None and status.sequence <= before.sequence:
         return
     job.statuses[status.worker] = status
+    if not job.record.joined and not job.final:
+        job.update(joined=True)  # from now on policies decide about it
+        cluster.schedule_due = True
     for what in job.newly_odd(odd):
         cluster.tell(now, EventKind.ODD_FIGURE, job.id, f"{status.worker} reports {what}: it is left out")
     _note_worker(now, job, entry, status)
     # Only a worker's arrival says that starts succeed on its server now; who has trained there for long does not.
     arrives = before is None or before.phase is WorkerPhase.STARTING
-    if arrives and status.phase in (WorkerPhase.READY, WorkerPhase.TRAINING) and entry.gpu.server in cluster.health:
-        worked(cluster, entry.gpu.server)
+    concerned = entry.gpu.server in cluster.health or entry.gpu in cluster.gpu_health
+    if arrives and status.phase in (WorkerPhase.READY, WorkerPhase.TRAINING) and concerned:
+        worked(cluster, now, entry.gpu)
     if not job.final:
-        job.note_progress(status)
-        job.note_saved(status)
+        cluster.tallies.steps += job.note_progress(status)
+        if job.note_saved(status):
+            accounting.saved(cluster.usage, now, job)
         if job.note_rate(now, status, cluster.settings.measuring.steps):
             cluster.record_throughput(now, job)
             cluster.schedule_due = True
         for resize in job.note_resizes(status):
             cluster.tell(now, EventKind.RESIZED, job.id, resize_text(resize))
+            accounting.stood_still(cluster.usage, now, job, resize)
+            cluster.tallies.pauses.add(resize.paused_s)
         _note_commit(now, job, status)
         _note_begin(cluster, now, job, status)
         _note_broken(job, status)
@@ -520,7 +555,8 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
     if status is not None:
         _on_status(cluster, now, session, status, message.uid)
     job, entry = found[0], found[0].worker(message.worker) or found[1]
-    worker_ended(cluster, now, job, entry, message.exit_code, message.reason, message.phase, message.fault)
+    path = message.log if len(message.log) <= MAX_PATH else ""
+    worker_ended(cluster, now, job, entry, message.exit_code, message.reason, message.phase, message.fault, path)
     return True
 
 

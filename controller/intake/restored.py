@@ -53,11 +53,17 @@ def ahead(job: Job, worker: WorkerId, status: WorkerStatus | None) -> bool:
 
 
 def bring_forward(
-    cluster: Cluster, now: float, job: Job, worker: WorkerId, gpu: GpuAddress | None, status: WorkerStatus | None
+    cluster: Cluster,
+    now: float,
+    job: Job,
+    worker: WorkerId,
+    gpu: GpuAddress | None,
+    status: WorkerStatus | None,
+    gpus: tuple[int, ...] = (),
 ) -> None:
     """`worker` is ahead of the record of `job`: `reconcile` has all its workers save and end, and starts it again.
 
-    `gpu`: where `worker` runs; None: it has ended.
+    `gpu`: where `worker` runs; None: it has ended. `gpus`: if it has several there.
     """
     seen = _seen(status)
     _is_old(cluster, now, f"{worker} of generation {seen} {'has ended' if gpu is None else f'runs on {gpu}'}")
@@ -67,7 +73,9 @@ def bring_forward(
         cluster.tell(now, EventKind.OVERTAKEN, job.id, text)
     if gpu is not None and job.worker(worker) is None:
         trained = status is not None and status.applied is not None
-        entry = WorkerRecord(worker=worker, gpu=gpu, generation=seen, state=WorkerState.RUNNING, trained=trained)
+        entry = WorkerRecord(
+            worker=worker, gpu=gpu, generation=seen, state=WorkerState.RUNNING, trained=trained, gpus=gpus
+        )
         job.update(workers=(*job.record.workers, entry))
     job.update(overtaken=True)
     cluster.mark_dirty(job)

@@ -23,11 +23,15 @@ MAX_RATE = 1e12  # samples or steps per second
 MAX_DURATION_S = 1e9  # thirty years
 MIN_STEP_S = 1e-9
 MAX_NAME = 256
+MAX_PATH = 4096  # characters, of a path on a server
 MAX_TEXT = 2000
 MAX_METRICS = 256
 MAX_RESIZES = 64
 MAX_UNHEARD = 4096
 MAX_GPUS_OF_A_SERVER = 1024
+MAX_NICS_OF_A_SERVER = 256
+MAX_DEPTH = 64  # PCI devices above one
+MAX_PORT = 65_535
 MAX_WORKERS_OF_A_SERVER = 100_000  # running, or ended while there was no controller
 
 
@@ -65,6 +69,7 @@ def sensible(status: WorkerStatus) -> bool:
         and 0 <= status.longest_step_s <= MAX_DURATION_S
         and 0 <= status.epoch <= MAX_COUNT
         and 0 <= (status.total_steps or 0) <= MAX_COUNT
+        and 0 <= status.batch_samples <= MAX_COUNT
         and _steady_fits(status.steady)
         and len(status.metrics) <= MAX_METRICS
         and all(math.isfinite(value) and len(name) <= MAX_NAME for name, value in status.metrics.items())
@@ -103,8 +108,9 @@ def _odd_figures(status: WorkerStatus) -> Iterator[tuple[str, object]]:
             yield field, 0.0
     if not _steady_fits(status.steady):
         yield "steady", Steady()
-    if not 0 <= status.epoch <= MAX_COUNT:
-        yield "epoch", 0
+    for field in ("epoch", "batch_samples"):
+        if not 0 <= getattr(status, field) <= MAX_COUNT:
+            yield field, 0
     if status.total_steps is not None and not 0 <= status.total_steps <= MAX_COUNT:
         yield "total_steps", None
 
@@ -157,6 +163,8 @@ def _hello_faults(hello: AgentHello) -> Iterator[str]:
     names: list[str] = list(hello.starting)
     for local in hello.processes:
         names += (local.worker, local.job, local.uid)
+        if len(local.gpus) > MAX_GPUS_OF_A_SERVER or len(set(local.gpus)) < len(local.gpus):
+            yield "a worker has more GPUs than a server can have, or one of them twice"
     for ended in hello.exited:
         names += (ended.worker, ended.job, ended.uid)
     if max(map(len, names), default=0) > MAX_NAME:
@@ -170,6 +178,17 @@ def _server_faults(server: Server) -> Iterator[str]:
         yield f"its version, or the name of a GPU, is longer than {MAX_NAME} characters"
     if any(len(gpu.place.nvlinks) > MAX_GPUS_OF_A_SERVER for gpu in server.gpus):
         yield "a GPU has more links than there are GPUs"
+    places = [gpu.place for gpu in server.gpus]
+    numbers = itertools.chain(*((place.socket or 0, place.switch or 0, *place.nvlinks) for place in places))
+    if any(not 0 <= number <= MAX_COUNT for number in numbers) or any(len(place.rack) > MAX_NAME for place in places):
+        yield f"where a GPU sits has a number that is negative or enormous, or a rack longer than {MAX_NAME} characters"
+    if any(not 0 <= gpu.port <= MAX_PORT for gpu in server.gpus):
+        yield "a port is negative or greater than any can be"
+    yield from _wiring_faults(server)
+    if server.checkpoints is not None:
+        texts = (server.checkpoints.path, server.checkpoints.kind, server.checkpoints.place)
+        if max(map(len, texts)) > MAX_PATH:
+            yield f"the path of its checkpoints is longer than {MAX_PATH} characters"
     if len(server.gpus) > MAX_GPUS_OF_A_SERVER:
         yield f"it has {len(server.gpus)} GPUs; at most {MAX_GPUS_OF_A_SERVER} are known of a server"
     indices = [gpu.index for gpu in server.gpus]
@@ -178,6 +197,32 @@ def _server_faults(server: Server) -> Iterator[str]:
     counts = (*indices, *(gpu.memory_bytes for gpu in server.gpus), server.cpu_cores, server.memory_bytes)
     if any(not 0 <= count <= MAX_COUNT for count in counts):
         yield "an index, a number of cores or an amount of memory is negative or enormous"
+
+
+def _wiring_faults(server: Server) -> Iterator[str]:
+    wiring = server.wiring
+    if len(wiring.gpus) > MAX_GPUS_OF_A_SERVER or len(wiring.nics) > MAX_NICS_OF_A_SERVER:
+        yield "it tells the wiring of more GPUs or network cards than a server has"
+        return
+    texts = [server.rack, wiring.driver]
+    counts: list[float] = []
+    for gpu in wiring.gpus:
+        texts += (gpu.pci, gpu.pcie, gpu.parent, *gpu.above)
+        counts += (gpu.index, gpu.node or 0, gpu.pcie_bytes_per_s, *(links.bytes_per_s for links in gpu.nvlinks))
+        counts += (each for links in gpu.nvlinks for each in (links.count, links.peer or 0))
+        counts += gpu.peers or ()
+        many = max(len(gpu.nvlinks), len(gpu.peers or ()))
+        if len(gpu.above) > MAX_DEPTH or len(gpu.cpus) > MAX_TEXT or many > MAX_GPUS_OF_A_SERVER:
+            yield f"the wiring of its GPU {gpu.index} is longer than any can be"
+    for nic in wiring.nics:
+        texts += (nic.name, nic.pci, *nic.above)
+        counts += (nic.node or 0, nic.bytes_per_s)
+        if len(nic.above) > MAX_DEPTH:
+            yield "the wiring of a network card is longer than any can be"
+    if max(map(len, texts)) > MAX_NAME:
+        yield f"its rack, or a name in its wiring, is longer than {MAX_NAME} characters"
+    if not all(0 <= count <= MAX_COUNT for count in counts):
+        yield "a number in its wiring is negative or enormous"
 
 
 # --------------------------------------------------------------------------------------------------------- recorded figures
@@ -189,6 +234,7 @@ def mended_progress(progress: Progress) -> Progress:
         "step": lambda: progress.step is None or -1 <= progress.step <= MAX_COUNT,
         "total_steps": lambda: progress.total_steps is None or 0 <= progress.total_steps <= MAX_COUNT,
         "epoch": lambda: 0 <= progress.epoch <= MAX_COUNT,
+        "batch_samples": lambda: 0 <= progress.batch_samples <= MAX_COUNT,
         "samples_per_s": lambda: _within(progress.samples_per_s, MAX_RATE),
         "median_step_s": lambda: _within(progress.median_step_s),
     }

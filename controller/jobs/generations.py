@@ -13,6 +13,7 @@ level-triggered: it looks at what is, not at what has just happened, so a lost o
 * **Newcomers are kept** when an order overtakes another: a worker that is still starting on a wanted GPU takes that place.
 * **The leader stays** while it can. Else it is a member with the state that is furthest ahead, of lowest rank: a leader without
   the state could not propose a commit to those who train.
+* **A gang** (a job that has not called `elastic.join()`) is ordered whole, and left alone once it has begun (`reconcile.gangs`).
 * **Broken generations** are listed in every order, for as long as any worker might still stand in one.
 
 A superseded order may still be committed by its leader if that had proposed it before it heard of the next; `doomed` tells
@@ -24,7 +25,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...protocol.model import GpuAddress, GpuPlace, Server, WorkerId, WorkerPhase
+import msgspec
+
+from ...protocol.model import GpuAddress, GpuPlace, Processes, Server, ServerId, WorkerId, WorkerPhase
 from .job import Job
 from .records import OrderKind, OrderRecord, WorkerRecord, WorkerState
 
@@ -37,6 +40,7 @@ class Place:
 
     gpu: GpuAddress
     worker: WorkerId | None
+    gpus: tuple[int, ...] = ()  # as in `WorkerRecord`
 
 
 @dataclass(frozen=True)
@@ -112,10 +116,12 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool]) -> Step:
     if ending(job):
         return None
     newest = job.newest
+    if not job.elastic and newest is not None:
+        return _of_gang(job, newest)
     if newest is None:
         if any(entry.stopping and (entry.trained or entry.fault is None) for entry in job.record.workers):
             return None  # they may be saving the state; not those that hang at their start, perhaps for ever
-        places = _assign(job, job.record.target, None)
+        places = _assign(job, job.record.target, None) if job.elastic else _gang_places(job)
         if not _may_begin(job, places):
             return None
         return GiveOrder(places, OrderKind.TARGET, fresh_start=True) if places else None
@@ -127,6 +133,52 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool]) -> Step:
     if newest.kind is OrderKind.RECOVERY and newest.generation > job.record.committed:
         return None
     return _towards_target(job, newest, with_state, free)
+
+
+def _of_gang(job: Job, newest: OrderRecord) -> Step:
+    """A job that has not called `elastic.join()` is left alone from its start on; until then it follows its target."""
+    if job.restart_counted:
+        return StartAgain()
+    if job.gang:
+        return None
+    places = _gang_places(job)
+    same = tuple((place.worker, place.gpus) for place in places) == tuple(
+        (member.worker, member.gpus) for member in newest.roster.members
+    )
+    return GiveOrder(places, OrderKind.TARGET) if places and not same and _may_begin(job, places) else None
+
+
+def _gang_places(job: Job) -> tuple[Place, ...]:
+    """One place for each process of a gang; none while it has not all GPUs that it needs."""
+    target, spec = job.record.target, job.spec
+    least = min(spec.gpus.min, job.record.manual_share or spec.gpus.min)
+    if len(target) < least:
+        return ()
+    waiting = {
+        (entry.gpu, entry.gpus): entry.worker
+        for entry in job.record.workers
+        if entry.state is WorkerState.ORDERED and not entry.stopping
+    }
+    servers: dict[ServerId, list[int]] = {}
+    for gpu in target:
+        servers.setdefault(gpu.server, []).append(gpu.index)
+    if spec.processes is Processes.PER_GPU:  # those of one server have ranks that follow each other
+        grouped = [GpuAddress(server=server, index=index) for server, indices in servers.items() for index in indices]
+        return tuple(Place(gpu, waiting.get((gpu, ()))) for gpu in grouped)
+    if any(len(indices) != (spec.gpus_per_server or len(indices)) for indices in servers.values()):
+        return ()
+    found = [
+        (GpuAddress(server=server, index=indices[0]), tuple(sorted(indices))) for server, indices in servers.items()
+    ]
+    return tuple(Place(gpu, waiting.get((gpu, gpus)), gpus) for gpu, gpus in found)
+
+
+def complete(job: Job) -> bool:
+    """Are all processes of the newest order of a gang there to be started, and on the GPUs that it is to have?"""
+    newest = job.newest
+    if newest is None or not all(usable(job, worker) for worker in newest.roster.workers):
+        return False
+    return {gpu for member in newest.roster.members for gpu in member.all_gpus} == set(job.record.target)
 
 
 def _without_state(job: Job, newest: OrderRecord) -> Step:
@@ -245,12 +297,14 @@ def _same(places: tuple[Place, ...], order: OrderRecord) -> bool:
 
 
 def gpu_place(server: Server | None, gpu: GpuAddress) -> GpuPlace:
-    """Where `gpu` sits in its server, as the server's agent has told; nowhere if it has not.
+    """Where `gpu` sits in its server, and the rack of that, as the server's agent has told; nowhere if it has not.
 
     A member's place stands in the roster, so that all members plan the same transfers (Elan IV), whatever agents tell later.
     """
-    told = server.gpus if server is not None else ()
-    return next((each.place for each in told if each.index == gpu.index), GpuPlace())
+    if server is None:
+        return GpuPlace()
+    place = next((each.place for each in server.gpus if each.index == gpu.index), GpuPlace())
+    return msgspec.structs.replace(place, rack=server.rack) if server.rack else place
 
 
 def choose_leader(job: Job, workers: tuple[WorkerId, ...]) -> WorkerId:
@@ -390,7 +444,7 @@ def _unstarted(job: Job, worker: WorkerId) -> bool:
 def unneeded(job: Job) -> tuple[WorkerRecord, ...]:
     """Workers, not told to stop yet, that no roster which is or may come into use names."""
     newest = job.newest
-    live = [order for order in job.record.orders if order is newest or not doomed(job, order)]
+    live = [order for order in job.record.orders if order is newest or (job.elastic and not doomed(job, order))]
     named = {worker for order in live for worker in order.roster.workers}
     found = []
     for entry in job.record.workers:

@@ -10,10 +10,10 @@ what nobody asks for costs nothing.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...protocol.model import GpuAddress, JobId, ServerId
+from ...protocol.model import GpuAddress, JobId, JobPhase, ServerId
 from .job import Job
 from .records import JobRecord, WorkerState
 
@@ -23,6 +23,7 @@ class _Facts:
     """What is said of one job elsewhere in the index."""
 
     record: JobRecord
+    phase: JobPhase | None = None
     live: bool = False
     over: bool = False
     without_target: bool = False
@@ -55,6 +56,7 @@ class Index:
         self._of_user: dict[str, int] = {}
         self._of_owner: dict[str, int] = {}
         self._without_target = 0
+        self._phases: dict[JobPhase, dict[JobId, Job]] = {phase: {} for phase in JobPhase}
 
     # -- told by whoever changes a job
 
@@ -96,6 +98,12 @@ class Index:
         """The jobs in memory that are over. Not to be changed, nor to be kept."""
         self._catch_up()
         return self._over
+
+    @property
+    def phases(self) -> Mapping[JobPhase, Mapping[JobId, Job]]:
+        """The jobs in memory by their phase. Not to be changed, nor to be kept."""
+        self._catch_up()
+        return self._phases
 
     @property
     def without_target(self) -> int:
@@ -177,6 +185,11 @@ class Index:
             self._enliven(job, now.live)
             _count(self._of_user, job.spec.user, now.live)
             _count(self._of_owner, job.submission.owner, now.live)
+        if before.phase is not now.phase:
+            if before.phase is not None:
+                del self._phases[before.phase][name]
+            if now.phase is not None:
+                self._phases[now.phase][name] = job
         self._without_target += now.without_target - before.without_target
         for table, was, is_ in (
             (self._over, before.over, now.over),
@@ -221,20 +234,21 @@ def _facts(job: Job) -> _Facts:
     kept, newest = job.record, job.newest
     live = not job.final
     if not kept.workers and not kept.target and newest is None:
-        return _Facts(kept, live=live, over=not live, without_target=live)
+        return _Facts(kept, phase=kept.phase, live=live, over=not live, without_target=live)
     target = set(kept.target)
     unstarted = any(entry.state is WorkerState.ORDERED for entry in kept.workers)
-    gpus = frozenset(entry.gpu for entry in kept.workers if entry.state is not WorkerState.ORDERED)
+    gpus = frozenset(gpu for entry in kept.workers if entry.state is not WorkerState.ORDERED for gpu in entry.all_gpus)
     committed = job.committed_order
     train = {member.gpu for member in committed.roster.members} if committed is not None else set()
-    placed = newest is None or {member.gpu for member in newest.roster.members} == target
+    placed = newest is None or {gpu for member in newest.roster.members for gpu in member.all_gpus} == target
     return _Facts(
         kept,
+        phase=kept.phase,
         live=live,
         over=not live,
         without_target=live and not target,
         waits=live and newest is not None and (unstarted or not placed),
-        astray=live and train != target,
+        astray=live and train != target and not job.gang,
         unstarted=live and unstarted,
         gpus=gpus,
         servers=frozenset(gpu.server for gpu in (*job.own_gpus, *(entry.gpu for entry in kept.workers))),

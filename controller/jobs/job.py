@@ -10,6 +10,9 @@ The life of a job::
        +----- no GPU left -------+  +--- all workers lost --+        any of them: FAILED, CANCELLED
 
 The *target* is what the scheduler wants (which GPUs); the *orders* are how the job gets there (`generations`).
+
+A job is *elastic* once a worker of it has called `elastic.join()`. Before that it is a *gang* (`reconcile.gangs`): any command,
+in as many processes as it has GPUs or servers, which is RUNNING as soon as all of them run.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from ...protocol.times import (
     CUT_OFF_TIMEOUT_S,
     FIRST_BACK_OFF_S,
     FIRST_SERVER_BACK_OFF_S,
+    JOIN_NOTICE_S,
     LEAVING_PATIENCE_S,
     LONGEST_BACK_OFF_S,
     LONGEST_SERVER_BACK_OFF_S,
@@ -50,6 +54,7 @@ from ...protocol.times import (
     TELL_AGAIN_S,
 )
 from ...scheduler.speedup_curve import KEPT_RATES, NOISE, Measured
+from .account import Account
 from .archive import key_of
 from .records import JobRecord, OrderRecord, Progress, Submission, WorkerRecord, WorkerState
 from .throughput import Estimated, fingerprint
@@ -189,7 +194,11 @@ class Job:
         default_factory=dict
     )  # when each was last told again to stop (Unix time)
     told_s: float = 0.0  # when its newest order and the starts for it were last told (Unix time)
+    silent: dict[ServerId, float] = field(
+        default_factory=dict
+    )  # servers of a gang that have lost their leases: when its processes there are given up (Unix time)
     watched_s: float = 0.0  # since when this controller has: what began before has all its time from then on
+    counted: JobRecord | None = None  # as its account saw it last (`accounting`)
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
     cut_since: float | None = None  # members of the newest order and its leader hear nothing of each other (`cut_off`)
 
@@ -235,6 +244,34 @@ class Job:
         return fingerprint(self.spec)
 
     @property
+    def elastic(self) -> bool:
+        """Has a worker of it called `elastic.join()`? Then it may be resized, and goes on with those who are left."""
+        return self.record.joined or self.record.committed > 0
+
+    @property
+    def gang(self) -> bool:
+        """Are processes of it there that nothing is known of but that they run? They stand and fall together, and nobody may
+        grow, shrink, move or preempt them."""
+        return self.newest is not None and not (self.elastic or self.final or self.restart_counted) and self._begun
+
+    @property
+    def _begun(self) -> bool:
+        return any(entry.state is not WorkerState.ORDERED for entry in self.record.workers)
+
+    @property
+    def all_run(self) -> bool:
+        """Has each of its processes been heard to run? Those that have ended have been."""
+        return all(entry.state is WorkerState.RUNNING for entry in self.record.workers)
+
+    @property
+    def join_notice_s(self) -> float | None:
+        """When a gang that was expected to call `elastic.join()` is taken for one that does not (Unix time, s); None: never."""
+        began = [entry.started_s for entry in self.record.workers if entry.started_s is not None]
+        if not self.gang or not self.spec.expected_to_join or self.spec.must_join or not began:
+            return None
+        return max(max(began), self.watched_s) + JOIN_NOTICE_S
+
+    @property
     def own_gpus(self) -> tuple[GpuAddress, ...]:
         """The GPUs that are its own: its target, and those that it leaves idle while it is measured with fewer."""
         return (*self.record.target, *self.profiling.reserved) if self.profiling is not None else self.record.target
@@ -248,7 +285,8 @@ class Job:
     @property
     def running_gpus(self) -> tuple[GpuAddress, ...]:
         """The GPUs with processes that stay there until an order sends them away."""
-        return tuple(e.gpu for e in self.record.workers if e.state is not WorkerState.ORDERED and not e.stopping)
+        there = [e for e in self.record.workers if e.state is not WorkerState.ORDERED and not e.stopping]
+        return tuple(gpu for entry in there for gpu in entry.all_gpus)
 
     @property
     def newest(self) -> OrderRecord | None:
@@ -263,11 +301,13 @@ class Job:
 
     @property
     def share_gpus(self) -> int:
-        """How many GPUs train."""
-        order = self.committed_order
-        if order is None or self.final or self.restart_at is not None:
+        """How many GPUs train, or what runs on them has never called `elastic.join()`."""
+        if self.final or self.restart_at is not None:
             return 0
-        return len(order.roster.members)
+        order = self.committed_order
+        if order is None and self.record.committed == 0 and self.record.phase is JobPhase.RUNNING:
+            order = self.newest
+        return sum(len(member.gpus) or 1 for member in order.roster.members) if order is not None else 0
 
     @property
     def avoided_servers(self) -> frozenset[ServerId]:
@@ -302,6 +342,10 @@ class Job:
         self.record = msgspec.structs.replace(self.record, **changes)
         self.on_change(self)
 
+    def put_account(self, account: Account) -> None:
+        """Replace the account alone. Nobody decides by it: who calls sees to it that it is recorded."""
+        self.record = msgspec.structs.replace(self.record, gpu_account=account)
+
     def update_worker(self, worker: WorkerId, **changes: Any) -> None:
         """Replace fields of one worker's record."""
         self.update(
@@ -331,7 +375,7 @@ class Job:
             self.release()
 
     def end_worker(
-        self, worker: WorkerId, now: float, exit_code: int | None, reason: str, fault: Fault
+        self, worker: WorkerId, now: float, exit_code: int | None, reason: str, fault: Fault, log: str = ""
     ) -> WorkerRecord | None:
         """Move a worker among the past ones. None: it was there already."""
         entry = self.worker(worker)
@@ -348,6 +392,7 @@ class Job:
             fault=fault,
             ended_s=now,
             pid=status.pid if status else entry.pid,
+            log=log if exit_code else "",
         )
         self.update(
             workers=tuple(other for other in self.record.workers if other.worker != worker),
@@ -398,6 +443,8 @@ class Job:
                 continue
             status = self.statuses.get(entry.worker)
             if status is None and entry.joined_s is None and entry.started_s is not None:
+                if not (self.elastic or spec.must_join):
+                    continue
                 limit_s = spec.start_timeout_s
                 began_s = max(entry.started_s, self.watched_s)
                 found.append(Lateness(entry.worker, "called elastic.join()", limit_s, began_s + limit_s))
@@ -477,6 +524,9 @@ class Job:
             found["hold"] = self.hold_until
         if self.stop_rest_at is not None and self._has_rest:
             found["rest"] = self.stop_rest_at
+        if self.record.phase is JobPhase.STARTING and (notice_s := self.join_notice_s) is not None and self.all_run:
+            found["runs without elastic.join()"] = notice_s
+        found |= {f"{server} is given up": due_s for server, due_s in self.silent.items()}
         if self.profiling is not None and not self.profiling.overdue:
             found["profiling"] = self.profiling.until_s
         return found
@@ -529,6 +579,7 @@ class Job:
         self.cut_since = _later(self.cut_since, gap_s)
         self._leave_out_saving(now, gap_s)
         self.stop_rest_at = _later(self.stop_rest_at, gap_s)
+        self.silent = {server: due_s + gap_s for server, due_s in self.silent.items()}
         for avoided in self.avoided.values():
             avoided.until_s = _later(avoided.until_s, gap_s)
         for late in self.latenesses():
@@ -554,32 +605,36 @@ class Job:
         if saving.until_s is not None and left_s > 0:
             saving.until_s = min(saving.until_s, now + left_s / 2)
 
-    def note_saved(self, status: WorkerStatus) -> None:
-        """Remember the newest checkpoint: no worker may begin with less.
+    def note_saved(self, status: WorkerStatus) -> bool:
+        """Remember the newest checkpoint: no worker may begin with less. Whether it is another one than before.
 
         A server that is cut off may write on, but in a generation that the job has left.
         """
         if status.saved is None:
-            return
+            return False
         known = self.record.saved_generation, self.record.saved_step if self.record.saved_step is not None else -2
-        if (status.saved_generation, status.saved) > known:
-            self.update(saved_step=status.saved, saved_generation=status.saved_generation)
+        if (status.saved_generation, status.saved) <= known:
+            return False
+        self.update(saved_step=status.saved, saved_generation=status.saved_generation)
+        return True
 
-    def note_progress(self, status: WorkerStatus) -> None:
-        """Take progress over from the worker that is ahead."""
+    def note_progress(self, status: WorkerStatus) -> int:
+        """Take progress over from the worker that is ahead. Returns how many steps are new."""
         if status.applied is None or status.phase not in (
             WorkerPhase.TRAINING,
             WorkerPhase.BROKEN,
             WorkerPhase.FINISHED,
             WorkerPhase.LEFT,
         ):
-            return
-        self.best_applied = max(self.best_applied, status.applied)
+            return 0
+        new = 0
+        if status.applied > self.best_applied:
+            new, self.best_applied = status.applied - self.best_applied, status.applied
         if status.applied >= 0 and not self.record.progressed:
             self.update(progressed=True)
         known = self.newest_progress
         if known is not None and known.step is not None and status.applied < known.step:
-            return
+            return new
         metrics = status.metrics or (known.metrics if known is not None else {})
         self.newest_progress = Progress(
             step=status.applied,
@@ -588,7 +643,9 @@ class Job:
             samples_per_s=status.samples_per_s,
             median_step_s=status.median_step_s,
             metrics=metrics,
+            batch_samples=status.batch_samples or (known.batch_samples if known is not None else 0),
         )
+        return new
 
     def note_rate(self, now: float, status: WorkerStatus, steps: int) -> bool:
         """Take over how fast the job is with its present share, once it has been for so many steps. Whether it is news."""

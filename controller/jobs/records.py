@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import enum
 
-from ...protocol.messages import ShareChange
-from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, JobSpec, Resize, Roster, Value, WorkerId
+from ...protocol.messages import Failure, ShareChange
+from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, JobSpec, Resize, Roster, Value, WorkerId, held_gpus
 from ...scheduler.speedup_curve import Measured
+from .account import Account
 
 
 class WorkerState(enum.Enum):
@@ -33,6 +34,7 @@ class WorkerRecord(Value, frozen=True, kw_only=True):
     state: WorkerState = WorkerState.ORDERED
     stopping: bool = False  # told to stop, or to be told as soon as its agent is back
     trained: bool = False  # has held the job's state
+    held_s: float | None = None  # since when it holds its GPU (Unix time): it was told to start
     started_s: float | None = None  # when its process was first heard to run (Unix time), less what does not count
     joined_s: float | None = None  # when it first spoke (Unix time), less what does not count
     stop_by_s: float | None = None  # its agent kills it then (Unix time), if it has been told
@@ -42,6 +44,12 @@ class WorkerRecord(Value, frozen=True, kw_only=True):
     exit_code: int | None = None
     reason: str = ""
     ended_s: float | None = None
+    log: str = ""  # path on its server; of one that did not end as it should
+    gpus: tuple[int, ...] = ()  # of its server, where its process has several of them; empty: `gpu` alone
+
+    @property
+    def all_gpus(self) -> tuple[GpuAddress, ...]:
+        return held_gpus(self.gpu, self.gpus)
 
 
 class OrderKind(enum.Enum):
@@ -58,6 +66,7 @@ class OrderRecord(Value, frozen=True, kw_only=True):
     roster: Roster
     kind: OrderKind
     broken: tuple[int, ...] = ()
+    port: int = 0  # where the processes of a gang meet, on the server of the first one
 
     @property
     def generation(self) -> int:
@@ -73,6 +82,7 @@ class Progress(Value, frozen=True, kw_only=True):
     samples_per_s: float = 0.0
     median_step_s: float = 0.0
     metrics: dict[str, float] = {}
+    batch_samples: int = 0  # of a global step; 0: not known yet
 
 
 class Submission(Value, frozen=True, kw_only=True):
@@ -92,6 +102,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
 
     phase: JobPhase = JobPhase.PENDING
     reason: str = ""  # why it failed
+    failure: Failure | None = None  # and where
     started_s: float | None = None
     finished_s: float | None = None
     exit_code: int | None = None
@@ -102,6 +113,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
     orders: tuple[OrderRecord, ...] = ()  # the committed one and all later, ascending
     broken: tuple[int, ...] = ()  # generations that have lost a member, ascending
     target: tuple[GpuAddress, ...] = ()
+    gpu_name: str = ""  # of the GPUs that it began on, which it stays with (`scheduler.kinds`)
     manual_share: int | None = None
     worker_count: int = 0  # names given out
     overtaken: bool = False  # the store is older than the job: what runs is to make room for a new start (`restored`)
@@ -133,6 +145,8 @@ class JobRecord(Value, frozen=True, kw_only=True):
     last_leader: WorkerId | None = None
     saved_step: int | None = None  # of the newest checkpoint that a worker has written or loaded
     saved_generation: int = 0  # that it belongs to
+    gpu_account: Account = Account()  # its GPU-seconds
+    joined: bool = False  # a worker of it has called `elastic.join()`: from then on it may be resized
 
 
 class ArchivedJob(Value, frozen=True, kw_only=True):

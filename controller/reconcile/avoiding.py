@@ -18,10 +18,11 @@ its minimum it waits, and holds nothing. Placement itself knows nothing of this:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...scheduler.pipeline import Decision
-from ...scheduler.placement.fewest_servers import Placements
+from ...scheduler.placement.fewest_servers import Placements, layout_of
 from ...scheduler.sets import some, union
 from ...scheduler.view import Gpus
 from ..jobs.generations import holders
@@ -43,7 +44,9 @@ def elsewhere(seen: Snapshot, decision: Decision) -> tuple[Decision, tuple[Job, 
         give = gpus & wholly or (0 if gpus & ~dark else 1 << (gpus.bit_length() - 1))
         if not give:
             continue
-        better = some(give.bit_count(), free & ~dark & seen.view.placements.get(row, 0), free & ~dark)
+        if seen.view.per_server(row):
+            give = seats(seen, gpus, give)
+        better = instead(seen, row, gpus, give, free & ~dark)
         new = gpus & ~give | better
         if not new & ~dark or new.bit_count() < min(job.spec.gpus.min, gpus.bit_count()):
             if not holders(job):
@@ -54,6 +57,30 @@ def elsewhere(seen: Snapshot, decision: Decision) -> tuple[Decision, tuple[Job, 
     if placed == decision.placements:
         return decision, tuple(stuck)
     return replace(decision, placements=placed, shares=shares), tuple(stuck)
+
+
+def instead(seen: Snapshot, row: int, gpus: Gpus, give: Gpus, free: Gpus) -> Gpus:
+    """Free GPUs for those that a job gives: like the others of its own (`scheduler.kinds`), and as many on each server."""
+    able = free & seen.view.usable(row, gpus)
+    each = seen.view.per_server(row)
+    if not each:
+        return some(give.bit_count(), able & seen.view.placements.get(row, 0), able)
+    kept, has = gpus & ~give, seen.view.placements.get(row, 0)
+    found = [
+        some(each, able & server & has, able & server)
+        for server in _servers(seen)
+        if not kept & server and (able & server).bit_count() >= each
+    ]
+    return union(found[: give.bit_count() // each])
+
+
+def seats(seen: Snapshot, gpus: Gpus, some_of_them: Gpus) -> Gpus:
+    """Those of `gpus` that are on the servers of some of them."""
+    return gpus & union(server for server in _servers(seen) if server & some_of_them)
+
+
+def _servers(seen: Snapshot) -> Sequence[Gpus]:
+    return layout_of(tuple([len(server.gpus) for server in seen.view.servers])).masks
 
 
 def _dark(seen: Snapshot, job: Job) -> tuple[Gpus, Gpus]:

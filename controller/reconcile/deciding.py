@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...protocol.errors import RequestRefused
@@ -44,12 +45,21 @@ class Decided:
         return reason.text if reason is not None else ""
 
 
-def decided(scheduler: Scheduler, seen: Snapshot, rng: random.Random) -> Decided:
-    """Ask `scheduler`. Raises PolicyFailed."""
+def _as_it_is(decision: Decision) -> Decision:
+    return decision
+
+
+def decided(
+    scheduler: Scheduler,
+    seen: Snapshot,
+    rng: random.Random,
+    mend: Callable[[Decision], Decision] = _as_it_is,
+) -> Decided:
+    """Ask `scheduler`. `mend`: keeps off GPUs that take no new work. Raises PolicyFailed."""
     try:
         decision = decision_of(scheduler, seen, rng)
         _check(decision, seen.view.total_gpus)
-        decision, stuck = elsewhere(seen, decision)
+        decision, stuck = elsewhere(seen, mend(decision))
         changes, unfinished = at_once(seen.view.placements, plan(seen.view, decision), seen.held)
     except Exception as error:  # a policy is a plug-in: what it raises for one job must not end the controller for all
         raise PolicyFailed(scheduler.policy.name, error) from error

@@ -1,4 +1,4 @@
-"""Servers that cannot start workers are left alone for a while, longer each time (cluster 4).
+"""Servers and GPUs that cannot start workers are left alone for a while, longer each time (cluster 4).
 
 Theory of operation
 -------------------
@@ -8,30 +8,38 @@ what was to start there is placed elsewhere. Workers that run there go on. One w
 clears the server.
 
 A server whose driver or file system is missing fails the *script*, with an exit code. It is told from a wrong script by
-comparison (`script_is_innocent`).
+comparison (`script_is_innocent`). So is a single GPU that cannot be used, where others of its server work: then that GPU alone is
+left alone, as with a trouble that its agent tells (`bars`). If a second one fails like that meanwhile, it is the server.
 
 Nothing of it is recorded: a controller that has just started tries each server, and knows soon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from ...protocol.messages import EventKind
-from ...protocol.model import JobId, ServerId
+from ...protocol.model import GpuAddress, JobId, ServerId
 from ...protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
+from ..bars import sentences
 from ..cluster import Cluster
 from ..jobs.generations import arrived
 from ..jobs.job import Avoidance, Job
 from ..jobs.records import WorkerRecord, WorkerState
 from ..sessions import Doubt, Health
+from .barring import weigh
 
 FAILURES_OF_A_JOB = 2  # on one server, of a job that has run elsewhere
 JOBS_THAT_FAIL = 3  # on one server, in a row, none of which has failed elsewhere
+JOBS_THAT_FAIL_ON_GPU = 2  # on one GPU, likewise, while other GPUs of its server work
 TRIES_ON_ONE_SERVER = 4  # of a job that gets no other
 TRIES_IF_LATE = 1  # of a job that gets no other, where each takes as long as a worker may
 TRIES_IN_DOUBT = 7  # of such a job, where the server fails other jobs, too: five minutes with the times between
 KEPT_DOUBTS = 16
+SERVERS_TOLD = 8
+LONGEST_TOLD = 1000  # characters, of one of them
 
 
 def start_failed(cluster: Cluster, now: float, server: ServerId, reason: str, suspected: bool = False) -> None:
@@ -40,15 +48,19 @@ def start_failed(cluster: Cluster, now: float, server: ServerId, reason: str, su
     health.reason = reason.removeprefix("cannot be started: ")
     if health.until_s is not None:
         return  # one of several that were started together
-    back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(health.failures, 30))
-    health.failures += 1
-    health.suspected = suspected
-    health.until_s = now + back_off_s
+    _back_off(now, health, suspected)
     cluster.tell(now, EventKind.SERVER_UNFIT, None, f"{server}: {health.sentence(now)}")
     cluster.schedule_due = True
     for job in cluster.index.on_server(server):
         if not job.final:
             _leave(cluster, job, server)
+
+
+def _back_off(now: float, health: Health, suspected: bool) -> None:
+    back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(health.failures, 30))
+    health.failures += 1
+    health.suspected = suspected
+    health.until_s = now + back_off_s
 
 
 def _leave(cluster: Cluster, job: Job, server: ServerId) -> None:
@@ -64,11 +76,22 @@ def _leave(cluster: Cluster, job: Job, server: ServerId) -> None:
     cluster.mark_dirty(job)
 
 
-def worked(cluster: Cluster, server: ServerId) -> None:
-    """A worker has come as far as its training loop on `server`."""
-    health = cluster.health.pop(server, None)
+def worked(cluster: Cluster, now: float, gpu: GpuAddress) -> None:
+    """A worker has come as far as its training loop on `gpu`."""
+    health = cluster.health.pop(gpu.server, None)
     if health is not None and health.until_s is not None:
         cluster.schedule_due = True
+    if cluster.gpu_health.pop(gpu, None) is not None:
+        weigh(cluster, now, gpu.server)
+
+
+def forgive(cluster: Cluster, now: float, server: ServerId, gpus: Iterable[GpuAddress]) -> None:
+    """An operator wants `server`, or these GPUs of it, to be tried again at once."""
+    for gpu in gpus:
+        cluster.gpu_health.pop(gpu, None)
+    if cluster.health.pop(server, None) is not None:
+        cluster.schedule_due = True
+    weigh(cluster, now, server)
 
 
 def pass_time(cluster: Cluster, now: float) -> None:
@@ -77,23 +100,40 @@ def pass_time(cluster: Cluster, now: float) -> None:
         if health.until_s is not None and now >= health.until_s:
             health.until_s = None
             cluster.schedule_due = True
+    for gpu, health in cluster.gpu_health.items():
+        if health.until_s is not None and now >= health.until_s:
+            health.until_s = None
+            weigh(cluster, now, gpu.server)
 
 
 def deadlines(cluster: Cluster) -> Iterator[float]:
     """When `pass_time` has something to do."""
-    for health in cluster.health.values():
+    for health in chain(cluster.health.values(), cluster.gpu_health.values()):
         if health.until_s is not None:
             yield health.until_s
 
 
 def troubles(cluster: Cluster, now: float) -> str:
-    """Which servers are left alone, and why, in words."""
-    sentences = [
-        f"{server}: {cluster.health[server].sentence(now)}"
-        for server in sorted(cluster.health)
-        if cluster.health[server].until_s is not None
+    """Which servers and GPUs take no new work, and why, in words; of many the first."""
+    found = {server for server, health in cluster.health.items() if health.until_s is not None}
+    for server in (*cluster.barred, *cluster.offers_nothing):
+        if server in cluster.sessions and cluster.sessions[server].alive:
+            found.add(server)
+    told = [
+        f"{server}: {_told(cluster, now, server)[:LONGEST_TOLD]}" for server in heapq.nsmallest(SERVERS_TOLD, found)
     ]
-    return "; ".join(sentences)
+    more = [f"and {len(found) - SERVERS_TOLD} more servers"] if len(found) > SERVERS_TOLD else []
+    return "; ".join([*told, *more])
+
+
+def _told(cluster: Cluster, now: float, server: ServerId) -> str:
+    """Why `server`, or some of its GPUs, take no new work."""
+    health = cluster.health.get(server)
+    if health is not None and health.until_s is not None:
+        return health.sentence(now)
+    if server in cluster.barred:
+        return "; ".join(sentences(len(cluster.sessions[server].server.gpus), cluster.barred[server]))
+    return f"it offers nothing: {cluster.offers_nothing[server]}"
 
 
 # ------------------------------------------------------------------------------------------- is it the script or the server?
@@ -107,11 +147,10 @@ def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerReco
     A server that is the only one is never to blame: there would be nothing to compare it with.
     """
     server = entry.gpu.server
+    if _gpu_is_to_blame(cluster, now, job, entry, reason):
+        return True
     health = cluster.health.setdefault(server, Health())
-    before = health.doubts.pop(job.id, None)
-    health.doubts[job.id] = Doubt((before.times if before is not None else 0) + 1, job.kind)
-    while len(health.doubts) > KEPT_DOUBTS:
-        del health.doubts[next(iter(health.doubts))]
+    _doubt(health, job)
     if not any(session.alive and other != server and cluster.fit(other) for other, session in cluster.sessions.items()):
         return False
     enough = FAILURES_OF_A_JOB if job.record.progressed else 1
@@ -121,6 +160,57 @@ def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerReco
         return False
     start_failed(cluster, now, server, reason, suspected=True)
     return True
+
+
+def _doubt(health: Health, job: Job) -> None:
+    before = health.doubts.pop(job.id, None)
+    health.doubts[job.id] = Doubt((before.times if before is not None else 0) + 1, job.kind)
+    while len(health.doubts) > KEPT_DOUBTS:
+        del health.doubts[next(iter(health.doubts))]
+
+
+def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> bool:
+    """Is it this GPU alone? It then backs off.
+
+    It is where other GPUs of its server work, and either this job, which has never trained, has come as far as its loop on one
+    of them, or jobs in a row have failed here which have failed on no other GPU. If another GPU of the server has been left
+    alone for that already, it is rather the server. A job that has trained, and whose newcomers fail, does not grow (`ends`).
+    """
+    if entry.gpus:  # it has several, and nobody knows which
+        return False
+    gpu = entry.gpu
+    health = cluster.gpu_health.setdefault(gpu, Health())
+    _doubt(health, job)
+    health.reason = reason
+    if health.until_s is not None:
+        return True  # one of several that were started together
+    beside = {job.id for job, _ in _at_work(cluster, gpu)}
+    if not beside or any(
+        other.server == gpu.server and other != gpu and known.until_s is not None
+        for other, known in cluster.gpu_health.items()
+    ):
+        return False
+    comparable = job.id in beside and not job.record.progressed
+    unlike = [name for name in health.doubts if not _fails_on_another(cluster, name, gpu)]
+    if not comparable and not (job.id in unlike and len(unlike) >= JOBS_THAT_FAIL_ON_GPU):
+        return False
+    _back_off(now, health, suspected=True)
+    health.reason = f"workers fail at their start there, while other GPUs of the server work: {reason}"
+    weigh(cluster, now, gpu.server)
+    return True
+
+
+def _at_work(cluster: Cluster, gpu: GpuAddress) -> Iterator[tuple[Job, WorkerRecord]]:
+    """Workers on the other GPUs of its server that have come as far as their loop."""
+    for job in cluster.index.on_server(gpu.server):
+        for entry in job.record.workers:
+            beside = entry.gpu.server == gpu.server and entry.gpu != gpu and not entry.stopping
+            if beside and arrived(job, entry.worker):
+                yield job, entry
+
+
+def _fails_on_another(cluster: Cluster, job: JobId, gpu: GpuAddress) -> bool:
+    return any(job in health.doubts for other, health in cluster.gpu_health.items() if other != gpu)
 
 
 def second_opinion(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...protocol.messages import EventKind, Order
 from ...protocol.model import GpuAddress, JobPhase, Member, Roster, ServerId, WorkerId
 from ...protocol.texts import gpu_count
+from .. import accounting
 from ..cluster import Cluster
 from ..jobs.generations import GiveOrder, broken_to_list, choose_leader, doomed, gpu_place
 from ..jobs.job import Job
@@ -12,12 +13,14 @@ from ..jobs.records import OrderRecord, WorkerRecord
 from .restarts import count_restart
 
 KEPT_ORDERS = 64
+FIRST_PORT = 29_500  # for a gang whose first server's agent is of a version that keeps no ports free
 
 
 def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
     """Give the next order: name the newcomers, choose the leader, write it down, tell everyone concerned."""
     generation = job.record.generation + 1
     if step.fresh_start:
+        accounting.restarted(cluster.usage, now, job)  # what a preempted job could not save
         if job.record.committed >= job.record.cycle:
             count_restart(cluster, now, job, "no worker with its state is left")
             if job.final:
@@ -25,8 +28,9 @@ def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
         job.restart_at = None
     members = tuple(
         Member(
-            worker=place.worker or _new_worker(job, place.gpu, generation),
+            worker=place.worker or _new_worker(job, place.gpu, generation, place.gpus),
             gpu=place.gpu,
+            gpus=place.gpus,
             place=gpu_place(session.server if (session := cluster.sessions.get(place.gpu.server)) else None, place.gpu),
         )
         for place in step.places
@@ -36,18 +40,30 @@ def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
         roster=Roster(generation=generation, members=members, leader=leader),
         kind=step.kind,
         broken=broken_to_list(job),
+        port=0 if job.elastic else _port(cluster, members[0].gpu),
     )
     before = job.newest
     job.update(generation=generation, orders=_bounded(job, (*job.record.orders, order)), last_leader=None)
+    _note_type(cluster, job, members)
     if job.record.phase is JobPhase.PENDING:
         job.enter(JobPhase.STARTING, now)
-    text = f"generation {generation}: {gpu_count(len(members))}, {', '.join(str(member.gpu) for member in members)}"
+    gpus = [str(gpu) for member in members for gpu in member.all_gpus]
+    text = f"generation {generation}: {gpu_count(len(gpus))}, {', '.join(gpus)}"
     if before is not None:
         text += f" (before: {gpu_count(len(before.roster.members))})"
     cluster.tell(now, EventKind.ORDERED, job.id, text)
     cluster.mark_dirty(job)
     job.told_s = now
     send_order(cluster, job)
+
+
+def _note_type(cluster: Cluster, job: Job, members: tuple[Member, ...]) -> None:
+    """Remember which GPUs a job begins on: it stays with them, once it has come anywhere (`scheduler.kinds`)."""
+    if job.record.gpu_name and (job.record.progressed or job.record.committed >= job.record.cycle):
+        return
+    name = cluster.gpu_name(members[0].gpu)
+    if name and name != job.record.gpu_name:
+        job.update(gpu_name=name)
 
 
 def _bounded(job: Job, told: tuple[OrderRecord, ...]) -> tuple[OrderRecord, ...]:
@@ -60,9 +76,16 @@ def _bounded(job: Job, told: tuple[OrderRecord, ...]) -> tuple[OrderRecord, ...]
     return tuple(order for order in kept if order is not gone)
 
 
-def _new_worker(job: Job, gpu: GpuAddress, generation: int) -> WorkerId:
+def _port(cluster: Cluster, gpu: GpuAddress) -> int:
+    """That the agent of its server keeps free for `gpu`."""
+    session = cluster.sessions.get(gpu.server)
+    found = (each.port for each in session.server.gpus if each.index == gpu.index) if session is not None else iter(())
+    return next(found, 0) or FIRST_PORT + gpu.index
+
+
+def _new_worker(job: Job, gpu: GpuAddress, generation: int, gpus: tuple[int, ...]) -> WorkerId:
     worker = WorkerId(f"{job.id}.{job.record.worker_count}")
-    entry = WorkerRecord(worker=worker, gpu=gpu, generation=generation)
+    entry = WorkerRecord(worker=worker, gpu=gpu, generation=generation, gpus=gpus)
     job.update(worker_count=job.record.worker_count + 1, workers=(*job.record.workers, entry))
     return worker
 

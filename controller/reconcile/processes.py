@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from ...protocol.messages import StartWorker, StopWorker
+from ...protocol.messages import Rendezvous, StartWorker, StopWorker
 from ...protocol.model import WorkerId, WorkerPhase
 from ...protocol.times import LEAST_SAVE_S, LEAVING_PATIENCE_S, MOST_SAVE_S, SAVE_MARGIN, STOP_GRACE_S
 from ..cluster import Cluster
-from ..jobs.generations import unneeded
+from ..jobs.generations import complete, unneeded
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
 
 
 def start_waiting(cluster: Cluster, now: float) -> None:
-    """Start the workers whose place is ordered and whose GPU no process holds any more."""
+    """Start the workers whose place is ordered and whose GPU no process holds any more; those of a gang all together."""
     for job in cluster.index.unstarted():
-        for entry in job.record.workers:
-            if entry.state is WorkerState.ORDERED and cluster.gpu_free(entry.gpu):
-                job.told_s = now
-                job.update_worker(entry.worker, state=WorkerState.STARTED)
-                cluster.mark_dirty(job)
-                send_start(cluster, job, entry)
+        waiting = [entry for entry in job.record.workers if entry.state is WorkerState.ORDERED]
+        able = [entry for entry in waiting if all(map(cluster.gpu_free, entry.all_gpus))]
+        if not job.elastic and not (len(able) == len(waiting) and complete(job)):
+            continue
+        for entry in able:
+            job.told_s = now
+            job.update_worker(entry.worker, state=WorkerState.STARTED, held_s=now)
+        for entry in able:
+            cluster.mark_dirty(job)
+            send_start(cluster, job, entry)
+
+
+def may_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> bool:
+    """May the agent of a worker that has been told to start it be told again? Its GPU may take no new work any more."""
+    return not entry.stopping and not job.final and not any(map(cluster.bar, entry.all_gpus))
 
 
 def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
@@ -35,8 +44,33 @@ def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
         session=cluster.sessions[entry.gpu.server].name,
         owner=job.submission.owner,
         account=job.submission.account,
+        trusted=tuple(dict.fromkeys(code for gpu in entry.all_gpus for code in cluster.trusted(gpu))),
+        gpus=entry.gpus,
+        rendezvous=None if job.elastic else _rendezvous(cluster, job, entry),
     )
     cluster.send(entry.gpu.server, message)
+
+
+def _rendezvous(cluster: Cluster, job: Job, entry: WorkerRecord) -> Rendezvous | None:
+    """Where the processes of a gang meet: at the first one's server, on the port that its agent keeps free for its GPU."""
+    newest = job.newest
+    if newest is None or entry.worker not in newest.roster.workers:
+        return None  # it is about to be stopped
+    members = newest.roster.members
+    servers = list(dict.fromkeys(member.gpu.server for member in members))
+    first, here = members[0].gpu, entry.gpu.server
+    session = cluster.sessions.get(first.server)
+    if session is None:
+        return None  # the first one has ended, and its server is forgotten: there is nobody to meet
+    return Rendezvous(
+        process=newest.roster.rank(entry.worker),
+        processes=len(members),
+        server=servers.index(here),
+        servers=len(servers),
+        address=session.server.address,
+        port=newest.port,
+        local=tuple(gpu.index for member in members for gpu in member.all_gpus if gpu.server == here),
+    )
 
 
 def stop_unneeded(cluster: Cluster, now: float, job: Job) -> None:
@@ -64,7 +98,7 @@ def stop_worker(cluster: Cluster, now: float, job: Job, worker: WorkerId) -> Non
         job.drop_unstarted(worker)
         return
     still_saves = entry.stopping and job.newest is None  # the job may have been given GPUs again meanwhile
-    save = not job.final and (still_saves or not job.record.target)
+    save = not job.final and job.elastic and (still_saves or not job.record.target)
     grace_s = save_grace_s(job) if save else STOP_GRACE_S
     by_s = now + grace_s if entry.stop_by_s is None else min(entry.stop_by_s, now + grace_s)
     job.update_worker(worker, stopping=True, stop_by_s=by_s)

@@ -100,7 +100,9 @@ def _packed(cluster: Cluster) -> int | None:
 
 
 def _on_the_way(job: Job, packed: int | None) -> tuple[int, ...]:
-    return smaller_shares(len(job.record.target), job.spec.gpus.min, packed)
+    """Smaller shares that it could be given; `_some` takes whole servers where it has as many GPUs on each."""
+    each = job.spec.gpus_per_server or 1
+    return tuple(s for s in smaller_shares(len(job.record.target), job.spec.gpus.min, packed) if not s % each)
 
 
 def _undisturbed(job: Job) -> bool:

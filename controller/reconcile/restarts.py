@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from ...protocol.messages import EventKind
+from ...protocol.messages import EventKind, Failure
 from ...protocol.model import Fault, JobPhase
 from ...protocol.times import REST_S
+from .. import accounting
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..jobs.records import WorkerState
 from .processes import stop_worker
 from .saving import suspend
+
+INNOCENT = (None, Fault.NONE, Fault.STOPPED)  # ends of workers that are nobody's fault
 
 
 def start_again(cluster: Cluster, now: float, job: Job) -> None:
@@ -38,12 +41,9 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
 
     A lost server, or one that could not start its workers, is nobody's fault here, and both counts begin anew.
     """
+    accounting.restarted(cluster.usage, now, job)
     kept = job.record
-    ended = [
-        entry
-        for entry in kept.past
-        if entry.generation >= kept.cycle and entry.fault not in (None, Fault.NONE, Fault.STOPPED)
-    ]
+    ended = [entry for entry in kept.past if entry.generation >= kept.cycle and entry.fault not in INNOCENT]
     faults = {entry.fault for entry in ended}
     further = job.best_applied > kept.best_at_restart
     vain = 1 if further else kept.restarts_in_vain + 1
@@ -51,7 +51,6 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     theirs = not faults or bool(faults & {Fault.SERVER, Fault.LOST})
     deaths = 0 if theirs else (0 if further else kept.deaths_in_vain) + 1
     job.update(
-        restarts=kept.restarts + 1,
         restarts_in_vain=vain,
         failures_in_vain=failures,
         deaths_in_vain=deaths,
@@ -64,16 +63,37 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     because = f"{last.worker}: {last.reason}" if last is not None else why
     if failures >= 2 and last is not None:
         end_job(cluster, now, job, JobPhase.FAILED, f"it fails again and again: {because}", last.exit_code)
-    elif deaths > cluster.settings.max_restarts:
+    elif deaths > cluster.settings.max_restarts and (job.elastic or job.spec.restarts is None):
         text = f"given up: its workers were killed {deaths} times in a row and it got no further; last: {because}"
         end_job(cluster, now, job, JobPhase.FAILED, text, last.exit_code if last is not None else None)
     else:
-        cluster.tell(now, EventKind.RESTARTED, job.id, f"starts again from its last checkpoint: {because}")
+        job.update(restarts=kept.restarts + 1)
+        where = "from its last checkpoint" if job.elastic else "from the beginning"
+        cluster.tell(now, EventKind.RESTARTED, job.id, f"starts again {where}: {because}")
+
+
+def failure(job: Job) -> Failure:
+    """Where a job that fails now has failed. The last of its workers that ended by a fault has brought it about."""
+    kept = job.record
+    guilty = next((entry for entry in reversed(kept.past) if entry.fault not in INNOCENT), None)
+    done = max(job.best_applied, kept.best_at_restart, kept.best_at_loss) + 1
+    if guilty is None:
+        return Failure(attempt=kept.restarts + 1, steps_done=done)
+    return Failure(
+        attempt=kept.restarts + 1,
+        steps_done=done,
+        worker=guilty.worker,
+        server=guilty.gpu.server,
+        error=guilty.reason,
+        log=guilty.log,
+    )
 
 
 def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str, exit_code: int | None = None) -> None:
     """A job is over. Its workers are stopped; those of a finished one have a moment to end by themselves."""
     job.enter(phase, now, reason, exit_code)
+    if phase is JobPhase.FAILED:
+        job.update(failure=failure(job))
     texts = {JobPhase.FINISHED: "finished", JobPhase.FAILED: f"failed: {reason}", JobPhase.CANCELLED: reason}
     cluster.tell(now, EventKind(phase.value), job.id, texts[phase])
     if job.record.measured:

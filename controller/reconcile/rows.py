@@ -14,6 +14,7 @@ GPUs have numbers of their own here, since which bit stands for which GPU change
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -22,9 +23,21 @@ from typing import TypeVar
 import numpy as np
 
 from ...protocol.model import GpuAddress, JobId, ServerId
+from ...scheduler.kinds import Demand, GpuSort, most_of_each
 from ...scheduler.sets import union
 from ...scheduler.speedup_curve import peak
-from ...scheduler.view import UNKNOWN_S, Columns, Curves, Floats, Gpus, Ints, ServerInView
+from ...scheduler.view import (
+    UNKNOWN_S,
+    Columns,
+    Curves,
+    Floats,
+    Gpus,
+    Ints,
+    Limit,
+    ServerInView,
+    gpus_by_sort,
+    limit_for,
+)
 from ..jobs.generations import ending
 from ..jobs.job import Job
 from ..jobs.throughput import Estimated, KindRecord
@@ -56,6 +69,7 @@ class _Columns:
     counted_s: Floats
     waiting_since_s: Floats
     curve: Ints  # row of `Curves.speedup`
+    demand: Ints  # which of `Rows.demands`
     peak: Ints  # the most GPUs that it can use, as far as its curve is known; 0: it is not
     live: Ints
 
@@ -112,7 +126,9 @@ class Place:
 class Rows:
     """All live jobs, for the scheduler."""
 
-    def __init__(self) -> None:
+    def __init__(self, name_of: Callable[[GpuAddress], str] = lambda gpu: "") -> None:
+        """`name_of`: what a GPU is called."""
+        self._name_of = name_of
         self._kept = _Columns.empty(FIRST_ROWS)
         self._jobs: list[Job | None] = []  # by row
         self._names: list[JobId] = []  # likewise
@@ -127,6 +143,13 @@ class Rows:
         self._measured: dict[str, dict[JobId, Job]] = {}  # the others, by kind
         self._own_curve: dict[JobId, int] = {}  # of these
         self._earlier: dict[str, KindRecord | None] = {}  # by kind, as `_measured` was estimated with it
+        self._demands: list[Demand] = []  # what jobs ask of GPUs, each once
+        self._number_of: dict[Demand, int] = {}  # of these
+        self._seen: tuple[ServerInView, ...] = ()  # the servers in view, when this was found out:
+        self._sorts: dict[GpuSort, Gpus] = {}  # the GPUs of each sort
+        self._limits: dict[int, Limit] = {}  # by number of the demand
+        self._there: tuple[ServerInView, ...] = ()  # the servers that are there, when this was found out:
+        self._most_there: dict[int, int] = {}  # by number of the demand: the largest share that a job could have
         self._servers: Ints = np.zeros(0, dtype=np.int64)  # by share
         self._numbers: dict[tuple[ServerId, int], int] = {}  # of GPUs
         self._views: dict[ServerId, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # indices of GPUs, and their numbers
@@ -136,6 +159,7 @@ class Rows:
         self.held: dict[JobId, Held] = {}  # of those that have GPUs, or processes
         self.manual: dict[JobId, Job] = {}
         self.ending: dict[JobId, Job] = {}
+        self.gangs: dict[JobId, Job] = {}
 
     def changed(self, job: Job) -> None:
         """Anything about `job` may be otherwise."""
@@ -196,9 +220,14 @@ class Rows:
         """How many jobs have changed whose rows have not been written anew."""
         return len(self._changed)
 
-    def catch_up(self, servers: Callable[[int], Ints], earlier: Earlier, estimate: Estimate) -> None:
-        """Write the rows anew of what has changed. `servers`: how many each share up to one takes at least."""
-        changed, self._changed = self._changed, {}
+    def catch_up(
+        self, servers: Callable[[int], Ints], earlier: Earlier, estimate: Estimate, limit: int | None = None
+    ) -> None:
+        """Write the rows anew of what has changed, of at most `limit` jobs. `servers`: how many each share up to one takes at
+        least."""
+        changed = dict(itertools.islice(self._changed.items(), limit))
+        for name in changed:
+            del self._changed[name]
         moved, self._moved = self._moved, {}
         for job in changed.values():
             self._put(job)
@@ -242,6 +271,7 @@ class Rows:
         _mark(self.held, name, held, held != NOWHERE)
         _mark(self.manual, name, job, job.record.manual_share is not None)
         _mark(self.ending, name, job, bool(job.record.workers) and ending(job))
+        _mark(self.gangs, name, job, job.gang)
         self._classify(job)
 
     def _write(self, row: int, job: Job) -> None:
@@ -252,6 +282,7 @@ class Rows:
         table.least[row], table.most[row] = min(spec.gpus.min, most), most
         table.asked_least[row], table.asked_most[row] = spec.gpus.min, spec.gpus.max
         table.priority[row] = spec.priority
+        table.demand[row] = self._demand(job)
         table.share[row] = len(job.own_gpus) if kept.target else 0
         table.attained_gpu_s[row] = kept.attained_gpu_s if last is not None else 0.0
         table.executed_s[row] = kept.executed_s
@@ -263,6 +294,14 @@ class Rows:
         table.steps_left[row] = job.steps_left
         table.live[row] = 1
 
+    def _demand(self, job: Job) -> int:
+        demand = demand_of(job, self._name_of)
+        number = self._number_of.get(demand)
+        if number is None:
+            number = self._number_of[demand] = len(self._demands)
+            self._demands.append(demand)
+        return number
+
     def _held(self, job: Job) -> Held:
         target, workers = job.record.target, job.record.workers
         if not target and not workers:
@@ -271,7 +310,9 @@ class Rows:
         return Held(
             own=tuple(self.number(gpu) for gpu in job.own_gpus) if target else (),
             running=running,
-            held=tuple(self.number(entry.gpu) for entry in workers if not entry.stopping) if running else (),
+            held=tuple(self.number(gpu) for entry in workers if not entry.stopping for gpu in entry.all_gpus)
+            if running
+            else (),
             first=self.number(target[0]) if target else None,
         )
 
@@ -282,7 +323,7 @@ class Rows:
         job, self._jobs[row] = self._jobs[row], None
         self._kept.live[row] = 0
         self._kept.asked_most[row] = 0
-        for table in (self.held, self.manual, self.ending):
+        for table in (self.held, self.manual, self.ending, self.gangs):
             table.pop(name, None)
         assert job is not None
         self._unclassify(job)
@@ -296,6 +337,10 @@ class Rows:
         self._jobs = [self._jobs[row] for row in rows.tolist()]
         self._names = [self._names[row] for row in rows.tolist()]
         self._row = {job.id: row for row, job in enumerate(self._jobs) if job is not None}
+        self._demands, self._number_of, self._limits, self._most_there = [], {}, {}, {}
+        for row, job in enumerate(self._jobs):
+            if job is not None:
+                self._kept.demand[row] = self._demand(job)
 
     # -- throughput
 
@@ -395,17 +440,24 @@ class Rows:
 
     # -- what the scheduler sees
 
+    @property
+    def fixed(self) -> dict[JobId, Job]:
+        """The jobs that no policy decides about: those that are ending, and gangs. They keep their GPUs."""
+        return {**self.ending, **self.gangs}
+
     def jobs(self, without: frozenset[JobId]) -> tuple[tuple[Job, ...], Ints]:
-        """The jobs that are neither ending nor among these, in the order of submission, and their rows."""
+        """The jobs that are neither fixed nor among these, in the order of submission, and their rows."""
         rows = np.flatnonzero(self._kept.live[: len(self._jobs)])
-        hidden = [self._row[name] for name in (*self.ending, *without) if name in self._row]
+        hidden = [self._row[name] for name in (*self.fixed, *without) if name in self._row]
         if hidden:
             rows = np.setdiff1d(rows, hidden, assume_unique=False)
         jobs = self._jobs
         return tuple([job for row in rows.tolist() if (job := jobs[row]) is not None]), rows
 
-    def columns(self, rows: Ints, now: float, total: int, there: int, first: int | None) -> tuple[Columns, Curves]:
-        """Copies of these rows. `total`: GPUs in view; `there`: of all servers that are present; `first`: the most GPUs for a job
+    def columns(
+        self, rows: Ints, now: float, total: int, there: tuple[ServerInView, ...], first: int | None
+    ) -> tuple[Columns, Curves]:
+        """Copies of these rows. `total`: GPUs in view; `there`: all servers that are present; `first`: the most GPUs for a job
         that nothing is known of, None: as many as it can use."""
         names = self._names
         kept = {each.name: getattr(self._kept, each.name)[rows] for each in fields(self._kept)}
@@ -415,12 +467,13 @@ class Rows:
             kept["least"], np.minimum(capped, np.maximum(first if first is not None else capped, kept["share"]))
         )
         known = np.where(kept["peak"] > capped, np.maximum(kept["least"], capped), kept["peak"])
+        could_have = self._could_have(kept["demand"], there)
         columns = Columns(
             names=[names[row] for row in rows.tolist()],
             submitted_s=np.minimum(kept["submitted_s"], now),  # clocks are set back
             min_gpus=kept["least"],
             max_gpus=np.where(kept["peak"] > 0, known, unknown),
-            requested_gpus=np.maximum(kept["asked_least"], np.minimum(kept["asked_most"], there)),
+            requested_gpus=np.maximum(kept["asked_least"], np.minimum(kept["asked_most"], could_have)),
             priority=kept["priority"],
             share=kept["share"],
             left_s=self._left_s(kept["steps_left"], kept["curve"]),
@@ -431,6 +484,34 @@ class Rows:
         )
         return columns, Curves(self._speedup.copy())
 
+    def _could_have(self, demands: Ints, there: tuple[ServerInView, ...]) -> Ints:
+        """The most GPUs that jobs with these demands could have of these servers, if they were alone."""
+        if there != self._there:
+            self._there, self._most_there = there, {}
+        numbers = np.unique(demands)
+        if new := [number for number in numbers.tolist() if number not in self._most_there]:
+            told = most_of_each([self._demands[number] for number in new], [server.stock for server in there])
+            self._most_there |= dict(zip(new, told, strict=True))
+        most: Ints = np.array([self._most_there[number] for number in numbers.tolist()], dtype=np.int64)
+        return most[np.searchsorted(numbers, demands)]
+
+    def limits(self, rows: Ints, servers: tuple[ServerInView, ...]) -> tuple[tuple[Limit, ...], Ints | None]:
+        """Which GPUs these rows may use: limits, and which of them is whose; none, where all jobs may use all GPUs."""
+        if servers != self._seen:
+            self._seen, self._sorts, self._limits = servers, gpus_by_sort(servers), {}
+        if not self._sorts:
+            return (), None
+        asked = self._kept.demand[rows]
+        numbers = np.unique(asked)
+        for number in numbers.tolist():
+            if number not in self._limits:
+                self._limits[number] = limit_for(self._demands[number], self._sorts)
+        found = tuple([self._limits[number] for number in numbers.tolist()])
+        everything = (union(self._sorts.values()),)
+        if all(limit.options == everything and not limit.demand.per_server for limit in found):
+            return (), None
+        return found, np.searchsorted(numbers, asked)
+
     def _left_s(self, steps: Floats, curve: Ints) -> Floats:
         """How long jobs still take with one GPU; UNKNOWN_S: not known."""
         alone = self._alone[curve]
@@ -438,6 +519,14 @@ class Rows:
         found: Floats = np.full(len(steps), UNKNOWN_S)
         np.divide(steps, alone, out=found, where=known)
         return found
+
+
+def demand_of(job: Job, name_of: Callable[[GpuAddress], str]) -> Demand:
+    """What `job` asks of its GPUs; with workers, or steps done, they are to be like those that it has begun on."""
+    kept = job.record
+    begun = kept.progressed or bool(kept.workers) or kept.saved_step is not None
+    here = name_of(kept.workers[0].gpu) if kept.workers and not kept.gpu_name else ""  # recorded by an earlier version
+    return Demand.of(job.spec, kept.gpu_name or here if begun else "")
 
 
 def left_s(job: Job, told: Estimated, share: int) -> float:

@@ -11,6 +11,7 @@ from ..cluster import Cluster
 from ..intake.restored import furthest
 from ..jobs.generations import GiveOrder, StartAgain, next_step
 from ..jobs.job import Job
+from .gangs import fall, leave_bad_gpus
 from .orders import give_order
 from .processes import start_waiting, stop_unneeded
 from .restarts import start_again
@@ -22,6 +23,7 @@ def settle(cluster: Cluster, now: float, at_once: bool = False) -> None:
     """Bring everything as near to what is wanted as can be done now. `at_once`: decide, however lately that was."""
     if cluster.awaited:
         return  # too little is known yet
+    leave_bad_gpus(cluster, now)
     if cluster.plan_unfinished and not cluster.index.anyone_astray:
         cluster.schedule_due = True
     if cluster.schedule_due and (at_once or cluster.may_decide(now)):
@@ -46,7 +48,12 @@ def _steer(cluster: Cluster, now: float, job: Job) -> None:
         job.update(overtaken=False, target=())
         job.profiling = None
         cluster.schedule_due = True
-        suspend(cluster, now, job, furthest(job))
+        if job.elastic or job.spec.restarts is None:
+            suspend(cluster, now, job, furthest(job))
+        else:
+            fall(cluster, now, job, "it is further than the controller's store, which was restored from a backup")
+            if job.final:
+                return
     step = next_step(job, cluster.gpu_free)
     if isinstance(step, StartAgain):
         start_again(cluster, now, job)

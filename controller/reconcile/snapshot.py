@@ -8,13 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from ...protocol.model import GpuAddress, JobId, ServerId
+from ...protocol.model import GpuAddress, JobId, ServerId, Severity
 from ...scheduler.measuring import first_share
 from ...scheduler.placement.fewest_servers import addresses
 from ...scheduler.speedup_curve import fewest_servers
 from ...scheduler.view import ClusterView, Gpus, Ints, JobTable, ServerInView
 from ..cluster import Cluster
 from ..jobs.job import Job
+from ..sessions import Session
 from .rows import Rows
 
 MANY_BEHIND = 100  # jobs that have changed since the last look
@@ -37,69 +38,99 @@ class Snapshot:
         return addresses(self.view.servers)
 
 
-def snapshot(cluster: Cluster, now: float, without: Collection[JobId] = ()) -> Snapshot:
-    """What the scheduler may see. Jobs that are about to end keep their GPUs, which are in nobody's view; so do GPUs that are
-    free on a server that cannot start workers. `without`: jobs that have no GPU and are to get none now."""
+def snapshot(
+    cluster: Cluster, now: float, without: Collection[JobId] = (), staying: Collection[JobId] = ()
+) -> Snapshot:
+    """What the scheduler may see. Jobs that are about to end, and gangs (`gangs`), keep their GPUs, which are in nobody's view;
+    nor are GPUs that are free and take no new work, and those that are to be left. `without`: jobs that have no GPU and are to
+    get none now; `staying`: jobs that keep GPUs that are to be left.
+
+    So no policy can resize, move or preempt a gang: what it divides is what the gangs leave."""
     rows, there = cluster.rows, cluster.present_gpus
     _catch_up(cluster, now, there)
-    servers = _in_view(cluster)
+    servers = _in_view(cluster, staying)
     jobs, chosen = rows.jobs(frozenset(without))
     total = sum([len(server.gpus) for server in servers])
     first = first_share(total, len(jobs)) if cluster.settings.measuring.way_down else None
-    columns, curves = rows.columns(chosen, now, total, there, first)
+    there_now = _there(cluster)
+    columns, curves = rows.columns(chosen, now, total, there_now, first)
     table = JobTable(columns, np.arange(len(jobs)), curves)
     where = {name: row for row, name in enumerate(columns.names)}
     manual = {where[name]: _manual(job) for name, job in rows.manual.items() if name in where}
     places = _places(rows, where, servers)
-    view = ClusterView(now, table, servers, places.own, dict(sorted(manual.items())))
+    limits, limit_of = rows.limits(chosen, servers)
+    absent = tuple(session.whole for _, session in sorted(cluster.sessions.items()) if not session.alive)
+    whole = there_now if rows.ending or rows.gangs else ()
+    view = ClusterView(now, table, servers, places.own, dict(sorted(manual.items())), limits, limit_of, absent, whole)
     return Snapshot(view, jobs, where, places.first, places.running, places.held)
 
 
 def keep_up(cluster: Cluster, now: float) -> None:
-    """Between two decisions: do a part of the work for the next one, so that nobody waits for all of it then."""
+    """Between two decisions: do a part of the work for the next one, so that nobody waits for all of it then.
+
+    A controller that has just started takes it that all servers which it knows will come back.
+    """
     if cluster.rows.behind >= MANY_BEHIND:
-        _catch_up(cluster, now, cluster.present_gpus)
+        there = cluster.known_gpus if cluster.awaited else cluster.present_gpus
+        _catch_up(cluster, now, there, bool(cluster.awaited), MANY_BEHIND)
 
 
-def _catch_up(cluster: Cluster, now: float, there: int) -> None:
+def _catch_up(cluster: Cluster, now: float, there: int, absent_too: bool = False, limit: int | None = None) -> None:
     cluster.rows.catch_up(
-        lambda most: fewest(cluster, min(most, max(there, 1))),
+        lambda most: fewest(cluster, min(most, max(there, 1)), absent_too),
         lambda kind: cluster.history.find(kind, now),
         lambda job, servers: cluster.estimate(now, job, servers),
+        limit,
     )
 
 
-def _in_view(cluster: Cluster) -> tuple[ServerInView, ...]:
+def _in_view(cluster: Cluster, staying: Collection[JobId]) -> tuple[ServerInView, ...]:
     """The servers that are there, with those of their GPUs that the scheduler gives to jobs."""
     busy: dict[ServerId, set[int]] = {}
-    for job in cluster.rows.ending.values():
+    for job in cluster.rows.fixed.values():
         for gpu in job.own_gpus:  # also those that it left idle to be measured: it may go on after all
             busy.setdefault(gpu.server, set()).add(gpu.index)
     found = []
     for name, session in sorted(cluster.sessions.items()):
         if not session.alive:
             continue
-        fit = cluster.fit(name)
-        if fit and name not in busy and not session.unknown:
+        fit, barred = cluster.fit(name), cluster.barred.get(name)
+        if fit and not barred and name not in busy and not session.unknown:
             found.append(session.whole)
             continue
-        hidden = busy.get(name, set()) | {local.gpu for local in session.unknown.values()}
-        run = None if fit else _running_on(cluster, name)
-        seen = tuple(index for index in session.whole.gpus if index not in hidden and (run is None or index in run))
+        hidden = busy.get(name, set()) | {index for local in session.unknown.values() for index in local.all_gpus}
+        if not fit or barred:
+            hidden |= _not_to_be_had(cluster, session, staying)
+        seen = [at for at, index in enumerate(session.whole.gpus) if index not in hidden]
         if seen or fit:
-            found.append(ServerInView(server=name, gpus=seen))
+            found.append(session.whole.only(seen))
     return tuple(found)
 
 
-def _running_on(cluster: Cluster, server: ServerId) -> set[int]:
-    """The GPUs there on which jobs run that are to be there."""
-    return {
-        gpu.index
+def _there(cluster: Cluster) -> tuple[ServerInView, ...]:
+    return tuple([session.whole for _, session in sorted(cluster.sessions.items()) if session.alive])
+
+
+def _not_to_be_had(cluster: Cluster, session: Session, staying: Collection[JobId]) -> set[int]:
+    """The GPUs of a server that take no new work, but for those that a job has there, runs on, and need not leave."""
+    server, hidden = session.server.server, set()
+    there = {
+        gpu.index: job.id
         for job in cluster.index.on_server(server)
         if not job.final
         for gpu in set(job.own_gpus).intersection(job.running_gpus)
         if gpu.server == server
     }
+    for index in session.whole.gpus:
+        gpu = GpuAddress(server=server, index=index)
+        if cluster.usable(gpu):
+            continue
+        bar, job = cluster.bar(gpu), there.get(index)
+        severity = bar.severity if bar is not None else Severity.NO_NEW_WORK
+        stays = severity is Severity.MOVE_AWAY and job in staying
+        if job is None or (severity.moves and not stays):
+            hidden.add(index)
+    return hidden
 
 
 @dataclass(frozen=True)
@@ -133,6 +164,7 @@ def _manual(job: Job) -> int:
     return min(manual, job.most_gpus) if job.hold_until is not None and job.record.target else manual
 
 
-def fewest(cluster: Cluster, most: int) -> Ints:
-    """On how many servers each share from 0 to `most` is placed."""
-    return fewest_servers([len(session.server.gpus) for session in cluster.sessions.values() if session.alive], most)
+def fewest(cluster: Cluster, most: int, absent_too: bool = False) -> Ints:
+    """On how many servers each share from 0 to `most` is placed. `absent_too`: reckon with all servers that are known."""
+    sessions = cluster.sessions.values()
+    return fewest_servers([len(session.server.gpus) for session in sessions if session.alive or absent_too], most)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
-from ...protocol.messages import EventKind
+from ...protocol.messages import EventKind, ShareForecast
 from ...protocol.model import GpuAddress, JobId
 from ...protocol.times import POLICY_RETRY_S
 from ...scheduler.placement.fewest_servers import in_order
@@ -15,12 +15,14 @@ from ...scheduler.sets import union
 from ..cluster import Cluster
 from ..jobs.generations import holders
 from ..jobs.job import Job
+from .barring import cornered, keep_off
 from .deciding import Decided, PolicyFailed, decided
 from .profiling import profile_jobs
 from .saving import suspend
 from .snapshot import Snapshot, snapshot
 
 KEPT_POLICY_FAILURES = 64
+MOST_TOLD = 3  # jobs, in the text of an event
 
 
 def set_targets(cluster: Cluster, now: float) -> None:
@@ -32,27 +34,38 @@ def set_targets(cluster: Cluster, now: float) -> None:
         _stay(cluster, now, seen, tangled)
         seen = snapshot(cluster, now)
     without: dict[JobId, None] = {}
+    staying: dict[JobId, None] = {}
     try:
-        found = decided(cluster.decider.scheduler, seen, cluster.rng)
-        while found.stuck:  # at most once for each job that waits for another server
+        found = _decided(cluster, seen)
+        # At most once for each job that waits for another server, or that has a GPU which it should leave, and gets no other.
+        while (stays := cornered(cluster, seen, found.decision, staying)) or found.stuck:
+            for job in stays:
+                staying[job.id] = None
             for job in found.stuck:
                 without[job.id] = None
                 _wait_elsewhere(cluster, now, job)
-            seen = snapshot(cluster, now, without)
-            found = decided(cluster.decider.scheduler, seen, cluster.rng)
+            seen = snapshot(cluster, now, without, staying)
+            found = _decided(cluster, seen)
     except PolicyFailed as failure:
         _keep_plan(cluster, now, seen, failure)
         return
     cluster.policy_trouble = ""
     cluster.review_s = found.decision.review_s if found.decision.review_s > now else math.inf
+    if seen.view.manual_shares:
+        cluster.pushes.append((cluster.decisions, partial(_pushed, found, seen)))
     reasons = partial(_reason, found, seen.rows)
     for job in seen.jobs:
         job.why_waiting = reasons
     cluster.plan_unfinished = found.unfinished
+    for_whom = _for_whom(found, seen)
     for change in found.changes:
         job = seen.jobs[change.row]
-        _retarget(cluster, now, job, in_order(change.gpus, seen.gpus, job.record.target))
+        _retarget(cluster, now, job, in_order(change.gpus, seen.gpus, job.record.target), for_whom)
     profile_jobs(cluster, now, seen, found.decision)
+
+
+def _decided(cluster: Cluster, seen: Snapshot) -> Decided:
+    return decided(cluster.decider.scheduler, seen, cluster.rng, lambda decision: keep_off(cluster, seen, decision))
 
 
 def _keep_plan(cluster: Cluster, now: float, seen: Snapshot, failure: PolicyFailed) -> None:
@@ -95,11 +108,32 @@ def _stay(cluster: Cluster, now: float, seen: Snapshot, tangled: frozenset[int])
             _retarget(cluster, now, job, in_order(wanted, seen.gpus, job.record.target))
 
 
-def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...]) -> None:
+def _pushed(found: Decided, seen: Snapshot) -> Iterator[ShareForecast]:
+    """Who loses GPUs by this decision, and why, in the order of submission."""
+    for row, before in sorted(seen.view.placements.items()):
+        after = int(found.decision.shares[row])
+        if after < before.bit_count():
+            yield ShareForecast(
+                job=seen.jobs[row].id, before_gpus=before.bit_count(), after_gpus=after, reason=found.why(row)
+            )
+
+
+def _for_whom(found: Decided, seen: Snapshot) -> str:
+    """Jobs that grow by hand in this decision, which others make room for; in words, to follow what these give back."""
+    names = [
+        seen.jobs[row].id
+        for row in seen.view.manual_shares
+        if found.decision.shares[row] > seen.view.placements.get(row, 0).bit_count()
+    ]
+    told = ", ".join(names[:MOST_TOLD]) + (" and others" if len(names) > MOST_TOLD else "")
+    return f" for {told}, which got more by hand" if names else ""
+
+
+def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...], for_whom: str = "") -> None:
     job.update(target=target)
     job.profiling = None
     cluster.mark_dirty(job)
     if not target:
         how = "; its state is saved first" if holders(job) else " before it has begun"
-        cluster.tell(now, EventKind.PREEMPTED, job.id, f"gives all its GPUs back{how}")
+        cluster.tell(now, EventKind.PREEMPTED, job.id, f"gives all its GPUs back{for_whom}{how}")
         suspend(cluster, now, job)

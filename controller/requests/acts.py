@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+
 from ...protocol.errors import RequestRefused, UserError
-from ...protocol.messages import Answer, Cancelled, EventKind, Profiling, Refused, Scale, Scaled, Submitted
+from ...protocol.messages import (
+    Answer,
+    Cancelled,
+    EventKind,
+    Profiling,
+    Refused,
+    Scale,
+    Scaled,
+    ShareForecast,
+    Submitted,
+)
 from ...protocol.model import JobId, JobPhase, JobSpec
 from ...protocol.principals import LOCAL_OPERATOR, Principal
+from ...protocol.texts import gpu_count, over_words
 from ...protocol.times import FIRST_HELLO_S
 from ...scheduler.admission import Newcomer, Situation
+from ...scheduler.kinds import Demand, never_fits
 from ..cluster import Cluster, Undecided
 from ..events import ClientRequest
 from ..jobs.job import Job
@@ -22,6 +36,7 @@ from .validation import refusal
 
 MAX_UNDECIDED = 10_000  # shares set by hand, whose decision is still to come
 MAX_UNFINISHED_JOBS = 100_000
+MOST_PUSHED = 100  # jobs that lose GPUs by one that got more by hand: so many are told
 
 
 def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) -> Answer | None:
@@ -35,7 +50,7 @@ def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) ->
         return None
     if len(cluster.index.live) >= MAX_UNFINISHED_JOBS:
         raise RequestRefused(f"there are {MAX_UNFINISHED_JOBS} unfinished jobs already")
-    if reason := _too_many(cluster, who) or _admission_refusal(cluster, spec):
+    if reason := _never_fits(cluster, spec) or _too_many(cluster, who) or _admission_refusal(cluster, spec):
         raise RequestRefused(f"{spec.name} is not admitted: {reason}")
     name = JobId(f"{spec.name}-{cluster.next_job}")
     submission = Submission(
@@ -52,10 +67,17 @@ def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) ->
     cluster.add_job(job)
     cluster.schedule_due = True
     name_told = by(who) or (f" by {spec.user}" if spec.user else "")
-    text = f"submitted{name_told}: {spec.gpus.min} to {spec.gpus.max} GPUs"
+    least = f"{spec.gpus.min} to " if spec.gpus.min < spec.gpus.max else ""
+    text = f"submitted{name_told}: {least}{gpu_count(spec.gpus.max)}"
     cluster.tell(now, EventKind.SUBMITTED, job.id, text)
     cluster.audit(now, asked, "submit", job.id, text)
     return Submitted(job=job.id)
+
+
+def _never_fits(cluster: Cluster, spec: JobSpec) -> str:
+    """Why it could not run even if all servers that are known were there, and nobody else; "": it could, or none is known yet."""
+    stocks = [session.whole.stock for _, session in sorted(cluster.sessions.items())]
+    return never_fits(Demand.of(spec), spec.gpus.min, stocks)
 
 
 def _too_many(cluster: Cluster, who: Principal) -> str:
@@ -82,15 +104,22 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
     None: not yet. With very many jobs the scheduler is asked once in a while, and all who have set shares meanwhile are answered
     then; a controller that has just started cannot decide before its servers are back.
     """
-    job = find_job(cluster, request.job, fetched)
+    job = find_job(cluster, asked.who, request.job, fetched)
     check_job(asked.who, job, "scale")
     share, spec = request.share, job.spec
+    if job.final:
+        raise RequestRefused(_over(job))
+    if why := _fixed(job):
+        raise RequestRefused(f"{job.id} cannot be scaled: {why}")
     if share is not None and not 1 <= share <= spec.virtual_workers:
         raise UserError(
             f"{job.id} can use 1 to {spec.virtual_workers} GPUs (as many as it has virtual workers), not {share}"
         )
-    if job.final:
-        raise RequestRefused(_over(job))
+    each = spec.gpus_per_server
+    if share is not None and each and share % each:
+        raise UserError(
+            f"{job.id} has {gpu_count(each)} on each of its servers: its share is a multiple of {each}, not {share}"
+        )
     if cluster.awaited:
         return None
     if share != job.record.manual_share:
@@ -109,8 +138,9 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
             raise RequestRefused("too many shares have been set within a second: try again")
         cluster.undecided[asked.name] = Undecided(asked, job, cluster.decisions)
         return None
+    decisions = cluster.decisions
     settle(cluster, now)
-    return _scaled(job)
+    return _scaled(cluster, job, decisions)
 
 
 def answer_undecided(cluster: Cluster) -> None:
@@ -120,21 +150,35 @@ def answer_undecided(cluster: Cluster) -> None:
             continue
         del cluster.undecided[name]
         job = waiting.job
-        answer = Refused(reason=_over(job)) if job.final else _scaled(job)
+        answer = Refused(reason=_over(job)) if job.final else _scaled(cluster, job, waiting.after)
         cluster.remember_answer(name, answer)
         cluster.answer(waiting.asked, answer)
 
 
+def _fixed(job: Job) -> str:
+    """Why a job cannot be resized, and will not be in a moment either; empty: it can be, or is expected to."""
+    if job.elastic or (job.spec.expected_to_join and job.record.phase is not JobPhase.RUNNING):
+        return ""
+    what = "has not called elastic.join()" if job.gang else "is not known to call elastic.join()"
+    fixed = f"it is a fixed gang of {gpu_count(len(job.record.target))}" if job.gang else "it starts as a fixed gang"
+    return f"its command {what}, so {fixed}"
+
+
 def _over(job: Job) -> str:
-    return f"{job.id} is over: it has {job.record.phase.value}"
+    return f"{job.id} is over: it {over_words(job.record.phase)}"
 
 
-def _scaled(job: Job) -> Scaled:
-    """What the last decision has made of it."""
+def _scaled(cluster: Cluster, job: Job, after: int) -> Scaled:
+    """What the last decision has made of it. `after`: how many there had been before."""
     newest = job.newest
     carried_out = newest is not None and {m.gpu for m in newest.roster.members} == set(job.record.target)
     generation = job.record.generation if carried_out else job.record.generation + 1  # when its GPUs are free
-    return Scaled(job=job.id, generation=generation, share=len(job.record.target))
+    pushed: dict[JobId, ShareForecast] = {}
+    for number, losers in cluster.pushes if job.record.manual_share is not None else ():
+        for loser in itertools.islice(losers(), MOST_PUSHED) if number > after else ():
+            if loser.job != job.id:
+                pushed.setdefault(loser.job, loser)
+    return Scaled(job=job.id, generation=generation, share=len(job.record.target), pushed=tuple(pushed.values()))
 
 
 def profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answer | None:
@@ -144,6 +188,9 @@ def profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Ans
         raise RequestRefused(_over(job))
     if cluster.awaited:
         return None
+    if not job.elastic:
+        what = _fixed(job) or "its command has not called elastic.join() yet"
+        raise RequestRefused(f"{job.id} cannot be measured: {what}")
     shares = profile_now(cluster, now, job)
     cluster.audit(now, asked, "profile", job.id, f"measured with {', '.join(map(str, shares))} GPUs")
     settle(cluster, now)
@@ -155,7 +202,7 @@ def cancel(cluster: Cluster, now: float, asked: ClientRequest, job: Job) -> Answ
     if job.record.phase is JobPhase.CANCELLED:
         return Cancelled(job=job.id)
     if job.final:
-        raise RequestRefused(f"{job.id} is over already: it has {job.record.phase.value}")
+        raise RequestRefused(f"{job.id} is over already: it {over_words(job.record.phase)}")
     text = f"cancelled{by(asked.who)}"
     end_job(cluster, now, job, JobPhase.CANCELLED, text)
     cluster.audit(now, asked, "cancel", job.id, text)

@@ -18,6 +18,7 @@ from ...protocol.messages import (
     Answer,
     Cancel,
     Events,
+    ExcludeServer,
     ForgetServer,
     GetEnded,
     GetEvents,
@@ -26,6 +27,8 @@ from ...protocol.messages import (
     GetLog,
     GetPolicy,
     GetServers,
+    GetUsage,
+    IncludeServer,
     JobFound,
     Ping,
     Pong,
@@ -38,6 +41,7 @@ from ...protocol.messages import (
     Submit,
 )
 from ...protocol.model import ServerId
+from ...protocol.principals import Principal
 from ...protocol.times import LOG_TIMEOUT_S
 from ..cluster import Cluster, PendingLog
 from ..events import ClientRequest
@@ -47,10 +51,21 @@ from .authority import by, check, check_job
 from .finding import find_id, find_job
 from .pages import Fetched, NotAtHand, ended_page, jobs_page, servers_page
 from .policy import in_use, set_policy
-from .servers import forget_server
+from .servers import exclude_server, forget_server, include_server
+from .usage import report
 from .views import full_view
 
-CHANGES = (Submit, Scale, Profile, Cancel, SetPolicy, AdoptServer, ForgetServer)  # worthless unless they are recorded
+CHANGES = (
+    Submit,
+    Scale,
+    Profile,
+    Cancel,
+    SetPolicy,
+    AdoptServer,
+    ForgetServer,
+    ExcludeServer,
+    IncludeServer,
+)  # worthless unless they are recorded
 
 MAX_REQUEST_ID = 256
 MAX_PENDING_LOGS = 1000
@@ -106,6 +121,8 @@ _ACTS: dict[type, str] = {
     SetPolicy: "set policy",
     AdoptServer: "adopt server",
     ForgetServer: "forget server",
+    ExcludeServer: "exclude server",
+    IncludeServer: "include server",
 }
 
 
@@ -116,6 +133,8 @@ def _concerned(request: Request) -> str:
             return name[:MOST_TOLD]
         case AdoptServer(server=server) | ForgetServer(server=server):
             return server[:MOST_TOLD]
+        case ExcludeServer(server=server, gpu=gpu) | IncludeServer(server=server, gpu=gpu):
+            return server[:MOST_TOLD] + (f":{gpu}" if gpu is not None else "")
         case Submit(spec=spec):
             return spec.name[:MOST_TOLD]
         case SetPolicy(source=source):
@@ -137,29 +156,37 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
         case Scale() as request:
             return scale(cluster, now, asked, request, fetched)
         case Profile(job=name):
-            return profile(cluster, now, asked, find_job(cluster, name, fetched))
+            return profile(cluster, now, asked, find_job(cluster, asked.who, name, fetched))
         case Cancel(job=name):
-            return cancel(cluster, now, asked, find_job(cluster, name, fetched))
+            return cancel(cluster, now, asked, find_job(cluster, asked.who, name, fetched))
         case GetJobs() as request:
             return jobs_page(cluster, now, asked.who, request, fetched)
         case GetEnded() as request:
             return ended_page(cluster, now, asked.who, request, fetched)
         case GetJob(job=name):
-            return JobFound(job=full_view(cluster, now, asked.who, find_job(cluster, name, fetched)), time_s=now)
+            return JobFound(
+                job=full_view(cluster, now, asked.who, find_job(cluster, asked.who, name, fetched)), time_s=now
+            )
         case GetServers() as request:
             return servers_page(cluster, now, request)
         case ForgetServer(server=server):
             return forget_server(cluster, now, asked, server)
+        case ExcludeServer() as request:
+            return exclude_server(cluster, now, asked, request)
+        case IncludeServer() as request:
+            return include_server(cluster, now, asked, request)
         case AdoptServer(server=server):
             return _adopt(cluster, now, asked, server)
         case GetEvents() as request:
-            return _events(cluster, request)
+            return _events(cluster, asked.who, request)
         case GetPolicy():
             return in_use(cluster)
         case SetPolicy() as request:
             return set_policy(cluster, now, asked, request)
+        case GetUsage() as request:
+            return report(cluster, now, asked.who, request, fetched)
         case Ping():
-            return _pong(cluster)
+            return _pong(cluster, now)
         case GetLog() as request:
             _ask_for_log(cluster, now, asked, request, fetched)
             return None
@@ -171,15 +198,15 @@ def _adopt(cluster: Cluster, now: float, asked: ClientRequest, server: ServerId)
     return answer
 
 
-def _events(cluster: Cluster, request: GetEvents) -> Answer:
-    wanted = None if request.job is None else find_id(cluster, request.job)
+def _events(cluster: Cluster, who: Principal, request: GetEvents) -> Answer:
+    wanted = None if request.job is None else find_id(cluster, who, request.job)
     limit = max(0, min(request.limit, MAX_EVENTS_ANSWERED))
     newer = list(itertools.takewhile(lambda event: event.number > request.after, reversed(cluster.events)))
     found = [event for event in reversed(newer) if wanted is None or event.job == wanted]
     return Events(events=tuple(found[:limit]))
 
 
-def _pong(cluster: Cluster) -> Answer:
+def _pong(cluster: Cluster, now: float) -> Answer:
     return Pong(
         version=cluster.settings.version,
         protocol=PROTOCOL_VERSION,
@@ -187,12 +214,13 @@ def _pong(cluster: Cluster) -> Answer:
         policy=cluster.policy.name,
         servers=len(cluster.leases) - len(cluster.awaited),
         pid=cluster.settings.pid,
+        time_s=now,
     )
 
 
 def _ask_for_log(cluster: Cluster, now: float, asked: ClientRequest, request: GetLog, fetched: Fetched) -> None:
     """Ask the agent where the worker is or was: its answer goes on to the client."""
-    job, name = find_job(cluster, request.job, fetched), asked.name
+    job, name = find_job(cluster, asked.who, request.job, fetched), asked.name
     check_job(asked.who, job, "read the logs of")
     if not 0 <= request.offset <= MAX_LOG_OFFSET or not 1 <= request.limit <= MAX_LOG_BYTES:
         raise UserError(f"a piece of a log starts at 0 or later and has 1 to {MAX_LOG_BYTES} bytes")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ...protocol.errors import NotAllowed
-from ...protocol.messages import AdoptServer, ForgetServer, Request, SetPolicy
+from ...protocol.messages import AdoptServer, ExcludeServer, ForgetServer, IncludeServer, Request, SetPolicy
 from ...protocol.model import JobSpec
 from ...protocol.principals import LOCAL, LOCAL_OPERATOR, Principal, Role
 from ..jobs.job import Job
@@ -31,6 +31,9 @@ def check(who: Principal, request: Request) -> None:
         case AdoptServer(server=server) | ForgetServer(server=server):
             what = "take over" if isinstance(request, AdoptServer) else "forget"
             raise NotAllowed(f"only operators may {what} a server, such as {server[:80]!r}")
+        case ExcludeServer(server=server) | IncludeServer(server=server):
+            what = "exclude" if isinstance(request, ExcludeServer) else "include"
+            raise NotAllowed(f"only operators may {what} a server or a GPU, such as {server[:80]!r}")
 
 
 def check_job(who: Principal, job: Job, what: str) -> None:

@@ -1,38 +1,43 @@
-"""Which job is meant: by its id, or by a name that says enough."""
+"""Which job is meant: by its id, or by a name that says enough. Of several with one name, those of whoever asks come first."""
 
 from __future__ import annotations
 
 from ...protocol.errors import UserError
 from ...protocol.model import JobId
+from ...protocol.principals import Principal
 from ..cluster import Cluster
 from ..jobs.job import Job
 from .pages import Fetched, archived
 
 
-def find_job(cluster: Cluster, name: str, fetched: Fetched) -> Job:
-    """The job with this id, or the only (unfinished) one with this name. Raises UserError, NotAtHand."""
-    found = cluster.jobs.get(find_id(cluster, name))
+def find_job(cluster: Cluster, who: Principal, name: str, fetched: Fetched) -> Job:
+    """The job with this id, or the only one with this name: of the unfinished ones of `who`, else of all unfinished ones, else of
+    all. Raises UserError, NotAtHand."""
+    meant = find_id(cluster, who, name)
+    found = cluster.jobs.get(meant)
     if found is not None:
         return found
-    over = cluster.archive.find(find_id(cluster, name))
+    over = cluster.archive.find(meant)
     job = archived(over.key, fetched) if over is not None else None
     if job is None:
         raise UserError(f"there is no job {name[:80]!r}")
     return job
 
 
-def find_id(cluster: Cluster, name: str) -> JobId:
+def find_id(cluster: Cluster, who: Principal, name: str) -> JobId:
     """The same, and it need not be at hand. Raises UserError."""
     if JobId(name) in cluster.jobs or cluster.archive.find(JobId(name)) is not None:
         return JobId(name)
     named = cluster.index.named(name)
     unfinished = [job.id for job in named if not job.final]
+    own = [job.id for job in named if not job.final and job.submission.owner == who.name]
     archived_too, newest = cluster.archive.named(name)
     over = [*(job.id for job in named if job.final), *((newest,) if newest is not None else ())]
-    for count, candidates in ((len(unfinished), unfinished), (len(named) + archived_too, over)):
+    found = ((len(own), own), (len(unfinished), unfinished), (len(named) + archived_too, over))
+    for count, candidates in found:
         if count == 1:
             return candidates[0]
         if count:
-            names = ", ".join(candidates[:5])
-            raise UserError(f"{count} jobs are called {name!r}: name one of {names}")
+            whose = "jobs of yours" if candidates is own and len(own) < len(unfinished) else "jobs"
+            raise UserError(f"{count} {whose} are called {name!r}: name one of {', '.join(candidates[:5])}")
     raise UserError(f"there is no job {name[:80]!r}")

@@ -43,15 +43,18 @@ def jobs_page(cluster: Cluster, now: float, who: Principal, request: GetJobs, fe
     """A page of jobs, as `who` sees them. Raises NotAtHand, UserError."""
     limit = _limit(request.limit)
     if request.after.startswith((ENDED, PREFIX)):
-        return _ended(cluster, now, who, request.after, limit, fetched)
+        return _ended(cluster, now, who, request.after, limit, fetched, request.mine)
     if not (request.after == "" or request.after.isdecimal()):
         raise UserError(f"after: {request.after[:80]!r} is not where a page has ended")
     numbers = cluster.index.live_numbers
     first = bisect.bisect_right(numbers, int(request.after)) if request.after else 0
     views, bytes_, at = [], 0, first
     for job in cluster.index.live_from(first, limit):
+        at += 1
+        if request.mine and not _is_of(who, job):
+            continue
         views.append(job_view(cluster, now, who, job))
-        bytes_, at = bytes_ + _weight(views[-1]), at + 1
+        bytes_ += _weight(views[-1])
         if bytes_ >= MOST_BYTES:
             break
     if at < len(numbers) or not request.final_too:
@@ -59,7 +62,7 @@ def jobs_page(cluster: Cluster, now: float, who: Principal, request: GetJobs, fe
     elif len(views) == limit:
         following = ENDED
     else:
-        over = _ended(cluster, now, who, ENDED, limit - len(views), fetched)
+        over = _ended(cluster, now, who, ENDED, limit - len(views), fetched, request.mine)
         views, following = [*views, *over.jobs], over.next
     return Jobs(jobs=tuple(views), time_s=now, policy=cluster.policy.name, next=following)
 
@@ -71,7 +74,7 @@ def ended_page(cluster: Cluster, now: float, who: Principal, request: GetEnded, 
         after = _ended_key(cluster, request.before_job)
     if after and not after.startswith((ENDED, PREFIX)):
         raise UserError(f"after: {after[:80]!r} is not where a page has ended")
-    return _ended(cluster, now, who, after, _limit(request.limit), fetched)
+    return _ended(cluster, now, who, after, _limit(request.limit), fetched, request.mine)
 
 
 def servers_page(cluster: Cluster, now: float, request: GetServers) -> Servers:
@@ -100,7 +103,7 @@ def archived(key: str, fetched: Fetched) -> Job | None:
 # ------------------------------------------------------------------------------------------------------- jobs that are over
 
 
-def _ended(cluster: Cluster, now: float, who: Principal, after: str, limit: int, fetched: Fetched) -> Jobs:
+def _ended(cluster: Cluster, now: float, who: Principal, after: str, limit: int, fetched: Fetched, mine: bool) -> Jobs:
     last = "" if after == ENDED else after
     in_memory = {job.ended_key: job for job in cluster.index.over.values()}
     keys = [key for key in in_memory if not last or key < last]
@@ -111,7 +114,7 @@ def _ended(cluster: Cluster, now: float, who: Principal, after: str, limit: int,
     views, bytes_, at = [], 0, 0
     for job in _known(keys, in_memory, fetched):
         at += 1
-        if job is not None:
+        if job is not None and not (mine and not _is_of(who, job)):
             views.append(job_view(cluster, now, who, job))
             bytes_ += _weight(views[-1])
         if bytes_ >= MOST_BYTES:
@@ -123,6 +126,11 @@ def _ended(cluster: Cluster, now: float, who: Principal, after: str, limit: int,
 def _known(keys: Iterable[str], in_memory: Mapping[str, Job], fetched: Fetched) -> Iterator[Job | None]:
     for key in keys:
         yield in_memory[key] if key in in_memory else archived(key, fetched)
+
+
+def _is_of(who: Principal, job: Job) -> bool:
+    """Is it a job that `who` has submitted?"""
+    return job.submission.owner == who.name
 
 
 def _ended_key(cluster: Cluster, name: str) -> str:

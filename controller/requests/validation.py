@@ -6,10 +6,14 @@ import re
 from collections.abc import Iterator
 
 from ...protocol.limits import (
+    MAX_GPU_MEMORY_BYTES,
+    MAX_GPU_TYPE,
+    MAX_GPU_TYPES,
     MAX_GPUS,
     MAX_KEPT_CHECKPOINTS,
     MAX_MODEL,
     MAX_PRIORITY,
+    MAX_RUN_AGAIN,
     MAX_STEPS,
     MAX_STEPS_PER_S,
     MAX_VIRTUAL_WORKERS,
@@ -35,6 +39,7 @@ def refusal(spec: JobSpec) -> str:
 def _faults(spec: JobSpec) -> Iterator[str]:
     yield from _name_and_command(spec)
     yield from _numbers(spec)
+    yield from _gpus(spec)
     yield from _environment(spec)
 
 
@@ -94,8 +99,25 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
                 f"throughput: {rate} steps per second with {share} GPUs is not allowed: "
                 f"{MIN_STEPS_PER_S:g} to {MAX_STEPS_PER_S:g}, with 1 to {MAX_GPUS} GPUs"
             )
+    if spec.restarts is not None and not 0 <= spec.restarts <= MAX_RUN_AGAIN:
+        yield f"restarts: {spec.restarts} is not allowed: 0 to {MAX_RUN_AGAIN}"
     if abs(spec.priority) > MAX_PRIORITY:
         yield f"priority: {spec.priority} is not allowed: {-MAX_PRIORITY} to {MAX_PRIORITY}"
+
+
+def _gpus(spec: JobSpec) -> Iterator[str]:
+    each, gpus = spec.gpus_per_server, spec.gpus
+    if each is not None and not 1 <= each <= MAX_GPUS:
+        yield f"gpus.per_server: {each} is not allowed: 1 to {MAX_GPUS}"
+    elif each is not None and (gpus.min % each or gpus.max % each):
+        yield f"gpus.per_server: {gpus.min} and {gpus.max} GPUs are not both multiples of {each} on each server"
+    if len(spec.gpu_types) > MAX_GPU_TYPES:
+        yield f"gpus.type: {len(spec.gpu_types)} types are too many: at most {MAX_GPU_TYPES}"
+    for word in spec.gpu_types:
+        if len(word) > MAX_GPU_TYPE or not word.isprintable() or not any(c.isalnum() for c in word):
+            yield f"gpus.type: {word[:80]!r} is not a type of at most {MAX_GPU_TYPE} characters, such as A100"
+    if not 0 <= spec.gpu_memory_bytes <= MAX_GPU_MEMORY_BYTES:
+        yield f"gpus.memory: {spec.gpu_memory_bytes} bytes are not allowed: 0 to {MAX_GPU_MEMORY_BYTES}"
 
 
 def usable_rate(share: int, rate: float) -> bool:

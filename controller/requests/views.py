@@ -8,15 +8,19 @@ from collections.abc import Collection, Iterable, Iterator
 from msgspec.structs import replace
 
 from ...protocol.messages import CurvePoint, JobView, LocalWorker, ServerState, ServerView, WorkerStage, WorkerView
-from ...protocol.model import GpuAddress, JobId, JobPhase, Server, ServerId
+from ...protocol.model import GpuAddress, JobId, JobPhase, Server, ServerId, Trouble
 from ...protocol.principals import Principal
+from ...protocol.texts import gpu_count
 from ...scheduler.measuring import smaller_shares
 from ...scheduler.speedup_curve import Source, points
+from ..accounting import spent
+from ..bars import NOTHING_OVERRULED, sentences, trusts
 from ..cluster import Cluster
 from ..intake import forgery
 from ..intake.guests import MOST_TOLD, present, sentence, unknown_sentence
 from ..jobs.job import Job
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
+from ..reconcile.barring import sentence as leaving
 from ..reconcile.health import troubles
 from ..reconcile.snapshot import fewest
 from ..sessions import Guest, Session
@@ -56,6 +60,10 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job) -> JobView:
         measuring_gpus=job.profiling.share if job.profiling is not None else None,
         owner=job.submission.owner,
         account=job.submission.account,
+        batch_samples=progress.batch_samples,
+        failure=kept.failure,
+        gpu_seconds=spent(now, job),
+        elastic=job.elastic,
     )
 
 
@@ -115,13 +123,17 @@ def _reason(cluster: Cluster, now: float, job: Job) -> str:
         return f"the controller has just started and waits for {_some(cluster.awaited)}"
     if job.restart_at is not None:
         return f"starts again in {max(0.0, job.restart_at - now):.0f} s"
+    if job.silent and not job.elastic:
+        left_s = max(0.0, max(job.silent.values()) - now)
+        return f"waits for {_some(job.silent)}, where its command may still run; at most {left_s:.0f} s more"
     if saves := _saving(now, job):
-        return saves
+        return "; ".join(filter(None, (saves, job.waiting_reason)))
     if job.avoided_servers and not job.record.target:
         return _avoidance(now, job)
     held = [entry for entry in job.record.workers if entry.state is WorkerState.ORDERED]
     if held:
-        return f"waits for {', '.join(str(entry.gpu) for entry in held)} to be free"
+        gpus = [str(gpu) for entry in held for gpu in entry.all_gpus if not cluster.gpu_free(gpu)]
+        return f"waits for {', '.join(gpus or [str(entry.gpu) for entry in held])} to be free"
     if job.hold_until is not None:
         return f"does not grow for {max(0.0, job.hold_until - now):.0f} s: its new workers end at their start"
     newest = job.newest
@@ -130,10 +142,19 @@ def _reason(cluster: Cluster, now: float, job: Job) -> str:
         return f"{late.worker} has not {late.what} yet; at most {max(0.0, late.until_s - now):.0f} s more"
     if job.record.phase is JobPhase.STARTING:
         return "its workers are starting"
+    if job.gang:
+        return no_join(job) if job.spec.expected_to_join else ""
     if job.profiling is not None:
         return f"measures its throughput with {job.profiling.share} of its {len(job.own_gpus)} GPUs"
+    if leaves := leaving(cluster, job):
+        return leaves
     reasons = (job.waiting_reason, troubles(cluster, now)) if job.waiting_reason or not job.record.target else ()
     return "; ".join(filter(None, reasons))
+
+
+def no_join(job: Job) -> str:
+    """A job that was expected to be elastic runs, and is not."""
+    return f"has not called elastic.join(): runs as a fixed gang of {gpu_count(job.share_gpus)}"
 
 
 def _some(names: Collection[str]) -> str:
@@ -167,10 +188,13 @@ def _saving(now: float, job: Job) -> str:
 def _worker_view(job: Job, entry: WorkerRecord) -> WorkerView:
     status = job.statuses.get(entry.worker)
     unheard = WorkerStage.ORDERED if entry.state is WorkerState.ORDERED else WorkerStage.STARTING
+    if job.gang and job.record.phase is JobPhase.RUNNING:
+        unheard = WorkerStage.RUNNING
     return WorkerView(
         worker=entry.worker,
         server=entry.gpu.server,
         gpu=entry.gpu.index,
+        gpus=entry.gpus,
         phase=WorkerStage.of(status.phase) if status is not None else unheard,
         pid=status.pid if status is not None else entry.pid,
         reason="is being stopped" if entry.stopping else status.note if status is not None else "",
@@ -182,6 +206,7 @@ def _past_view(entry: WorkerRecord) -> WorkerView:
         worker=entry.worker,
         server=entry.gpu.server,
         gpu=entry.gpu.index,
+        gpus=entry.gpus,
         phase=WorkerStage.ENDED,
         pid=entry.pid,
         exit_code=entry.exit_code,
@@ -208,6 +233,9 @@ def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
         used=dict(sorted(used.items())),
         state=_state(cluster, session),
         trouble="; ".join(_troubles(cluster, now, session)),
+        barred={gpu: bar.text for gpu, bar in cluster.barred.get(name, {}).items()},
+        troubles=session.troubles,
+        clock_ahead_s=session.clock.ahead_s,
         forged=cluster.forged[name].count if name in cluster.forged else 0,
     )
 
@@ -215,23 +243,38 @@ def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
 def _told_to_run(server: Server, workers: Iterable[LocalWorker]) -> dict[int, JobId]:
     """What an agent says of jobs that are not known here: by its server's GPUs."""
     indices = {gpu.index for gpu in server.gpus}
-    return {local.gpu: JobId(local.job[:MOST_TOLD]) for local in workers if local.gpu in indices}
+    return {gpu: JobId(local.job[:MOST_TOLD]) for local in workers for gpu in local.all_gpus if gpu in indices}
 
 
 def _state(cluster: Cluster, session: Session) -> ServerState:
     if not session.alive:
         return ServerState.LOST
-    return ServerState.ALIVE if cluster.fit(session.server.server) else ServerState.UNFIT
+    name = session.server.server
+    wholly = bool(session.server.gpus) and len(cluster.barred.get(name, ())) == len(session.server.gpus)
+    return ServerState.UNFIT if wholly or name in cluster.offers_nothing or not cluster.fit(name) else ServerState.ALIVE
 
 
 def _troubles(cluster: Cluster, now: float, session: Session) -> Iterator[str]:
     name = session.server.server
     if not cluster.fit(name):
         yield cluster.health[name].sentence(now)
+    if name in cluster.offers_nothing:
+        yield f"it offers nothing: {cluster.offers_nothing[name]}"
+    yield from sentences(len(session.server.gpus), cluster.barred.get(name, {}))
+    overruled = cluster.overruled.get(name, NOTHING_OVERRULED)
+    for trouble in session.troubles:
+        if not trouble.severity.bars:
+            yield _noted(trouble)
+        elif trusts(overruled, trouble):
+            yield f"{_noted(trouble)} (an operator trusts it)"
     if session.unknown:
         yield unknown_sentence(session)
     if name in cluster.forged:
         yield forgery.sentence(cluster.forged[name])
+
+
+def _noted(trouble: Trouble) -> str:
+    return trouble.text if trouble.gpu is None else f"GPU {trouble.gpu}: {trouble.text}"
 
 
 def _guest_view(guest: Guest) -> ServerView:

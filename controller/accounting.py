@@ -1,0 +1,134 @@
+"""What happens to jobs, put down in their accounts (`jobs.account`) and in what their users have had (`usage`).
+
+`look` is called for every job whose record has changed, at the end of the event: it compares how many GPUs the job holds, and
+how many of them it uses, with what its account says, and closes the time before if that has changed. So nobody can forget to.
+The others are called where something becomes known that moves GPU-seconds from one column to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from ..protocol.model import Fault, GpuAddress, GpuSeconds, Resize
+from .jobs import account
+from .jobs.account import Booked
+from .jobs.job import Job
+from .jobs.records import JobRecord, WorkerRecord, WorkerState
+from .usage import Usage
+
+IN_VAIN = (Fault.SCRIPT, Fault.SERVER, Fault.LOST, Fault.SILENT, Fault.KILLED)
+
+
+def look(usage: Usage, now: float, job: Job) -> None:
+    """If the number of GPUs that `job` holds or uses has changed, the time before is closed."""
+    if job.record is job.counted:
+        return
+    joined = job.record.gpu_account.joined or has_joined(job.record)
+    using, idling = held(job)
+    before = job.record.gpu_account
+    set_back = before.holds > 0 and before.since_s > now  # the clock, while no controller ran
+    if set_back or (using, idling, joined) != (before.using, before.idling, before.joined):
+        _close(usage, now, job)
+        if joined and not before.joined:
+            _book(usage, job, account.joined(job.record.gpu_account))
+        job.put_account(replace(job.record.gpu_account, using=using, idling=idling))
+        usage.holds(job)
+    job.counted = job.record
+
+
+def held(job: Job) -> tuple[int, int]:
+    """How many GPUs `job` uses, and how many it holds besides."""
+    record = job.record
+    order = job.committed_order
+    trains = order is not None and record.begun_cycle >= record.cycle and not record.phase.final
+    members = frozenset(order.roster.workers) if order is not None and trains else frozenset()
+    plain = not (record.gpu_account.joined or has_joined(record) or job.spec.must_join or record.phase.final)
+    using = idling = 0
+    gpus: set[GpuAddress] = set()
+    for entry in record.workers:
+        if entry.state is WorkerState.ORDERED:
+            continue
+        count = len(entry.all_gpus)
+        gpus.update(entry.all_gpus)
+        if (plain and entry.state is WorkerState.RUNNING) or (entry.trained and entry.worker in members):
+            using += count
+        else:
+            idling += count
+    if job.profiling is not None:
+        idling += sum(gpu not in gpus for gpu in job.profiling.reserved)
+    return using, idling
+
+
+def has_joined(record: JobRecord) -> bool:
+    """Has a worker of the job called `elastic.join()`? Else it may be a plain command, for which running is all."""
+    return (
+        record.joined
+        or record.committed > 0
+        or any(entry.joined_s is not None for entry in (*record.workers, *record.past))
+    )
+
+
+def spent(now: float, job: Job) -> GpuSeconds:
+    """What `job` has had so far."""
+    return account.advanced(job.record.gpu_account, now)[0].spent
+
+
+def saved(usage: Usage, now: float, job: Job) -> None:
+    """A newer durable state of `job` has become known."""
+    _settle(usage, now, job)
+    job.put_account(account.saved(job.record.gpu_account))
+    job.on_change(job)
+
+
+def restarted(usage: Usage, now: float, job: Job) -> None:
+    """`job` begins again with its last durable state, or is given up because of that."""
+    _settle(usage, now, job)
+    _book(usage, job, account.restarted(job.record.gpu_account))
+    job.on_change(job)
+
+
+def stood_still(usage: Usage, now: float, job: Job, resize: Resize) -> None:
+    """The leader of `job` has measured a resize: the GPUs that it had before and after stood still for a while."""
+    _settle(usage, now, job)
+    gpus = max(0, min(resize.workers_before, resize.workers_after))
+    _book(usage, job, account.stood_still(job.record.gpu_account, resize.paused_s * gpus))
+    job.on_change(job)
+
+
+def ends(usage: Usage, now: float, job: Job, entry: WorkerRecord, fault: Fault) -> None:
+    """A worker of `job` has ended, by this fault; its record is about to say so."""
+    if entry.trained or entry.held_s is None or fault not in IN_VAIN:
+        return
+    _settle(usage, now, job)
+    if job.record.gpu_account.joined or job.spec.must_join:
+        _book(usage, job, account.died_in_vain(job.record.gpu_account, entry.held_s, now, len(entry.all_gpus)))
+    job.on_change(job)
+
+
+def clock_was_set(jobs: Iterable[Job], by_s: float) -> None:
+    """The controller's clock has been set forward by so much (back: less than 0): no GPU was held for that."""
+    for job in jobs:
+        workers = tuple(
+            replace(entry, held_s=entry.held_s + by_s) if entry.held_s is not None else entry
+            for entry in job.record.workers
+        )
+        job.update(gpu_account=account.shifted(job.record.gpu_account, by_s), workers=workers)
+
+
+def _settle(usage: Usage, now: float, job: Job) -> None:
+    """All is counted up to now, as things stand."""
+    look(usage, now, job)
+    _close(usage, now, job)
+
+
+def _close(usage: Usage, now: float, job: Job) -> None:
+    _book(usage, job, account.advanced(job.record.gpu_account, now))
+
+
+def _book(usage: Usage, job: Job, booked: Booked) -> None:
+    after, bookings = booked
+    if after != job.record.gpu_account:
+        job.put_account(after)
+    usage.book(job, bookings)

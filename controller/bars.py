@@ -1,0 +1,123 @@
+"""Which GPUs take no new work, and why. Pure.
+
+Three may bar a GPU: its server's agent (a trouble of the GPU, or of the whole server), this controller (starts fail there
+again and again: `reconcile.health`), and an operator, who excludes it. An operator may also *trust* a GPU in spite of its
+troubles. That counts for those that there are at that moment: what happens anew bars the GPU again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from ..protocol.model import Server, Severity, Trouble
+from ..protocol.texts import ranges
+from .records import OverruleRecord
+
+MOST_TROUBLES = 512  # of a server and its GPUs
+MOST_OF_WHOLE = 64  # of these, what is said of the server as a whole, and so of each of its GPUs
+MOST_REASONS = 8  # that are told of one GPU
+MOST_CODE, MOST_TEXT = 64, 500  # characters
+
+NOTHING_OVERRULED = OverruleRecord()
+_ORDER = list(Severity)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A GPU takes no new work."""
+
+    severity: Severity  # the gravest of those that bar it
+    reasons: tuple[str, ...]  # for people
+    causes: tuple[str, ...]  # codes, or who has excluded it: the same as long as nothing new is wrong
+
+    @property
+    def text(self) -> str:
+        return "; ".join(self.reasons)
+
+
+def within_bounds(server: Server, told: Iterable[Trouble]) -> tuple[Trouble, ...]:
+    """What an agent tells, as far as it can be meant and is not too much."""
+    there = {gpu.index for gpu in server.gpus}
+    found: list[Trouble] = []
+    of_whole = 0
+    for trouble in told:
+        if len(found) >= MOST_TROUBLES or not 0 < len(trouble.code) <= MOST_CODE or not trouble.code.isprintable():
+            continue
+        if trouble.gpu is not None and trouble.gpu not in there:
+            continue
+        of_whole += trouble.gpu is None
+        if trouble.gpu is None and of_whole > MOST_OF_WHOLE:
+            continue
+        since_s = trouble.since_s if math.isfinite(trouble.since_s) else 0.0
+        text = "".join(each if each.isprintable() else " " for each in trouble.text[:MOST_TEXT])
+        found.append(replace(trouble, text=text, since_s=since_s))
+    return tuple(found)
+
+
+def bars(
+    server: Server,
+    troubles: Iterable[Trouble],
+    overruled: OverruleRecord,
+    failing: Mapping[int, str],
+) -> dict[int, Bar]:
+    """The GPUs of `server` that take no new work. `failing`: those where starts fail, and how."""
+    gpus = [gpu.index for gpu in server.gpus]
+    found: dict[int, list[tuple[Severity, str, str]]] = {}
+    for trouble in troubles:
+        if trouble.severity.bars and not trusts(overruled, trouble):
+            for gpu in gpus if trouble.gpu is None else [trouble.gpu]:
+                found.setdefault(gpu, []).append((trouble.severity, trouble.text, trouble.code))
+    for excluded in overruled.excluded:
+        because = f": {excluded.reason}" if excluded.reason else ""
+        text = f"excluded by {excluded.by}{because}"
+        for gpu in gpus if excluded.gpu is None else [excluded.gpu]:
+            found.setdefault(gpu, []).append((Severity.NO_NEW_WORK, text, f"excluded-{excluded.since_s}"))
+    for gpu, text in failing.items():
+        found.setdefault(gpu, []).append((Severity.NO_NEW_WORK, text, "failing-starts"))
+    return {gpu: _bar(found[gpu]) for gpu in gpus if gpu in found}
+
+
+def nothing_sentence(server: Server, troubles: Iterable[Trouble]) -> str:
+    """Why a server has no GPU to offer, as its agent says; "": it has some, or nothing is said."""
+    if server.gpus:
+        return ""
+    return "; ".join(_first([trouble.text for trouble in troubles if trouble.gpu is None and trouble.severity.bars]))
+
+
+def _bar(why: Collection[tuple[Severity, str, str]]) -> Bar:
+    gravest = max((severity for severity, _, _ in why), key=_ORDER.index)
+    return Bar(gravest, _first([text for _, text, _ in why]), tuple(sorted(cause for _, _, cause in why)))
+
+
+def _first(texts: Sequence[str]) -> tuple[str, ...]:
+    """As many as people read, and how many more there are."""
+    more = len(texts) - MOST_REASONS
+    return (*texts[:MOST_REASONS], f"and {more} more") if more > 0 else tuple(texts)
+
+
+def trusts(overruled: OverruleRecord, trouble: Trouble) -> bool:
+    """Has an operator said that the GPU, or the server, is to be used in spite of this?"""
+    return any(
+        (one.gpu, one.code, one.since_s) == (trouble.gpu, trouble.code, trouble.since_s) for one in overruled.trusted
+    )
+
+
+def trusted_codes(troubles: Iterable[Trouble], overruled: OverruleRecord, gpu: int) -> tuple[str, ...]:
+    """The codes of what an operator has overruled on a GPU."""
+    return tuple(trouble.code for trouble in troubles if trouble.gpu in (None, gpu) and trusts(overruled, trouble))
+
+
+def sentences(gpus: int, barred: Mapping[int, Bar]) -> Iterator[str]:
+    """Why GPUs of a server with so many take no new work, for people: GPUs with the same reasons in one sentence."""
+    alike: dict[str, list[int]] = {}
+    for gpu, bar in barred.items():
+        alike.setdefault(bar.text, []).append(gpu)
+    for text, found in alike.items():
+        if len(found) == gpus:
+            yield f"no new work here: {text}"
+        else:
+            yield f"no new work on GPU{'s' if len(found) > 1 else ''} {ranges(found)}: {text}"

@@ -1,0 +1,56 @@
+"""The controller's log has a line for each change of state of a job or a server: what `elasticctl events` shows, as it comes.
+
+Only what is recorded is told: the daemon calls after each commit. However much happens, the log stays bounded: of each kind so
+many lines pass at once, then some in a second, and the next one that passes says how many have not. So a flood of one kind
+never hides another.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import takewhile
+
+from ..protocol.messages import EventKind, EventView
+from ..protocol.model import JobId
+from ..protocol.sparing import Sparing
+from ..runtime.logs import about
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 100  # lines of one kind,
+INTERVAL_S = 0.2  # and then one in so many seconds
+
+
+class EventLog:
+    """Tells of each event once."""
+
+    def __init__(
+        self,
+        events: deque[EventView],
+        now: Callable[[], float] = time.monotonic,
+        generation: Callable[[JobId], int | None] = lambda job: None,
+    ) -> None:
+        """`events`: what has happened before; it is not told again. `generation`: the newest that a job has been ordered."""
+        self._generation = generation
+        self._newest = events[-1].number if events else 0
+        self._now = now
+        self._sparing: dict[EventKind, Sparing] = {}
+
+    def tell(self, events: deque[EventView]) -> None:
+        """Write down those that are new, the oldest first."""
+        if not events or events[-1].number == self._newest:
+            return
+        fresh = list(takewhile(lambda event: event.number > self._newest, reversed(events)))
+        self._newest = events[-1].number
+        now_s = self._now()
+        for event in reversed(fresh):
+            sparing = self._sparing.setdefault(event.kind, Sparing(AT_ONCE, INTERVAL_S))
+            before = sparing.held_back
+            if sparing.lets(now_s):
+                more = f" (and {before} more of its kind before)" if before else ""
+                generation = self._generation(event.job) if event.job is not None else None
+                told = about(event=event.kind.value, job=event.job, generation=generation)
+                log.info("%s%s", event.text, more, extra=told)

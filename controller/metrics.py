@@ -1,0 +1,189 @@
+"""The controller's figures (docs/metrics.md has all of them).
+
+What a turn does is counted as it happens, by a `Watch`; all else is looked up when somebody asks. That takes as long as there are
+jobs that hold GPUs, and servers; the number of jobs that wait does not matter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from ..protocol.figures import Buckets, Figure, Kind, counter, gauge, histogram, labelled, table
+from ..protocol.messages import EventKind
+from ..protocol.model import JobPhase, ServerId
+from .cluster import Cluster
+from .jobs.job import Job
+from .jobs.records import WorkerState
+from .turn import Turn
+from .usage import user_of
+
+MOST_USERS = 100  # by name; the others are one
+OTHERS = "(others)"
+LIVE = (JobPhase.PENDING, JobPhase.STARTING, JobPhase.RUNNING)
+ENDED = {
+    JobPhase.FINISHED: EventKind.FINISHED,
+    JobPhase.FAILED: EventKind.FAILED,
+    JobPhase.CANCELLED: EventKind.CANCELLED,
+}
+
+
+class Watch:
+    """What the turns of a controller take, and what comes in."""
+
+    def __init__(self) -> None:
+        self.decisions = Buckets()
+        self.commits = Buckets()
+        self.records = 0
+        self.received: dict[str, int] = {}
+        self.refused: dict[str, int] = {"agents": 0, "clients": 0}
+
+    def now(self) -> float:
+        """Of a clock that only runs forward (s)."""
+        return time.perf_counter()
+
+    def decided(self, seconds: float) -> None:
+        """The scheduler was asked, and what it says was begun."""
+        self.decisions.add(seconds)
+
+    def committed(self, seconds: float, records: int) -> None:
+        """So many records have become durable."""
+        self.commits.add(seconds)
+        self.records += records
+
+    def came(self, kind: str) -> None:
+        """A message of this kind."""
+        self.received[kind] = self.received.get(kind, 0) + 1
+
+    def refuses(self, gate: str) -> None:
+        """What came through this gate was no message, or none that its sender may say."""
+        self.refused[gate] += 1
+
+
+def figures(turn: Turn, watch: Watch, now: float, most_jobs: int) -> list[Figure]:
+    """All of them. `most_jobs`: so many jobs have figures of their own."""
+    cluster = turn.machine.cluster
+    return [
+        *_itself(turn, cluster),
+        *_jobs(cluster, now),
+        *_gpus(cluster),
+        *_servers(cluster, now),
+        *_work(cluster, watch),
+        *_by_user(cluster),
+        *_by_job(cluster, most_jobs),
+    ]
+
+
+def _itself(turn: Turn, cluster: Cluster) -> Iterator[Figure]:
+    settings = cluster.settings
+    names = (settings.cluster, settings.version, cluster.policy.name)
+    text = "Always 1; the labels say which cluster, version and policy."
+    yield table(Kind.GAUGE, "controller_info", text, ("cluster", "version", "policy"), [(names, 1.0)])
+    yield gauge(
+        "store_available", "1: what happens is recorded; 0: the store cannot be written.", float(not turn.trouble)
+    )
+    yield gauge(
+        "policy_failing", "1: the policy raises, and the last plan is kept.", float(bool(cluster.policy_trouble))
+    )
+
+
+def _jobs(cluster: Cluster, now: float) -> Iterator[Figure]:
+    phases, events = cluster.index.phases, cluster.tallies.events
+    counts = {phase.value: float(len(phases[phase])) for phase in LIVE}
+    yield labelled(Kind.GAUGE, "jobs", "Jobs that are not over, by phase.", "phase", counts)
+    waiting = phases[JobPhase.PENDING].values()
+    longest_s = max((now - job.submission.submitted_s for job in waiting), default=0.0)
+    yield gauge(
+        "queue_oldest_wait_seconds", "Since the oldest pending job was submitted; 0: none is.", max(0.0, longest_s)
+    )
+    yield counter("jobs_submitted", "Jobs that were submitted.", events.get(EventKind.SUBMITTED, 0))
+    ended = {phase.value: float(events.get(kind, 0)) for phase, kind in ENDED.items()}
+    yield labelled(Kind.COUNTER, "jobs_ended", "Jobs that are over, by how they ended.", "phase", ended)
+    yield counter("job_restarts", "Jobs that began again.", events.get(EventKind.RESTARTED, 0))
+    yield counter("job_preemptions", "Jobs that gave all their GPUs back.", events.get(EventKind.PREEMPTED, 0))
+    yield counter("workers_lost", "Workers that ended though they were to go on.", events.get(EventKind.LOST, 0))
+
+
+def _gpus(cluster: Cluster) -> Iterator[Figure]:
+    using = sum(job.record.gpu_account.using for job in cluster.usage.holding)
+    idling = sum(job.record.gpu_account.idling for job in cluster.usage.holding)
+    taken: dict[ServerId, int] = {}
+    for job in cluster.usage.holding:
+        for entry in job.record.workers:
+            if entry.state is not WorkerState.ORDERED:
+                taken[entry.gpu.server] = taken.get(entry.gpu.server, 0) + (len(entry.gpus) or 1)
+    free = absent = 0
+    for name, session in cluster.sessions.items():
+        rest = max(0, len(session.server.gpus) - taken.get(name, 0))
+        free, absent = (free + rest, absent) if session.alive else (free, absent + rest)
+    states = {"used": using, "idle": idling, "free": free, "absent": absent}
+    text = "GPUs: held by a job that uses them, held without that, held by nobody, of servers that are not there."
+    yield labelled(Kind.GAUGE, "gpus", text, "state", {name: float(count) for name, count in states.items()})
+
+
+def _servers(cluster: Cluster, now: float) -> Iterator[Figure]:
+    alive = [name for name, session in cluster.sessions.items() if session.alive]
+    unfit = sum(not cluster.fit(name) for name in alive)
+    lost = len(cluster.sessions) - len(alive)
+    counts = {"alive": len(alive) - unfit, "unfit": unfit, "lost": lost, "foreign": len(cluster.guests)}
+    text = "Servers: whole, unable to start workers for now, lost, of another cluster."
+    yield labelled(Kind.GAUGE, "servers", text, "state", {name: float(count) for name, count in counts.items()})
+    told: dict[tuple[str, ...], float] = {}
+    for name in alive:
+        for trouble in cluster.sessions[name].troubles:
+            key = (trouble.code, trouble.severity.value)
+            told[key] = told.get(key, 0.0) + 1
+    text = "What agents say is wrong with servers and GPUs, by code and what it means for work."
+    yield table(Kind.GAUGE, "troubles", text, ("code", "severity"), told.items())
+    barred = sum(len(cluster.barred.get(name, ())) for name in alive)
+    yield gauge("gpus_barred", "GPUs of present servers that take no new work.", barred)
+    silent = next(iter(cluster.leases), None)
+    silence_s = max(0.0, now - cluster.sessions[silent].last_heard_s) if silent is not None else 0.0
+    yield gauge("longest_silence_seconds", "Since the server that has been silent for longest was heard of.", silence_s)
+
+
+def _work(cluster: Cluster, watch: Watch) -> Iterator[Figure]:
+    yield histogram("decision_seconds", "How long a decision took, with what was begun by it.", watch.decisions)
+    yield histogram("commit_seconds", "How long it took until a turn's records were durable.", watch.commits)
+    yield counter("records_written", "Records that were made durable.", watch.records)
+    received = {name: float(count) for name, count in watch.received.items()}
+    yield labelled(Kind.COUNTER, "messages_received", "Messages of agents and clients.", "kind", received)
+    refused = {name: float(count) for name, count in watch.refused.items()}
+    text = "Messages that were not understood, or that their sender may not say, by where they came in."
+    yield labelled(Kind.COUNTER, "messages_refused", text, "gate", refused)
+    forged = sum(found.count for found in cluster.forged.values())
+    yield counter("reports_refused", "Reports of agents about workers that were never sent to them.", forged)
+    events = {kind.value: float(cluster.tallies.events.get(kind, 0)) for kind in EventKind}
+    yield labelled(Kind.COUNTER, "events", "What `elasticctl events` tells, by kind.", "kind", events)
+    yield counter("steps", "Steps of training that no worker of their job had done before.", cluster.tallies.steps)
+    yield histogram("pause_seconds", "How long training stood still in a resize.", cluster.tallies.pauses)
+
+
+def _by_user(cluster: Cluster) -> Iterator[Figure]:
+    held: dict[str, int] = {}
+    for job in cluster.usage.holding:
+        held[user_of(job)] = held.get(user_of(job), 0) + job.record.gpu_account.holds
+    first = sorted(held, key=lambda user: (-held[user], user))[:MOST_USERS]
+    counts = {user: float(held[user]) for user in first}
+    if len(held) > len(first):
+        counts[OTHERS] = float(sum(held.values()) - sum(held[user] for user in first))
+    yield labelled(Kind.GAUGE, "user_gpus", "GPUs that the jobs of a user hold.", "user", counts)
+
+
+def _by_job(cluster: Cluster, most: int) -> Iterator[Figure]:
+    """The jobs that were submitted first, of those that hold GPUs."""
+    jobs = cluster.usage.holding[:most]
+    labels = ("job", "user")
+
+    def each(name: str, text: str, values: Iterator[float]) -> Figure:
+        rows = tuple(((str(job.id), user_of(job)), value) for job, value in zip(jobs, values, strict=True))
+        return Figure(name, Kind.GAUGE, text, rows, labels)
+
+    yield each("job_gpus", "GPUs that a job holds.", (float(job.record.gpu_account.holds) for job in jobs))
+    yield each("job_steps", "Steps that a job has done.", map(_steps, jobs))
+    yield each("job_samples_per_second", "How fast a job trains.", (job.progress().samples_per_s for job in jobs))
+
+
+def _steps(job: Job) -> float:
+    step = job.progress().step
+    return float(step + 1) if step is not None else 0.0

@@ -1,0 +1,176 @@
+"""Gangs: jobs that have not called `elastic.join()`, which may be any command.
+
+Theory of operation
+-------------------
+Nothing is known of a gang's processes but that they run and how they end. So they stand and fall together:
+
+* They are started together, when all their GPUs are free, and never resized, moved or preempted: the scheduler does not see them
+  (`snapshot`). Who asked for a range has what the policy gave at the start.
+* The job has finished when all of them have ended with exit code 0.
+* One that ends with another exit code fails the job; the others are stopped.
+* If one is killed, or its server is lost, the others are stopped, and all begin again from the start. A command may not be safe
+  to run twice, so that happens as often as the job allows (`JobSpec.restarts`), and each time is counted when it is decided.
+* A process on a server that is silent may still run, and nothing fences it as generations fence workers. Where it must not run
+  twice, the job waits for the server, for a while (`SILENT_SERVER_S`).
+
+A process that never came into being, alone in its gang, has done nothing: that start does not count.
+
+Once a worker has called `elastic.join()` none of this holds any more; most that do so do it within seconds. A gang that was
+expected to, and has not after `JOIN_NOTICE_S`, is shown as one that runs.
+"""
+
+from __future__ import annotations
+
+from ...protocol.messages import EventKind
+from ...protocol.model import Fault, JobPhase, ServerId, Severity
+from ...protocol.texts import gpu_count
+from ...protocol.times import SILENT_SERVER_S
+from ..cluster import Cluster
+from ..jobs.job import Job
+from ..jobs.records import WorkerRecord, WorkerState
+from .health import worked
+from .processes import stop_worker
+from .restarts import count_restart, end_job
+
+
+def may_run_again(job: Job) -> bool:
+    """Its command is safe to be run from the start once more, as far as its user has said."""
+    return job.spec.restarts is None or job.record.restarts < job.spec.restarts
+
+
+def note_running(cluster: Cluster, now: float, job: Job) -> None:
+    """If all processes of a gang run, and it is not about to join: say so."""
+    if not job.gang or job.record.phase is not JobPhase.STARTING or not job.all_run or job.spec.must_join:
+        return
+    notice_s = job.join_notice_s
+    if notice_s is not None and now < notice_s:
+        return
+    job.enter(JobPhase.RUNNING, now)
+    job.change_share(now, job.share_gpus)
+    text = f"runs on {gpu_count(job.share_gpus)}, as a fixed gang"
+    if job.spec.expected_to_join:
+        text += ": it has not called elastic.join()"
+    cluster.tell(now, EventKind.STARTED, job.id, text)
+    cluster.mark_dirty(job)
+
+
+def process_ended(
+    cluster: Cluster, now: float, job: Job, entry: WorkerRecord, exit_code: int | None, reason: str, fault: Fault
+) -> None:
+    """A process of a gang, which nobody has told to stop, has ended, and is among the past ones by now."""
+    if exit_code == 0:
+        for gpu in entry.all_gpus:
+            worked(cluster, now, gpu)
+        if not job.record.workers:
+            end_job(cluster, now, job, JobPhase.FINISHED, "", 0)
+        note_running(cluster, now, job)  # it may have ended before it was heard to run
+        return
+    what = f"{entry.worker} on {names(entry)}: {reason}"
+    cluster.tell(now, EventKind.LOST, job.id, what)
+    if fault is Fault.SCRIPT or (exit_code and exit_code > 0 and fault is not Fault.SERVER):
+        end_job(cluster, now, job, JobPhase.FAILED, what, exit_code)
+    else:
+        fall(cluster, now, job, what, exit_code, begun=_has_begun(job, entry, fault))
+
+
+def _has_begun(job: Job, entry: WorkerRecord, fault: Fault) -> bool:
+    """May a command of the gang have done something? Its fellows, which were told to start with it, may have ended by now."""
+    never_ran = fault is Fault.SERVER and entry.state is not WorkerState.RUNNING
+    return not never_ran or _has_fellows(job)
+
+
+def _has_fellows(job: Job) -> bool:
+    return job.newest is None or len(job.newest.roster.members) > 1
+
+
+def not_to_start(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -> None:
+    """A process of a gang has not been heard to run, and must not be started any more: the gang would never be whole."""
+    reason = next((bar.text for gpu in entry.all_gpus if (bar := cluster.bar(gpu)) is not None), "")
+    what = f"{entry.worker} on {names(entry)} has not started, and its GPU takes no new work any more: {reason}"
+    fall(cluster, now, job, what, begun=_has_fellows(job))
+
+
+def fall(
+    cluster: Cluster, now: float, job: Job, because: str, exit_code: int | None = None, begun: bool = True
+) -> None:
+    """A process of a gang is lost: the others are stopped, and it starts again from the beginning, or has failed."""
+    if job.final or job.restart_counted:
+        return
+    if begun and not may_run_again(job):
+        end_job(cluster, now, job, JobPhase.FAILED, f"{because}; {_not_again(job)}", exit_code)
+        return
+    before = job.record.restarts
+    count_restart(cluster, now, job, because)
+    if job.final:
+        return
+    if not begun:
+        job.update(restarts=before)
+    job.wait_for_restart(now)
+    job.enter(JobPhase.STARTING, now)
+    job.change_share(now, 0)
+    for entry in job.record.workers:
+        if not entry.stopping:
+            stop_worker(cluster, now, job, entry.worker)
+    cluster.mark_dirty(job)
+    cluster.schedule_due = True
+
+
+def _not_again(job: Job) -> str:
+    allowed = job.spec.restarts or 0
+    if allowed:
+        return f"it has been run again {job.record.restarts} times, as often as `restarts` allows"
+    return "it is not run again, since a command may not be safe to run twice: `--restarts N` allows it"
+
+
+def wait_for_server(cluster: Cluster, now: float, job: Job, server: ServerId) -> bool:
+    """A server has lost its lease where processes of a gang run that must not run twice: is it waited for?"""
+    if job.elastic or job.final or job.spec.restarts is None:
+        return False
+    if not any(entry.gpu.server == server and entry.state is not WorkerState.ORDERED for entry in job.record.workers):
+        return False
+    job.silent.setdefault(server, now + SILENT_SERVER_S)
+    cluster.mark_dirty(job)
+    return True
+
+
+def watch_silent(cluster: Cluster, now: float, job: Job) -> None:
+    """Give up the silent servers whose time has come."""
+    for server, due_s in list(job.silent.items()):
+        session = cluster.sessions.get(server)
+        if session is not None and session.alive:
+            del job.silent[server]
+        elif now >= due_s:
+            del job.silent[server]
+            _give_up(cluster, now, job, server)
+    cluster.mark_dirty(job)
+
+
+def _give_up(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
+    stood = job.gang
+    reason = f"server {server} is lost: not heard of for more than {SILENT_SERVER_S:.0f} s"
+    gone = [entry for entry in job.record.workers if entry.gpu.server == server]
+    job.update(target=tuple(gpu for gpu in job.record.target if gpu.server != server))
+    for entry in gone:
+        job.end_worker(entry.worker, now, None, reason, Fault.LOST)
+    if stood and gone:
+        process_ended(cluster, now, job, gone[0], None, reason, Fault.LOST)
+    cluster.mark_waiting_dirty()
+    cluster.schedule_due = True
+
+
+def leave_bad_gpus(cluster: Cluster, now: float) -> None:
+    """A gang is not moved: it computes on where others would be moved away, and ends where a GPU is gone or may compute wrong."""
+    for server, bars in list(cluster.barred.items()):
+        bad = {index: bar for index, bar in bars.items() if bar.severity is Severity.STOP}
+        for job in cluster.index.on_server(server) if bad else ():
+            held = [gpu for entry in job.record.workers for gpu in entry.all_gpus if gpu.server == server]
+            found = next((gpu for gpu in held if gpu.index in bad), None)
+            if found is not None and job.gang:
+                fall(cluster, now, job, f"{found}: {bad[found.index].text}")
+
+
+def names(entry: WorkerRecord) -> str:
+    """The GPUs of a worker, for people."""
+    if not entry.gpus:
+        return str(entry.gpu)
+    return f"{entry.gpu.server}:{','.join(str(index) for index in entry.gpus)}"
