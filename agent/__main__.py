@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -22,14 +23,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="elasticd.agent", description="The agent of one server.")
     parser.add_argument("--config", type=Path, required=True, help="configuration file, see configs/agent.yaml")
     parser.add_argument("--check", action="store_true", help="say what is wrong with the configuration, and end")
+    parser.add_argument("--log-format", choices=["text", "json"], help="in place of log_format in the configuration")
+    parser.add_argument("--options", action="store_true", help="print the options that hold, as JSON, and end")
     arguments = parser.parse_args()
     if arguments.check:
         return report(arguments.config, config.mistakes(arguments.config))
     try:
+        if arguments.options:
+            print(json.dumps(config.described(arguments.config)))
+            return 0
         times.check()
-        options = config.load(arguments.config)
+
+        def read() -> config.AgentConfig:
+            return config.load(arguments.config, arguments.log_format)
+
+        options = read()
         options.begin_log()
-        AgentDaemon(options, os.environ).run(again=lambda: config.load(arguments.config))
+        AgentDaemon(options, os.environ).run(again=read)
     except ElasticError as error:
         print(f"elasticd.agent: {with_line(str(error))}", file=sys.stderr)
         return error.exit_code

@@ -119,7 +119,7 @@ def acting_as(account: Account) -> Iterator[None]:
     finally:
         try:
             _return(os.getuid(), os.getgid(), before)
-        except OSError:
+        except BaseException:  # a bug, too, must not leave a thread that is half of each
             os._exit(LEFT_AS_USER)
 
 
@@ -134,7 +134,8 @@ def _return(uid: int, gid: int, groups: Sequence[int]) -> None:
     setresuid, setresgid, setgroups = _NUMBERS[platform.machine()]
     _call(setresuid, _SAME, uid, _SAME)
     _call(setresgid, _SAME, gid, _SAME)
-    _set_groups(setgroups, groups)
+    if os.getgroups() != groups:  # else it has not come so far: an agent that may not change them goes on
+        _set_groups(setgroups, groups)
 
 
 def _set_groups(number: int, groups: Sequence[int]) -> None:

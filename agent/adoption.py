@@ -3,6 +3,9 @@
 A worker is its shim, as far as an agent can see: the shim keeps the log and writes down how the worker ended, so that a worker
 whose shim is gone has ended, whatever is left of it. What is left of it is killed before its end is told, for its GPU counts as
 free then. A record without a shim is one that an agent was killed over: it had written down what it was about to start.
+
+Whose fault an end is follows from nothing that a worker of another account can write. Its shim's own record is asked for numbers
+of processes alone, and for these only if they can be its own.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ from ..protocol.exits import fault_of
 from ..protocol.messages import LocalWorker, WorkerExit
 from ..protocol.model import Fault, JobId, WorkerId
 
+SHIM_KILLED = "the process that kept it was killed"
+
 
 class Record(msgspec.Struct, frozen=True):
     """A worker's ``.json``. The agent writes it without pids before it starts the shim, the shim adds them.
 
-    Where the worker runs as another account, the shim writes into a file of its own (`Seen`), and this one stays the agent's.
+    Where the worker runs as another account, the shim writes into a file of its own (`Seen`), and this one stays the agent's: it
+    adds the shim itself, before that can have begun with anything of the worker's.
     """
 
     job: JobId
@@ -33,7 +39,7 @@ class Record(msgspec.Struct, frozen=True):
     shim_start_ticks: int | None = None
     pid: int | None = None
     start_ticks: int | None = None
-    boot_id: str = ""
+    boot_id: str = ""  # in which this was written
     account: str = ""  # that it runs as
     user: int = -1  # and its numbers; -1: the agent's own account
     group: int = -1
@@ -41,6 +47,7 @@ class Record(msgspec.Struct, frozen=True):
     cgroups: tuple[str, ...] = ()  # its directories
     scratch: str = ""  # name of its directory for temporary files
     made_s: float = 0.0  # when this was written (Unix time)
+    gpus: tuple[int, ...] = ()  # where it has several; empty: `gpu` alone
 
     @property
     def settled(self) -> bool:
@@ -114,11 +121,11 @@ def ended(found: Found) -> Ended | None:
     kill = Left(record, record.pid) if found.worker_runs and record.pid is not None else None
     if found.end is not None:
         return Ended(found.end, kill)
-    if not found.same_boot and record.settled:
+    if not found.same_boot and record.boot_id:
         return Ended(ExitRecord(None, "the server was started anew", Fault.LOST))
-    if record.pid is None:
+    if not record.settled:
         return Ended(ExitRecord(None, "it never started", Fault.SERVER))
-    return Ended(ExitRecord(None, "the process that kept it was killed", Fault.KILLED), kill)
+    return Ended(ExitRecord(None, SHIM_KILLED, Fault.KILLED), kill)
 
 
 def adopt(records: Iterable[Found]) -> Adoption:
@@ -129,7 +136,9 @@ def adopt(records: Iterable[Found]) -> Adoption:
     for found in records:
         record, over = found.record, ended(found)
         if over is None:
-            running.append(LocalWorker(worker=record.worker, job=record.job, uid=record.uid, gpu=record.gpu))
+            running.append(
+                LocalWorker(worker=record.worker, job=record.job, uid=record.uid, gpu=record.gpu, gpus=record.gpus)
+            )
             continue
         if over.kill is not None:
             kill.append(over.kill)

@@ -159,6 +159,24 @@ def enter(paths: tuple[str, ...], pid: int) -> None:
             file.write(str(pid))
 
 
+def let_out(paths: tuple[str, ...], pid: int) -> None:
+    """Take a process out that has come in by mistake, just after its birth: to where its parent is, since it was born there."""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        lines = Path(f"/proc/{parent}/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except (OSError, IndexError):
+        lines = []
+    found = dict(
+        line.split(":", 2)[1:] for line in lines
+    )  # paths by controllers; those of version 2 have no name there
+    for path in paths:
+        hierarchy = Path(path).parents[1]
+        named = [where for names, where in found.items() if set(names.split(",")) & set(hierarchy.name.split(","))]
+        origin = (*named, found.get("", "/"))[0].lstrip("/")
+        if not _write(f"{hierarchy / origin}/cgroup.procs", str(pid)):
+            _write(f"{hierarchy}/cgroup.procs", str(pid))
+
+
 def processes(paths: tuple[str, ...]) -> frozenset[int]:
     """Who is in a cgroup."""
     return frozenset(int(word) for path in paths[:1] for word in _read(Path(path) / "cgroup.procs").split())

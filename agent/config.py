@@ -6,14 +6,17 @@ import logging
 import os
 import socket
 import stat
+import sys
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from .. import __version__
 from ..protocol.errors import OperatorError
+from ..protocol.model import GpuKind, Severity
 from ..protocol.principals import Role
 from ..protocol.times import (
     HEARTBEAT_INTERVAL_S,
@@ -24,13 +27,18 @@ from ..protocol.times import (
 )
 from ..runtime import config, logs, transport
 from ..runtime.directories import private_directory
+from ..runtime.door import Bounds
 from ..runtime.keys import KeyFile
+from .health import Rules
 
 log = logging.getLogger(__name__)
 
 DEFAULT_CONTROLLER = "ipc:///var/lib/elasticctl/controller/agents"
 
 MOST_TASKS = 16_384  # of a worker: threads and processes
+LEAST_CONNECTIONS, CONNECTIONS_PER_GPU = 64, 4  # of an account's workers
+WORKER_BYTES_PER_S, WORKER_BYTES_AT_ONCE = 8e6, 64e6  # likewise
+UNREAD_BYTES = 64 << 20  # likewise, of what the agent tells them
 LONGEST_SCRATCH = 60  # bytes: programs make sockets below, for whose paths the kernel takes 107
 
 ServerName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -56,6 +64,34 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return memory_bytes, self.tasks or MOST_TASKS, self.cpus
 
 
+class HealthOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How closely GPUs and disks are watched."""
+
+    interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0
+    probation_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60.0
+    longest_probation_s: Annotated[float, msgspec.Meta(ge=0, le=864_000)] = 3600.0
+    least_free_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.8
+    least_disk_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 256
+
+
+class WorkerMessages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much the workers of one account may say to the agent."""
+
+    per_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] = 1000.0
+    at_once: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 5000
+
+    def bounds(self, gpus: int) -> Bounds:
+        """On a server with so many GPUs."""
+        return Bounds(
+            connections=max(LEAST_CONNECTIONS, CONNECTIONS_PER_GPU * gpus),
+            messages_per_s=self.per_s,
+            messages_burst=float(self.at_once),
+            bytes_per_s=WORKER_BYTES_PER_S,
+            bytes_burst=WORKER_BYTES_AT_ONCE,
+            unread_bytes=UNREAD_BYTES,
+        )
+
+
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of one agent; the comments are in `configs/agent.yaml`."""
 
@@ -65,7 +101,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     state_directory: str = "/var/lib/elasticctl/agent"
     socket_directory: str | None = None
     address: str = "127.0.0.1"
+    rack: Annotated[str, msgspec.Meta(max_length=64)] = ""
     cpu_slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    worker_device: Literal["gpu", "cpu"] = "gpu"
+    nvml_library: str | None = None
+    sysfs: str = "/sys"
     checkpoint_directory: str | None = None
     heartbeat_interval_s: Annotated[
         float, msgspec.Meta(ge=LEAST_HEARTBEAT_INTERVAL_S, le=MOST_HEARTBEAT_INTERVAL_S)
@@ -74,12 +114,18 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     warm_start: bool = True
     allow_root_jobs: bool = False
     worker_limits: WorkerLimits = WorkerLimits()
+    worker_messages: WorkerMessages = WorkerMessages()
     worker_log_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 256
     scratch_directory: str | None = None
+    health: HealthOptions = HealthOptions()
+    xid_actions: dict[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)], Severity] = msgspec.field(default_factory=dict)
+    trouble_actions: dict[str, Severity] = msgspec.field(default_factory=dict)
     cpu_affinity: bool = True
     worker_environment: dict[Variable, str] = msgspec.field(default_factory=dict)
+    metrics_address: str | None = None
     log_file: str | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Literal["text", "json"] = "text"
 
     @property
     def key(self) -> KeyFile | None:
@@ -95,12 +141,46 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return found
 
     @property
+    def rules(self) -> Rules:
+        """By which troubles are judged."""
+        given = self.health
+        return Rules(
+            xid_actions=self.xid_actions,
+            trouble_actions=self.trouble_actions,
+            probation_s=given.probation_s,
+            longest_probation_s=max(given.probation_s, given.longest_probation_s),
+            least_free_share=given.least_free_share,
+        )
+
+    @property
+    def disks(self) -> dict[str, Path]:
+        """What the agent and its workers need room for."""
+        logs = {"logs": Path(self.log_file).expanduser().absolute().parent} if self.log_file else {}
+        return {"state": self.state, "checkpoints": self.checkpoints, "scratch": scratch_directory(self), **logs}
+
+    @property
+    def gpu_kind(self) -> GpuKind:
+        """What workers on this server's GPUs compute on."""
+        return GpuKind.CUDA if self.worker_device == "gpu" else GpuKind.CPU
+
+    @property
     def state(self) -> Path:
         return Path(self.state_directory).expanduser().absolute()
 
     def begin_log(self) -> None:
         """Raises OperatorError."""
-        logs.configure(f"agent[{self.server}]", self.log_level, self.log_file)
+        process = logs.Process("agent", {"server": self.server})
+        logs.configure(process, self.log_level, self.log_file, logs.Form(self.log_format))
+
+    @property
+    def scratch(self) -> Path:
+        """Where the workers' directories for temporary files are."""
+        if self.scratch_directory:
+            return Path(self.scratch_directory).expanduser().absolute()
+        chosen = self.state / "scratch"
+        if len(os.fsencode(chosen)) <= LONGEST_SCRATCH:
+            return chosen
+        return Path(f"/tmp/elasticctl-{os.getuid()}") / f"scratch-{tag(self.state)}"
 
     @property
     def checkpoints(self) -> Path:
@@ -109,18 +189,22 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return Path(given).expanduser().absolute() if given else self.state / "checkpoints"
 
 
-def load(path: Path) -> AgentConfig:
-    """The configuration in `path`. Raises OperatorError, naming file and field."""
+def load(path: Path, log_format: Literal["text", "json"] | None = None) -> AgentConfig:
+    """The configuration in `path`; `log_format` goes before that in it. Raises OperatorError, naming file and field."""
     loaded = config.load(path, AgentConfig)
+    if log_format is not None:
+        loaded = msgspec.structs.replace(loaded, log_format=log_format)
     try:
         controller_of(loaded, loaded.key)
     except OperatorError as error:
         raise OperatorError(f"{path}: {error}") from None
+    if loaded.metrics_address is not None:
+        config.host_and_port(f"{path}: metrics_address", loaded.metrics_address)
     return loaded
 
 
 # What holds as soon as the configuration is read again. Everything else needs a restart, which jobs do not notice.
-RELOADED = frozenset({"log_file", "log_level"})
+RELOADED = frozenset({"log_file", "log_level", "log_format"})
 
 
 def mistakes(path: Path) -> list[str]:
@@ -130,6 +214,34 @@ def mistakes(path: Path) -> list[str]:
     except OperatorError as error:
         return [config.with_line(line) for line in str(error).splitlines()]
     return []
+
+
+def described(path: Path) -> dict[str, Any]:
+    """The configuration in `path`, and what follows from it, for `elasticctl doctor`. Nothing is made, and the key need not be
+    readable. Raises OperatorError."""
+    options = config.load(path, AgentConfig)
+    try:
+        address = controller_of(options, options.key)
+    except OperatorError:
+        address = options.controller or ""
+    note = options.state / "socket_directory"
+    try:
+        sockets = options.socket_directory or note.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        sockets = ""
+    return {
+        "kind": "agent",
+        "name": options.server,
+        "version": __version__,
+        "python": sys.executable,
+        "options": msgspec.to_builtins(options),
+        "state": str(options.state),
+        "controller": address,
+        "checkpoints": str(options.checkpoints),
+        "scratch": str(options.scratch),
+        "sockets": str(Path(sockets).expanduser().absolute()) if sockets else "",
+        "changeable": [str(each) for each in others_may_change((Path(sys.executable), Path(__file__)))],
+    }
 
 
 def controller_of(options: AgentConfig, key: KeyFile | None) -> str:
@@ -169,12 +281,10 @@ def _lets_pass(path: Path) -> bool:
 
 def scratch_directory(options: AgentConfig) -> Path:
     """Where the workers' directories for temporary files are. Made when first needed."""
-    if options.scratch_directory:
-        return Path(options.scratch_directory).expanduser().absolute()
-    chosen = options.state / "scratch"
-    if len(os.fsencode(chosen)) <= LONGEST_SCRATCH:
-        return chosen
-    return private_directory(Path(f"/tmp/elasticctl-{os.getuid()}")) / f"scratch-{tag(options.state)}"
+    chosen = options.scratch
+    if not options.scratch_directory and chosen.parent != options.state:
+        private_directory(chosen.parent)
+    return chosen
 
 
 def tag(state: Path) -> str:

@@ -17,9 +17,11 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
@@ -29,31 +31,42 @@ from .. import __version__
 from ..protocol.codec import Codec
 from ..protocol.errors import ElasticError, OperatorError, PeerError
 from ..protocol.limits import MAX_STATUS_BYTES
-from ..protocol.messages import AgentHello, ReadLog, ToAgentFromController, ToAgentFromWorker
+from ..protocol.messages import (
+    AgentHeartbeat,
+    AgentHello,
+    ReadLog,
+    StartWorker,
+    ToAgentFromController,
+    ToAgentFromWorker,
+)
 from ..protocol.model import Server, ServerId
 from ..protocol.sparing import SparingBySubject
 from ..protocol.times import REFUSED_RETRY_S
-from ..runtime import locks, readiness, transport
+from ..runtime import locks, mounts, readiness, transport
 from ..runtime.clock import SteadyClock
 from ..runtime.config import log_refusal, taken
 from ..runtime.directories import check_way, private_directory
 from ..runtime.loop import Loop
-from . import accounts, cgroups, config, shim, topology
+from . import accounts, cgroups, config, health, shim, topology, watching
 from .accounts import Account
 from .cgroups import Cgroups
+from .checks import Checks
 from .config import AgentConfig
 from .disk import Disk, Rules, load_identity, located
 from .environment import Surroundings, common_environment
-from .errands import Errands
+from .errands import NOBODY, Errands, Newest
 from .events import (
     Action,
     ControllerMessage,
     Event,
     ForgetWorker,
+    HealthChanged,
     HelloNotSent,
     IdentityWritten,
     KeepIdentity,
     LogRead,
+    ProcessExited,
+    ProcessFailed,
     ReadLogPiece,
     SendController,
     SendWorker,
@@ -64,13 +77,24 @@ from .events import (
     WorkerStatusReceived,
 )
 from .forkserver.client import WarmProcesses
+from .health import CheckFailed
 from .lines import WorkerLines, let_pass
 from .logfiles import JobFiles, not_read
 from .machine import AgentMachine
+from .metrics import Tally, figures
+from .ports import Ports
 from .processes import Processes
+from .reach import Reach
 from .scratch import Scratch
 
+if TYPE_CHECKING:
+    from ..runtime.metrics import Exporter
+
 log = logging.getLogger(__name__)
+
+STORAGE_TOLD_WITHIN_S = 2.0  # on what the checkpoints lie; their file system may hang
+
+TOO_MUCH_WAITS = "too much waits for this server's file systems"
 
 
 class AgentDaemon:
@@ -102,22 +126,28 @@ class AgentDaemon:
         )
         self._refusals = transport.refusals(self._context, self._controller)
         self._connect_again_at: float | None = None
+        self._reach = Reach(self._controller_address, options.heartbeat_interval_s, self._clock.now())
         self._sparing = SparingBySubject()
         self._from_controller: Codec[ToAgentFromController] = Codec(ToAgentFromController)
         self._from_worker: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
-        gpus = topology.discover(options.cpu_slots)
+        inventory = topology.discover(
+            state, time.time(), options.cpu_slots, options.gpu_kind, options.nvml_library, Path(options.sysfs)
+        )
+        self._ports = Ports()
+        gpus = self._ports.keep(inventory.gpus)
         around = Surroundings(
             agent_address=transport.check_address(f"ipc://{socket_path}", None),
             address=options.address,
             checkpoints=options.checkpoints,
             gpus=gpus,
             variables=options.worker_environment,
-            cpus=topology.near(gpus) if options.cpu_affinity else {},
+            cpus=inventory.cpus if options.cpu_affinity else {},
             interface=topology.interface_of(options.address),
         )
         if not around.interface:
             log.warning("address: %s is none of this server's: NCCL chooses a network by itself", options.address)
-        self._workers = WorkerLines(self._context, self._loop, around.agent_address_for, self._on_worker)
+        bounds = options.worker_messages.bounds(len(inventory.gpus))
+        self._workers = WorkerLines(self._loop, around.agent_address_for, self._on_worker, bounds)
         if problem := self._workers.listen(own):
             raise OperatorError(problem)
         server = Server(
@@ -127,9 +157,15 @@ class AgentDaemon:
             cpu_cores=psutil.cpu_count() or 0,
             memory_bytes=psutil.virtual_memory().total,
             version=__version__,
+            rack=options.rack,
+            wiring=inventory.wiring,
+            checkpoints=mounts.told_within(options.checkpoints, STORAGE_TOLD_WITHIN_S),
         )
         files = JobFiles(state / "jobs")
         self._errands = Errands(self._loop.wake)
+        self._keep_health: Newest[health.Kept] = Newest(
+            self._errands, "health", lambda kept: watching.save(state, kept), self._on_health_kept
+        )
         self._cgroups = Cgroups(
             config.tag(state),
             cgroups.Limits(*options.worker_limits.each()),
@@ -157,9 +193,34 @@ class AgentDaemon:
         if own.uid == 0:
             for path in config.others_may_change((Path(sys.executable), Path(shim.__file__))):
                 log.warning("%s can be changed by others than root, and this agent, which is root, executes it", path)
+        now = self._clock.now()
+        self._health = health.Health(options.rules)
+        self._boot = shim.boot_id()
+        self._health.restore(now, watching.load(state), self._boot)
+        self._health.begin(now, inventory.troubles)
         self._machine = AgentMachine(
-            server, secrets.token_hex(8), options.heartbeat_interval_s, options.worker_silence_s, who
+            server,
+            secrets.token_hex(8),
+            options.heartbeat_interval_s,
+            options.worker_silence_s,
+            who,
+            self._health.troubles(),
         )
+        self._watch = watching.Watch(
+            inventory.gpus,
+            inventory.wiring,
+            options.nvml_library,
+            options.disks,
+            options.health.least_disk_mib << 20,
+            options.health.interval_s,
+            watching.Owned(self._processes.roots, self._machine.used_gpus),
+            self._loop.wake,
+        )
+        self._checks = Checks(self._errands, self._check, self._begin_start, self._on_unfit)
+        self._processes.generation_of = self._machine.generation_of
+        self._server = server
+        self._tally = Tally()
+        self._exporter = _exporter(options, self._loop.wake)
         self._loop.add_socket(self._controller, self._on_controller)
         self._loop.add_socket(self._refusals, self._on_refusal)
 
@@ -170,6 +231,7 @@ class AgentDaemon:
             self._loop.on_signal(signal.SIGHUP, lambda: self._reload(again))
         try:
             self._dispatch(self._processes.adopt())
+            self._watch.start()
             readiness.notify("READY=1")
             log.info("agent runs")
             self._loop.run()
@@ -179,6 +241,10 @@ class AgentDaemon:
 
     def close(self) -> None:
         """Let go of everything; the workers go on."""
+        self._watch.close()
+        self._checks.close()
+        if self._exporter is not None:
+            self._exporter.close()
         self._processes.close()
         if self._warm is not None:
             self._warm.close()
@@ -189,6 +255,7 @@ class AgentDaemon:
         self._workers.close()
         self._context.term()
         self._cgroups.close()
+        self._ports.close()
         self._scratch.close()
         self._loop.close()
         os.close(self._lock)
@@ -209,8 +276,12 @@ class AgentDaemon:
         try:
             message = self._from_controller.decode(frames[-1])
         except PeerError as error:
+            self._tally.dropped["controller"] += 1
             log.warning("dropped bytes from the controller: %s", error)
             return
+        self._tally.heard(message)
+        if news := self._reach.heard(self._clock.now()):
+            log.info("%s", news)
         self._dispatch(ControllerMessage(message))
 
     def _on_refusal(self, frames: list[bytes]) -> None:
@@ -235,10 +306,12 @@ class AgentDaemon:
             if account is not None and account.uid != user:
                 raise PeerError(f"user {user} speaks for worker {status.worker:.200} of another account")
         except PeerError as error:
+            self._tally.dropped["worker"] += 1
             more = self._sparing.worth(f"a worker of user {user}", self._clock.now())
             if more is not None:
                 log.warning("dropped bytes from a worker: %.500s (and %d such since the last one)", error, more)
             return
+        self._tally.statuses += 1
         self._dispatch(WorkerStatusReceived(status))
         self._processes.heard(status.worker)
 
@@ -250,20 +323,68 @@ class AgentDaemon:
                 return f"{self._state}: {error.strerror}"
         return self._workers.listen(account)
 
+    def _check(self, start: StartWorker) -> CheckFailed | None:
+        least_free_share = self._options.health.least_free_share
+        return self._watch.driver.check(start.gpus or (start.gpu,), start.trusted, least_free_share)
+
+    def _begin_start(self, start: StartWorker) -> None:
+        if failed := self._processes.start(start):
+            self._dispatch(failed)
+
+    def _on_unfit(self, failed: ProcessFailed, seen: CheckFailed) -> None:
+        self._observe(seen)
+        self._dispatch(failed)
+
+    def _observe(self, seen: health.Observation) -> None:
+        """Something about the server and its GPUs has been looked at."""
+        before = {(one.gpu, one.code, one.severity): one for one in self._health.troubles()}
+        if not self._health.handle(self._clock.now(), seen):
+            return
+        after = {(one.gpu, one.code, one.severity): one for one in self._health.troubles()}
+        for key, trouble in after.items():
+            if key not in before:
+                where = "" if trouble.gpu is None else f"GPU {trouble.gpu}: "
+                log.warning("%s%s (%s, %s)", where, trouble.text, trouble.code, trouble.severity.value)
+        for gpu, code, severity in before.keys() - after.keys():
+            log.info("%sis over: %s (%s)", "" if gpu is None else f"GPU {gpu}: ", code, severity.value)
+        self._keep_health.ask(self._health.kept(self._boot))
+        self._dispatch(HealthChanged(self._health.troubles()))
+
+    def _on_health_kept(self, error: str) -> None:
+        if error and self._sparing.worth("health", self._clock.now()) is not None:
+            log.warning("%s", error)
+
     def _on_turn(self) -> None:
         self._errands.deliver()
+        for seen in self._watch.deliver():
+            self._observe(seen)
+        now, over_at = self._clock.now(), self._health.next_deadline()
+        if over_at is not None and now >= over_at:
+            self._observe(health.TimePassed())
+        self._checks.pass_time(now)
+        if self._exporter is not None and self._exporter.wanted:
+            self._exporter.publish(figures(self._machine, self._tally, self._server, self._health.troubles()))
         deadline = self._machine.next_deadline()
         if deadline is not None and self._clock.now() >= deadline:
             self._dispatch(TimePassed())
         if self._connect_again_at is not None and self._clock.now() >= self._connect_again_at:
             self._connect_again_at = None
             transport.connect_again(self._controller, self._controller_address)
+        if trouble := self._reach.look(self._clock.now()):
+            log.warning("%s", trouble)
         self._processes.pass_time()
+        self._workers.pass_time()
         if self._warm is not None:
             self._warm.pass_time()
 
     def _next_deadline(self) -> float | None:
-        deadlines = [self._machine.next_deadline(), self._processes.next_deadline(), self._connect_again_at]
+        deadlines = [
+            self._machine.next_deadline(),
+            self._processes.next_deadline(),
+            self._connect_again_at,
+            self._reach.deadline,
+        ]
+        deadlines += [self._health.next_deadline(), self._checks.deadline()]
         if self._warm is not None:
             deadlines.append(self._warm.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -274,6 +395,7 @@ class AgentDaemon:
         """Hand `event` to the machine and carry out what it asks for, and what follows from that."""
         events = deque([event])
         while events:
+            self._tally.ends += isinstance(events[0], ProcessExited | ProcessFailed)
             for action in self._machine.handle(self._clock.now(), events.popleft()):
                 follows = self._perform(action)
                 if follows is not None:
@@ -284,15 +406,19 @@ class AgentDaemon:
         match action:
             case SendController(message):
                 sent = self._send_controller(message)
+                self._tally.sent(message, sent)
                 return HelloNotSent() if isinstance(message, AgentHello) and not sent else None
             case SendWorker(worker, message):
                 account = self._processes.account_of(worker)
                 if account is not None:
                     self._workers.send(account, worker.encode(), self._from_worker.encode(message))
             case StartProcess(start):
-                return self._processes.start(start)
+                self._tally.starts += 1
+                if not self._watch.driver.numbers:
+                    return self._processes.start(start)
+                self._checks.ask(self._clock.now(), start)
             case SignalProcess(worker, how):
-                return self._processes.signal(worker, how)
+                return self._checks.stop(worker, how) or self._processes.signal(worker, how)
             case ForgetWorker(job, worker, uid):
                 self._processes.forget(job, worker, uid)
             case ReadLogPiece(request, growing):
@@ -309,17 +435,39 @@ class AgentDaemon:
         return None
 
     def _read_log(self, request: ReadLog, growing: bool) -> Event | None:
+        """Whose it is comes first: that account can make it hang."""
+        offered = self._errands.offer(
+            "whose logs", lambda: self._disk.writer(request), lambda writer: self._read_log_of(writer, request, growing)
+        )
+        return None if offered else LogRead(not_read(request, TOO_MUCH_WAITS))
+
+    def _read_log_of(self, writer: Account, request: ReadLog, growing: bool) -> None:
         offered = self._errands.offer(
             f"logs {request.job}.{request.uid}",
-            lambda: self._disk.read_log(request, growing),
+            lambda: self._disk.read_log(request, growing, writer),
             lambda piece: self._dispatch(LogRead(piece)),
+            NOBODY if writer.own else writer.name,
         )
-        return None if offered else LogRead(not_read(request, "too much waits for this server's file systems"))
+        if not offered:
+            self._dispatch(LogRead(not_read(request, TOO_MUCH_WAITS)))
 
     def _send_controller(self, message: msgspec.Struct) -> bool:
+        if isinstance(message, AgentHello | AgentHeartbeat):
+            message = msgspec.structs.replace(
+                message, clock_s=time.time()
+            )  # not the steady clock: people look at this one
         try:
             data = self._from_controller.encode(message)
         except PeerError as error:
             log.error("nothing is sent to the controller: %s", error)
             return False
         return transport.send(self._controller, self._name, data)
+
+
+def _exporter(options: AgentConfig, wake: Callable[[], None]) -> Exporter | None:
+    """Whoever does not want figures does not load what serves them."""
+    if options.metrics_address is None:
+        return None
+    from ..runtime.metrics import Exporter
+
+    return Exporter(options.metrics_address, wake)

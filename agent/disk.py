@@ -8,17 +8,19 @@ What belongs to the owner of a job is touched with that owner's rights and no mo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
 import logging
 import os
 import resource
+import select
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +30,10 @@ from ..protocol.errors import OperatorError, PeerError
 from ..protocol.messages import LogPiece, ReadLog, StartWorker
 from ..protocol.model import Fault, JobId, WorkerId
 from ..protocol.times import RECORD_PATIENCE_S, RECORD_RETRY_S, SHIM_GRACE_S
+from ..runtime.logs import about
 from . import accounts, cgroups, privileges, shim
 from .accounts import Account, NoAccount, acting_as
-from .adoption import ExitRecord, Found, Record, Seen
+from .adoption import SHIM_KILLED, ExitRecord, Found, Record, Seen
 from .cgroups import Cgroups
 from .environment import DEFAULT_PATH, Surroundings, environment
 from .forkserver import key as warm_key
@@ -58,6 +61,19 @@ SHIM_ENVIRONMENT = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"}
 SHIM_TIMES = shim.Times(SHIM_GRACE_S, RECORD_PATIENCE_S, RECORD_RETRY_S)
 
 Watched = Mapping[WarmKey, Mapping[str, int]]  # what warm processes have loaded: modification times (ns) of files
+
+
+class Spoiled(OSError):
+    """Something is wrong with what belongs to a job's account, as that account can make it."""
+
+
+# A link, a file, a closed directory in place of a directory; too much of the account's. Not: a disk that is full, broken or away.
+ACCOUNTS_DOING = frozenset(
+    (
+        *(errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
+        *(errno.ELOOP, errno.ENOTEMPTY, errno.EBUSY, errno.EMLINK, errno.EDQUOT),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -128,7 +144,7 @@ class Disk:
                 return Prepared(account, made, name, self._forkable(start, account, made, watched))
         except NoAccount as error:
             return Failed(str(error))
-        except (OSError, PeerError) as error:
+        except (OSError, PeerError, ValueError) as error:
             return not_started(error)
 
     def _make_checkpoints(self, start: StartWorker, account: Account) -> None:
@@ -145,6 +161,7 @@ class Disk:
             _make_directory_for(account, above)
         with acting_as(account):
             _reach(above, account)
+        with _in_its_own(account):
             path.mkdir(mode=0o700, exist_ok=True)
 
     def _forkable(
@@ -165,7 +182,7 @@ class Disk:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not account.own:
                 self._make_output(start, account)
-            with acting_as(account):
+            with _in_its_own(account):
                 self._files.output_of(start.job, start.worker, "exit", start.uid, account).unlink(missing_ok=True)
                 if not account.own:
                     self._files.output_of(start.job, start.worker, "json", start.uid, account).unlink(missing_ok=True)
@@ -183,6 +200,8 @@ class Disk:
                 cgroups=self._make_cgroup(start, account),
                 scratch=prepared.scratch,
                 made_s=time.time(),
+                boot_id=self._boot,
+                gpus=start.gpus,
             )
             shim.write_whole(str(path), msgspec.to_builtins(record))
         except (OSError, PeerError) as error:
@@ -196,6 +215,7 @@ class Disk:
             _make_directory_for(account, path.parent)
         with acting_as(account):
             _reach(path.parent, account)
+        with _in_its_own(account):
             path.mkdir(mode=0o700, exist_ok=True)
         note = self._files.directory(start.job, start.uid) / OWNER_NOTE
         shim.write_whole(str(note), {"name": account.name, "uid": account.uid, "gid": account.gid})
@@ -240,32 +260,58 @@ class Disk:
         except (OSError, ValueError) as error:  # ValueError: a zero byte in a variable or an argument
             return not_started(error)
         try:
+            self._note_shim(record, child.pid)
             return child, os.pidfd_open(child.pid)
-        except OSError as error:  # too many files are open
+        except OSError as error:  # too many files are open, the disk is full
             child.kill()  # nobody would notice its end
             child.wait()
             return not_started(error)
 
+    def _note_shim(self, record: Record, pid: int) -> None:
+        """Which process keeps a worker must be known whatever the worker makes of what its shim writes. Raises OSError.
+
+        A shim of the agent's own account writes into the same file, which is no safer from its worker than the agent itself.
+        """
+        if owner(record).own:
+            return
+        path = self._files.of(record.job, record.worker, "json", record.uid)
+        noted = msgspec.structs.replace(record, shim_pid=pid, shim_start_ticks=shim.start_ticks(pid))
+        shim.write_whole(str(path), msgspec.to_builtins(noted))
+
     def ways(self, start: StartWorker, account: Account) -> dict[str, object]:
         """What a shim is told beside its record and the worker's variables."""
         return {
-            "cpus": self._around.cpus.get(start.gpu, ()),
+            "cpus": self._around.cpus_of(start),
             "log_bytes": self._rules.log_bytes,
             "umask": self._rules.umask if account.own else UMASK,
         }
 
-    def admit(self, record: Record, pid: int) -> bool:
-        """Take a shim that a warm process has forked into its worker's cgroup, before it goes on. Whether it may go on."""
+    def admit(self, record: Record, pid: int, descriptor: int) -> bool:
+        """Take a shim that a warm process has forked into its worker's cgroup, before it goes on. Whether it may go on.
+
+        `descriptor`: its pidfd. A cgroup takes a number, and by then that may be a process of somebody else's.
+        """
         account = owner(record)
         if not account.own and accounts.runs_as(pid) != account.uid:
             log.error("a warm process of %s names a process as its own that is not: %d", account.name, pid)
             return False
+        problem = ""
         try:
             cgroups.enter(record.cgroups, pid)
         except OSError as error:
-            log.error("a forked worker cannot enter its cgroup: %s", error.strerror)
-            return False
-        return True
+            problem = f"it cannot enter its cgroup: {error.strerror}"
+        if is_over(descriptor):
+            problem = "it has ended"
+            if accounts.runs_as(pid) not in (None, account.uid) and pid in cgroups.processes(record.cgroups):
+                cgroups.let_out(record.cgroups, pid)
+        if not problem:
+            try:
+                self._note_shim(record, pid)
+            except OSError as error:
+                problem = f"that it has begun cannot be written down: {error.strerror}"
+        if problem:
+            log.error("its forked shim may not go on: %s", problem, extra=_of(record))
+        return not problem
 
     # -- records
 
@@ -290,11 +336,11 @@ class Disk:
         except UNREADABLE:
             return record
         kept: dict[str, int | None] = {}
-        if _may_be(record, account, seen.shim_pid, seen.shim_start_ticks):
+        if not record.settled and _may_be(record, account, seen.shim_pid, seen.shim_start_ticks):
             kept |= {"shim_pid": seen.shim_pid, "shim_start_ticks": seen.shim_start_ticks}
         if _may_be(record, account, seen.pid, seen.start_ticks):
             kept |= {"pid": seen.pid, "start_ticks": seen.start_ticks}
-        return msgspec.structs.replace(record, boot_id=seen.boot_id, **kept)
+        return msgspec.structs.replace(record, boot_id=record.boot_id or seen.boot_id, **kept)
 
     def end_of(self, record: Record) -> ExitRecord | None:
         """How a worker has ended, if its shim has written that down; what is left of it, but for the shim, is gone then."""
@@ -305,7 +351,7 @@ class Disk:
         except UNREADABLE:
             return None
         if not cgroups.clear(record.cgroups, spare=record.shim_pid):
-            log.error("processes of %s are left, which the kernel does not end", record.worker)
+            log.error("processes of it are left, which the kernel does not end", extra=_of(record))
         return self._explained(record, end if account.own else _plausible(end))
 
     def _explained(self, record: Record, end: ExitRecord) -> ExitRecord:
@@ -323,7 +369,7 @@ class Disk:
         """What is true of a worker whose shim runs, or does not."""
         same_boot = self.of_this_boot(record)
         if not shim_runs and not cgroups.clear(record.cgroups):
-            log.error("processes of %s are left, which the kernel does not end", record.worker)
+            log.error("processes of it are left, which the kernel does not end", extra=_of(record))
         return Found(
             record=record,
             same_boot=same_boot,
@@ -332,11 +378,20 @@ class Disk:
             end=self.end_of(record),
         )
 
-    def after_shim(self, record: Record) -> Found:
-        """What is true of a worker whose shim has ended. All that is left of it is ended."""
-        found = self.look(self.settled(record), shim_runs=False)
-        if found.end is None and cgroups.out_of_memory(record.cgroups):
-            end = self._explained(record, ExitRecord(None, "the process that kept it was killed"))
+    def after_shim(self, record: Record, exit_code: int | None) -> Found:
+        """What is true of a worker whose shim has ended, which this agent has watched. All that is left of it is ended.
+
+        `exit_code`: of the shim, if it was executed by this agent.
+        """
+        seen = msgspec.structs.replace(self.settled(record), shim_pid=record.shim_pid, boot_id=self._boot)
+        found = self.look(seen, shim_runs=False)
+        if found.end is not None:
+            return found
+        if exit_code is not None and exit_code > 0 and exit_code != shim.NO_RECORD:
+            end = ExitRecord(None, f"the process that keeps it could not begin (exit code {exit_code})", Fault.SERVER)
+            return dataclasses.replace(found, end=end)
+        if cgroups.out_of_memory(record.cgroups):
+            end = self._explained(record, ExitRecord(None, SHIM_KILLED))
             return dataclasses.replace(found, end=end)
         return found
 
@@ -348,7 +403,7 @@ class Disk:
             self._rules.scratch.remove(record.scratch, account)
         if record.made_s:
             for name in forget_shared_memory(account, record.made_s):
-                log.info("removed shared memory that %s has left behind: %s", record.worker, name)
+                log.info("removed shared memory that it has left behind: %s", name, extra=_of(record))
 
     def left_behind(self, running: Sequence[Record]) -> Callable[[], None]:
         """What removes all that workers of earlier agents have left behind: found now, so that nothing newer goes with it."""
@@ -386,15 +441,16 @@ class Disk:
                     for path in (written, written.with_suffix(".json"), written.with_suffix(".exit.new")):
                         path.unlink(missing_ok=True)
         except OSError as error:  # the next agent tells of this end again, and is told again to forget it
-            log.error("the records of %s cannot be removed: %s", worker, error)
+            log.error("its records cannot be removed: %s", error, extra=about(job=job, worker=worker))
 
-    def read_log(self, request: ReadLog, growing: bool) -> LogPiece:
-        return read_piece(self._files, request, growing, self._writer(request.job, request.uid))
+    def read_log(self, request: ReadLog, growing: bool, writer: Account) -> LogPiece:
+        return read_piece(self._files, request, growing, writer)
 
-    def _writer(self, job: JobId, uid: str) -> Account:
+    def writer(self, request: ReadLog) -> Account:
         """Whose the logs of a job are."""
         try:
-            noted = msgspec.json.decode((self._files.directory(job, uid) / OWNER_NOTE).read_bytes(), type=_Owner)
+            directory = self._files.directory(request.job, request.uid)
+            noted = msgspec.json.decode((directory / OWNER_NOTE).read_bytes(), type=_Owner)
         except (OSError, PeerError, msgspec.MsgspecError):
             return accounts.myself()
         return Account(noted.name, noted.uid, noted.gid, (), "/")
@@ -458,6 +514,18 @@ def _may_be(record: Record, account: Account, pid: int | None, ticks: int | None
     return accounts.runs_as(pid) == account.uid and (not record.cgroups or pid in cgroups.processes(record.cgroups))
 
 
+@contextlib.contextmanager
+def _in_its_own(account: Account) -> Iterator[None]:
+    """Acting as `account`, where all belongs to it: what it can have spoiled is not the server's fault. Raises OSError."""
+    with acting_as(account):
+        try:
+            yield
+        except OSError as error:
+            if account.own or error.errno not in ACCOUNTS_DOING:
+                raise
+            raise Spoiled(error.errno, f"{error.filename}: {error.strerror}") from None
+
+
 def _is_there(path: Path, account: Account) -> bool:
     with acting_as(account):
         return os.path.lexists(path)
@@ -496,6 +564,8 @@ def _reach(path: Path, account: Account) -> None:
 
 def not_started(error: Exception) -> Failed:
     """Too long a command and a name that is none are the job's own fault; a full disk or no memory is the server's."""
+    if isinstance(error, Spoiled):
+        return Failed(f"cannot be started: {error.strerror}", Fault.KILLED)
     servers = isinstance(error, OSError) and error.errno not in (errno.E2BIG, errno.ENAMETOOLONG)
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return Failed(f"cannot be started: {why}", Fault.SERVER if servers else Fault.SCRIPT)
@@ -538,6 +608,13 @@ def runs(pid: int | None, ticks: int | None) -> bool:
     return pid is not None and ticks is not None and shim.start_ticks(pid) == ticks
 
 
+def is_over(process: int) -> bool:
+    """Whether the process of this pidfd has ended."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def find_interpreter(program: str, environment: Mapping[str, str], workdir: str) -> Interpreter | None:
     """The program that exec would find for `program` in `workdir`. None: none, or it depends on more than that."""
     if "/" in program:
@@ -562,3 +639,8 @@ def _changed(files: Mapping[str, int]) -> bool:
         return any(os.stat(path).st_mtime_ns != changed for path, changed in files.items())
     except (OSError, ValueError):  # ValueError: what a hostile process has named is no path
         return True
+
+
+def _of(record: Record) -> dict[str, object]:
+    """For a line of the log about a worker."""
+    return about(job=record.job, worker=record.worker)

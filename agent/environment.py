@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..protocol.messages import StartWorker
-from ..protocol.model import Determinism, Gpu, GpuKind
+from ..protocol.model import Determinism, Gpu, GpuKind, Processes
 from .accounts import Account
 from .logfiles import directory_name
 
@@ -57,6 +57,11 @@ class Surroundings:
         """Of the socket for an account's workers."""
         return self.agent_address if account.own else f"{self.agent_address}-{account.uid}"
 
+    def cpus_of(self, start: StartWorker) -> tuple[int, ...]:
+        """Near all GPUs of a process; empty: of one of them that is not known."""
+        near = [self.cpus.get(index, ()) for index in start.gpus or (start.gpu,)]
+        return tuple(sorted({cpu for each in near for cpu in each})) if all(near) else ()
+
     def gpu(self, index: int) -> Gpu | None:
         return next((gpu for gpu in self.gpus if gpu.index == index), None)
 
@@ -83,14 +88,59 @@ def _network(interface: str) -> dict[str, str]:
     return {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 
+def _visible(start: StartWorker) -> tuple[int, ...]:
+    """The GPUs that a process sees. One of a gang that is not expected to call `elastic.join()` sees all of its job's on this
+    server, as under torchrun: scripts choose theirs by LOCAL_RANK."""
+    if start.gpus:
+        return start.gpus
+    if start.rendezvous is not None and not start.spec.expected_to_join:
+        return start.rendezvous.local
+    return (start.gpu,)
+
+
+def _meeting(start: StartWorker) -> dict[str, str]:
+    """How the processes of a gang find each other, in the words of torch.distributed; the job's own variables go before these."""
+    found = start.rendezvous
+    if found is None:
+        return {}
+    made = {"MASTER_ADDR": found.address, "MASTER_PORT": str(found.port)}
+    if start.spec.processes is Processes.PER_SERVER:
+        nodes, node = found.servers, found.server
+        torchrun = {
+            "PET_NNODES": str(nodes),
+            "PET_NODE_RANK": str(node),
+            "PET_NPROC_PER_NODE": str(len(_visible(start))),
+            "PET_MASTER_ADDR": found.address,
+            "PET_MASTER_PORT": str(found.port),
+            "PET_RDZV_ID": start.worker.rpartition(".")[0],
+            "PET_RDZV_ENDPOINT": f"{found.address}:{found.port}",
+        }
+        return {**made, **torchrun, "NODE_RANK": str(node), "NNODES": str(nodes)}
+    own = _visible(start).index(start.gpu)
+    alone = len(_visible(start)) == 1
+    node = found.process if alone else found.server
+    return {
+        **made,
+        "RANK": str(found.process),
+        "WORLD_SIZE": str(found.processes),
+        "LOCAL_RANK": str(own),
+        "LOCAL_WORLD_SIZE": str(len(_visible(start))),
+        "NODE_RANK": str(node),
+        "GROUP_RANK": str(node),
+        "NNODES": str(found.processes if alone else found.servers),
+    }
+
+
 def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Account, scratch: str) -> dict[str, str]:
     """All variables of a worker. `scratch`: its directory for temporary files."""
     spec = start.spec
-    visible = (gpu.uuid or str(gpu.index)) if gpu.kind is GpuKind.CUDA else ""
+    seen = [each for index in _visible(start) if (each := around.gpu(index)) is not None]
+    visible = ",".join(each.uuid or str(each.index) for each in seen) if gpu.kind is GpuKind.CUDA else ""
     repeatable = {} if spec.determinism is Determinism.NONE else REPEATABLE
     made = {
         **repeatable,
         **common_environment(around, account, scratch),
+        **_meeting(start),
         **spec.env,
         "ELASTICD_JOB": start.job,
         "ELASTICD_WORKER": start.worker,
@@ -106,6 +156,10 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
         "ELASTICD_PAUSE_TIMEOUT_S": repr(spec.pause_timeout_s),
         "CUDA_VISIBLE_DEVICES": visible,
     }
+    if spec.processes is Processes.PER_SERVER:
+        made["ELASTICD_PER_SERVER"] = "1"
+    if len(seen) > 1:
+        made["ELASTICD_GPU_INDEX"] = str(_visible(start).index(start.gpu))
     if spec.max_steps is not None:
         made["ELASTICD_MAX_STEPS"] = str(spec.max_steps)
     if spec.step_timeout_s is not None:

@@ -4,6 +4,10 @@ Work is asked for in *lanes*, named by what it waits for (the directory of a job
 order in which it was asked for, one after the other; lanes do not wait for each other, unless there are more of them than
 threads. What comes of a piece of work is handed over in the loop's thread, by `deliver`.
 
+What belongs to an account can be made to hang by that account: its home, a file system that it has mounted, a socket that it
+holds. So each lane has a *holder*, and the lanes of one holder have only some of the threads at a time; the others wait until one
+of these has done. What concerns the agent alone has no holder, and may use all threads.
+
 The threads last as long as the process: a process that one of them has started may have asked the kernel to end with it.
 None of them is waited for when the agent ends, for the same reason that they exist.
 """
@@ -13,14 +17,18 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-MAX_THREADS = 32
+MAX_THREADS = 64
+MAX_THREADS_OF_ONE = 6  # holder
 MAX_WAITING = 1000  # pieces of work, beyond which an offer is refused
+MAX_WAITING_OF_ONE = 200
+NOBODY = ""  # the holder of what is the agent's own
 
 R = TypeVar("R")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,23 @@ class _Done:
     error: BaseException | None  # a bug: what the world can break, the work itself turns into a result
 
 
+@dataclass
+class _Lane:
+    """It has work; the first piece of it may be in progress."""
+
+    holder: str
+    errands: deque[_Errand]
+
+
+@dataclass
+class _Holder:
+    """Whose lanes have work."""
+
+    waiting: int = 0  # pieces of work, those in progress included
+    threads: int = 0  # that do something for it, or are about to
+    held_back: deque[str] = field(default_factory=deque)  # lanes that wait for one of these threads
+
+
 class Errands:
     """The threads, and what waits for them. All methods are for the loop's thread."""
 
@@ -45,32 +70,51 @@ class Errands:
         self._most_threads = threads
         self._most_waiting = waiting
         self._lock = threading.Lock()  # of what follows
-        self._lanes: dict[str, deque[_Errand]] = {}  # that have work; the first of each may be in progress
+        self._lanes: dict[str, _Lane] = {}
+        self._holders: dict[str, _Holder] = {}
         self._waiting = 0
+        self._busy = 0  # lanes that a thread works at, or is about to
         self._threads = 0
         self._closed = False
         self._ready: SimpleQueue[str] = SimpleQueue()  # lanes whose first piece of work nobody does yet
         self._done: deque[_Done] = deque()
 
-    def ask(self, lane: str, work: Callable[[], R], then: Callable[[R], None]) -> None:
-        """Do `work` in its turn, then hand its result to `then`. For what has a bound of its own: so much for each worker."""
+    def ask(self, lane: str, work: Callable[[], R], then: Callable[[R], None], holder: str = NOBODY) -> None:
+        """Do `work` in its turn, then hand its result to `then`. For what has a bound of its own: so much for each worker.
+
+        `holder`: the account that can make it hang. Lanes of one name and several holders are different ones.
+        """
+        lane = f"{holder}\0{lane}"
         with self._lock:
             self._waiting += 1
-            errands = self._lanes.setdefault(lane, deque())
-            errands.append(_Errand(work, then))
-            if len(errands) > 1:
-                return
-            if len(self._lanes) > self._threads and self._threads < self._most_threads:
-                self._threads += 1
-                threading.Thread(target=self._serve, name=f"errands-{self._threads}", daemon=True).start()
-            self._ready.put(lane)
+            of = self._holders.setdefault(holder, _Holder())
+            of.waiting += 1
+            found = self._lanes.setdefault(lane, _Lane(holder, deque()))
+            found.errands.append(_Errand(work, then))
+            if len(found.errands) == 1:
+                self._begin(lane, found)
 
-    def offer(self, lane: str, work: Callable[[], R], then: Callable[[R], None]) -> bool:
+    def offer(self, lane: str, work: Callable[[], R], then: Callable[[R], None], holder: str = NOBODY) -> bool:
         """As `ask`, unless too much waits already. Whether it will be done."""
-        if self._waiting >= self._most_waiting:
+        of = self._holders.get(holder)
+        most = MAX_WAITING_OF_ONE if holder else self._most_waiting
+        if self._waiting >= self._most_waiting or (of is not None and of.waiting >= most):
             return False
-        self.ask(lane, work, then)
+        self.ask(lane, work, then, holder)
         return True
+
+    def _begin(self, lane: str, found: _Lane) -> None:
+        """Let a thread do the first piece of work of a lane, if its holder may have one more."""
+        of = self._holders[found.holder]
+        if found.holder and of.threads >= MAX_THREADS_OF_ONE:
+            of.held_back.append(lane)
+            return
+        of.threads += 1
+        self._busy += 1
+        if self._busy > self._threads and self._threads < self._most_threads:
+            self._threads += 1
+            threading.Thread(target=self._serve, name=f"errands-{self._threads}", daemon=True).start()
+        self._ready.put(lane)
 
     def deliver(self) -> None:
         """Hand over what has been done. Raises what work has raised: only a bug does."""
@@ -90,19 +134,32 @@ class Errands:
         while True:
             lane = self._ready.get()
             with self._lock:
-                errand = self._lanes[lane][0]
+                errand = self._lanes[lane].errands[0]
             done = _do(errand)
             with self._lock:
-                self._waiting -= 1
-                errands = self._lanes[lane]
-                errands.popleft()
-                if errands:
-                    self._ready.put(lane)
-                else:
-                    del self._lanes[lane]
+                self._ended(lane)
                 if not self._closed:
                     self._done.append(done)
                     self._wake()
+
+    def _ended(self, lane: str) -> None:
+        """The first piece of work of a lane is done: its next one waits behind the other lanes of its holder."""
+        found = self._lanes[lane]
+        found.errands.popleft()
+        of = self._holders[found.holder]
+        self._waiting -= 1
+        self._busy -= 1
+        of.waiting -= 1
+        of.threads -= 1
+        if found.errands:
+            of.held_back.append(lane)
+        else:
+            del self._lanes[lane]
+        if of.held_back:
+            following = of.held_back.popleft()
+            self._begin(following, self._lanes[following])
+        if not of.waiting:
+            del self._holders[found.holder]
 
 
 def _do(errand: _Errand) -> _Done:
@@ -110,3 +167,29 @@ def _do(errand: _Errand) -> _Done:
         return _Done(errand, errand.work(), None)
     except BaseException as error:  # the edge of the thread: the loop's thread raises it
         return _Done(errand, None, error)
+
+
+class Newest(Generic[V]):
+    """Does something with the newest of many values: while it is done with one, the values in between are passed over."""
+
+    def __init__(self, errands: Errands, lane: str, work: Callable[[V], R], then: Callable[[R], None]) -> None:
+        self._errands, self._lane, self._work, self._then = errands, lane, work, then
+        self._next: list[V] = []  # at most one
+        self._busy = False
+
+    def ask(self, value: V) -> None:
+        """Do it with `value`, at once or as soon as the work at hand is done."""
+        self._next = [value]
+        if not self._busy:
+            self._begin()
+
+    def _begin(self) -> None:
+        value = self._next.pop()
+        self._busy = True
+        self._errands.ask(self._lane, lambda: self._work(value), self._done)
+
+    def _done(self, result: Any) -> None:
+        self._busy = False
+        self._then(result)
+        if self._next:
+            self._begin()

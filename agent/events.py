@@ -15,7 +15,7 @@ from ..protocol.messages import (
     ToWorkerFromAgent,
     WorkerExit,
 )
-from ..protocol.model import Fault, JobId, WorkerId, WorkerStatus
+from ..protocol.model import Fault, JobId, Trouble, WorkerId, WorkerStatus
 from .identity import Identity
 
 # ------------------------------------------------------------------------------------------------------------------- events
@@ -72,6 +72,7 @@ class ProcessExited:
     exit_code: int | None
     reason: str
     fault: Fault | None = None  # None: as the exit code tells
+    log: str = ""  # path of its log
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,13 @@ class IdentityWritten:
 
 
 @dataclass(frozen=True)
+class HealthChanged:
+    """These are the troubles of this server and its GPUs now, all of them."""
+
+    troubles: tuple[Trouble, ...]
+
+
+@dataclass(frozen=True)
 class TimePassed:
     """The deadline of `next_deadline` may have come."""
 
@@ -103,6 +111,7 @@ Event = (
     | ProcessExited
     | LogRead
     | IdentityWritten
+    | HealthChanged
     | TimePassed
 )
 

@@ -1,78 +1,127 @@
 """The sockets on which workers talk: one for each account, so that no user can speak as another one's worker.
 
 A socket is a file that only its account (and root) may connect to, in a directory that only the agent may write to: the account
-can neither replace it nor keep a later agent from making it again. Which account a message came from is known by the socket.
+can neither replace it nor keep a later agent from making it again. The kernel says of each connection which account it is.
+
+Each socket has a door, which bounds connections, messages and bytes of its account, and cuts a connection over which too much is
+said. Each has a thread of ZeroMQ's, too: before Linux 6.16 an account can hold that one up (`transport.take_no_descriptors`), and
+then only its own workers are not heard.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
 from ..protocol.errors import ElasticError
+from ..protocol.principals import LOCAL_OPERATOR, Principal, Role
 from ..runtime import transport
+from ..runtime.door import Bounds, Door, Gate, Peer
+from ..runtime.keys import Principals
 from ..runtime.loop import Loop
 from .accounts import Account
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_ACCOUNTS = 256
+CLOSE_WITHIN_S = 1.0
+LISTENER = bytes(1)  # before the name of a connection: a door's first socket, and these have one
 
-Heard = Callable[[int, list[bytes]], None]  # from a worker of the account with this number
+Heard = Callable[[int, list[bytes]], None]  # from a worker of the account with this number: its name, and what it says
+
+
+class _OneAccount(Principals):
+    """Who may speak on the socket of an account: that account, and the agent's own."""
+
+    def __init__(self, account: Account) -> None:
+        super().__init__()
+        self._uid = account.uid
+        self._who = Principal(role=Role.USER, name=account.name or str(account.uid))
+
+    def of_uid(self, uid: int) -> Principal | None:
+        if uid == os.getuid():
+            return LOCAL_OPERATOR
+        return self._who if uid == self._uid else None
+
+
+@dataclass(frozen=True)
+class _Line:
+    context: zmq.Context[transport.Socket]
+    door: Door
 
 
 class WorkerLines:
     """The sockets of one agent. For the loop's thread."""
 
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        loop: Loop,
-        address_for: Callable[[Account], str],
-        heard: Heard,
-    ) -> None:
-        self._context = context
+    def __init__(self, loop: Loop, address_for: Callable[[Account], str], heard: Heard, bounds: Bounds) -> None:
+        """bounds: of each account."""
         self._loop = loop
         self._address_for = address_for
         self._heard = heard
-        self._sockets: dict[int, zmq.Socket[bytes]] = {}
+        self._bounds = bounds
+        self._lines: dict[int, _Line] = {}
 
     def listen(self, account: Account) -> str:
         """Hear the workers of an account from now on. Returns why that cannot be, or ""."""
-        if account.uid in self._sockets:
+        if account.uid in self._lines:
             return ""
-        if len(self._sockets) >= MAX_ACCOUNTS:
+        if len(self._lines) >= MAX_ACCOUNTS:
             return f"workers of {MAX_ACCOUNTS} accounts have run here: this agent must be started anew"
         address = self._address_for(account)
         path = Path(address.removeprefix("ipc://"))
-        socket = transport.router(self._context)
-        socket.maxmsgsize = MAX_MESSAGE_BYTES
+        context: zmq.Context[transport.Socket] = zmq.Context()
+        door = Door(context, self._loop, None, _OneAccount(account), self._bounds, most=2 * self._bounds.connections)
+        line = _Line(context, door)
+        gate = Gate(
+            name=f"workers of {account.name or account.uid}",
+            remote=(),
+            local=(Role.USER, Role.OPERATOR),
+            frame_bytes=MAX_MESSAGE_BYTES,
+            waiting_out=transport.QUEUE_MESSAGES,
+            owner=account.uid,
+            names=True,  # a worker's, which its messages say again
+        )
+
+        def hear(peer: Peer, who: Principal, frames: list[bytes]) -> None:
+            self._heard(account.uid, [peer[len(LISTENER) :], *frames])
+
         try:
             if not account.own:
                 let_pass(path.parent.parent)
                 let_pass(path.parent)
-            transport.bind(socket, address)
-            path.chmod(0o600)
-            if not account.own:
-                os.chown(path, account.uid, -1)
+            door.listen(gate, [address], hear)
         except (ElasticError, OSError) as error:
-            socket.close()
+            _close(line)
             return f"its workers cannot be heard: {error}"
-        self._sockets[account.uid] = socket
-        self._loop.add_socket(socket, lambda frames: self._heard(account.uid, frames))
+        self._lines[account.uid] = line
         return ""
 
     def send(self, account: Account, name: bytes, data: bytes) -> None:
-        socket = self._sockets.get(account.uid)
-        if socket is not None:
-            transport.send(socket, name, data)
+        line = self._lines.get(account.uid)
+        if line is not None:
+            line.door.send(LISTENER + name, data)
+
+    def pass_time(self) -> None:
+        for line in self._lines.values():
+            line.door.pass_time()
 
     def close(self) -> None:
-        for socket in self._sockets.values():
-            socket.close()
+        for line in self._lines.values():
+            _close(line)
+        self._lines.clear()
+
+
+def _close(line: _Line) -> None:
+    """A thread of ZeroMQ's that is held up is not waited for."""
+    line.door.close()
+    thread = threading.Thread(target=line.context.term, name="closing a line", daemon=True)
+    thread.start()
+    thread.join(CLOSE_WITHIN_S)
 
 
 def let_pass(path: Path) -> None:

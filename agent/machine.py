@@ -15,8 +15,12 @@ tells the controller everything that changes. Both of its lines may lose message
 * a worker is started once, whatever is repeated: known are the running, the ended, and the lately forgotten. Its name is its
   id with the `uid` of its job: a store that was lost may give a number to another job. One that is to be stopped and does not
   run counts as ended from then on: its start may be on its way, and may not overtake the stop;
+* an end is kept until the controller has taken it in. Where that does not happen, no more workers are started after a while, and
+  what is only an answer to an order is told and not kept: so that table grows by what runs already, and no further;
 * a start whose answer has not come counts as a worker that runs: the file system of its checkpoints may hang. It is given
   up after a while;
+* what is wrong with the server and its GPUs (`health`) is told at once when it changes, and with each heartbeat: the newest list
+  is the truth. No worker is started on a GPU that takes no new work, unless an operator trusts it;
 * a worker that has spoken and then says nothing for long (it was stopped, its control thread is wedged) is killed: its fellows
   wait for it in every step. Only time in which this agent could have heard it counts, and one that is still starting is
   given more: loading data may keep the interpreter from everything else.
@@ -50,7 +54,7 @@ from ..protocol.messages import (
     WorkerReport,
     session_name,
 )
-from ..protocol.model import Fault, JobId, Server, Steady, WorkerId, WorkerPhase, WorkerStatus, job_number
+from ..protocol.model import Fault, JobId, Server, Steady, Trouble, WorkerId, WorkerPhase, WorkerStatus, job_number
 from ..protocol.times import (
     AWAY_S,
     EVENT_KEPT_S,
@@ -66,6 +70,7 @@ from .events import (
     ControllerMessage,
     Event,
     ForgetWorker,
+    HealthChanged,
     HelloNotSent,
     IdentityWritten,
     KeepIdentity,
@@ -89,6 +94,10 @@ from .session import Due, Phase, Session
 
 MAX_ORDERS = 4096
 MAX_FORGOTTEN = 4096
+LEAST_KEPT_ENDS, KEPT_ENDS_PER_GPU = (
+    128,
+    4,
+)  # that no controller has taken in: with so many, no worker is started any more
 MAX_EXITS_PER_HEARTBEAT = 64
 MAX_REPORTS_PER_HEARTBEAT = 128
 
@@ -117,6 +126,7 @@ class _Process:
     unreported: bool = False  # its status has not been passed on
     ordered_at: float = 0.0
     kill_at: float | None = None
+    gpus: tuple[int, ...] = ()  # where it has several; empty: `gpu` alone
     suspend: Suspend | None = None  # it has been asked to end by itself; no signal yet
     heard_at: float = 0.0  # later by as long as the agent was away since
     hung: str = ""  # why it was killed for its silence
@@ -132,8 +142,10 @@ class AgentMachine:
         heartbeat_interval_s: float,
         worker_silence_s: float = float("inf"),
         identity: Identity | None = None,
+        troubles: tuple[Trouble, ...] = (),
     ) -> None:
-        """`incarnation`: new for each start. `identity`: as it is to be from now on; it is written down first of all."""
+        """`incarnation`: new for each start. `identity`: as it is to be from now on; it is written down first of all.
+        `troubles`: of the server and its GPUs, as they are known at the start."""
         self._server = server
         self._incarnation = incarnation
         self._identity = identity or Identity()
@@ -142,6 +154,7 @@ class AgentMachine:
         self._heartbeat_interval_s = heartbeat_interval_s
         self._session = Session(heartbeat_interval_s, random.Random(incarnation))
         self._worker_silence_s = worker_silence_s
+        self._troubles = troubles
         self._started = False
         self._hellos = 0
         self._turned_at = 0.0
@@ -150,6 +163,20 @@ class AgentMachine:
         self._exited: dict[_Name, WorkerExit] = {}
         self._forgotten: dict[_Name, None] = {}  # newest last, bounded
         self._orders: dict[JobId, Order] = {}  # newest of each job; bounded
+
+    def generation_of(self, job: JobId) -> int | None:
+        """The newest that the controller has ordered for `job`, as far as it is known here."""
+        order = self._orders.get(job)
+        return order.roster.generation if order is not None else None
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """How many processes of workers there are, by the phase that they tell; who has told none is starting."""
+        found = dict.fromkeys((phase.value for phase in WorkerPhase), 0)
+        for process in self._running.values():
+            phase = process.status.phase if process.status is not None else WorkerPhase.STARTING
+            found[phase.value] += 1
+        return found
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -161,6 +188,10 @@ class AgentMachine:
             "ends that are forgotten": len(self._forgotten),
             "orders": len(self._orders),
         }
+
+    def used_gpus(self) -> tuple[int, ...]:
+        """On which workers run, or are being started. Also for other threads."""
+        return tuple(index for process in list(self._running.values()) for index in (process.gpu, *process.gpus))
 
     def next_deadline(self) -> float | None:
         """When `handle` wants a TimePassed (Unix time, s)."""
@@ -188,7 +219,8 @@ class AgentMachine:
             case Started(running, exited):
                 self._started = True
                 self._running = {
-                    found.worker: _Process(found.job, found.uid, found.gpu, Origin.ADOPTED) for found in running
+                    found.worker: _Process(found.job, found.uid, found.gpu, Origin.ADOPTED, gpus=found.gpus)
+                    for found in running
                 }
                 self._exited = {(record.uid, record.worker): record for record in exited}
                 return [KeepIdentity(self._identity), *self._pass_time(now)]
@@ -205,10 +237,14 @@ class AgentMachine:
                 return [SendController(piece)]
             case IdentityWritten(error):
                 return self._on_identity(now, error)
+            case HealthChanged(troubles):
+                self._troubles = troubles
+                beat = AgentHeartbeat(server=self._server.server, troubles=troubles)
+                return [SendController(beat)] if self._session.phase is Phase.STANDS else []
             case ProcessFailed(worker, reason, fault):
                 return self._end(worker, None, reason, fault)
-            case ProcessExited(worker, exit_code, reason, known):
-                return self._end(worker, exit_code, reason, known or fault_of(exit_code))
+            case ProcessExited(worker, exit_code, reason, known, path):
+                return self._end(worker, exit_code, reason, known or fault_of(exit_code), path)
             case TimePassed():
                 return self._pass_time(now)
 
@@ -296,28 +332,41 @@ class AgentMachine:
             return []
         if name in self._forgotten:
             return self._tell_that_it_is_gone(start.job, name, Fault.LOST)
+        if self._keeps_too_much:
+            reason = f"{len(self._exited)} ends of workers are kept here that no controller has taken in"
+            return self._tell(_refused(start, reason, Fault.LOST))
         if reason := self._refusal(start):
-            return self._tell_end(
-                name,
-                WorkerExit(
-                    job=start.job, worker=start.worker, exit_code=None, reason=reason, fault=Fault.SERVER, uid=start.uid
-                ),
-            )
+            return self._tell_end(name, _refused(start, reason, Fault.SERVER))
         self._running[start.worker] = _Process(
-            start.job, start.uid, start.gpu, Origin.ASKED, give_up_at=now + START_PATIENCE_S
+            start.job, start.uid, start.gpu, Origin.ASKED, give_up_at=now + START_PATIENCE_S, gpus=start.gpus
         )
         number = job_number(start.job)
         kept = self._keep(highest_job=number) if number > self._identity.highest_job else []
         return [*kept, StartProcess(start)]
 
+    @property
+    def _keeps_too_much(self) -> bool:
+        """Are there so many ends that nobody has taken in that no more may come about?"""
+        return len(self._exited) >= max(LEAST_KEPT_ENDS, KEPT_ENDS_PER_GPU * len(self._server.gpus))
+
     def _refusal(self, start: StartWorker) -> str:
         """Why this worker cannot be started here; empty: it can."""
-        if all(gpu.index != start.gpu for gpu in self._server.gpus):
-            return f"this server has no GPU {start.gpu}"
+        wanted = {start.gpu, *start.gpus}
+        if missing := wanted - {gpu.index for gpu in self._server.gpus}:
+            return f"this server has no GPU {min(missing)}"
         if start.worker in self._stuck:
             return f"an earlier start of {start.worker} has not come to an end: a file system may not answer"
-        if any(process.gpu == start.gpu for process in self._stuck.values()):
-            return f"an earlier start on GPU {start.gpu} has not come to an end: a file system may not answer"
+        for trouble in self._troubles:
+            if (
+                (trouble.gpu is None or trouble.gpu in wanted)
+                and trouble.severity.bars
+                and trouble.code not in start.trusted
+            ):
+                where = "this server" if trouble.gpu is None else f"GPU {trouble.gpu}"
+                return f"{where} takes no new work: {trouble.text}"
+        stuck = {index for process in self._stuck.values() for index in (process.gpu, *process.gpus)}
+        if wanted & stuck:
+            return f"an earlier start on GPU {min(wanted & stuck)} has not come to an end: a file system may not answer"
         if start.worker in self._running:
             return f"a worker of an earlier job with the same name, {start.worker}, still runs on this server"
         return ""
@@ -396,10 +445,11 @@ class AgentMachine:
         the controller gives the GPU to another worker as soon as it hears this."""
         record = self._exited.get(name)
         if record is None:
-            self._forgotten.pop(name, None)
             reason = f"it does not run on server {self._server.server}"
             record = WorkerExit(job=job, worker=name[1], exit_code=None, reason=reason, fault=fault, uid=name[0])
-            self._exited[name] = record
+            if not self._keeps_too_much:  # else nothing is started meanwhile, and no start can overtake the stop
+                self._forgotten.pop(name, None)
+                self._exited[name] = record
         return self._tell(record)
 
     def _on_forget(self, name: _Name) -> list[Action]:
@@ -448,7 +498,7 @@ class AgentMachine:
         process.ordered_at = now
         return [SendWorker(worker, self._orders[process.job])]
 
-    def _end(self, worker: WorkerId, exit_code: int | None, reason: str, fault: Fault) -> list[Action]:
+    def _end(self, worker: WorkerId, exit_code: int | None, reason: str, fault: Fault, path: str = "") -> list[Action]:
         stuck = self._stuck.pop(worker, None)
         if stuck is not None:
             return self._end_stuck(worker, stuck)
@@ -471,6 +521,7 @@ class AgentMachine:
             status=process.status,
             fault=fault,
             uid=process.uid,
+            log=path,
         )
         return self._tell_end((process.uid, worker), record)
 
@@ -504,7 +555,12 @@ class AgentMachine:
             for worker, process in self._running.items()
             if process.status is None and process.origin is not Origin.ASKED
         ]
-        return AgentHeartbeat(server=self._server.server, starting=tuple(silent), reports=self._progress())
+        return AgentHeartbeat(
+            server=self._server.server,
+            starting=tuple(silent),
+            reports=self._progress(),
+            troubles=self._troubles,
+        )
 
     def _progress(self) -> tuple[WorkerReport, ...]:
         """The statuses that have waited for this heartbeat. Of very many those that come first, and the others next time."""
@@ -562,14 +618,20 @@ class AgentMachine:
             newest_event=self._identity.newest_event,
             heartbeat_interval_s=self._heartbeat_interval_s,
             processes=tuple(
-                LocalWorker(worker=worker, job=process.job, uid=process.uid, gpu=process.gpu)
+                LocalWorker(worker=worker, job=process.job, uid=process.uid, gpu=process.gpu, gpus=process.gpus)
                 for worker, process in self._running.items()
             ),
+            troubles=self._troubles,
         )
 
     def _tell(self, message: WorkerReport | WorkerExit) -> list[Action]:
         """Tell the controller, unless it does not know this agent yet: then the hello tells it."""
         return [SendController(message)] if self._session.incarnation is not None else []
+
+
+def _refused(start: StartWorker, reason: str, fault: Fault) -> WorkerExit:
+    """A worker that is not started."""
+    return WorkerExit(job=start.job, worker=start.worker, exit_code=None, reason=reason, fault=fault, uid=start.uid)
 
 
 def _newer(order: Order, kept: Order) -> bool:

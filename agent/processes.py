@@ -3,7 +3,8 @@
 A shim is watched through a pidfd, which becomes readable when the process ends, whether it is our child or was started by an
 earlier agent. What is written down is read back from the files that the shim keeps (see `shim`). Nothing here waits for a file:
 that is done by `errands`, in three lanes for each job. What may lie on a network (checkpoints, interpreters) has one, the
-records another, the logs the third, so that a job whose checkpoints hang still ends.
+records another, the logs the third, so that a job whose checkpoints hang still ends. All lanes of an account's jobs together
+have only some of the threads.
 
 A start has four stages, and each can be the one that hangs::
 
@@ -23,7 +24,6 @@ from __future__ import annotations
 import enum
 import logging
 import os
-import select
 import signal
 import subprocess
 import time
@@ -36,13 +36,14 @@ import msgspec
 from ..protocol.messages import StartWorker
 from ..protocol.model import Fault, JobId, WorkerId
 from ..runtime.clock import Clock
+from ..runtime.logs import about
 from ..runtime.loop import Loop
 from . import accounts
 from .accounts import Account
 from .adoption import Ended, Found, Record, adopt, ended
-from .disk import SHIM_TIMES, Disk, Failed, Prepared, owner, runs
+from .disk import SHIM_TIMES, Disk, Failed, Prepared, is_over, owner, runs
 from .environment import Surroundings
-from .errands import Errands
+from .errands import NOBODY, Errands
 from .events import ProcessExited, ProcessFailed, ProcessStarted, Started, StopSignal
 from .forkserver.client import Channel, WarmProcesses
 from .logfiles import JobFiles
@@ -114,6 +115,7 @@ class Processes:
     ) -> None:
         """`warm`: what to fork workers from, where that is possible. `listen`: hear the workers of an account from now on, or say
         why not."""
+        self.generation_of: Callable[[JobId], int | None] = lambda job: None  # the newest that was ordered, for the log
         self._files = files
         self._around = around
         self._loop = loop
@@ -123,6 +125,10 @@ class Processes:
         self._errands = errands
         self._disk = disk
         self._listen = listen
+        self._own = accounts.own_account().name
+        self._ended_of: dict[
+            tuple[JobId, str, WorkerId], str
+        ] = {}  # whose workers they were that are not forgotten yet
         self._starts: dict[WorkerId, _Start] = {}
         self._watched: dict[WorkerId, _Watched] = {}
         self._dead: dict[WorkerId, _Watched] = {}  # whose exit records are looked for
@@ -137,6 +143,7 @@ class Processes:
             f"checkpoints {order.job}.{order.uid}",
             lambda: self._disk.prepare(order, watched),
             lambda prepared: self._on_prepared(start, prepared),
+            self._holder(order.account),
         )
         if not offered:
             return ProcessFailed(order.worker, "cannot be started: too much waits for this server's file systems")
@@ -156,9 +163,8 @@ class Processes:
             self._fail(start, Failed(f"cannot be started: {problem}"))
             return
         start.stage = Stage.WRITING
-        self._ask(
-            start.order.job,
-            start.order.uid,
+        self._ask_of_start(
+            start,
             lambda: self._disk.write_down(start.order, prepared),
             lambda record: self._on_written(start, prepared, record),
         )
@@ -199,7 +205,9 @@ class Processes:
             found,
             request,
             lambda shim: self._on_forked(start, prepared, record, shim),
-            None if prepared.account.own and not record.cgroups else lambda pid: self._disk.admit(record, pid),
+            None
+            if prepared.account.own and not record.cgroups
+            else lambda pid, descriptor: self._disk.admit(record, pid, descriptor),
         )
 
     def _on_forked(self, start: _Start, prepared: Prepared, record: Record, forked: tuple[int, int] | None) -> None:
@@ -207,14 +215,13 @@ class Processes:
         if forked is None:
             self._execute(start, prepared, record)
             return
-        log.info("forked worker=%s gpu=%d shim_pid=%d", start.order.worker, start.order.gpu, forked[0])
+        log.info("is forked", extra=self._about(start.order, gpu=start.order.gpu, shim_pid=forked[0]))
         self._begin(start, record, *forked, None)
 
     def _execute(self, start: _Start, prepared: Prepared, record: Record) -> None:
         start.stage = Stage.EXECUTING
-        self._ask(
-            start.order.job,
-            start.order.uid,
+        self._ask_of_start(
+            start,
             lambda: self._disk.execute(start.order, prepared, record),
             lambda child: self._on_executed(start, record, child),
         )
@@ -226,7 +233,7 @@ class Processes:
             self._fail(start, executed)
             return
         child, descriptor = executed
-        log.info("started worker=%s gpu=%d shim_pid=%d", start.order.worker, start.order.gpu, child.pid)
+        log.info("is started", extra=self._about(start.order, gpu=start.order.gpu, shim_pid=child.pid))
         self._begin(start, record, child.pid, descriptor, child)
 
     def _begin(
@@ -234,6 +241,7 @@ class Processes:
     ) -> None:
         order = start.order
         del self._starts[order.worker]
+        self._note_whose(order.job, order.uid, order.worker, order.account)
         record = msgspec.structs.replace(record, shim_pid=pid)
         self._watch(order.worker, _Watched(record, pid, descriptor, child))
         self._tell(ProcessStarted(order.worker))
@@ -241,9 +249,11 @@ class Processes:
             self.signal(order.worker, start.signal)
 
     def _fail(self, start: _Start, failed: Failed) -> None:
-        del self._starts[start.order.worker]
+        order = start.order
+        del self._starts[order.worker]
+        self._note_whose(order.job, order.uid, order.worker, order.account)
         self._tidy_start(start)
-        log.error("worker %s %s", start.order.worker, failed.reason)
+        log.error("%s", failed.reason, extra=self._about(start.order))
         self._tell(ProcessFailed(start.order.worker, failed.reason, failed.fault))
 
     def _tidy_start(self, start: _Start) -> None:
@@ -252,7 +262,14 @@ class Processes:
             self._tidy(start.record)
 
     def _tidy(self, record: Record) -> None:
-        self._errands.ask("tidying", lambda: self._disk.tidy(record), lambda done: None)
+        self._errands.ask("tidying", lambda: self._disk.tidy(record), lambda done: None, self._holder(record.account))
+
+    def _about(self, worker: StartWorker | Record, **more: object) -> dict[str, object]:
+        """For a line of the log about a worker."""
+        generation = self.generation_of(worker.job)
+        if generation is None and isinstance(worker, StartWorker):
+            generation = worker.generation
+        return about(job=worker.job, generation=generation, worker=worker.worker, **more)
 
     # -- an agent's start
 
@@ -272,16 +289,17 @@ class Processes:
                 time.sleep(0.02)
                 seen = self._disk.settled(record)
             found.append(self._disk.look(seen, self._rewatch(seen)))
+            self._note_whose(record.job, record.uid, record.worker, record.account)
         adoption = adopt(found)
         for left in adoption.kill:
             accounts.signal_group(owner(left.record), left.group, signal.SIGKILL)
         for worker in adoption.running:
             watched = self._watched[worker.worker]
-            log.info("adopted worker=%s shim_pid=%d", worker.worker, watched.pid)
+            log.info("is adopted", extra=self._about(watched.record, shim_pid=watched.pid))
             if problem := self._listen(watched.account):
-                log.error("worker %s cannot be heard: %s", worker.worker, problem)
+                log.error("cannot be heard: %s", problem, extra=self._about(watched.record))
         sweep = self._disk.left_behind([watched.record for watched in self._watched.values()])
-        self._errands.ask("tidying", sweep, lambda done: None)
+        self._errands.ask("sweeping", sweep, lambda done: None)
         return Started(adoption.running, adoption.exited)
 
     def _rewatch(self, record: Record) -> bool:
@@ -307,13 +325,14 @@ class Processes:
         watched = self._watched.get(worker)
         if watched is None:
             return None
-        log.info("signal worker=%s how=%s", worker, how.value)
+        log.info("is signalled: %s", how.value, extra=self._about(watched.record))
         watched.kills += how is StopSignal.KILL
         if how is StopSignal.TERMINATE:
             _send(watched, signal.SIGTERM)  # the shim passes it on to the group, and keeps the log to the end
         elif watched.kills >= DOUBT_AFTER_KILLS and not watched.account.own:
             _send(watched, signal.SIGKILL)
-            self._errands.ask("killing", lambda: self._disk.kill_all(watched.record), lambda done: None)
+            holder = self._holder(watched.record.account)
+            self._errands.ask("killing", lambda: self._disk.kill_all(watched.record), lambda done: None, holder)
         elif watched.group is not None:
             _kill(watched)
         else:
@@ -324,7 +343,9 @@ class Processes:
         if start.stage is Stage.EXECUTING:
             start.signal = how
             return None
-        del self._starts[start.order.worker]
+        order = start.order
+        del self._starts[order.worker]
+        self._note_whose(order.job, order.uid, order.worker, order.account)
         if start.channel is not None and self._warm is not None:
             self._warm.cancel(start.channel)
         self._tidy_start(start)
@@ -339,6 +360,10 @@ class Processes:
             self._watch_worker(worker, watched)
         else:
             self._read_group(worker, watched, lambda: self._watch_worker(worker, watched))
+
+    def roots(self) -> tuple[int, ...]:
+        """Whoever is a descendant of one of these belongs to this agent. Also for other threads."""
+        return (os.getpid(), *(watched.pid for watched in list(self._watched.values())))
 
     def account_of(self, worker: WorkerId) -> Account | None:
         """Whose a worker that runs here is."""
@@ -384,7 +409,9 @@ class Processes:
     def _died(self, worker: WorkerId) -> None:
         """The worker's own process is dead. Its shim will kill what is left of its group, and write down how it ended."""
         watched = self._watched[worker]
-        if watched.worker is None or not _is_over(watched.worker):
+        if watched.worker is None or not is_over(
+            watched.worker
+        ):  # its number may have been another one's, whose news are late
             return
         self._release_worker(watched)
         watched.look_until = self._clock.now() + LOOK_FOR_S
@@ -409,17 +436,16 @@ class Processes:
             self._dead.pop(worker, None)  # the shim is slow: its end will tell
 
     def _ended(self, worker: WorkerId) -> None:
-        if not _is_over(self._watched[worker].descriptor):
+        if not is_over(self._watched[worker].descriptor):
             return
         watched = self._watched.pop(worker)
         self._dead.pop(worker, None)
         self._release(watched)
-        if watched.child is not None:
-            watched.child.wait()
+        exit_code = watched.child.wait() if watched.child is not None else None
         if not watched.told:
             self._ask_of(
                 watched,
-                lambda: self._disk.after_shim(watched.record),
+                lambda: self._disk.after_shim(watched.record, exit_code),
                 lambda found: self._on_over(worker, watched, found),
             )
         else:
@@ -437,12 +463,15 @@ class Processes:
         watched.told = True
         if over.kill is not None:
             accounts.signal_group(watched.account, over.kill.group, signal.SIGKILL)
-        log.info("ended worker=%s reason=%s", worker, over.end.reason)
-        self._tell(ProcessExited(worker, over.end.exit_code, over.end.reason, over.end.fault))
+        record = watched.record
+        log.info("has ended: %s", over.end.reason or "exit code 0", extra=self._about(record))
+        path = self._files.output_of(record.job, worker, "log", record.uid, watched.account)
+        self._tell(ProcessExited(worker, over.end.exit_code, over.end.reason, over.end.fault, str(path)))
 
     def forget(self, job: JobId, worker: WorkerId, uid: str) -> None:
         """Remove the records of an ended worker. Its log stays."""
-        self._ask(job, uid, lambda: self._disk.forget(job, worker, uid), lambda done: None)
+        holder = self._ended_of.pop((job, uid, worker), NOBODY)
+        self._ask(job, uid, lambda: self._disk.forget(job, worker, uid), lambda done: None, holder)
 
     def close(self) -> None:
         """Let go of the processes. They go on."""
@@ -454,12 +483,25 @@ class Processes:
         self._watched.clear()
         self._dead.clear()
 
-    def _ask(self, job: JobId, uid: str, work: Callable[[], R], then: Callable[[R], None]) -> None:
+    def _ask(self, job: JobId, uid: str, work: Callable[[], R], then: Callable[[R], None], holder: str) -> None:
         """Have something done with the records of a job, in its turn."""
-        self._errands.ask(f"records {job}.{uid}", work, then)
+        self._errands.ask(f"records {job}.{uid}", work, then, holder)
+
+    def _ask_of_start(self, start: _Start, work: Callable[[], R], then: Callable[[R], None]) -> None:
+        self._ask(start.order.job, start.order.uid, work, then, self._holder(start.order.account))
 
     def _ask_of(self, watched: _Watched, work: Callable[[], R], then: Callable[[R], None]) -> None:
-        self._ask(watched.record.job, watched.record.uid, work, then)
+        record = watched.record
+        self._ask(record.job, record.uid, work, then, self._holder(record.account))
+
+    def _holder(self, account: str) -> str:
+        """Who can make errands hang that concern the workers of an account."""
+        return NOBODY if account in ("", self._own) else account
+
+    def _note_whose(self, job: JobId, uid: str, worker: WorkerId, account: str) -> None:
+        """For `forget`."""
+        if holder := self._holder(account):
+            self._ended_of[job, uid, worker] = holder
 
     def _watch(self, worker: WorkerId, watched: _Watched) -> None:
         self._watched[worker] = watched
@@ -475,13 +517,6 @@ class Processes:
             self._loop.remove_descriptor(watched.worker)
             os.close(watched.worker)
             watched.worker = None
-
-
-def _is_over(process: int) -> bool:
-    """Whether the process of this pidfd has ended. Its number may lately have been another descriptor's, whose news are late."""
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _open(pid: int, ticks: int | None) -> int | None:

@@ -15,6 +15,8 @@ shim, the standard library alone and started as ``python -I -S shim.py`` (or for
   in ``WORKER.log.OFFSET``, where OFFSET bytes are before it; the first and the last of these files are kept;
 * ``WORKER.json`` tells which processes these are, ``WORKER.exit`` how it ended; both appear whole or not at all. A process is
   named by its number and its start time in clock ticks since boot: unlike a Unix time that stays the same when the clock is set;
+* where it cannot write, it ends with the exit code `NO_RECORD`: its job can bring that about. Any other code but 0 is the
+  server's fault, as nothing of the job's has been touched by then;
 * SIGTERM to the shim ends the worker's whole process group, by SIGTERM and after a grace by SIGKILL. What is left of the
   group when the worker has ended is killed before the exit is written down, so that its GPU is free by then. So is whatever
   has left the group: the kernel makes it the shim's child (PR_SET_CHILD_SUBREAPER);
@@ -60,6 +62,7 @@ EXIT_RECORD_BYTES = (
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
+NO_RECORD = 75  # the exit code of a shim that could not write down how its worker has ended
 LOG_FILES = 4  # of one worker: the first, and the last ones
 MORE_LIKELY_TO_GO = 500  # of 1000: the kernel ends a worker before a daemon when memory runs out
 MAX_ENTRIES = 100_000  # of a directory that is looked through: its owner may have filled it
@@ -500,11 +503,14 @@ def main(arguments: list[str]) -> None:
         problem = f"it cannot enter its cgroup: {error.strerror}"
     if orders["drop"] is not None:
         privileges.drop(privileges.Drop(orders["drop"]))
-    shim = Shim(directory, worker, Times.of(times), orders["log_bytes"], orders["environment"], orders["umask"])
-    if problem:
-        shim.refuse(orders["record"], problem)
-    else:
-        shim.run(orders["record"], argv, workdir)
+    try:
+        shim = Shim(directory, worker, Times.of(times), orders["log_bytes"], orders["environment"], orders["umask"])
+        if problem:
+            shim.refuse(orders["record"], problem)
+        else:
+            shim.run(orders["record"], argv, workdir)
+    except BaseException:  # the edge of the process; nobody reads what it writes
+        os._exit(NO_RECORD)
     os._exit(0)  # there is nothing to tidy up, and others wait for this end
 
 

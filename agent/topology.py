@@ -1,45 +1,71 @@
-"""What this server offers: its GPUs as the driver's library (NVML) tells, or CPU slots where there is no driver.
+"""What this server offers, and how it is wired: an inventory of its GPUs as driver and kernel tell, or of CPU slots.
 
 Theory of operation
 -------------------
-A GPU's *place* (`model.GpuPlace`) is gathered here, once, since only here the driver can be asked. NVML names the closest common
-ancestor of two GPUs in the PCIe tree; the GPUs with an ancestor no higher than a given level form groups (Elan IV builds its
-tree of workers from the same levels):
+The inventory is made once, when the agent starts. CPU slots are offered only where the configuration says so. Otherwise there are
+GPUs, and what is wrong with them is a *trouble* of the GPU or of the server: a driver that does not start, a GPU that does not
+answer or is not there any more. Such a GPU stays in the list with its number (`numbers`), so that nobody takes it for another.
+
+A GPU's *place* (`model.GpuPlace`) is what the scheduler and the replication compare. NVML names the closest common ancestor of
+two GPUs in the PCIe tree; the GPUs with an ancestor no higher than a given level form groups (Elan IV builds its tree of workers
+from the same levels):
 
     one board, one switch, several switches    -> one `switch`   (Elan's L1)
     a host bridge, a NUMA node                 -> one `socket`   (L2)
     the system                                 -> neither        (L3)
 
 NVML's "node" and "system" tell NUMA nodes apart. Where a socket has several of them, they count as sockets of their own: what
-lies between them is shared as well.
+lies between them is shared as well. Where the driver does not say what two GPUs share, their paths in the kernel's tree of PCI
+devices do. If not all pairs have an answer, the NUMA node of each GPU stands for its socket.
 
-Whatever does not answer is unknown, and never an error: a driver too old, a virtual machine, a GPU that has fallen off the bus.
-If not all pairs of GPUs have an answer, the NUMA node of each GPU stands for its socket.
+The *wiring* (`model.Wiring`) is the rest, for people: addresses, switches, speeds, network cards. Whatever does not answer is
+unknown, and never an error.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import psutil
 import pynvml
 
-from ..protocol.model import Gpu, GpuKind, GpuPlace
+from ..protocol.model import (
+    Gpu,
+    GpuKind,
+    GpuPlace,
+    GpuWiring,
+    NvLinks,
+    Severity,
+    Trouble,
+    Wiring,
+)
+from . import numbers, nvml, sysfs
+from .numbers import Known
+from .nvml import NVSWITCH, Card, DriverFailed, Levels, Told
 
 log = logging.getLogger(__name__)
 
-NODES = Path("/sys/devices/system/node")
-NUMA_WORDS = 16  # of 64 bits, one for each NUMA node
-NVSWITCH = "switch"
-PciAddress = tuple[int, int, int]  # domain, bus, device
+SYSFS = Path("/sys")
+NODES = "devices/system/node"
+ANSWERED_WITHIN_S = (
+    60.0  # by the driver, to all questions together: with persistence mode off it initialises each GPU first
+)
+HANGS = f"it has not answered within {ANSWERED_WITHIN_S:.0f} s"
 
-Levels = Mapping[tuple[int, int], int]  # for pairs of GPUs, the smaller index first
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a server offers, and what is wrong with that."""
+
+    gpus: tuple[Gpu, ...]
+    troubles: tuple[Trouble, ...] = ()
+    wiring: Wiring = field(default_factory=Wiring)
+    cpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # near a GPU, by its index
 
 
 def interface_of(address: str) -> str:
@@ -59,61 +85,235 @@ def interface_of(address: str) -> str:
     return ""
 
 
-def discover(cpu_slots: int | None) -> tuple[Gpu, ...]:
-    """GPUs by NVML's index; `cpu_slots` CPU slots if that is given; a slot per core if there is no NVIDIA driver."""
+def discover(
+    state: Path,
+    now_s: float,
+    cpu_slots: int | None = None,
+    kind: GpuKind = GpuKind.CUDA,
+    library: str | None = None,
+    root: Path = SYSFS,
+) -> Inventory:
+    """CPU slots if so many are given, or else the GPUs by the numbers that `state` keeps.
+
+    `kind`: what workers on these GPUs compute on. `library`: NVML's, if the system does not find it. `root`: of sysfs.
+    Raises OperatorError if the record of numbers cannot be used.
+    """
+    nics = sysfs.nics(root)
     if cpu_slots is not None:
-        return cpu(cpu_slots)
+        return Inventory(cpu(cpu_slots, root), wiring=Wiring(nics=nics))
+    known = numbers.load(state)
     try:
-        pynvml.nvmlInit()
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
-        cores = psutil.cpu_count() or 1
-        log.info("no NVIDIA driver (%s): offering %d CPU slots", error, cores)
-        return cpu(cores)
-    try:
-        return cuda()
-    finally:
-        pynvml.nvmlShutdown()
+        told = _asked(library)
+    except DriverFailed as error:
+        found = tuple(_remembered(each, kind) for each in known)
+        return Inventory(found, (no_driver(error, now_s),), Wiring(nics=nics))
+    bound = numbers.bind(known, told.cards)
+    if bound.known != known:
+        numbers.save(state, bound.known)
+    paths = {card.pci: sysfs.above(root, card.pci) for card in bound.cards.values() if card.pci}
+    places = _places(bound.cards, told.levels, paths)
+    gpus = [
+        *(_gpu(number, card, places[number], kind) for number, card in bound.cards.items()),
+        *(_remembered(each, kind) for each, _ in bound.missing.values()),
+    ]
+    wiring = Wiring(
+        gpus=tuple(_wiring(number, told, paths, bound.cards, root) for number in sorted(bound.cards)),
+        nics=nics,
+        driver=told.driver,
+    )
+    near = {number: card.cpus for number, card in bound.cards.items() if card.cpus and kind is GpuKind.CUDA}
+    troubles = tuple(_troubles(bound, now_s))
+    for trouble in troubles:
+        log.error("%s", trouble.text)
+    return Inventory(tuple(sorted(gpus, key=lambda gpu: gpu.index)), troubles, wiring, near)
 
 
-# --------------------------------------------------------------------------------------------------------------- CPU slots
+def _asked(library: str | None) -> Told:
+    """What the driver tells. Raises DriverFailed, also if it hangs: then a thread stays behind that waits for it."""
+    answers: list[Told | Exception] = []
+
+    def question() -> None:
+        try:
+            with nvml.session(library):
+                answers.append(nvml.look())
+        except Exception as error:  # told to who waits
+            answers.append(error)
+
+    thread = threading.Thread(target=question, name="nvml", daemon=True)
+    thread.start()
+    thread.join(ANSWERED_WITHIN_S)
+    if not answers:
+        raise DriverFailed(HANGS, absent=False)
+    if isinstance(answers[0], Exception):
+        raise answers[0]
+    return answers[0]
 
 
-def cpu(slots: int, nodes: Path = NODES) -> tuple[Gpu, ...]:
+# -------------------------------------------------------------------------------------------------------------- troubles
+
+
+def no_driver(error: DriverFailed, now_s: float) -> Trouble:
+    """Of a server without a working driver."""
+    if error.absent:
+        text = f"no NVIDIA driver ({error}): install it and restart the agent, or set cpu_slots in the agent's configuration"
+        code = "no-driver"
+    else:
+        text = f"the NVIDIA driver does not work ({error}): see nvidia-smi; after an update of the driver restart the server"
+        code = "nvml-failed"
+    log.error("%s", text)
+    return Trouble(code=code, severity=Severity.NO_NEW_WORK, text=text, since_s=now_s)
+
+
+def _troubles(bound: numbers.Bound, now_s: float) -> Iterable[Trouble]:
+    if not bound.cards and not bound.missing:
+        text = "the NVIDIA driver finds no GPU: `lspci -d 10de:` and `dmesg` say more"
+        yield Trouble(code="no-gpu", severity=Severity.NO_NEW_WORK, text=text, since_s=now_s)
+    for number, card in sorted(bound.cards.items()):
+        if card.error:
+            yield _silent(number, "", card, now_s)
+        elif card.divided:
+            text = (
+                f"GPU {number} is in MIG mode and has no instance: make some (nvidia-smi mig -cgi ... -C) "
+                "or switch it off (nvidia-smi -mig 0), then restart the agent"
+            )
+            yield Trouble(code="mig-empty", severity=Severity.NO_NEW_WORK, text=text, gpu=number, since_s=now_s)
+    for number, (known, failing) in sorted(bound.missing.items()):
+        yield _silent(number, f" ({known.uuid})", failing, now_s)
+
+
+def _silent(number: int, who: str, card: Card | None, now_s: float) -> Trouble:
+    mend = "restart the server; if it stays so, look at its seat, its power and `dmesg`"
+    if card is None:
+        code, what = "gpu-missing", "is not counted by the driver any more"
+        mend += f". If it was taken out, remove it from {numbers.FILE} in the agent's state directory"
+    elif card.lost:
+        code, what = "gpu-lost", "has fallen off the bus"
+    else:
+        code, what = "gpu-error", f"does not answer ({card.error})"
+    text = f"GPU {number}{who} {what}: {mend}"
+    severity = Severity.STOP if code == "gpu-lost" else Severity.NO_NEW_WORK
+    return Trouble(code=code, severity=severity, text=text, gpu=number, since_s=now_s)
+
+
+# -------------------------------------------------------------------------------------------------------------- CPU slots
+
+
+def cpu(slots: int, root: Path = SYSFS) -> tuple[Gpu, ...]:
     """`slots` places for workers that compute on the CPU."""
-    place = GpuPlace(socket=only_node(nodes))
+    place = GpuPlace(socket=only_node(root / NODES))
     return tuple(Gpu(index=index, kind=GpuKind.CPU, name="CPU slot", place=place) for index in range(slots))
 
 
-def only_node(nodes: Path = NODES) -> int | None:
+def only_node(nodes: Path) -> int | None:
     """The NUMA node, if there is just one. A CPU slot is not bound to cores, so among several nodes it has none."""
     found = [int(path.name.removeprefix("node")) for path in sorted(nodes.glob("node[0-9]*"))]
     return found[0] if len(found) == 1 else None
 
 
-# -------------------------------------------------------------------------------------------------------------------- GPUs
+# ------------------------------------------------------------------------------------------------------------------- GPUs
 
 
-def cuda() -> tuple[Gpu, ...]:
-    """The GPUs of an initialised NVML. One that answers with an error is left out, and the log says why."""
-    gpus: list[Gpu] = []
-    handles: dict[int, Any] = {}
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            gpus.append(
-                Gpu(
-                    index=index,
-                    kind=GpuKind.CUDA,
-                    name=_text(pynvml.nvmlDeviceGetName(handle)),
-                    uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-                    memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                )
-            )
-            handles[index] = handle
-        except pynvml.NVMLError as error:
-            log.error("GPU %d is left out: %s", index, error)
-    found = places(tuple(handles), _levels(handles), _nodes(handles), _nvlinks(handles))
-    return tuple(msgspec.structs.replace(gpu, place=found[gpu.index]) for gpu in gpus)
+def _gpu(number: int, card: Card, place: GpuPlace, kind: GpuKind) -> Gpu:
+    name = card.name or "GPU that does not answer"
+    return Gpu(index=number, kind=kind, name=name, uuid=card.uuid, memory_bytes=card.memory_bytes, place=place)
+
+
+def _remembered(known: Known, kind: GpuKind) -> Gpu:
+    return Gpu(index=known.number, kind=kind, name=known.name, uuid=known.uuid, memory_bytes=known.memory_bytes)
+
+
+def _wiring(
+    number: int, told: Told, paths: Mapping[str, tuple[str, ...]], cards: Mapping[int, Card], root: Path
+) -> GpuWiring:
+    card = cards[number]
+    node = card.node if card.node is not None else sysfs.numa_node(root / "bus/pci/devices" / card.pci)
+    return GpuWiring(
+        index=number,
+        pci=card.pci,
+        above=paths.get(card.pci, ()),
+        node=node if card.pci else card.node,
+        cpus=ranges(card.cpus),
+        pcie=f"{card.pcie[0]}.0 x{card.pcie[1]}" if card.pcie else "",
+        pcie_bytes_per_s=card.pcie_bytes_per_s,
+        nvlinks=_nvlinks(card, cards),
+        peers=_peers(card, told.direct, cards),
+        parent=card.parent,
+    )
+
+
+def _peers(card: Card, direct: Mapping[tuple[int, int], bool], cards: Mapping[int, Card]) -> tuple[int, ...] | None:
+    """Parts of a GPU that is divided reach nobody directly."""
+    if not card.uuid or not any(card.index in pair for pair in direct):
+        return None
+    return tuple(
+        number
+        for number, other in sorted(cards.items())
+        if not card.parent
+        and not other.parent
+        and direct.get((min(card.index, other.index), max(card.index, other.index)), False)
+    )
+
+
+def ranges(cpus: Sequence[int]) -> str:
+    """As the kernel writes a list: "0-15,64-79"."""
+    parts: list[list[int]] = []
+    for each in cpus:
+        if parts and parts[-1][1] == each - 1:
+            parts[-1][1] = each
+        else:
+            parts.append([each, each])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def _nvlinks(card: Card, cards: Mapping[int, Card]) -> tuple[NvLinks, ...]:
+    """By what is at their other ends. A GPU that does not answer, or that is divided, is at none."""
+    numbers_at = {each.pci: number for number, each in cards.items() if each.pci and not each.parent}
+    counts: dict[int | None, int] = {}
+    for end in card.links:
+        if end == NVSWITCH or end in numbers_at:
+            peer = None if end == NVSWITCH else numbers_at[end]
+            counts[peer] = counts.get(peer, 0) + 1
+    order = sorted(counts, key=lambda peer: -1 if peer is None else peer)
+    return tuple(NvLinks(count=counts[p], peer=p, bytes_per_s=counts[p] * card.link_bytes_per_s) for p in order)
+
+
+# ----------------------------------------------------------------------------------------------------------------- places
+
+
+def _places(cards: Mapping[int, Card], levels: Levels, paths: Mapping[str, tuple[str, ...]]) -> dict[int, GpuPlace]:
+    """By number, for all that answer; of the others nothing is known."""
+    answering = {number: card for number, card in sorted(cards.items()) if card.uuid}
+    found: dict[tuple[int, int], int] = {}
+    for a, first in answering.items():
+        for b, second in answering.items():
+            level = _level(first, second, levels, paths) if a < b else None
+            if level is not None:
+                found[a, b] = level
+    nodes = {number: card.node for number, card in answering.items() if card.node is not None}
+    reached = {number: _reached(number, answering) for number in answering}
+    unknown = {number: GpuPlace() for number in cards}
+    return unknown | places(tuple(answering), found, nodes, reached)
+
+
+def _level(a: Card, b: Card, levels: Levels, paths: Mapping[str, tuple[str, ...]]) -> int | None:
+    if a.index == b.index:
+        return int(pynvml.NVML_TOPOLOGY_INTERNAL)
+    told = levels.get((min(a.index, b.index), max(a.index, b.index)))
+    return told if told is not None else path_level(paths.get(a.pci, ()), paths.get(b.pci, ()), a.node, b.node)
+
+
+def path_level(a: tuple[str, ...], b: tuple[str, ...], node_a: int | None, node_b: int | None) -> int | None:
+    """NVML's level for two devices with these PCI devices above them; None: it is not known."""
+    if not a or not b:
+        return None
+    same = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    if same >= 3:  # host bridge, root port, the upper end of a switch
+        return int(pynvml.NVML_TOPOLOGY_SINGLE if len(a) == len(b) == same + 1 else pynvml.NVML_TOPOLOGY_MULTIPLE)
+    if same:
+        return int(pynvml.NVML_TOPOLOGY_HOSTBRIDGE)
+    if node_a is None or node_b is None:
+        return None
+    return int(pynvml.NVML_TOPOLOGY_NODE if node_a == node_b else pynvml.NVML_TOPOLOGY_SYSTEM)
 
 
 def places(
@@ -141,110 +341,10 @@ def _groups(gpus: tuple[int, ...], levels: Levels, most: int) -> dict[int, int]:
     return group
 
 
-def _levels(handles: Mapping[int, Any]) -> dict[tuple[int, int], int]:
-    levels: dict[tuple[int, int], int] = {}
-    for a, first in handles.items():
-        for b, second in handles.items():
-            if a < b:
-                level = _ask(f"what GPUs {a} and {b} share", pynvml.nvmlDeviceGetTopologyCommonAncestor, first, second)
-                if level is not None:
-                    levels[a, b] = int(level)
-    return levels
-
-
-def _nodes(handles: Mapping[int, Any]) -> dict[int, int]:
-    """The NUMA nodes of the GPUs that tell of just one."""
-    found: dict[int, int] = {}
-    for index, handle in handles.items():
-        what = f"the NUMA node of GPU {index}"
-        words = _ask(what, pynvml.nvmlDeviceGetMemoryAffinity, handle, NUMA_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE)
-        mask = sum(word << (64 * position) for position, word in enumerate(words or ()))
-        if mask.bit_count() == 1:
-            found[index] = mask.bit_length() - 1
-    return found
-
-
-def _nvlinks(handles: Mapping[int, Any]) -> dict[int, tuple[int, ...]]:
-    """The GPUs that each one reaches by NVLink. All that have a link to an NVSwitch reach each other."""
-    addresses: dict[PciAddress, int] = {}
-    for index, handle in handles.items():
-        pci = _ask(f"the PCI address of GPU {index}", pynvml.nvmlDeviceGetPciInfo, handle)
-        if pci is not None:
-            addresses[_address(pci)] = index
-    ends = {index: _link_ends(index, handle) for index, handle in handles.items()}
-    switched = [index for index, reached in ends.items() if NVSWITCH in reached]
-    found: dict[int, tuple[int, ...]] = {}
-    for index, reached in ends.items():
-        direct = [addresses[end] for end in reached if end != NVSWITCH and end in addresses]
-        peers = {*direct, *(switched if index in switched else ())} - {index}
-        found[index] = tuple(sorted(peers))
-    return found
-
-
-def _link_ends(index: int, handle: Any) -> list[PciAddress | str]:
-    """What is at the other ends of a GPU's active NVLinks."""
-    ends: list[PciAddress | str] = []
-    for number in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        what = f"NVLink {number} of GPU {index}"
-        try:
-            active = pynvml.nvmlDeviceGetNvLinkState(handle, number)
-        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
-            return ends  # no NVLink, or no more of them
-        except pynvml.NVMLError as error:
-            log.info("NVML does not tell %s: %s", what, error)
-            return ends
-        if not active:
-            continue
-        kind = _ask(what, pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, number)
-        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-            ends.append(NVSWITCH)
-            continue
-        remote = _ask(what, pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, number)
-        if remote is not None:
-            ends.append(_address(remote))
-    return ends
-
-
-def _ask(what: str, question: Callable[..., Any], *arguments: Any) -> Any:
-    """NVML's answer; None if it has none."""
-    try:
-        return question(*arguments)
-    except pynvml.NVMLError as error:
-        log.info("NVML does not tell %s: %s", what, error)
-        return None
-
-
-def _address(pci: Any) -> PciAddress:
-    return int(pci.domain), int(pci.bus), int(pci.device)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-# -------------------------------------------------------------------------------------------------------------------- CPUs
-
-
-def near(gpus: Sequence[Gpu]) -> dict[int, tuple[int, ...]]:
-    """The CPUs near each CUDA GPU, by its index, as far as the driver tells."""
-    if all(gpu.kind is not GpuKind.CUDA for gpu in gpus):
-        return {}
-    words = (os.cpu_count() or 1) // 64 + 1
-    found: dict[int, tuple[int, ...]] = {}
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return {}
-    try:
-        for gpu in gpus:
-            handle = _ask(f"GPU {gpu.index}", pynvml.nvmlDeviceGetHandleByIndex, gpu.index)
-            what = f"the CPUs near GPU {gpu.index}"
-            masks = _ask(what, pynvml.nvmlDeviceGetCpuAffinity, handle, words) if handle is not None else None
-            cpus = tuple(
-                64 * position + bit for position, word in enumerate(masks or ()) for bit in range(64) if word >> bit & 1
-            )
-            if cpus:
-                found[gpu.index] = cpus
-    finally:
-        pynvml.nvmlShutdown()
-    return found
+def _reached(number: int, cards: Mapping[int, Card]) -> tuple[int, ...]:
+    """The GPUs that NVLink reaches. All that have a link to an NVSwitch reach each other."""
+    own = _nvlinks(cards[number], cards)
+    peers = {links.peer for links in own if links.peer is not None}
+    if any(links.peer is None for links in own):
+        peers |= {other for other, card in cards.items() if NVSWITCH in card.links}
+    return tuple(sorted(peers - {number}))

@@ -29,6 +29,7 @@ class ClusterEnvironment:
     key: str = field(default="", repr=False)  # secret key (Z85) of the job, which all its workers share
     checkpoint_step: int | None = None  # a first holder must find a checkpoint of this step or a later one
     limits: Limits = field(default_factory=Limits)
+    gpu_index: int = 0  # of its own GPU, among those that it sees
 
     def place(self, pid: int, address: str) -> Place:
         """What the worker's machine is told of it. address: of its control socket."""
@@ -46,9 +47,15 @@ class ClusterEnvironment:
 
 
 def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
-    """The worker's place, or None outside a cluster. Raises OperatorError if the agent's variables are incomplete."""
+    """The worker's place, or None outside a cluster. Raises OperatorError if the agent's variables are incomplete, UserError in a
+    process that is none of a worker."""
     if "ELASTICD_WORKER" not in environ:
         return None
+    if "ELASTICD_PER_SERVER" in environ:
+        raise UserError(
+            "elastic.join() needs one process for each GPU, and this job has one for each server, as launchers such as "
+            "torchrun want it: submit `python train.py` itself, with `processes: per-gpu`"
+        )
     try:
         max_steps = environ.get("ELASTICD_MAX_STEPS")
         checkpoint_step = environ.get("ELASTICD_CHECKPOINT_STEP")
@@ -67,6 +74,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
             checkpoint_every_s=float(environ["ELASTICD_CHECKPOINT_EVERY_S"]),
             checkpoint_keep=int(environ["ELASTICD_CHECKPOINT_KEEP"]),
             max_steps=int(max_steps) if max_steps else None,
+            gpu_index=int(environ.get("ELASTICD_GPU_INDEX", "0")),
             checkpoint_step=int(checkpoint_step) if checkpoint_step else None,
             limits=Limits(
                 step_timeout_s=float(step_timeout_s) if step_timeout_s else None,

@@ -103,6 +103,7 @@ class Reporting:
             save_failures=save_failures,
             unconnected_s=unconnected_s,
             unheard=membership.unheard,
+            batch_samples=self.samples_per_step,
         )
 
 

@@ -107,7 +107,10 @@ class Run:
         self._trainer: Trainer | None = None
         self._epochs = 0  # of the script's loop; 0: it has not come to it
         cuda = torch.cuda.is_available() if environment is None else environment.gpu_kind is GpuKind.CUDA
-        self._device = torch.device("cuda", 0) if cuda else torch.device("cpu")
+        index = environment.gpu_index if environment is not None else 0
+        self._device = torch.device("cuda", index) if cuda else torch.device("cpu")
+        if cuda and index:
+            torch.cuda.set_device(index)
         warm.prepare()  # better now than in a joiner's first step, for which everybody waits
 
     # -- where we are

@@ -6,18 +6,27 @@ started, and reaped, by `errands`: its interpreter may lie on a network.
 
 A warm process belongs to the account that its workers run as, and so does whatever its interpreter, or the account's variables,
 make of it. What it says is therefore bounded, and believed only as far as it concerns that account: the process that it names
-must be one of that account's, and is in the worker's cgroup before it goes on.
+must be one of that account's, and is in the worker's cgroup before it goes on. It reports once, and is ended if it says more.
+
+Before Linux 6.16 it can send an open file along with whatever it says, and whoever receives that, or closes the line with it
+unread, lets go of the file and may have to wait for hours (`transport.take_no_descriptors`). So the loop's thread only waits for
+lines to other accounts; the threads of `errands` read and close them, in the name of that account.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
+import select
 import socket
 import subprocess
 import sys
+import termios
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +41,7 @@ from ..accounts import Account, acting_as
 from ..cgroups import WARM, Cgroups, remove
 from ..disk import SHIM_ENVIRONMENT, UMASK, Failed, Forkable, drop_orders, located
 from ..environment import DEFAULT_PATH
-from ..errands import Errands
+from ..errands import NOBODY, Errands
 from . import server
 from .key import Interpreter, WarmKey, key_of
 from .pool import End, Make, Stock
@@ -46,7 +55,10 @@ PADDING_BYTES = 4096  # of the command line: room for those of the workers
 CLOSE_WITHIN_S = 1.0
 LANE = "warm processes"
 LANE_OF_SHIMS = "forked shims"
+MAX_STARTING = 4  # processes of one account that are to be started, or have ended and are not gone
 MAX_REPORT_BYTES = 1 << 18
+MOST_UNREAD = 1024  # messages in a line: more than the kernel keeps
+MAX_NAME_BYTES = 64
 MAX_WATCHED = 10_000
 MAX_LINE = 1000
 MAX_LINES = 100  # of output that are logged of one process
@@ -54,7 +66,7 @@ MAX_LINES = 100  # of output that are logged of one process
 Deliver = Callable[
     [tuple[int, int] | None], None
 ]  # number and pidfd of a worker's shim; None: start the worker yourself
-Admit = Callable[[int], bool]  # whether that process may go on as a worker's shim; may wait
+Admit = Callable[[int, int], bool]  # whether that process (number, pidfd) may go on as a worker's shim; may wait
 
 
 class _Report(msgspec.Struct, frozen=True):
@@ -74,7 +86,16 @@ class _Process:
     output: int  # what it writes to stdout and stderr
     cgroups: tuple[str, ...] = ()
     lines: int = 0  # that it has written
+    reported: bool = False
     watched: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a warm process has answered."""
+
+    shim: tuple[int, int] | None = None  # number and pidfd; None: there is none, or this agent has too many files open
+    may: bool = False  # that shim go on?
 
 
 @dataclass(eq=False)
@@ -82,6 +103,7 @@ class Channel:
     """A worker that has been asked for."""
 
     key: WarmKey
+    account: Account
     line: socket.socket
     admit: Admit | None
     deliver: Deliver
@@ -111,6 +133,7 @@ class WarmProcesses:
         self._cgroups = cgroups
         self._count = 0
         self._interpreters: dict[WarmKey, tuple[Account, str]] = {}
+        self._unsettled: Counter[str] = Counter()  # by holder: processes that are being started, or end
         self._channels: list[Channel] = []
         key = None
         if standard is not None:
@@ -169,9 +192,9 @@ class WarmProcesses:
                 socket.send_fds(process.connection, [json.dumps(request).encode()], [theirs.fileno()])
             except OSError as error:  # too long, too many at once, or it has just ended
                 log.info("a warm process cannot be asked: %s", error.strerror)
-                ours.close()
+                self._let_go(account, ours)
                 return None
-        channel = Channel(key, ours, admit, deliver, self._clock.now() + ANSWER_WITHIN_S)
+        channel = Channel(key, account, ours, admit, deliver, self._clock.now() + ANSWER_WITHIN_S)
         self._channels.append(channel)
         self._loop.add_descriptor(ours.fileno(), lambda: self._on_answer(channel))
         return channel
@@ -183,7 +206,13 @@ class WarmProcesses:
         channel.closed = True
         self._channels.remove(channel)
         self._loop.remove_descriptor(channel.line.fileno())
-        channel.line.close()
+        self._let_go(channel.account, channel.line)
+
+    def _let_go(self, account: Account, line: socket.socket) -> None:
+        if account.own:
+            line.close()
+        else:
+            self._errands.ask(LANE_OF_SHIMS, lambda: _close(line), lambda done: None, _holder(account))
 
     def close(self) -> None:
         """End all warm processes, and wait a moment until they have. What has been forked from them goes on."""
@@ -192,38 +221,36 @@ class WarmProcesses:
         children = [process.child for process in self._processes.values()]
         for key in list(self._processes):
             self._remove(key)
+        give_up_at = time.monotonic() + CLOSE_WITHIN_S
         for child in children:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(CLOSE_WITHIN_S)
+                child.wait(max(0.0, give_up_at - time.monotonic()))
 
     # -- answers
 
     def _on_answer(self, channel: Channel) -> None:
-        try:
-            data = channel.line.recv(64)
-        except BlockingIOError:
+        if not _has_news(channel.line):
             return
-        except OSError:
-            data = b""
-        shim = _named(data)
-        if shim is None:  # it has ended; or this agent has too many files open
-            self._settle(channel, None)
-        elif channel.admit is None:
-            self._go(channel, shim)
-        else:
-            admit = channel.admit
-            self._loop.remove_descriptor(channel.line.fileno())  # nothing more is expected of it
-            self._errands.ask(LANE_OF_SHIMS, lambda: admit(shim[0]), lambda may: self._on_admitted(channel, shim, may))
+        if channel.account.own and channel.admit is None:
+            self._on_answered(channel, _answered(channel.line, None))
+            return
+        self._loop.remove_descriptor(channel.line.fileno())  # nothing more is expected of it
+        self._errands.ask(
+            LANE_OF_SHIMS,
+            lambda: _answered(channel.line, channel.admit),
+            lambda answer: self._on_answered(channel, answer),
+            _holder(channel.account),
+        )
 
-    def _on_admitted(self, channel: Channel, shim: tuple[int, int], may: bool) -> None:
-        if channel.closed or not may:
-            os.close(shim[1])
+    def _on_answered(self, channel: Channel, answer: _Answer) -> None:
+        shim = answer.shim
+        if channel.closed or not answer.may:
+            if shim is not None:
+                os.close(shim[1])
             if not channel.closed:
                 self._settle(channel, None)
             return
-        self._go(channel, shim)
-
-    def _go(self, channel: Channel, shim: tuple[int, int]) -> None:
+        assert shim is not None
         try:
             channel.line.send(server.GO)
         except OSError:  # the shim is gone, and has not begun
@@ -248,15 +275,29 @@ class WarmProcesses:
 
     def _make(self, key: WarmKey) -> None:
         """Start one; what comes of it is heard later."""
-        this = self._making[key] = object()
         account, interpreter = self._interpreters[key]
+        holder = _holder(account)
+        if self._unsettled[holder] >= MAX_STARTING:
+            log.warning("no warm process of %s: others of this account neither start nor end", interpreter)
+            self._stock.ended(self._clock.now(), key)
+            return
+        this = self._making[key] = object()
         self._count += 1
+        self._unsettled[holder] += 1
         name = f"{WARM}{account.uid}-{os.getpid()}-{self._count}"
+
+        def on_made(process: _Process | Failed) -> None:
+            self._settled(holder)
+            self._on_made(key, this, process)
+
         self._errands.ask(
-            LANE,
-            lambda: _start(self._state, account, interpreter, key, self._cgroups, name),
-            lambda process: self._on_made(key, this, process),
+            LANE, lambda: _start(self._state, account, interpreter, key, self._cgroups, name), on_made, holder
         )
+
+    def _settled(self, holder: str) -> None:
+        self._unsettled[holder] -= 1
+        if not self._unsettled[holder]:
+            del self._unsettled[holder]
 
     def _on_made(self, key: WarmKey, this: object, process: _Process | Failed) -> None:
         wanted = self._making.get(key) is this
@@ -267,31 +308,37 @@ class WarmProcesses:
             if wanted:
                 self._stock.ended(self._clock.now(), key)
         elif not wanted:
-            self._end(process)
+            self._end(key, process)
         else:
             self._processes[key] = process
             self._loop.add_descriptor(process.connection.fileno(), lambda: self._on_report(key))
             self._loop.add_descriptor(process.output, lambda: self._on_output(key))
 
     def _on_report(self, key: WarmKey) -> None:
-        process = self._processes[key]
-        try:
-            data = process.connection.recv(MAX_REPORT_BYTES)
-        except BlockingIOError:
+        """It reports, which it does once; or it has ended; or it says more than it should."""
+        process, account = self._processes[key], self._interpreters[key][0]
+        if not _has_news(process.connection):
             return
-        except OSError:
-            data = b""
-        if not data:
-            log.info("a warm process has ended pid=%d", process.child.pid)
+        self._loop.remove_descriptor(process.connection.fileno())
+        if process.reported:
+            how = "says more than it should and is ended" if _says(process.connection) else "has ended"
+            log.info("a warm process %s pid=%d", how, process.child.pid)
             self._drop(key)
             return
-        account = self._interpreters[key][0]
+        process.reported = True
         self._errands.ask(
-            LANE, lambda: _judge(key, account, data), lambda report: self._on_judged(key, process, report)
+            LANE,
+            lambda: _reported(key, account, process.connection),
+            lambda report: self._on_judged(key, process, report),
+            _holder(account),
         )
 
-    def _on_judged(self, key: WarmKey, process: _Process, report: _Report) -> None:
+    def _on_judged(self, key: WarmKey, process: _Process, report: _Report | None) -> None:
         if self._processes.get(key) is not process:
+            return
+        if report is None:
+            log.info("a warm process has ended pid=%d", process.child.pid)
+            self._drop(key)
             return
         if report.useless:
             log.info("no worker is forked from %s: %.300s", self._interpreters[key][1], report.useless)
@@ -301,6 +348,7 @@ class WarmProcesses:
         process.watched = report.watched
         self._stock.ready(self._clock.now(), key)
         log.info("workers can be forked from pid=%d", process.child.pid)
+        self._loop.add_descriptor(process.connection.fileno(), lambda: self._on_report(key))
 
     def _on_output(self, key: WarmKey) -> None:
         process = self._processes[key]
@@ -310,6 +358,8 @@ class WarmProcesses:
             return
         if not text:
             self._loop.remove_descriptor(process.output)
+        if process.lines > MAX_LINES:
+            return
         for line in text.decode(errors="replace").splitlines():
             process.lines += 1
             if process.lines <= MAX_LINES:
@@ -331,19 +381,73 @@ class WarmProcesses:
             return starting
         for descriptor in (process.connection.fileno(), process.output):
             self._loop.remove_descriptor(descriptor)
-        self._end(process)
+        self._end(key, process)
         return True
 
-    def _end(self, process: _Process) -> None:
+    def _end(self, key: WarmKey, process: _Process) -> None:
         process.child.kill()
-        process.connection.close()
         os.close(process.output)
-        self._errands.ask(LANE, lambda: _reap(process), lambda done: None)
+        holder = _holder(self._interpreters[key][0])
+        self._unsettled[holder] += 1
+        self._errands.ask(LANE, lambda: _reap(process), lambda done: self._settled(holder), holder)
 
 
 def _reap(process: _Process) -> None:
     process.child.wait()
     remove(process.cgroups)
+    _close(process.connection)
+
+
+def _close(line: socket.socket) -> None:
+    """Close a line of an account, in a thread that may wait for it.
+
+    What was sent and never read ends here. A process that is being forked at this moment has a copy of the line, and would else
+    be the one that waits.
+    """
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+        for _ in range(MOST_UNREAD):  # a message without bytes looks like the end
+            line.recv(1)
+    line.close()
+
+
+def _holder(account: Account) -> str:
+    """Who can make errands hang that concern a warm process of this account."""
+    return NOBODY if account.own else account.name
+
+
+def _has_news(line: socket.socket) -> bool:
+    """If not, its descriptor was lately another one's, whose news are late. Nothing is received."""
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _says(line: socket.socket) -> bool:
+    """Whether a line that has news has not just ended. Nothing is received."""
+    try:
+        return fcntl.ioctl(line, termios.FIONREAD, bytes(4)) != bytes(4)
+    except OSError:
+        return False
+
+
+def _answered(line: socket.socket, admit: Admit | None) -> _Answer:
+    """What a warm process says when it has been asked for a worker."""
+    try:
+        data = line.recv(MAX_NAME_BYTES)
+    except OSError:  # it has ended
+        return _Answer()
+    shim = _named(data)
+    return _Answer(shim, shim is not None and (admit is None or admit(*shim)))
+
+
+def _reported(key: WarmKey, account: Account, connection: socket.socket) -> _Report | None:
+    """What a warm process says of itself; None: it has ended."""
+    try:
+        data = connection.recv(MAX_REPORT_BYTES)
+    except OSError:
+        data = b""
+    return _judge(key, account, data) if data else None
 
 
 def _named(data: bytes) -> tuple[int, int] | None:

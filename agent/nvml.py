@@ -1,0 +1,261 @@
+"""What NVIDIA's driver tells of a server's GPUs through its library (NVML), as plain values. Asked once, when the agent starts.
+
+Whatever single thing is not told is unknown, and never an error: a driver too old, a virtual machine. A GPU that does not tell
+who it is has an error, with which it stays in the list.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import pynvml
+
+log = logging.getLogger(__name__)
+
+NUMA_WORDS = 16  # of 64 bits, one for each NUMA node
+CPU_WORDS = 64  # likewise, one for each processor
+P2P_READ, P2P_WORKS = 0, 0  # of nvmlGpuP2PCapsIndex_t and nvmlGpuP2PStatus_t
+NVSWITCH = "switch"
+LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}  # of PCIe, by generation
+
+Levels = Mapping[tuple[int, int], int]  # closest common ancestors (nvmlGpuTopologyLevel_t), the smaller index first
+
+
+class DriverFailed(Exception):
+    """The driver's library does not start. `absent`: there is no driver at all."""
+
+    def __init__(self, text: str, absent: bool) -> None:
+        super().__init__(text)
+        self.absent = absent
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU as the driver counts it, or a part of one (an MIG instance)."""
+
+    index: int  # of the whole GPU
+    uuid: str = ""
+    name: str = ""
+    memory_bytes: int = 0
+    pci: str = ""  # "0000:07:00.0", as the kernel writes it
+    node: int | None = None
+    cpus: tuple[int, ...] = ()
+    pcie: tuple[int, int] | None = None  # generation, width
+    links: tuple[str, ...] = ()  # the other ends of its NVLinks: PCI addresses, or NVSWITCH
+    link_bytes_per_s: float = 0.0  # of one of them
+    parent: str = ""  # UUID of the whole GPU, of an instance
+    divided: bool = False  # into instances: MIG mode is on
+    error: str = ""  # why it does not tell who it is
+    lost: bool = False  # it does not answer at all any more
+
+    @property
+    def pcie_bytes_per_s(self) -> float:
+        """In one direction; 0: not told."""
+        return LANE_BYTES_PER_S.get(self.pcie[0], 0.0) * self.pcie[1] if self.pcie else 0.0
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that the driver tells."""
+
+    cards: tuple[Card, ...]  # instances in place of a GPU that is divided into some
+    levels: Levels = field(default_factory=dict)
+    direct: Mapping[tuple[int, int], bool] = field(default_factory=dict)  # may they read each other's memory (P2P)?
+    driver: str = ""
+
+
+@contextmanager
+def session(library: str | None) -> Iterator[None]:
+    """NVML, initialised. Raises DriverFailed."""
+    begin(library)
+    try:
+        yield
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def begin(library: str | None) -> None:
+    """Load and initialise NVML: `nvmlShutdown` ends that. Raises DriverFailed."""
+    if library is not None:
+        try:
+            ctypes.CDLL(library)  # whoever asks for a library of its name from now on gets this one
+        except OSError as error:
+            raise DriverFailed(f"nvml_library: {error}", absent=True) from None
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
+        raise DriverFailed(str(error), absent=True) from None
+    except pynvml.NVMLError as error:
+        raise DriverFailed(str(error), absent=False) from None
+
+
+def look() -> Told:
+    """Ask for everything. NVML is initialised. Raises DriverFailed if not even the number of GPUs is told."""
+    try:
+        count = int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError as error:
+        raise DriverFailed(str(error), absent=False) from None
+    handles: dict[int, Any] = {}
+    cards: list[Card] = []
+    for index in range(count):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            cards += _cards(index, handle)
+            handles[index] = handle
+        except pynvml.NVMLError as error:
+            lost = isinstance(error, pynvml.NVMLError_GpuIsLost)
+            cards.append(Card(index=index, error=str(error), lost=lost))
+    version = text(ask("its version", pynvml.nvmlSystemGetDriverVersion) or "")
+    return Told(tuple(cards), _levels(handles), _direct(handles), version)
+
+
+def _cards(index: int, handle: Any) -> list[Card]:
+    """A GPU, or its instances. Raises NVMLError if it does not tell who it is."""
+    card = Card(
+        index=index,
+        name=text(pynvml.nvmlDeviceGetName(handle)),
+        uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        pci=_pci(index, handle),
+        node=_node(index, handle),
+        cpus=_cpus(index, handle),
+        pcie=_pcie(index, handle),
+        links=tuple(_link_ends(index, handle)),
+        link_bytes_per_s=_link_bytes_per_s(handle),
+        divided=_divided(handle),
+    )
+    return (_instances(card, handle) or [card]) if card.divided else [card]
+
+
+def _instances(whole: Card, handle: Any) -> list[Card]:
+    found: list[Card] = []
+    for number in range(int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))):
+        try:
+            part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+        except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
+            continue
+        found.append(
+            Card(
+                index=whole.index,
+                name=text(pynvml.nvmlDeviceGetName(part)),
+                uuid=text(pynvml.nvmlDeviceGetUUID(part)),
+                memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(part).total),
+                pci=whole.pci,
+                node=whole.node,
+                cpus=whole.cpus,
+                pcie=whole.pcie,
+                parent=whole.uuid,
+            )
+        )
+    return found
+
+
+def _divided(handle: Any) -> bool:
+    try:
+        now, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError:
+        return False  # as all GPUs before the A100
+    return bool(now == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _levels(handles: Mapping[int, Any]) -> dict[tuple[int, int], int]:
+    levels: dict[tuple[int, int], int] = {}
+    for a, b in combinations(sorted(handles), 2):
+        what = f"what GPUs {a} and {b} share"
+        level = ask(what, pynvml.nvmlDeviceGetTopologyCommonAncestor, handles[a], handles[b])
+        if level is not None:
+            levels[a, b] = int(level)
+    return levels
+
+
+def _direct(handles: Mapping[int, Any]) -> dict[tuple[int, int], bool]:
+    found: dict[tuple[int, int], bool] = {}
+    for a, b in combinations(sorted(handles), 2):
+        what = f"whether GPUs {a} and {b} reach each other's memory"
+        status = ask(what, pynvml.nvmlDeviceGetP2PStatus, handles[a], handles[b], P2P_READ)
+        if status is not None:
+            found[a, b] = int(status) == P2P_WORKS
+    return found
+
+
+def _node(index: int, handle: Any) -> int | None:
+    """The NUMA node, if it tells of just one."""
+    what = f"the NUMA node of GPU {index}"
+    words = ask(what, pynvml.nvmlDeviceGetMemoryAffinity, handle, NUMA_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE)
+    bits = _bits(words or ())
+    return bits[0] if len(bits) == 1 else None
+
+
+def _cpus(index: int, handle: Any) -> tuple[int, ...]:
+    return _bits(ask(f"the CPUs near GPU {index}", pynvml.nvmlDeviceGetCpuAffinity, handle, CPU_WORDS) or ())
+
+
+def _bits(words: Any) -> tuple[int, ...]:
+    return tuple(64 * position + bit for position, word in enumerate(words) for bit in range(64) if word >> bit & 1)
+
+
+def _pcie(index: int, handle: Any) -> tuple[int, int] | None:
+    generation = ask(f"the PCIe generation of GPU {index}", pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    width = ask(f"the PCIe width of GPU {index}", pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
+    return (int(generation), int(width)) if generation and width else None
+
+
+def _link_ends(index: int, handle: Any) -> Iterator[str]:
+    """What is at the other ends of a GPU's active NVLinks; "": not told."""
+    for number in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        what = f"NVLink {number} of GPU {index}"
+        try:
+            active = pynvml.nvmlDeviceGetNvLinkState(handle, number)
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
+            return  # no NVLink, or no more of them
+        except pynvml.NVMLError as error:
+            log.info("NVML does not tell %s: %s", what, error)
+            return
+        if not active:
+            continue
+        if (
+            ask(what, pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, number)
+            == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+        ):
+            yield NVSWITCH
+            continue
+        remote = ask(what, pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, number)
+        yield _address(remote) if remote is not None else ""
+
+
+def _link_bytes_per_s(handle: Any) -> float:
+    values = ask(
+        "the speed of NVLinks", pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
+    )
+    if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return 0.0
+    return float(values[0].value.uiVal) * 1e6
+
+
+def _pci(index: int, handle: Any) -> str:
+    found = ask(f"the PCI address of GPU {index}", pynvml.nvmlDeviceGetPciInfo, handle)
+    return _address(found) if found is not None else ""
+
+
+def _address(pci: Any) -> str:
+    function = text(pci.busId).rpartition(".")[2] or "0"
+    return f"{int(pci.domain):04x}:{int(pci.bus):02x}:{int(pci.device):02x}.{function}"
+
+
+def ask(what: str, question: Callable[..., Any], *arguments: Any) -> Any:
+    """NVML's answer; None if it has none."""
+    try:
+        return question(*arguments)
+    except pynvml.NVMLError as error:
+        log.info("NVML does not tell %s: %s", what, error)
+        return None
+
+
+def text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

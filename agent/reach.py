@@ -1,0 +1,51 @@
+"""Whether the controller answers, for the agent's log: told when it does not, then less and less often, and when it does again.
+
+Pure. An agent whose controller is away goes on by itself and tries again all the time, which is nothing to be told each time.
+"""
+
+from __future__ import annotations
+
+from ..protocol.times import SILENT_INTERVALS
+
+FIRST_AFTER_S = 15.0  # of silence, or after some heartbeats where those are rare
+AGAIN_AFTER_S = 60.0  # and then twice as long each time,
+AT_LEAST_EVERY_S = 3600.0  # up to this
+AWAY_S = 5.0  # whoever looks so much too late was stopped, and what he has not heard meanwhile says nothing
+
+
+class Reach:
+    """Tells what is worth a line in the log. Times are Unix times in seconds."""
+
+    def __init__(self, address: str, heartbeat_interval_s: float, now: float) -> None:
+        self._address = address
+        self._first_s = max(FIRST_AFTER_S, SILENT_INTERVALS * heartbeat_interval_s)
+        self._heard_s = now
+        self._wait_s = AGAIN_AFTER_S
+        self._tell_s = now + self._first_s
+        self._told = False
+
+    @property
+    def deadline(self) -> float:
+        """When to `look`, if nothing is heard until then."""
+        return self._tell_s
+
+    def heard(self, now: float) -> str | None:
+        """The controller has said something."""
+        silent_s, told = now - self._heard_s, self._told
+        self._heard_s = now
+        self._tell_s, self._wait_s, self._told = now + self._first_s, AGAIN_AFTER_S, False
+        return f"the controller at {self._address} answers again, after {silent_s:.0f} s" if told else None
+
+    def look(self, now: float) -> str | None:
+        """Time has passed. What is to be told of a controller that does not answer."""
+        if now < self._tell_s:
+            return None
+        if now > self._tell_s + AWAY_S:
+            self._tell_s = now + self._first_s
+            return None
+        self._tell_s, self._told = now + self._wait_s, True
+        self._wait_s = min(AT_LEAST_EVERY_S, 2 * self._wait_s)
+        return (
+            f"nobody answers at {self._address}, the controller's address, for {now - self._heard_s:.0f} s: "
+            "does it run, and is it reached from here? Workers go on, and it is tried again all the time"
+        )

@@ -1,0 +1,477 @@
+"""Looks at GPUs and disks, in threads of its own: what they see becomes observations for `health`.
+
+Theory of operation
+-------------------
+A driver that is broken may not answer, for minutes or for ever, and so may a file system on a network. So each thing that is
+looked at has a thread, a `Looker`: the driver's events (XIDs, at once), the driver's counters (each `interval_s`), and each
+directory. The loop's thread only takes what they have put down (`deliver`), and notices who has not come back for too long
+(`overdue`): that is an observation as well. No thread is waited for.
+
+What is known of a GPU is looked for by its UUID each time, since the driver numbers the GPUs anew when one is gone. The
+instances of a divided GPU (MIG) share what happens to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pynvml
+
+from ..protocol.model import Gpu, Wiring
+from . import nvml, shim
+from .health import (
+    CheckFailed,
+    DiskReading,
+    DisksRead,
+    DriverLooked,
+    Foreign,
+    GpuReading,
+    GpusRead,
+    Kept,
+    Observation,
+    XidSeen,
+    foreign_sentence,
+    memory_sentence,
+)
+
+log = logging.getLogger(__name__)
+
+FILE = "health.json"
+EVENT_WAIT_MS = 1000
+HANGS_S = 10.0  # a call of the driver, or of a file system, that takes longer hangs
+RETRY_S = 1.0  # where the driver does not tell of events
+CHECK_S = 5.0  # for all that is looked at just before a worker starts
+CHECK_AGAIN_S = 0.25  # while the memory of the last worker there is being given back
+NOT_FOREIGN = frozenset({"nvidia-cuda-mps-server", "nvidia-persistenced"})
+GONE = (
+    pynvml.NVMLError_Uninitialized,
+    pynvml.NVMLError_DriverNotLoaded,
+    pynvml.NVMLError_LibraryNotFound,
+    pynvml.NVMLError_LibRmVersionMismatch,
+)
+
+
+@dataclass(frozen=True)
+class Owned:
+    """Which processes are this agent's, and which GPUs its workers use. Asked from other threads."""
+
+    processes: Callable[[], Iterable[int]]  # shims, or whatever else their ancestors are
+    gpus: Callable[[], Iterable[int]]
+
+
+class Looker:
+    """A thread that looks at one thing again and again."""
+
+    def __init__(self, name: str, look: Callable[[], None], interval_s: float, patience_s: float = HANGS_S) -> None:
+        """`look` says itself what it has seen. One that takes longer than `patience_s` hangs."""
+        self.name = name
+        self._look = look
+        self._interval_s = interval_s
+        self._patience_s = patience_s
+        self._began: float | None = None
+        self._closed = threading.Event()
+        self._again = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._again.set()
+
+    def look_now(self) -> None:
+        self._again.set()
+
+    def hangs_s(self, now: float) -> float:
+        """For how long it has been looking, if that is too long (`time.monotonic`); 0: it is not."""
+        began = self._began
+        return now - began if began is not None and now - began > self._patience_s else 0.0
+
+    def _serve(self) -> None:
+        failing = False
+        while not self._closed.is_set():
+            self._began = time.monotonic()
+            try:
+                self._look()
+                failing = False
+            except Exception:  # the edge of the thread: what the world can break, a look turns into an observation
+                if not failing:
+                    log.exception("looking at %s failed", self.name)
+                failing = True
+            self._began = None
+            self._again.wait(RETRY_S if failing else self._interval_s)
+            self._again.clear()
+
+
+class Watch:
+    """All lookers of an agent. The methods are for the loop's thread."""
+
+    def __init__(
+        self,
+        gpus: Sequence[Gpu],
+        wiring: Wiring,
+        library: str | None,
+        disks: Mapping[str, Path],
+        least_bytes: int,
+        interval_s: float,
+        owned: Owned,
+        wake: Callable[[], None],
+    ) -> None:
+        """`disks`: what the agent needs room for, the first one before the others."""
+        self._seen: deque[Observation] = deque()
+        self._wake = wake
+        self._driver = Driver(gpus, wiring, library, owned)
+        self._least_bytes = least_bytes
+        self._disks = dict(disks)
+        self._gone = ""
+        self._told = DriverLooked()
+        self._asking: list[Looker] = []
+        self._hung: set[str] = set()
+        self._files = [
+            Looker(name, lambda name=name, path=path: self._look_at_disk(name, path), interval_s)  # type: ignore[misc]
+            for name, path in disks.items()
+        ]
+        if self._driver.numbers:
+            patience_s = EVENT_WAIT_MS / 1000 + HANGS_S
+            self._asking = [
+                Looker("the driver's events", self._wait_for_event, 0.0, patience_s),
+                Looker("the driver", self._look_at_gpus, interval_s),
+            ]
+        self._interval_s = interval_s
+
+    @property
+    def driver(self) -> Driver:
+        return self._driver
+
+    def start(self) -> None:
+        for looker in (*self._asking, *self._files):
+            looker.start()
+
+    def close(self) -> None:
+        for looker in (*self._asking, *self._files):
+            looker.close()
+
+    def deliver(self) -> list[Observation]:
+        """What has been seen since the last time."""
+        found: list[Observation] = []
+        while self._seen:
+            seen = self._seen.popleft()
+            if isinstance(seen, DriverLooked):
+                self._gone = seen.gone
+            else:
+                found.append(seen)
+        return [*found, *self._overdue(time.monotonic())]
+
+    def _overdue(self, now: float) -> list[Observation]:
+        """Who does not come back, and who has."""
+        found: list[Observation] = []
+        hangs_s = max((looker.hangs_s(now) for looker in self._asking), default=0.0)
+        hangs = "the driver's library does not answer: see `dmesg`, and restart the server" if hangs_s else ""
+        told = DriverLooked(gone=self._gone, hangs=hangs)
+        if told != self._told:
+            self._told = told
+            found.append(told)
+        for looker in self._files:
+            hung = looker.hangs_s(now)
+            if hung and looker.name not in self._hung:
+                self._hung.add(looker.name)
+                found.append(DisksRead((DiskReading(looker.name, str(self._disks[looker.name]), hangs_s=hung),)))
+            elif not hung:
+                self._hung.discard(looker.name)
+        return found
+
+    # -- in their threads
+
+    def _see(self, seen: Observation) -> None:
+        self._seen.append(seen)
+        self._wake()
+
+    def _wait_for_event(self) -> None:
+        happened = self._driver.wait_for_event()
+        for seen in happened or ():
+            self._see(seen)
+        if happened is None or happened:  # what else has changed is to be known at once
+            self._asking[-1].look_now()
+        if happened is None:
+            time.sleep(RETRY_S)
+
+    def _look_at_gpus(self) -> None:
+        try:
+            readings = self._driver.look()
+        except nvml.DriverFailed as error:
+            self._see(DriverLooked(gone=f"the NVIDIA driver is gone ({error}): see nvidia-smi"))
+            return
+        self._see(DriverLooked())
+        self._see(GpusRead(readings))
+
+    def _look_at_disk(self, name: str, path: Path) -> None:
+        try:
+            self._see(DisksRead((self._disk(name, path),)))
+        except PermissionError:
+            raise  # a server of files may let users there, and not the agent
+        except OSError as error:  # the disk is broken, or the server of a file system has forgotten it
+            self._see(DisksRead((DiskReading(name, str(path), fails=error.strerror or str(error)),)))
+
+    def _disk(self, name: str, path: Path) -> DiskReading:
+        """Raises OSError."""
+        there = path
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        first = next(iter(self._disks.values()))
+        if path != first and _same_device(there, first):
+            return DiskReading(name, str(path))  # what is to be said of it is said of the first
+        room = os.statvfs(there)
+        free_bytes = 0 if room.f_files and not room.f_favail else room.f_bavail * room.f_frsize
+        return DiskReading(name, str(path), free_bytes, self._least_bytes)
+
+
+def _same_device(a: Path, b: Path) -> bool:
+    return b.exists() and a.stat().st_dev == b.stat().st_dev
+
+
+# -------------------------------------------------------------------------------------------------------------- the driver
+
+
+class Driver:
+    """The driver's library, asked by several threads. NVML itself bears that."""
+
+    def __init__(self, gpus: Sequence[Gpu], wiring: Wiring, library: str | None, owned: Owned) -> None:
+        parents = {each.index: each.parent for each in wiring.gpus if each.parent}
+        self.numbers: dict[str, tuple[int, ...]] = {}  # of the GPU with this UUID, or of its instances
+        for gpu in gpus:
+            if uuid := parents.get(gpu.index) or gpu.uuid:
+                self.numbers[uuid] = (*self.numbers.get(uuid, ()), gpu.index)
+        self._library = library
+        self._owned = owned
+        self._lock = threading.Lock()  # of what follows; held only for a moment
+        self._initialised = False
+        self._answering: frozenset[str] = frozenset()  # at the last look
+        self._asked_for: frozenset[str] = frozenset()  # whose events are waited for, or cannot be
+        self._events: Any = None
+        self._registered: dict[int, str] = {}  # UUIDs by the addresses of handles
+
+    def look(self) -> dict[int, GpuReading]:
+        """All GPUs, by number. Raises DriverFailed."""
+        handles, failed = self._handles()
+        self._answering = frozenset(handles)
+        own, used = frozenset(self._owned.processes()), frozenset(self._owned.gpus())
+        found: dict[int, GpuReading] = {}
+        for uuid, numbers in self.numbers.items():
+            reading = GpuReading(lost=failed or "the driver does not count it any more")
+            if uuid in handles:
+                reading = _reading(handles[uuid], own, bool(used.intersection(numbers)))
+            for number in numbers:
+                found[number] = reading
+        return found
+
+    def wait_for_event(self) -> list[XidSeen] | None:
+        """Wait for a second at most; what has happened. None: the driver does not tell, perhaps because a GPU has been lost."""
+        try:
+            self._register()
+            happened = pynvml.nvmlEventSetWait_v2(self._events, EVENT_WAIT_MS)
+        except pynvml.NVMLError_Timeout:
+            return []
+        except (nvml.DriverFailed, pynvml.NVMLError):
+            self._forget_events()
+            return None
+        if happened.eventType != pynvml.nvmlEventTypeXidCriticalError:
+            return []
+        uuid = self._registered.get(_address_of(happened.device))
+        return [XidSeen(number, int(happened.eventData)) for number in self.numbers.get(uuid or "", ())]
+
+    def check(self, numbers: Sequence[int], trusted: Iterable[str], least_free_share: float) -> CheckFailed | None:
+        """Are these GPUs fit for a worker that is to start now? None: they are.
+
+        A worker that has just ended may not have given its memory back: that is waited for. Takes CHECK_S at most, if the driver
+        answers.
+        """
+        until, over = time.monotonic() + CHECK_S - 1.0, set(trusted)
+        while True:
+            faults = ((number, self._fault(number, over, least_free_share)) for number in numbers)
+            found = next((CheckFailed(number, *fault) for number, fault in faults if fault is not None), None)
+            waits = found is not None and found.code in ("memory-held", "foreign-process")
+            if not waits or time.monotonic() >= until:
+                return found
+            time.sleep(CHECK_AGAIN_S)
+
+    def _fault(self, number: int, trusted: set[str], least_free_share: float) -> tuple[str, str] | None:
+        uuid = next((uuid for uuid, numbers in self.numbers.items() if number in numbers), None)
+        if uuid is None:
+            return None
+        try:
+            handles, failed = self._handles()
+        except nvml.DriverFailed as error:
+            return "driver-gone", f"the NVIDIA driver does not work: {error}"
+        if uuid not in handles:
+            return "gpu-lost", f"it does not answer the driver: {failed or 'it is not counted any more'}"
+        divided = len(self.numbers[uuid]) > 1
+        reading = _reading(handles[uuid], frozenset(self._owned.processes()), divided)
+        faults = {
+            "gpu-lost": reading.lost,
+            "foreign-process": foreign_sentence(reading.foreign),
+            "memory-held": "" if divided else memory_sentence(reading, least_free_share),
+        }
+        return next(((code, text) for code, text in faults.items() if text and code not in trusted), None)
+
+    def _handles(self) -> tuple[dict[str, Any], str]:
+        """The GPUs that answer, by UUID; and what those that do not say. Raises DriverFailed."""
+        self._begin()
+        found: dict[str, Any] = {}
+        failed = ""
+        try:
+            for index in range(int(pynvml.nvmlDeviceGetCount())):
+                try:
+                    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                    found[nvml.text(pynvml.nvmlDeviceGetUUID(handle))] = handle
+                except GONE:
+                    raise
+                except pynvml.NVMLError as error:
+                    failed = str(error)
+        except pynvml.NVMLError as error:
+            if isinstance(error, GONE):
+                self._end()
+            raise nvml.DriverFailed(str(error), absent=False) from None
+        return found, failed
+
+    def _begin(self) -> None:
+        """Raises DriverFailed."""
+        if self._initialised:
+            return
+        nvml.begin(self._library)
+        with self._lock:
+            twice, self._initialised = self._initialised, True
+        if twice:
+            pynvml.nvmlShutdown()
+
+    def _end(self) -> None:
+        """It is begun anew the next time."""
+        with self._lock:
+            was, self._initialised = self._initialised, False
+        if was:
+            try:
+                pynvml.nvmlShutdown()
+            except pynvml.NVMLError as error:
+                log.info("NVML does not end: %s", error)
+
+    def _register(self) -> None:
+        """Ask for the events of all GPUs that answer, if that has not been done. What has been asked for goes on."""
+        if self._events is not None and self._answering in (frozenset(), self._asked_for):
+            return
+        handles, _ = self._handles()
+        if self._events is None:
+            self._events = pynvml.nvmlEventSetCreate()
+        for uuid in handles.keys() & self.numbers.keys() - self._asked_for:
+            try:
+                pynvml.nvmlDeviceRegisterEvents(handles[uuid], pynvml.nvmlEventTypeXidCriticalError, self._events)
+                self._registered[_address_of(handles[uuid])] = uuid
+            except pynvml.NVMLError as error:
+                log.info("GPU %s does not tell of XIDs: %s", uuid, error)
+        self._asked_for = frozenset(handles)
+
+    def _forget_events(self) -> None:
+        events, self._events, self._registered = self._events, None, {}
+        self._asked_for = frozenset()
+        if events is not None:
+            try:
+                pynvml.nvmlEventSetFree(events)
+            except pynvml.NVMLError as error:
+                log.info("the driver's events are not freed: %s", error)
+
+
+def _address_of(handle: Any) -> int:
+    return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
+
+
+def _reading(handle: Any, own: frozenset[int], occupied: bool) -> GpuReading:
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError as error:
+        return GpuReading(lost=str(error))
+    uncorrected = _quiet(
+        pynvml.nvmlDeviceGetTotalEccErrors,
+        handle,
+        pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+        pynvml.NVML_VOLATILE_ECC,
+    )
+    retired = _quiet(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+    rows = _quiet(pynvml.nvmlDeviceGetRemappedRows, handle)
+    processes = _quiet(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    throttle = _quiet(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    return GpuReading(
+        uncorrected=None if uncorrected is None else int(uncorrected),
+        pending=None if retired is None and rows is None else bool(retired) or bool(rows and rows[2]),
+        remap_failed=None if rows is None else bool(rows[3]),
+        throttle=None if throttle is None else int(throttle),
+        temperature_c=_quiet(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        recovery=_recovery(handle),
+        foreign=tuple(_foreign(processes, own)),
+        occupied=occupied,
+        memory_bytes=int(memory.total),
+        used_bytes=int(memory.used),
+    )
+
+
+def _recovery(handle: Any) -> int | None:
+    values = _quiet(pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    return int(values[0].value.uiVal)
+
+
+def _quiet(question: Callable[..., Any], *arguments: Any) -> Any:
+    """NVML's answer; None if it has none: asked each few seconds, that is not worth a line."""
+    try:
+        return question(*arguments)
+    except pynvml.NVMLError:
+        return None
+
+
+def _foreign(processes: Iterable[Any], own: frozenset[int]) -> Iterable[Foreign]:
+    """Those that are no descendants of ours. One that cannot be seen is another container's, or is over."""
+    for each in processes:
+        try:
+            process = psutil.Process(each.pid)
+            family = {process.pid, *(parent.pid for parent in process.parents())}
+            name = process.name()
+        except psutil.Error:
+            continue
+        if not family & own and name not in NOT_FOREIGN:
+            yield Foreign(each.pid, name, int(each.usedGpuMemory or 0))
+
+
+# -------------------------------------------------------------------------------------------------------------- on the disk
+
+
+def load(state: Path) -> Kept:
+    """What the last agent has found; nothing if there is no such file, or it cannot be read."""
+    path = state / FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Kept)
+    except FileNotFoundError:
+        pass
+    except (OSError, msgspec.MsgspecError) as error:
+        log.warning("%s is not read: %s", path, error)
+    return Kept(boot=shim.boot_id())
+
+
+def save(state: Path, kept: Kept) -> str:
+    """Write it down, all or nothing. Returns why that failed, or ""."""
+    path, temporary = state / FILE, state / f"{FILE}.new"
+    try:
+        temporary.write_bytes(msgspec.json.encode(kept))
+        temporary.replace(path)
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    return ""
