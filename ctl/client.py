@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import zmq
@@ -27,18 +29,27 @@ from ..protocol.messages import (
 )
 from ..runtime import transport
 from ..runtime.directories import check_way
-from ..runtime.keys import KeyFile
+
+if TYPE_CHECKING:
+    from ..runtime.keys import KeyFile
 
 REPEAT_INTERVAL_S = 1.0
+
+Diagnosis: TypeAlias = Callable[[str, bool], str | None]
 
 
 class Client:
     """A connection to one controller."""
 
-    def __init__(self, address: str, key: KeyFile | None = None) -> None:
-        """Raises UserError if `address` is none, or needs a key; that nobody listens there shows when something is asked."""
+    def __init__(self, address: str, key: KeyFile | None = None, diagnosis: Diagnosis | None = None) -> None:
+        """Raises UserError if `address` is none, or needs a key; that nobody listens there shows when something is asked.
+
+        `diagnosis`: tells why nobody answers at an address, if it can; asked at the start and when the time is up.
+        """
         self._address = address
         self._key = key
+        self._diagnosis = diagnosis or (lambda address, late: None)
+        self._answered = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._connected()
         self._refusals = transport.refusals(self._context, self._socket)
@@ -69,17 +80,23 @@ class Client:
         envelope = Envelope(id=secrets.token_hex(16), request=request)
         data = self._encode(envelope)
         deadline = time.monotonic() + timeout_s
+        if not self._answered and (why := self._diagnosis(self._address, False)):
+            raise ClusterUnreachable(
+                why
+            )  # one that has died while somebody waits may be started again: that takes a while
         while (left_s := deadline - time.monotonic()) > 0:
             transport.send(self._socket, data)
             reply = self._receive(envelope.id, min(REPEAT_INTERVAL_S, left_s))
             if reply is not None:
+                self._answered = True
                 return accepted(reply.answer)
-        why = (
-            ": the connection ends before keys are exchanged; the controller may have another key now"
-            if self._unheard
-            else ""
+        if why := self._diagnosis(self._address, True):
+            raise ClusterUnreachable(why)
+        ends = "the connection ends before keys are exchanged; the controller may have another key now"
+        why = f": {ends}" if self._unheard else f" within {timeout_s:g} s"
+        raise ClusterUnreachable(
+            f"no controller answers at {self._address}{why}; `elasticctl doctor` looks for the cause"
         )
-        raise ClusterUnreachable(f"no controller answers at {self._address}{why}")
 
     def jobs(self, request: GetJobs | GetEnded, most: int | None = None) -> Jobs:
         """All pages from `request` on, as one; or so many jobs, and `next` tells where the others begin."""

@@ -1,26 +1,33 @@
-"""Commands about the cluster: up, down, servers, servers adopt, servers forget, version."""
+"""Commands about the cluster: up, down, servers (adopt, forget, exclude, include), version."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from .. import __version__
-from ..protocol.errors import ClusterUnreachable
+from ..protocol.errors import ClusterUnreachable, RequestRefused, UserError
 from ..protocol.messages import (
     PROTOCOL_VERSION,
     AdoptServer,
+    ExcludeServer,
     ForgetServer,
+    IncludeServer,
     Ping,
     Pong,
     ServerAdopted,
+    ServerExcluded,
     ServerForgotten,
+    ServerIncluded,
 )
 from ..protocol.model import ServerId
-from . import render
-from .context import DECIDED_WITHIN_S, JSON, console, of, print_json, say
+from . import completion, render
+from .context import DECIDED_WITHIN_S, JSON, of, print_json, say, show
+from .record import FILE
 
 
 def add_to(app: typer.Typer) -> None:
@@ -31,6 +38,8 @@ def add_to(app: typer.Typer) -> None:
     group.callback()(servers)
     group.command()(adopt)
     group.command()(forget)
+    group.command()(exclude)
+    group.command()(include)
     app.add_typer(group, name="servers")
 
 
@@ -43,8 +52,22 @@ def up(
         int | None,
         typer.Option(min=1, max=256, help="CPU slots per server, in place of what it has.", show_default=False),
     ] = None,
+    gpu_model: Annotated[
+        str | None,
+        typer.Option(
+            help="Stand-ins for GPUs, to try things out: a100, v100, gtx1080, mixed, a100-mig; one for each server, or a list "
+            "(a100,v100). Workers compute on the CPU.",
+            show_default=False,
+            autocompletion=completion.words("a100", "a100-mig", "gtx1080", "mixed", "v100"),
+        ),
+    ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="Name of a policy, or a policy file (default max-min).", show_default=False)
+        str | None,
+        typer.Option(
+            help="Name of a policy, or a policy file (default max-min).",
+            show_default=False,
+            autocompletion=completion.policies,
+        ),
     ] = None,
     hosts: Annotated[
         Path | None,
@@ -77,32 +100,57 @@ def up(
     from .local import up as start
 
     shared = of(context)
-    wanted = Wanted(servers, gpus, policy, hosts, ssh, python, address, checkpoints)
+    wanted = Wanted(servers, gpus, policy, hosts, ssh, python, address, checkpoints, gpu_model)
     cluster, started = start(shared.directory, wanted)
     if as_json:
         document = {"directory": str(shared.directory), "controller": cluster.controller, "started": started}
-        print_json({**document, "servers": cluster.servers, "policy": cluster.policy})
-    elif started:
+        print_json({**document, "servers": cluster.servers, "policy": cluster.policy, "offers": cluster.offers})
+        return
+    if started:
         print(f"started {', '.join(started)} at {shared.directory}")
     else:
         print(f"the cluster at {shared.directory} runs already")
+    if cluster.offers:
+        print(cluster.offers)
 
 
 def down(
     context: typer.Context,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep jobs, logs and checkpoints for the next `up`.")] = False,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Remove everything, too: jobs, checkpoints, logs. Asks first.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --purge: do not ask.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", hidden=True)] = False,  # what older versions had to be told
     abandon: Annotated[
         bool, typer.Option("--abandon", help="Do not mind hosts that do not answer; what runs there goes on.")
     ] = False,
 ) -> None:
-    """Stop the cluster that `up` has started: jobs, agents, controller. Nothing is left behind."""
+    """Stop the cluster that `up` has started. Jobs, checkpoints and logs are kept."""
     from .local import down as stop
+    from .local import made, read
 
-    directory = of(context).directory
-    if stop(directory, keep, abandon):
-        print(f"stopped; {'kept' if directory.exists() else 'removed'} {directory}")
+    if purge and keep:
+        raise UserError("--purge and --keep exclude each other")
+    shared = of(context)
+    directory = shared.directory
+    if purge and read(directory) is not None and not yes and not _agreed(f"Remove {directory} with {made(directory)}?"):
+        raise RequestRefused("nothing is stopped, and nothing is removed")
+    stopped = stop(directory, purge, abandon)
+    if (directory / FILE).exists():
+        print(f"stopped; kept {directory}" if stopped else f"nothing runs; {directory} has been kept")
+        say(f"It holds {made(directory)}.")
+        say(f"`{shared.command('up')}` goes on with them, `{shared.command('down --purge')}` removes them.")
+    elif stopped:
+        print(f"stopped; removed {directory}")
     else:
         say(f"no cluster at {directory}")
+
+
+def _agreed(question: str) -> bool:
+    """Whoever sits at the terminal says yes. Raises UserError where nobody does."""
+    if not sys.stdin.isatty():
+        raise UserError("down --purge asks first, and there is no terminal to ask at: say --yes")
+    return typer.confirm(question, err=True)
 
 
 def servers(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> None:
@@ -113,12 +161,12 @@ def servers(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> N
     if as_json:
         print_json({"servers": render.plain(answer.servers), "time_s": answer.time_s})
     else:
-        console().print(render.server_table(answer.servers, answer.time_s))
+        show(render.server_table(answer.servers, answer.time_s))
 
 
 def adopt(
     context: typer.Context,
-    server: Annotated[str, typer.Argument(help="Name of the server.")],
+    server: Annotated[str, typer.Argument(help="Name of the server.", autocompletion=completion.servers)],
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Take over a server on which workers run that belong to no job of this cluster: they save their state and end."""
@@ -133,7 +181,7 @@ def adopt(
 
 def forget(
     context: typer.Context,
-    server: Annotated[str, typer.Argument(help="Name of the server.")],
+    server: Annotated[str, typer.Argument(help="Name of the server.", autocompletion=completion.servers)],
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Do not know a lost server any more, which will not come back. Should it, it joins as a new one."""
@@ -142,6 +190,48 @@ def forget(
         print_json(render.plain(answer))
     else:
         print(f"{server} is forgotten")
+
+
+PLACE = typer.Argument(metavar="SERVER[:GPU]", help="Name of a server, or one of its GPUs: s1, s1:3.")
+
+
+def exclude(
+    context: typer.Context,
+    place: Annotated[str, PLACE],
+    reason: Annotated[str, typer.Option(help="Why; it is shown to all.", show_default=False)] = "",
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Start nothing new on a server, or on one of its GPUs, until it is included again. What runs there goes on."""
+    server, gpu = _place(place)
+    answer = of(context).ask(ExcludeServer(server=server, gpu=gpu, reason=reason), ServerExcluded)
+    if as_json:
+        print_json(render.plain(answer))
+    else:
+        print(f"{place} takes no new work; what runs there goes on")
+
+
+def include(
+    context: typer.Context,
+    place: Annotated[str, PLACE],
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Use a server, or one of its GPUs, again: also in spite of the troubles that it has now, until one comes anew."""
+    server, gpu = _place(place)
+    answer = of(context).ask(IncludeServer(server=server, gpu=gpu), ServerIncluded)
+    if as_json:
+        print_json(render.plain(answer))
+        return
+    print(f"{place} may be used")
+    for trouble in answer.trusted:
+        print(f"  in spite of {render.printable(trouble)}")
+
+
+def _place(given: str) -> tuple[ServerId, int | None]:
+    """A server, and the index of one of its GPUs. Raises UserError."""
+    server, colon, gpu = given.partition(":")
+    if colon and not (gpu.isascii() and gpu.isdigit() and len(gpu) <= 4):
+        raise UserError(f"{given[:80]!r} is no SERVER:GPU, such as s1:3")
+    return ServerId(server), int(gpu) if colon else None
 
 
 def version(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> None:
@@ -154,7 +244,7 @@ def version(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> N
     except ClusterUnreachable:
         pass
     if as_json:
-        cluster = render.plain(found) if found is not None else None
+        cluster = msgspec.structs.asdict(found) if found is not None else None
         print_json({"elasticctl": __version__, "protocol": PROTOCOL_VERSION, "cluster": cluster})
     else:
         print(f"elasticctl {__version__}" + (f", controller {found.version}" if found is not None else ""))

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from ..protocol.errors import ElasticError, OperatorError, UserError
-from ..runtime.config import load, load_yaml
 from .context import JSON, print_json, say
 
 INSTALLED = tuple(Path("/etc/elasticctl") / name for name in ("controller.yaml", "agent.yaml", "cluster.yaml"))
@@ -59,7 +58,7 @@ def check(
         raise UserError(f"config check: name a file; there is neither {INSTALLED[0]} nor {INSTALLED[1]}")
     found = []
     for file in chosen:
-        whose = kind or _kind(file)
+        whose = kind or kind_of(file)
         found.append((file, whose, _mistakes(file, whose)))
     if as_json:
         rows = [
@@ -76,8 +75,10 @@ def check(
         raise typer.Exit(2)
 
 
-def _kind(file: Path) -> Kind:
+def kind_of(file: Path) -> Kind:
     """By its name, else by its options. Raises UserError where that tells nothing."""
+    from ..runtime.config import load_yaml
+
     for kind in (Kind.CONTROLLER, Kind.AGENT, Kind.CLUSTER):
         if kind.value in file.name:
             return kind
@@ -115,6 +116,7 @@ def load_policy(file: Path) -> object:
 
 def load_place(file: Path) -> object:
     """Where users find the controller, and their key. Raises UserError."""
+    from ..runtime.config import load
     from ..runtime.transport import check_form
     from .context import Place
 

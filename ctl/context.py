@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,12 +17,14 @@ import typer
 
 from ..protocol.errors import ClusterUnreachable, PeerError, UserError
 from ..protocol.messages import Answer, GetJob, JobFound, JobView, Request
+from . import record
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..runtime.keys import KeyFile
     from .client import Client
+    from .tables import Table
 
 A = TypeVar("A")
 
@@ -56,23 +61,52 @@ class Context:
             from .client import Client
 
             address, key = self.reached_by()
-            self._client = Client(address, key)
+            self._client = Client(address, key, self._diagnosis)
         return self._client
+
+    def command(self, what: str) -> str:
+        """As one has to type it, to mean the same cluster."""
+        if self.directory in (default_directory(), _absolute(os.environ.get("ELASTICCTL_DIR"))):
+            return f"elasticctl {what}"
+        return f"elasticctl --dir {shlex.quote(str(self.directory))} {what}"
+
+    def _diagnosis(self, address: str, late: bool) -> str | None:
+        """Why nobody answers at `address`, as far as it can be told on this machine; `late`: after a long wait."""
+        found = record.read(self.directory)
+        if found is not None and found.controller == address:
+            if found.stopped:
+                return record.stopped(self.directory, self.command("up"))
+            return record.dead(self.directory, found, self.command("up")) or (
+                record.silent(self.directory, found) if late else None
+            )
+        if late and address.startswith("ipc:///run/elasticctl/"):
+            return (
+                f"no controller answers at {address}: `systemctl status elasticctl-controller` tells its process, "
+                "`journalctl -u elasticctl-controller` shows its log, `systemctl restart elasticctl-controller` starts it"
+            )
+        if late and address.startswith("tcp://"):
+            from .doctor import reach
+
+            return reach.why_not(address)
+        return None
 
     def reached_by(self) -> tuple[str, KeyFile | None]:
         """Address and key: as given, else the local cluster in `directory`, else as the user's own or the machine's
         configuration says. Raises ClusterUnreachable, UserError."""
+        address, path = self.named()
+        return address, None if path is None else self._read_key(path)
+
+    def named(self) -> tuple[str, Path | None]:
+        """The same, with the key's file, which need not be there. Raises ClusterUnreachable, UserError."""
         if self.controller is not None:
             return self.controller, self._key_for(self.controller, None)
         if self.key is not None and not self.is_given:
             key = self._read_key(self.key)
             if key.controller is not None:
-                return key.controller, key
-        from .local import read_address
-
-        address = read_address(self.directory)
-        if address is not None:
-            return address, None
+                return key.controller, self.key
+        found = record.read(self.directory)
+        if found is not None and not found.stopped:
+            return found.controller, None
         if not self.is_given:
             from ..runtime import config
 
@@ -82,6 +116,8 @@ class Context:
                     place = config.load(path, Place, UserError)
                     named = home / Path(place.key).expanduser() if place.key is not None else None
                     return place.controller, self._key_for(place.controller, named)
+        if found is not None:
+            raise ClusterUnreachable(record.stopped(self.directory, self.command("up")))
         raise ClusterUnreachable(
             f"no cluster at {self.directory}: start one with `elasticctl up`, or name one with --controller or `elasticctl login`"
         )
@@ -94,12 +130,22 @@ class Context:
             return False
         return True
 
-    def _key_for(self, address: str, named: Path | None) -> KeyFile | None:
+    def is_this_machine(self) -> bool:
+        """Is it a cluster of `elasticctl up`, whose servers are all this machine?"""
+        found = record.read(self.directory)
+        if found is None or not found.controller.startswith("ipc://"):
+            return False
+        try:
+            return self.named()[0] == found.controller
+        except ClusterUnreachable:  # it has been stopped
+            return True
+
+    def _key_for(self, address: str, named: Path | None) -> Path | None:
         """Sockets of the file system need none."""
         if not address.startswith("tcp://"):
             return None
         path = self.key or named or configuration() / "key"
-        return self._read_key(path) if self.key or named or path.exists() else None
+        return path if self.key or named or path.exists() else None
 
     def _read_key(self, path: Path) -> KeyFile:
         from ..runtime.keys import KeyFile
@@ -115,6 +161,12 @@ class Context:
 
     def job(self, name: str) -> JobView:
         return self.ask(GetJob(job=name), JobFound).job
+
+
+def given(directory: Path | None, controller: str | None, key: Path | None) -> Context:
+    """From the options before a command; None: not given."""
+    where = (directory or default_directory()).expanduser().absolute()
+    return Context(where, controller, key, directory is not None)
 
 
 def of(context: typer.Context) -> Context:
@@ -133,6 +185,21 @@ def console() -> Console:
     return Console(highlight=False, width=PIPE_COLUMNS, no_color=True, force_terminal=False)
 
 
+def show(table: Table) -> None:
+    """Print it: as wide as the terminal, and coloured there; elsewhere a line for each row."""
+    for line in table_lines(table):
+        print(line)
+
+
+def table_lines(table: Table) -> Iterator[str]:
+    from .tables import lines
+
+    if not sys.stdout.isatty():
+        return lines(table, None, False)
+    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return lines(table, shutil.get_terminal_size().columns, colour)
+
+
 def print_json(document: Any) -> None:
     """One document on stdout."""
     print(json.dumps(document, indent=2))
@@ -147,6 +214,10 @@ def configuration() -> Path:
     """Of this user."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "elasticctl"
+
+
+def _absolute(path: str | None) -> Path | None:
+    return Path(path).expanduser().absolute() if path else None
 
 
 def default_directory() -> Path:

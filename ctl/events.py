@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..protocol.messages import Events, GetEvents
-from . import render
+from . import completion, render
 from .context import JSON, of, print_json
 
 FOLLOW_S = 0.5
@@ -24,7 +24,10 @@ def add_to(app: typer.Typer) -> None:
 
 def events(
     context: typer.Context,
-    job: Annotated[str | None, typer.Argument(help="Only those of one job.", show_default=False)] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(help="Only those of one job.", show_default=False, autocompletion=completion.any_jobs),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,14 +19,17 @@ from ..protocol.limits import (
     MAX_KEPT_CHECKPOINTS,
     MAX_MODEL,
     MAX_PRIORITY,
+    MAX_RUN_AGAIN,
     MAX_STEPS,
     MAX_STEPS_PER_S,
     MAX_VIRTUAL_WORKERS,
     MIN_STEPS_PER_S,
 )
-from ..protocol.model import CheckpointSpec, Determinism, GpuRange, JobSpec
+from ..protocol.model import CheckpointSpec, Determinism, GpuRange, JobSpec, Processes
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml
+from . import commands
+from .jobgpus import GpuOptions, wanted_gpus
 
 Wait = TypeVar("Wait", float, None)
 
@@ -34,11 +38,23 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 PRIORITIES = {"low": -10, "normal": 0, "high": 10}
 
+# How msgspec says that a value is of another kind, and the words for kinds that people use.
+WRONG_KIND = re.compile(r"[Ee]xpected `(?P<allowed>[^`]+)`, got `(?P<got>[^`]+)`")
+KINDS = {
+    "object": "fields",
+    "array": "a list",
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "nothing",
+}
+
 # What of the submitter's environment travels with a job; everything else a job needs stands in its file.
 CAPTURED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "LANG", "USER")
 
 # Known fields of later versions: refused with a reason instead of being called unknown.
-NOT_YET = ("deadline", "soft", "scaling", "type", "image")
+NOT_YET = ("deadline", "soft", "scaling", "image")
 
 
 class _Checkpoint(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,6 +78,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     throughput: Any = None
     env: dict[str, Any] | None = None
     workdir: str | None = None
+    processes: str | None = None
+    restarts: int | None = None
     start_timeout: str | int | float | None = None
     load_timeout: str | int | float | None = None
     step_timeout: str | int | float | None = None
@@ -72,18 +90,30 @@ class Overrides(msgspec.Struct, frozen=True):
     """Options of the command line; they win over the file."""
 
     name: str | None = None
-    gpus: str | None = None
+    gpus: GpuOptions = GpuOptions()
     virtual_workers: int | None = None
     max_steps: int | None = None
     priority: str | None = None
     env: tuple[str, ...] = ()
     checkpoint_every: str | None = None
     determinism: str | None = None
+    processes: str | None = None
+    restarts: int | None = None
     command: tuple[str, ...] = ()
 
 
-def build(file: Path | None, options: Overrides, cwd: Path, environ: Mapping[str, str]) -> JobSpec:
-    """The job that `file` and `options` describe. Raises UserError: file or option, field, what was found, what is allowed."""
+def build(
+    file: Path | None,
+    options: Overrides,
+    cwd: Path,
+    environ: Mapping[str, str],
+    doubt: Callable[[str], None] | None = None,
+) -> JobSpec:
+    """The job that `file` and `options` describe. Raises UserError: file or option, field, what was found, what is allowed.
+
+    `doubt` is told what the job's interpreter lacks here, where it may have it on the servers. None: they are this machine,
+    and such a job is refused.
+    """
     source = str(file) if file is not None else "the command line"
     written = _read(file) if file is not None else _File()
 
@@ -97,19 +127,28 @@ def build(file: Path | None, options: Overrides, cwd: Path, environ: Mapping[str
         return default if in_file is None else duration_s(in_file, f"{source}: {field}")
 
     command = _command(f"{source}: command", options.command or written.command)
-    workdir = _workdir(f"{source}: workdir", written.workdir, cwd)
+    workdir = _workdir(f"{source}: workdir", written.workdir, cwd, file)
     env = _environment(f"{source}: env", written.env or {}, options.env, environ)
     _check_program(f"{source}: command", command, workdir, env)
-    gpus = _gpus(*pick("gpus", options.gpus, written.gpus))
+    told = options.gpus.gpus is not None or written.gpus is not None
+    if isinstance(written.gpus, dict) and options.gpus.gpus is None:
+        told = "max" in written.gpus
+    gpus = commands.gpus_for(command, wanted_gpus(f"{source}: gpus", written.gpus, options.gpus), told)
+    processes = _processes(*pick("processes", options.processes, written.processes), command)
+    restarts = _within(*pick("restarts", options.restarts, written.restarts), 0, MAX_RUN_AGAIN)
+    if lacking := commands.lacks(command, workdir, env, here=doubt is None):
+        if doubt is None:
+            raise UserError(f"{source}: command: {lacking}")
+        doubt(lacking)
     checkpoint = written.checkpoint or _Checkpoint()
     where_every, every = pick("checkpoint.every", options.checkpoint_every, checkpoint.every)
     where_name, name = pick("name", options.name, written.name)
     return JobSpec(
         name=_name(where_name, name if name is not None else _default_name(file, command)),
         command=command,
-        gpus=gpus,
+        gpus=gpus.range,
         virtual_workers=_virtual_workers(
-            *pick("virtual_workers", options.virtual_workers, written.virtual_workers), gpus
+            *pick("virtual_workers", options.virtual_workers, written.virtual_workers), gpus.range
         ),
         workdir=str(workdir),
         env=env,
@@ -123,12 +162,26 @@ def build(file: Path | None, options: Overrides, cwd: Path, environ: Mapping[str
         priority=_priority(*pick("priority", options.priority, written.priority)),
         model=_model(f"{source}: model", written.model),
         throughput=_throughput(f"{source}: throughput", written.throughput),
-        user=environ.get("USER", ""),
+        user=environ.get("USER") or _account(),
+        gpus_per_server=gpus.per_server,
+        gpu_types=gpus.types,
+        gpu_memory_bytes=gpus.memory_bytes,
+        processes=processes,
+        restarts=restarts if restarts is not None or _joins(gpus.range, processes, command, workdir, env) else 0,
+        must_join=written.start_timeout is not None,
         start_timeout_s=wait_s("start_timeout", written.start_timeout, START_TIMEOUT_S),
         load_timeout_s=wait_s("load_timeout", written.load_timeout, LOAD_TIMEOUT_S),
         step_timeout_s=wait_s("step_timeout", written.step_timeout, None),
         pause_timeout_s=wait_s("pause_timeout", written.pause_timeout, PAUSE_TIMEOUT_S),
     )
+
+
+def _account() -> str:
+    """Who submits, where the environment does not say."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # no name for this number
+        return ""
 
 
 def _read(file: Path) -> _File:
@@ -147,7 +200,16 @@ def _read(file: Path) -> _File:
             raise UserError(f"{file}: {field}: this version does not support it yet")
         if field not in known:
             raise UserError(f"{file}: unknown field {field!r}; known are {', '.join(known)}")
-    return convert(document, _File, str(file), UserError)
+    try:
+        return convert(document, _File, str(file), UserError)
+    except UserError as error:
+        raise UserError(WRONG_KIND.sub(_plainly, str(error))) from None
+
+
+def _plainly(found: re.Match[str]) -> str:
+    """ "must be text or a whole number, not a list"."""
+    allowed = [KINDS.get(kind, kind) for kind in found["allowed"].split(" | ") if kind != "null"]
+    return f"must be {' or '.join(allowed)}, not {KINDS.get(found['got'], found['got'])}"
 
 
 def duration_s(value: str | float, where: str) -> float:
@@ -200,7 +262,8 @@ def _default_name(file: Path | None, command: Sequence[str]) -> str:
     if file is not None:
         stem = file.resolve().parent.name if file.stem == "job" else file.stem
     else:
-        script = next((part for part in command if part.endswith(".py")), command[0])
+        one_word = (part for part in command if part.endswith(".py") and " " not in part)
+        script = commands.script_of(command) or next(one_word, command[0])
         path = Path(script)
         stem = path.resolve().parent.name if path.stem == "train" and path.parent.name else path.stem
     cleaned = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40].strip("-")
@@ -213,45 +276,21 @@ def _name(where: str, name: str) -> str:
     return name
 
 
-def _gpus(where: str, given: Any) -> GpuRange:
-    low, high = _gpu_bounds(where, given)
-    if low < 1:
-        raise UserError(f"{where}: the minimum is {low}; it must be at least 1")
-    if high < low:
-        raise UserError(f"{where}: the maximum {high} is less than the minimum {low}")
-    if high > MAX_GPUS:
-        raise UserError(f"{where}: the maximum {high} is over the limit of {MAX_GPUS}")
-    return GpuRange(min=low, max=high)
+def _processes(where: str, given: str | None, command: Sequence[str]) -> Processes:
+    if given is None:
+        return Processes.PER_SERVER if commands.mpi(command) else commands.look_at(command).processes
+    try:
+        return Processes(given)
+    except ValueError:
+        known = ", ".join(each.value for each in Processes)
+        raise UserError(f"{where}: {given!r} is not one of {known}") from None
 
 
-def _gpu_bounds(where: str, given: Any) -> tuple[int, int]:
-    allowed = "a number, or a range such as 1:8 (in a file: {min: 1, max: 8})"
-    match given:
-        case None:
-            return 1, 1
-        case bool():
-            raise UserError(f"{where}: {given!r} is not {allowed}")
-        case int():
-            return given, given
-        case str() if re.fullmatch(r"-?\d{1,9}(:-?\d{1,9})?", given, re.ASCII):
-            low, _, high = given.partition(":")
-            return int(low), int(high or low)
-        case dict():
-            return _gpu_fields(where, given)
-    raise UserError(f"{where}: {given!r} is not {allowed}")
-
-
-def _gpu_fields(where: str, given: dict[Any, Any]) -> tuple[int, int]:
-    for key, value in given.items():
-        if key == "type":
-            raise UserError(f"{where}.type: this version does not support it yet")
-        if key not in ("min", "max"):
-            raise UserError(f"{where}: unknown field {key!r}; known are min and max")
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise UserError(f"{where}.{key}: {value!r} is not a whole number")
-    if "max" not in given:
-        raise UserError(f"{where}: max is missing; write {{min: 1, max: 8}}, or a number")
-    return given.get("min", 1), given["max"]
+def _joins(gpus: GpuRange, processes: Processes, command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> bool:
+    """Does it look like a job that calls `elastic.join()`? Else its command is not run twice unless the user says so."""
+    if processes is Processes.PER_SERVER:
+        return False
+    return gpus.min < gpus.max or commands.joins(commands.look_at(command), workdir, env)
 
 
 def _virtual_workers(where: str, given: int | None, gpus: GpuRange) -> int:
@@ -345,8 +384,10 @@ def _variable(where: str, key: str) -> str:
     return key
 
 
-def _workdir(where: str, given: str | None, cwd: Path) -> Path:
-    workdir = (cwd / Path(_text(where, given)).expanduser()) if given else cwd
+def _workdir(where: str, given: str | None, cwd: Path, file: Path | None) -> Path:
+    """Where the job runs: as its file says, from the directory of that file on; else where it is submitted."""
+    begin = cwd if file is None else (cwd / file).parent
+    workdir = (begin / Path(_text(where, given)).expanduser()) if given else cwd
     if not workdir.is_dir():
         raise UserError(f"{where}: {workdir} is not a directory")
     return Path(_text(where, str(workdir.resolve())))
@@ -357,7 +398,7 @@ def _check_program(where: str, command: Sequence[str], workdir: Path, env: Mappi
     program = command[0]
     found = shutil.which(workdir / program) if os.sep in program else shutil.which(program, path=env.get("PATH"))
     if not found:
-        raise UserError(f"{where}: there is no program {program!r}")
-    script = next((part for part in command[1:] if part.endswith(".py")), None)
-    if script is not None and not (workdir / script).is_file():
+        raise UserError(f"{where}: there is no program {program!r}{commands.unknown_program(program)}")
+    script = commands.script_of(command)
+    if script and not (workdir / script).is_file():
         raise UserError(f"{where}: there is no file {script} in {workdir}")

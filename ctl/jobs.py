@@ -30,18 +30,20 @@ from ..protocol.messages import (
 )
 from ..protocol.model import JobPhase, Resize, job_number
 from ..protocol.texts import gpu_count
-from . import render
-from .context import DECIDED_WITHIN_S, JSON, Context, console, of, print_json, say
+from . import completion, render
+from .context import DECIDED_WITHIN_S, JSON, Context, console, of, print_json, say, show, table_lines
 from .waiting import Waiting, limit_s
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from collections.abc import Iterable
 
 WATCH_S = 0.5
 MEASURED_WITHIN_S = 10.0
-RESIZED_WITHIN = "15m"  # longer than a worker may take to its `elastic.join()`
+RESIZED_WITHIN = "5m"
 PROFILED_WITHIN = "1h"
 MOST_ENDED = 1000  # that are over, of those that `status --all` shows
+
+MINE = typer.Option("--mine", help="Only jobs that you have submitted.", show_default=False)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -65,11 +67,28 @@ def submit(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job.", show_default=False)] = None,
     gpus: Annotated[str | None, typer.Option(help="GPUs: 4, or a range 1:8.", show_default=False)] = None,
+    gpu_type: Annotated[
+        list[str] | None,
+        typer.Option(help="Only GPUs of this type, such as A100; several: A100,V100.", show_default=False),
+    ] = None,
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="Only GPUs with so much memory: 40GiB.", show_default=False)
+    ] = None,
+    gpus_per_server: Annotated[
+        int | None, typer.Option(help="Exactly so many on each of its servers.", show_default=False)
+    ] = None,
     virtual_workers: Annotated[
         int | None, typer.Option(help="What the result depends on; default: the most GPUs.", show_default=False)
     ] = None,
     max_steps: Annotated[int | None, typer.Option(help="End after so many steps.", show_default=False)] = None,
-    priority: Annotated[str | None, typer.Option(help="low, normal, high, or a number.", show_default=False)] = None,
+    priority: Annotated[
+        str | None,
+        typer.Option(
+            help="low, normal, high, or a number.",
+            show_default=False,
+            autocompletion=completion.words("low", "normal", "high"),
+        ),
+    ] = None,
     env: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE for the job; may be repeated.", show_default=False)
     ] = None,
@@ -77,7 +96,24 @@ def submit(
         str | None, typer.Option(help="Such as 30s or 10m (the default).", show_default=False)
     ] = None,
     determinism: Annotated[
-        str | None, typer.Option(help="none, static, elastic (the default) or heterogeneous.", show_default=False)
+        str | None,
+        typer.Option(
+            help="none, static, elastic (the default) or heterogeneous.",
+            show_default=False,
+            autocompletion=completion.words("none", "static", "elastic", "heterogeneous"),
+        ),
+    ] = None,
+    processes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="per-gpu|per-server",
+            help="How many run the command; default: per-server for torchrun and its like.",
+            show_default=False,
+        ),
+    ] = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option(help="May the command be run again if it is killed, how often? (0)", show_default=False),
     ] = None,
     dry_run: Annotated[
         bool,
@@ -95,35 +131,57 @@ def submit(
     import os
 
     from .jobfile import Overrides, build
+    from .jobgpus import GpuOptions
 
     file, command = _file_or_command(arguments or [])
     overrides = Overrides(
         name=name,
-        gpus=gpus,
+        gpus=GpuOptions(gpus, tuple(gpu_type or ()), gpu_memory, gpus_per_server),
         virtual_workers=virtual_workers,
         max_steps=max_steps,
         priority=priority,
         env=tuple(env or ()),
         checkpoint_every=checkpoint_every,
         determinism=determinism,
+        processes=processes,
+        restarts=restarts,
         command=command,
     )
-    spec = build(file, overrides, Path.cwd(), os.environ)
+    shared = of(context)
+    doubts: list[str] = []
+    doubt = None if shared.is_this_machine() else doubts.append
+    spec = build(file, overrides, _where_we_are(), os.environ, doubt)
     if dry_run:
+        _say_all(doubts)
         _show_spec(render.plain(spec), as_json)
         return
-    shared = of(context)
     job = shared.ask(Submit(spec=spec), Submitted).job
     if as_json:
         print_json({"job": job})
     else:
         print(job, flush=True)
+        say(f"elasticctl: {render.submitted(job, spec)}")
+    _say_all(doubts)
     if follow:
         from .logs import follow_job
 
         follow_job(shared, job)
     if follow or wait_for_end:
-        raise typer.Exit(_exit_code(_until_final(shared, job)))
+        view = _until_final(shared, job)
+        say("\n".join([f"elasticctl: {render.verdict(view)}", *render.failure_lines(view)]))
+        raise typer.Exit(_exit_code(view))
+
+
+def _where_we_are() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UserError("submit: the directory where you are does not exist any more; change to another one") from None
+
+
+def _say_all(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        say(f"elasticctl: {sentence}")
 
 
 def _file_or_command(arguments: list[str]) -> tuple[Path | None, tuple[str, ...]]:
@@ -150,11 +208,14 @@ def _show_spec(spec: dict[str, object], as_json: bool) -> None:
 
 def status(
     context: typer.Context,
-    job: Annotated[str | None, typer.Argument(help="One job in full.", show_default=False)] = None,
+    job: Annotated[
+        str | None, typer.Argument(help="One job in full.", show_default=False, autocompletion=completion.any_jobs)
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing until Ctrl-C.")] = False,
     everything: Annotated[
         bool, typer.Option("--all", "-a", help=f"Also the last {MOST_ENDED} finished, failed and cancelled jobs.")
     ] = False,
+    mine: Annotated[bool, MINE] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Show the jobs, or one job in full."""
@@ -162,28 +223,33 @@ def status(
     if watch and as_json:
         raise UserError("--watch and --json exclude each other: call `status --json` again and again")
     if watch:
-        _watch(lambda: _snapshot(shared, job, everything))
+        _watch(lambda: _snapshot(shared, job, everything, mine))
     elif job is not None:
         if as_json:
             print_json(render.plain(shared.job(job)))
         else:
-            console().print(_snapshot(shared, job, everything)[1])
+            _print(_snapshot(shared, job, everything, mine)[1])
     else:
-        jobs = _jobs(shared, everything)
+        jobs = _jobs(shared, everything, mine)
         if as_json:
             print_json({"jobs": render.plain(jobs.jobs), "time_s": jobs.time_s, "policy": jobs.policy})
         else:
-            console().print(_table(jobs, everything))
+            _print(_table(jobs, everything, mine))
         if jobs.next:
             say(f"elasticctl: more jobs are over than the {MOST_ENDED} shown: `elasticctl history` pages through them")
 
 
-def _jobs(shared: Context, everything: bool) -> Jobs:
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _jobs(shared: Context, everything: bool, mine: bool) -> Jobs:
     """The jobs that are not over, and those that ended last, in the order of submission."""
-    live = shared.client.jobs(GetJobs())
+    live = shared.client.jobs(GetJobs(mine=mine))
     if not everything:
         return live
-    ended = shared.client.jobs(GetEnded(), MOST_ENDED)
+    ended = shared.client.jobs(GetEnded(mine=mine), MOST_ENDED)
     jobs = {view.job: view for view in (*live.jobs, *ended.jobs)}  # one that has ended meanwhile is in both
     shown = sorted(jobs.values(), key=lambda view: job_number(view.job))
     return msgspec.structs.replace(ended, jobs=tuple(shown))
@@ -193,13 +259,20 @@ def history(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many jobs.")] = 50,
     before: Annotated[
-        str | None, typer.Option(metavar="JOB", help="Only jobs that ended before this one.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="JOB",
+            help="Only jobs that ended before this one.",
+            show_default=False,
+            autocompletion=completion.ended_jobs,
+        ),
     ] = None,
+    mine: Annotated[bool, MINE] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Show the jobs that are over, the last one first: by the day on which they ended, then by submission."""
     shared = of(context)
-    answer = shared.client.jobs(GetEnded(before_job=before or ""), limit)
+    answer = shared.client.jobs(GetEnded(before_job=before or "", mine=mine), limit)
     if as_json:
         more = answer.jobs[-1].job if answer.next else None
         print_json({"jobs": render.plain(answer.jobs), "time_s": answer.time_s, "more_before": more})
@@ -207,44 +280,42 @@ def history(
     if not answer.jobs:
         print("no jobs that are over" if before is None else f"no jobs that ended before {before}")
         return
-    console().print(render.job_table(answer.jobs, answer.time_s))
+    show(render.job_table(answer.jobs, answer.time_s))
     if answer.next:
         say(f"elasticctl: more: elasticctl history --before {answer.jobs[-1].job}")
 
 
-def _snapshot(shared: Context, job: str | None, everything: bool) -> tuple[object, RenderableType]:
+def _snapshot(shared: Context, job: str | None, everything: bool, mine: bool) -> tuple[object, Iterable[str]]:
     """What is so (the same as long as only time passes), and how it looks."""
-    from rich.text import Text
-
     if job is not None:
         answer = shared.ask(GetJob(job=job), JobFound)
-        return answer.job, Text("\n".join(render.job_lines(answer.job, answer.time_s)))
-    jobs = _jobs(shared, everything)
-    return jobs.jobs, _table(jobs, everything)
+        return answer.job, render.job_lines(answer.job, answer.time_s)
+    jobs = _jobs(shared, everything, mine)
+    return jobs.jobs, _table(jobs, everything, mine)
 
 
-def _table(jobs: Jobs, everything: bool) -> RenderableType:
-    from rich.text import Text
-
+def _table(jobs: Jobs, everything: bool, mine: bool) -> Iterable[str]:
     if not jobs.jobs:
-        return Text("no jobs" if everything else "no unfinished jobs (status --all shows all)")
-    return render.job_table(jobs.jobs, jobs.time_s)
+        yours = " of yours" if mine else ""
+        return [f"no jobs{yours}" if everything else f"no unfinished jobs{yours} (status --all shows all)"]
+    return table_lines(render.job_table(jobs.jobs, jobs.time_s))
 
 
-def _watch(snapshot: Callable[[], tuple[object, RenderableType]]) -> None:
+def _watch(snapshot: Callable[[], tuple[object, Iterable[str]]]) -> None:
     """Show until Ctrl-C: in place on a terminal, elsewhere a new text when something has changed."""
     if sys.stdout.isatty():
         from rich.live import Live
+        from rich.text import Text
 
         with Live(console=console(), auto_refresh=False) as live:
             while True:
-                live.update(snapshot()[1], refresh=True)
+                live.update(Text.from_ansi("\n".join(snapshot()[1])), refresh=True)
                 time.sleep(WATCH_S)
     shown: object = None
     while True:
-        facts, text = snapshot()
+        facts, lines = snapshot()
         if facts != shown:
-            console().print(text)
+            _print(lines)
             sys.stdout.flush()
             shown = facts
         time.sleep(WATCH_S)
@@ -252,7 +323,7 @@ def _watch(snapshot: Callable[[], tuple[object, RenderableType]]) -> None:
 
 def scale(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="Which job.", show_default=False)],
+    job: Annotated[str, typer.Argument(help="Which job.", show_default=False, autocompletion=completion.jobs)],
     share: Annotated[
         str, typer.Argument(help="How many GPUs; `auto` gives the job back to the policy.", show_default=False)
     ],
@@ -266,30 +337,52 @@ def scale(
     shared = of(context)
     wanted, within_s = _share(share), limit_s(timeout)
     before = shared.job(job)
-    if wanted is not None and (before.share_gpus, before.manual_share) == (wanted, wanted):
-        document = {"job": before.job, "share_gpus": wanted, "generation": before.generation, "changed": False}
-        _answer(as_json, document, f"{before.job} has {gpu_count(wanted)} already")
-        return
     order = shared.ask(Scale(job=before.job, share=wanted), Scaled, DECIDED_WITHIN_S)
-    if wanted is not None and order.share < wanted:
+    nothing_new = order.generation <= before.ordered_generation and order.share != wanted
+    if wanted is not None and order.share < wanted and not nothing_new:
         say(f"elasticctl: {order.job}: {order.share} of {gpu_count(wanted)} can be had now")
-    document = {"job": order.job, "share_gpus": order.share, "generation": order.generation}
+    if order.pushed:
+        say(f"elasticctl: {order.job} pushes out others: {render.pushed(order.pushed)}")
+    document = _ordered(order)
     by = "by its policy" if wanted is None else "by hand"
     if no_wait or not order.share:
         _answer(as_json, document, f"{order.job}: set {by}, ordered {gpu_count(order.share)}")
     elif order.generation <= before.generation and before.share_gpus == order.share:
+        now_set = "" if before.manual_share == wanted else f", now set {by}{_why_not(before, wanted, order)}"
+        text = f"{order.job} has {gpu_count(order.share)} already{now_set}"
+        _answer(as_json, {**document, "changed": False}, text)
+    elif nothing_new:  # whoever waits for it would wait for what nobody has begun
+        why = _why_not(shared.job(order.job), wanted, order)
         _answer(
             as_json,
             {**document, "changed": False},
-            f"{order.job} has {gpu_count(order.share)} already, now set {by}",
+            f"{order.job}: set {by}, keeps {gpu_count(order.share)} for now{why}",
         )
     else:
         _report(as_json, _until_resized(shared, order, wanted, before.share_gpus > 0, within_s), order)
 
 
+def _why_not(view: JobView, wanted: int | None, order: Scaled) -> str:
+    """Why a job does not get the share that was set, to follow a sentence; empty: it does."""
+    if order.share == wanted or wanted is None:
+        return ""
+    if not view.elastic:
+        return f": it cannot be resized before it calls elastic.join(), and is to have {gpu_count(wanted)} then"
+    return f": {render.printable(view.reason)}" if view.reason else ""
+
+
+def _ordered(order: Scaled) -> dict[str, object]:
+    return {
+        "job": order.job,
+        "share_gpus": order.share,
+        "generation": order.generation,
+        "pushed": render.plain(order.pushed),
+    }
+
+
 def _report(as_json: bool, view: JobView, order: Scaled) -> None:
     """What came of an order, and what it cost."""
-    document = {"job": view.job, "share_gpus": view.share_gpus, "generation": view.generation}
+    document = {**_ordered(order), "share_gpus": view.share_gpus, "generation": view.generation}
     resize = _measured(view, order)
     if resize is None:
         _answer(as_json, document, f"{view.job} has {gpu_count(view.share_gpus)}")
@@ -321,7 +414,8 @@ def _until_resized(
 
     Raises RequestRefused if the job ends, somebody sets another share meanwhile, or it takes longer than `within_s`.
     """
-    waiting = Waiting(f"{order.job} to train on {gpu_count(order.share)}", within_s)
+    after = f"; the order stands, and `elasticctl status {order.job}` shows what comes of it"
+    waiting = Waiting(f"{order.job} to train on {gpu_count(order.share)}", within_s, after, always=True)
     if sys.stderr.isatty():
         say(f"{order.job}: ordered {gpu_count(order.share)}; it trains on while new workers prepare")
     committed_at: float | None = None
@@ -329,6 +423,10 @@ def _until_resized(
         view = shared.job(order.job)
         if view.phase.final:
             raise RequestRefused(f"{render.outcome(view)}, before it was resized")
+        if not view.elastic and view.phase is JobPhase.RUNNING:
+            raise RequestRefused(
+                f"{view.job} cannot be scaled: it {render.printable(view.reason) or 'is a fixed gang'}"
+            )
         if view.manual_share != wanted:
             now = "given back to the policy" if view.manual_share is None else f"set to {view.manual_share} GPUs"
             raise RequestRefused(f"{view.job} was {now} meanwhile")
@@ -342,7 +440,9 @@ def _until_resized(
 
 def profile(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="Which job; it must be running.", show_default=False)],
+    job: Annotated[
+        str, typer.Argument(help="Which job; it must be running.", show_default=False, autocompletion=completion.jobs)
+    ],
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as it has begun.")] = False,
     timeout: Annotated[
         str, typer.Option(help="Wait no longer than this; the measuring goes on all the same.")
@@ -371,18 +471,24 @@ def profile(
 
 def cancel(
     context: typer.Context,
-    jobs: Annotated[list[str], typer.Argument(help="Which jobs.", show_default=False)],
+    jobs: Annotated[list[str], typer.Argument(help="Which jobs.", show_default=False, autocompletion=completion.jobs)],
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """End jobs."""
     shared = of(context)
-    cancelled = [shared.ask(Cancel(job=job), Cancelled).job for job in jobs]
-    _answer(as_json, {"cancelled": cancelled}, "\n".join(f"{job} cancelled" for job in cancelled))
+    names = [shared.job(job).job for job in jobs] if len(jobs) > 1 else jobs  # all are known before any is ended
+    cancelled: list[str] = []
+    try:
+        for name in names:
+            cancelled.append(shared.ask(Cancel(job=name), Cancelled).job)  # noqa: PERF401  each counts if a later one fails
+    finally:  # those that were, if one of the others may not be
+        if cancelled:
+            _answer(as_json, {"cancelled": cancelled}, "\n".join(f"{job} cancelled" for job in cancelled))
 
 
 def wait(
     context: typer.Context,
-    jobs: Annotated[list[str], typer.Argument(help="Which jobs.", show_default=False)],
+    jobs: Annotated[list[str], typer.Argument(help="Which jobs.", show_default=False, autocompletion=completion.jobs)],
     timeout: Annotated[
         str | None, typer.Option(help="Wait no longer than this (10m, 2h) for each.", show_default=False)
     ] = None,
@@ -396,7 +502,7 @@ def wait(
         print_json({"jobs": render.plain(views)})
     else:
         for view in views:
-            print(render.outcome(view))
+            print("\n".join([render.outcome(view), *render.failure_lines(view)]))
     raise typer.Exit(next((code for view in views if (code := _exit_code(view))), 0))
 
 

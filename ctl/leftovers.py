@@ -19,17 +19,10 @@ from pathlib import Path
 import msgspec
 
 from ..runtime.processes import runs, send, start_ticks
+from .record import Daemon
 
 STOP_GRACE_S = 3.0
 GONE_WITHIN_S = 15.0
-CONTROLLER = "controller"
-
-
-class Daemon(msgspec.Struct, frozen=True):
-    """A process of ours."""
-
-    pid: int
-    start_ticks: int
 
 
 class _Running(msgspec.Struct, frozen=True):
@@ -47,7 +40,7 @@ class _Running(msgspec.Struct, frozen=True):
 def daemon_runs(directory: Path, daemons: Mapping[str, Daemon], name: str) -> bool:
     """Whether the daemon `name` of the cluster in `directory` runs."""
     daemon = daemons.get(name)
-    if daemon is not None and runs(daemon.pid, daemon.start_ticks):
+    if daemon is not None and daemon.runs:
         return True
     configuration = directory / f"{name}.yaml"
     return any(_configuration(line) == configuration for _, line in _command_lines())
@@ -81,7 +74,7 @@ def _running(directory: Path, daemons: Mapping[str, Daemon]) -> _Running:
     lines = list(_command_lines())
     return _Running(
         daemons=_merged(
-            [daemon.pid for daemon in daemons.values() if runs(daemon.pid, daemon.start_ticks)],
+            [daemon.pid for daemon in daemons.values() if daemon.runs],
             [pid for pid, line in lines if (file := _configuration(line) or _warm(line)) and file.parent == directory],
         ),
         shims=_merged(

@@ -26,14 +26,18 @@ from msgspec.structs import replace
 from ..protocol.errors import ClusterUnreachable, ElasticError, RequestRefused, UserError
 from ..protocol.messages import Ping, Pong, ServerState
 from ..runtime import transport
+from ..runtime.config import load_yaml
 from ..runtime.directories import check_way, private_directory
 from ..runtime.keys import KeyDirectory
 from ..runtime.processes import start_ticks
 from . import fleet as fleets
+from . import offers
 from .context import say
 from .fleet import Fleet
 from .hosts import Host
-from .leftovers import CONTROLLER, Daemon, anything_runs, daemon_runs, stop_everything
+from .leftovers import anything_runs, daemon_runs, stop_everything
+from .offers import Offer
+from .record import CONTROLLER, FILE, Daemon, log_of, tail
 from .ssh import DEFAULT_SSH
 from .waiting import Waiting
 
@@ -41,6 +45,8 @@ READY_WITHIN_S = 20.0
 LOCKED_FOR_S = 60.0  # by another `up` or `down`, at most
 TOLD_LINES = 5  # of the log of a daemon that does not start
 TEMPORARY = ".new"
+# CPU slots share the processors: what one job is measured at there depends on what the others do.
+MEASURED_ON_SLOTS = {"way_down": False}
 OURS = (".lock", TEMPORARY)  # what a killed `up` may leave behind before the cluster has a record
 
 
@@ -54,6 +60,8 @@ class LocalCluster(msgspec.Struct, frozen=True):
     policy: str
     daemons: dict[str, Daemon] = {}  # of this machine
     fleet: Fleet | None = None  # where agents run on other hosts; then none runs here
+    gpu_models: tuple[str, ...] = ()  # whose stand-ins the servers have, one after the other; none: no stand-ins
+    offers: str = ""  # what the servers of this machine offer, and why: a sentence
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,10 +70,15 @@ class LocalCluster(msgspec.Struct, frozen=True):
         return (CONTROLLER, *(f"local-{number + 1}" for number in range(agents)))
 
     @property
+    def offer(self) -> Offer:
+        """Of each server of this machine."""
+        return Offer(self.gpus, self.gpu_models, self.offers)
+
+    @property
     def on_slots(self) -> bool:
-        """Whether servers offer CPU slots, as far as `up` was told so."""
+        """Whether workers compute on the CPU, as far as `up` was told so."""
         hosts = () if self.fleet is None else self.fleet.hosts
-        return self.gpus is not None or any(host.slots is not None for host in hosts)
+        return self.gpus is not None or bool(self.gpu_models) or any(host.slots is not None for host in hosts)
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,7 @@ class Wanted:
     python: str | None = None
     address: str | None = None
     checkpoints: str | None = None
+    gpu_model: str | None = None
 
     def plan(self) -> Fleet | None:
         """The hosts. Raises UserError where options exclude each other."""
@@ -93,6 +107,10 @@ class Wanted:
                 if given is not None:
                     raise UserError(f"{option} goes with --hosts")
             return None
+        if self.gpu_model is not None:
+            raise UserError(
+                "--gpu-model gives the servers of this machine stand-ins for GPUs: it does not go with --hosts"
+            )
         if self.servers is not None:
             raise UserError("--servers starts agents here, --hosts on other hosts: give one of them")
         return fleets.plan(
@@ -107,7 +125,7 @@ class Wanted:
 
 def read(directory: Path) -> LocalCluster | None:
     """The cluster in `directory`, or None. Raises UserError if the record cannot be read."""
-    path = directory / "cluster.json"
+    path = directory / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=LocalCluster)
     except FileNotFoundError:
@@ -137,10 +155,10 @@ def up(directory: Path, wanted: Wanted) -> tuple[LocalCluster, list[str]]:
                 _let_go(directory)
             raise
         _write(directory, cluster)
-        _lay_out(directory, cluster)
         missing = [name for name in cluster.names if not daemon_runs(directory, cluster.daemons, name)]
         started: dict[str, subprocess.Popen[bytes]] = {}
         try:
+            _lay_out(directory, cluster)
             for name in missing:
                 process = started[name] = _start(directory, name)
                 daemon = Daemon(process.pid, start_ticks(process.pid) or 0)
@@ -155,12 +173,13 @@ def up(directory: Path, wanted: Wanted) -> tuple[LocalCluster, list[str]]:
         return cluster, missing
 
 
-def down(directory: Path, keep: bool, abandon: bool = False) -> bool:
-    """Stop all processes of the cluster and remove its directory, unless it is to be kept. False: there is none.
+def down(directory: Path, purge: bool = False, abandon: bool = False) -> bool:
+    """Stop all processes of the cluster; `purge`: and remove all that it has made. False: nothing ran, and nothing is removed.
 
     Raises RequestRefused if some do not end, or if hosts do not answer; `abandon`: these are left to themselves.
     """
-    if read(directory) is None and not anything_runs(directory):
+    found = read(directory)
+    if not anything_runs(directory) and (found is None or (not purge and not found.daemons)):
         return False
     with _locked(directory):
         cluster = read(directory)
@@ -168,17 +187,61 @@ def down(directory: Path, keep: bool, abandon: bool = False) -> bool:
         if left:
             raise RequestRefused(f"these processes do not end: {', '.join(map(str, left))}")
         if cluster is not None and cluster.fleet is not None:
-            silent = fleets.end(cluster.fleet, cluster.fleet.hosts, keep)
+            silent = fleets.end(cluster.fleet, cluster.fleet.hosts, not purge)
             if silent and not abandon:
                 again = "`elasticctl down` again when they can be reached, or `elasticctl down --abandon`"
                 raise RequestRefused(f"all but these are stopped: {again}\n{fleets.reasons(silent)}")
         if cluster is None:  # somebody has removed the record, and perhaps put other things there
             _let_go(directory)
-        elif keep:
-            _write(directory, replace(cluster, daemons={}))
-        else:
+        elif purge:
             _remove(directory)
+        else:
+            _write(directory, replace(cluster, daemons={}))
     return True
+
+
+def made(directory: Path) -> str:
+    """What a cluster has made so far, and `down --purge` removes: in words."""
+    cluster = read(directory)
+    checkpoints = directory / "checkpoints"
+    jobs, size = _jobs_in(checkpoints), _bytes_in(checkpoints)
+    logs = sum(_bytes_in(logs) for logs in (directory / "log", *directory.glob("*/jobs")))
+    parts = [
+        "the records of its jobs",
+        f"checkpoints of {jobs} job{'s' if jobs != 1 else ''} ({size_text(size)})" if jobs else "no checkpoints",
+        f"logs ({size_text(logs)})",
+    ]
+    if cluster is not None and cluster.fleet is not None:
+        where = f" under {cluster.fleet.checkpoints}" if cluster.fleet.checkpoints is not None else ""
+        parts.append(f"what lies on its {len(cluster.fleet.hosts)} hosts{where}")
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _jobs_in(checkpoints: Path) -> int:
+    try:
+        return sum(1 for entry in os.scandir(checkpoints) if entry.is_dir() and any(os.scandir(entry)))
+    except OSError:
+        return 0
+
+
+def _bytes_in(directory: Path) -> int:
+    found = 0
+    for path, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found += os.lstat(os.path.join(path, name)).st_size
+    return found
+
+
+def size_text(size: float) -> str:
+    """ "512 bytes", "3.4 MiB"."""
+    if size < 1024:
+        return f"{size:.0f} bytes"
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024 or unit == "GiB":
+            break
+    return f"{size:.1f} {unit}"
 
 
 # -- making
@@ -190,13 +253,23 @@ def _plan(directory: Path, wanted: Wanted) -> LocalCluster:
     if foreign:
         raise UserError(f"{directory} is not empty and not a cluster (there is {foreign[0]}): choose another --dir")
     fleet = wanted.plan()
-    servers = (wanted.servers or 1) if fleet is None else len(fleet.hosts)
-    gpus = wanted.gpus
-    if gpus is None and fleet is None and servers > 1:
-        gpus = max(1, (os.cpu_count() or 1) // servers)
+    if fleet is not None:
+        servers, offer = len(fleet.hosts), Offer(wanted.gpus, (), "")
+    else:
+        offer = offers.plan(wanted.gpus, wanted.gpu_model, wanted.servers)
+        servers = wanted.servers or len(offer.models) or 1
     sockets = _sockets(directory)
     policy = _policy(wanted.policy or "max-min")
-    return LocalCluster(f"ipc://{sockets}/clients", f"ipc://{sockets}/agents", servers, gpus, policy, fleet=fleet)
+    return LocalCluster(
+        f"ipc://{sockets}/clients",
+        f"ipc://{sockets}/agents",
+        servers,
+        offer.slots,
+        policy,
+        fleet=fleet,
+        gpu_models=offer.models,
+        offers=offer.text,
+    )
 
 
 def _joined(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalCluster:
@@ -204,9 +277,12 @@ def _joined(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalCluste
     if not known.controller.startswith("ipc://"):
         raise UserError(f"the cluster at {directory} is of an older version: `elasticctl down` first")
     fleet, asked = known.fleet, wanted.plan()
+    if not known.daemons and fleet is None and asked is None:
+        return _changed(directory, known, wanted)
     for option, given, there in (
         ("--servers", wanted.servers, known.servers),
         ("--gpus", wanted.gpus, known.gpus),
+        ("--gpu-model", wanted.gpu_model, ",".join(known.gpu_models) or "none"),
         ("--policy", wanted.policy and _policy(wanted.policy), known.policy),
         ("--hosts", asked and "", "agents on this machine" if fleet is None else ""),
         ("--ssh", wanted.ssh, fleet and fleet.ssh),
@@ -227,6 +303,45 @@ def _joined(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalCluste
             "hosts can be added"
         )
     return replace(known, servers=len(asked.hosts), fleet=replace(fleet, hosts=asked.hosts))
+
+
+def _changed(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalCluster:
+    """A cluster of this machine that does not run, with other options: the daemons' configuration has them from now on."""
+    servers, offer = wanted.servers or known.servers, known.offer
+    if wanted.gpus is not None or wanted.gpu_model is not None:
+        offer = offers.plan(wanted.gpus, wanted.gpu_model, servers)
+        servers = wanted.servers or max(servers, len(offer.models))
+    elif (servers != known.servers or not offer.text) and not offer.models:  # no text: of an older version
+        offer = offers.plan(known.gpus, None, servers)
+    policy = _policy(wanted.policy) if wanted.policy else known.policy
+    cluster = replace(
+        known, servers=servers, gpus=offer.slots, gpu_models=offer.models, offers=offer.text, policy=policy
+    )
+    if policy != known.policy:
+        _set_option(directory / f"{CONTROLLER}.yaml", "policy", policy)
+    if cluster.on_slots and not known.on_slots:
+        _set_option(directory / f"{CONTROLLER}.yaml", "measuring", MEASURED_ON_SLOTS)
+    if (offer.slots, offer.models) != (known.gpus, known.gpu_models):
+        for position, name in enumerate(known.names[1:]):
+            options = offer.options(directory, name, position)
+            for option in offers.OPTIONS:
+                _set_option(directory / f"{name}.yaml", option, options.get(option))
+            (directory / name / "gpus.json").unlink(missing_ok=True)  # other GPUs: none of the old ones is missed
+    return cluster
+
+
+def _set_option(path: Path, option: str, value: object) -> None:
+    """In a configuration that is there; what else stands in it is kept, without its comments. None: not said any more.
+
+    Raises UserError."""
+    if path.exists():
+        document = load_yaml(path, UserError)
+        if not isinstance(document, dict):
+            raise UserError(f"{path}: is not a configuration any more: --purge makes a new one")
+        changed = (
+            {**document, option: value} if value is not None else {k: document[k] for k in document if k != option}
+        )
+        _write_whole(path, yaml.safe_dump(changed, sort_keys=False).encode())
 
 
 def _policy(given: str) -> str:
@@ -251,11 +366,9 @@ def _lay_out(directory: Path, cluster: LocalCluster) -> None:
         listen_clients=cluster.controller if fleet is None else [cluster.controller, fleet.clients],
         listen_agents=cluster.agents if fleet is None else fleet.agents,
         policy=cluster.policy,
-        # CPU slots share the processors: what one job is measured at there depends on what the others do.
-        **({"measuring": {"way_down": False}} if cluster.on_slots else {}),
+        **({"measuring": MEASURED_ON_SLOTS} if cluster.on_slots else {}),
     )
-    for name in cluster.names[1:]:
-        slots = {} if cluster.gpus is None else {"cpu_slots": cluster.gpus}
+    for position, name in enumerate(cluster.names[1:]):
         _configure(
             directory,
             name,
@@ -264,7 +377,7 @@ def _lay_out(directory: Path, cluster: LocalCluster) -> None:
             state_directory=str(directory / name),
             checkpoint_directory=str(directory / "checkpoints"),
             **({"allow_root_jobs": True} if os.getuid() == 0 else {}),  # it is root who asks for this cluster
-            **slots,
+            **cluster.offer.options(directory, name, position),
         )
 
 
@@ -295,7 +408,7 @@ def _made_private(sockets: Path) -> None:
 
 def _start(directory: Path, name: str) -> subprocess.Popen[bytes]:
     module = "elasticd.controller" if name == CONTROLLER else "elasticd.agent"
-    with (directory / "log" / f"{name}.log").open("ab") as log:
+    with log_of(directory, name).open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", module, "--config", str(directory / f"{name}.yaml")],
             cwd="/",
@@ -307,7 +420,7 @@ def _start(directory: Path, name: str) -> subprocess.Popen[bytes]:
 
 
 def _write(directory: Path, cluster: LocalCluster) -> None:
-    _write_whole(directory / "cluster.json", msgspec.json.format(msgspec.json.encode(cluster)))
+    _write_whole(directory / FILE, msgspec.json.format(msgspec.json.encode(cluster)))
 
 
 def _write_whole(path: Path, data: bytes) -> None:
@@ -350,11 +463,7 @@ def _wait_until_ready(directory: Path, cluster: LocalCluster, started: dict[str,
 
 
 def _tail(directory: Path, name: str) -> str:
-    try:
-        text = (directory / "log" / f"{name}.log").read_text(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-TOLD_LINES:])
+    return "\n".join(tail(log_of(directory, name), TOLD_LINES))
 
 
 def _take_back(

@@ -19,10 +19,12 @@ import typer
 from ..protocol.errors import RequestRefused, UserError
 from ..protocol.messages import GetLog, JobView, Log, WorkerStage
 from ..protocol.model import WorkerId
+from . import completion
 from .context import JSON, Context, of, print_json, say
 
 FOLLOW_S = 0.2
 PIECE_BYTES = 1 << 18
+NOTHING_YET = "has had no worker yet, so there is no log"
 STREAMS = {b"o": "stdout", b"e": "stderr"}
 
 
@@ -57,7 +59,7 @@ class _Reader:
 
 def logs(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="Which job.", show_default=False)],
+    job: Annotated[str, typer.Argument(help="Which job.", show_default=False, autocompletion=completion.any_jobs)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     worker: Annotated[int | None, typer.Option(help="Only the worker with this number.", show_default=False)] = None,
     since: Annotated[
@@ -75,7 +77,9 @@ def logs(
         follow_job(shared, job, worker, after_s, as_json)
         return
     view = shared.job(job)
-    lines = [line for reader in _readers(view, worker) for line in _read_all(shared, view, reader)]
+    if not (readers := _readers(view, worker)):
+        say(f"{view.job} {NOTHING_YET}")
+    lines = [line for reader in readers for line in _read_all(shared, view, reader)]
     chosen = _in_order(lines, after_s)
     if as_json:
         print_json({"job": view.job, "lines": [line.document() for line in chosen]})

@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from .. import __version__
 from ..protocol.errors import ElasticError
-from . import cluster, config, events, jobs, keys, logs, policy, simulate
-from .context import Context, default_directory
+from .context import given
 
 # ClickException, whose module depends on typer's version: newer ones carry click inside.
 COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -20,7 +22,7 @@ COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(
     name="elasticctl",
     help="Run training jobs that grow, shrink and survive on your own GPU servers.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -50,25 +52,52 @@ def shared(
             envvar="ELASTICCTL_KEY", help="Key file, in place of ~/.config/elasticctl/key.", show_default=False
         ),
     ] = None,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and end.")] = False,
 ) -> None:
-    where = (directory or default_directory()).expanduser().absolute()
-    context.obj = Context(where, controller, key, directory is not None)
+    if version:
+        print(f"elasticctl {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+    context.obj = given(directory, controller, key)
 
 
-cluster.add_to(app)
-jobs.add_to(app)
-logs.add_to(app)
-events.add_to(app)
-policy.add_to(app)
-config.add_to(app)
-keys.add_to(app)
-simulate.add_to(app)
+# Which file has which commands, in the order in which they are shown. Only the one that is wanted is loaded: so a command
+# answers sooner. One that is missing here is found all the same, more slowly.
+ROOMS = {
+    "cluster": ("up", "down", "servers", "version"),
+    "topology": ("topology",),
+    "jobs": ("submit", "status", "history", "scale", "profile", "cancel", "wait"),
+    "logs": ("logs",),
+    "events": ("events",),
+    "report": ("report",),
+    "policy": ("policy",),
+    "config": ("config",),
+    "keys": ("keys", "login"),
+    "simulate": ("simulate",),
+    "doctor.command": ("doctor",),
+}
+
+
+def wanted_rooms(words: Sequence[str], completes: bool = False) -> list[str]:
+    """Those with a command that is among the `words` of a command line; all, if there is none or all are to be shown."""
+    found = [room for room, commands in ROOMS.items() if any(word in commands for word in words)]
+    return list(ROOMS) if completes or not found or {"-h", "--help"} & set(words) else found
+
+
+def load_commands() -> None:
+    """Register the commands that this call may mean."""
+    completes = any(name.startswith("_") and name.endswith("_COMPLETE") for name in os.environ)
+    for room in wanted_rooms(sys.argv[1:], completes):
+        import_module(f".{room}", __package__).add_to(app)
 
 
 def main() -> None:
     """Run `elasticctl`; every error that the world can cause is one sentence on stderr and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a job's output may hold what this terminal cannot show
+    load_commands()
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -76,8 +105,7 @@ def main() -> None:
         print(f"elasticctl: {error}", file=sys.stderr)
         code = error.exit_code
     except COMMAND_LINE_ERROR as error:
-        print(f"elasticctl: {' '.join(error.format_message().split())}", file=sys.stderr)  # type: ignore[attr-defined]
-        code = 2
+        code = _explained(error)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:
@@ -88,6 +116,19 @@ def main() -> None:
         print(f"elasticctl: {error}", file=sys.stderr)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explained(error: Exception) -> int:
+    """What is wrong with a command line; or the help, where a group of commands stands alone (`elasticctl policy`)."""
+    text = error.format_message()  # type: ignore[attr-defined]
+    if type(error).__name__ != "NoArgsIsHelpError":
+        print(f"elasticctl: {' '.join(text.split())}", file=sys.stderr)
+        return 2
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _give_up_stdout()
+    return 0
 
 
 def _give_up_stdout() -> None:

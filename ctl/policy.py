@@ -12,7 +12,7 @@ import typer
 
 from ..protocol.errors import UserError
 from ..protocol.messages import GetPolicy, PolicyInUse, PolicySet, SetPolicy, StageView
-from . import render
+from . import completion, render
 from .context import DECIDED_WITHIN_S, JSON, Context, console, of, print_json, say
 
 if TYPE_CHECKING:
@@ -56,7 +56,11 @@ def show(
     context: typer.Context,
     name: Annotated[
         str | None,
-        typer.Argument(help="What this policy, admission, packing or placement does.", show_default=False),
+        typer.Argument(
+            help="What this policy, admission, packing or placement does.",
+            show_default=False,
+            autocompletion=completion.policies,
+        ),
     ] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
@@ -79,7 +83,12 @@ def set_policy(
     context: typer.Context,
     policy: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE|NAME]", help="A policy file, or the name of a policy.", show_default=False),
+        typer.Argument(
+            metavar="[FILE|NAME]",
+            help="A policy file, or the name of a policy.",
+            show_default=False,
+            autocompletion=completion.policies,
+        ),
     ] = None,
     admission: Annotated[str | None, typer.Option(help="The admission, by name.", show_default=False)] = None,
     packing: Annotated[str | None, typer.Option(help="The packing: none or network.", show_default=False)] = None,

@@ -29,7 +29,7 @@ from ..protocol.errors import ElasticError, RequestRefused
 from ..protocol.messages import PROTOCOL_VERSION
 from ..runtime.processes import start_ticks
 from . import leftovers
-from .leftovers import Daemon
+from .record import Daemon
 
 ANSWER = b"elasticctl-remote: "
 AGENT = "agent"

@@ -5,18 +5,28 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from ..protocol.messages import CurvePoint, EventView, JobView, ServerState, ServerView, WorkerView
-from ..protocol.model import JobPhase, Resize
+from ..protocol.messages import (
+    CurvePoint,
+    EventView,
+    Failure,
+    JobView,
+    ServerState,
+    ServerView,
+    ShareForecast,
+    UsageBy,
+    UsageReport,
+    UsageRow,
+    WorkerView,
+)
+from ..protocol.model import GpuSeconds, JobId, JobPhase, JobSpec, Processes, Resize
 from ..protocol.principals import LOCAL
-from ..protocol.texts import gpu_count
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from ..protocol.texts import gpu_count, ranges
+from .tables import Cell, Column, Row, Table
 
 PHASE_STYLES = {
     JobPhase.PENDING: "yellow",
@@ -28,10 +38,15 @@ PHASE_STYLES = {
 }
 
 
+MOST_PUSHED_TOLD = 10
 SHARE_CELLS = 48  # of the line that shows the share over time
 
-# Escape sequences (colours, titles, cursor movements) and other control characters, C1 included.
-CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])?|[\x00-\x1f\x7f-\x9f]")
+# Escape sequences (colours, titles, cursor movements), other control characters, C1 included, and those that write backwards
+# or take no room: they would move what stands beside them.
+CONTROL = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])?"
+    r"|[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
 
 
 def printable(text: str) -> str:
@@ -92,10 +107,20 @@ def metrics(job: JobView) -> str:
     return "  ".join(f"{name}={value:.4g}" for name, value in sorted(job.metrics.items()))
 
 
+def batch(job: JobView) -> str:
+    """The global batch, as far as it is known."""
+    count = job.spec.virtual_workers
+    if job.batch_samples:
+        return f"{job.batch_samples} samples ({count} virtual worker{'s' if count != 1 else ''} x {job.batch_samples // count})"
+    workers = "virtual worker" if count == 1 else "virtual workers"
+    return f"{count} {workers} x the script's batch_size, which it has not told yet"
+
+
 def step(job: JobView) -> str:
-    if job.step is None:
+    if job.step is None and job.failure is None:
         return "-"
-    return f"{job.step + 1}/{job.total_steps}" if job.total_steps else str(job.step + 1)
+    done = max(job.step + 1 if job.step is not None else 0, job.failure.steps_done if job.failure is not None else 0)
+    return f"{done}/{job.total_steps}" if job.total_steps else str(done)
 
 
 def outcome(job: JobView, gap: str = " ") -> str:
@@ -103,58 +128,176 @@ def outcome(job: JobView, gap: str = " ") -> str:
     return f"{job.job}{gap}{job.phase.value}" + (f": {printable(job.reason)}" if job.reason else "")
 
 
+def verdict(job: JobView) -> str:
+    """How a job that is over has ended, and after how long."""
+    ran = f" after {span((job.finished_s or job.submitted_s) - job.submitted_s)}"
+    code = f" (exit code {job.exit_code})" if (job.exit_code or 0) > 0 and job.phase is JobPhase.FAILED else ""
+    how = f": {printable(job.reason)}" if job.reason else ""
+    if not how and job.step is not None and job.batch_samples:
+        how = f": {job.step + 1} steps of {job.batch_samples} samples each"
+    return f"{job.job} {job.phase.value}{ran}{code}{how}"
+
+
+def submitted(job: str, spec: JobSpec) -> str:
+    """What is known of a job at its submission, beside its id."""
+    low, high = spec.gpus.min, spec.gpus.max
+    share = gpu_count(low) if low == high else f"{low} to {gpu_count(high)}"
+    count = spec.virtual_workers
+    if not spec.expected_to_join:
+        return f"{job}: {share}"
+    each = "the script's batch_size" if count == 1 else f"{count} virtual workers x the script's batch_size"
+    return (
+        f"{job}: {share}; global batch: {each} (`elasticctl status {job}` shows the number once the script has told it)"
+    )
+
+
+def failure_lines(job: JobView) -> list[str]:
+    """Where a failed job has failed, and where more is to be read; none of any other job."""
+    failed = job.failure
+    if failed is None:
+        return []
+    if not job.elastic:
+        return [f"  failed in        attempt {failed.attempt}", *_what_failed(job, failed)]
+    steps = f"{failed.steps_done} step{'s' if failed.steps_done != 1 else ''}" if failed.steps_done else "no step"
+    of = f" of {job.total_steps}" if job.total_steps and failed.steps_done else ""
+    return [f"  failed after     {steps}{of}, in attempt {failed.attempt}", *_what_failed(job, failed)]
+
+
+def _what_failed(job: JobView, failed: Failure) -> list[str]:
+    lines = []
+    if failed.worker is not None:
+        lines.append(f"  worker           {failed.worker} on {failed.server}")
+    if failed.error:
+        lines.append(f"  error            {printable(failed.error)}")
+    if failed.worker is not None:
+        lines.append(f"  log              elasticctl logs {job.job} --worker {failed.worker.rpartition('.')[2]}")
+    if failed.log:
+        lines.append(f"                   {failed.server}:{printable(failed.log)}")
+    return lines
+
+
 def note(worker: WorkerView) -> str:
     return f" ({printable(worker.reason)})" if worker.reason else ""
 
 
+def gpus_of(worker: WorkerView) -> str:
+    """Indices of its GPUs on its server."""
+    return ",".join(str(index) for index in worker.gpus or (worker.gpu,))
+
+
+def resizing(job: JobView) -> str:
+    """Can it be resized, and how is its command run?"""
+    if job.elastic:
+        return "elastic"
+    allowed = job.spec.restarts
+    if not allowed:
+        again = "not run again" if allowed == 0 else "run again as often as it takes"
+    else:
+        again = f"run again {allowed} time{'' if allowed == 1 else 's'} at most"
+    each = "server" if job.spec.processes is Processes.PER_SERVER else "GPU"
+    return f"fixed, as it has not called elastic.join(); a process for each {each}, {again}"
+
+
 def owner(job: JobView) -> str:
     """Whose job it is, and the Unix account that it runs as if that has another name."""
-    if job.account in ("", job.owner):
-        return job.owner or "-"
-    return f"{job.owner} (runs as {job.account})"
+    name = user(job)
+    return name if job.account in ("", job.owner, name) else f"{name} (runs as {job.account})"
+
+
+def user(job: JobView) -> str:
+    """Whose it is, in a word; on a machine of one's own the name that was told at the submission."""
+    return job.owner if job.owner not in ("", LOCAL) else job.spec.user or "-"
+
+
+JOB_COLUMNS = (
+    Column("JOB"),
+    Column("USER", words="of {}", wanted=6),
+    Column("PHASE"),
+    Column("GPUS", right=True),
+    Column("STEP", right=True, words="step {}", wanted=5),
+    Column("EPOCH", right=True, words="epoch {}", wanted=1),
+    Column("SAMPLES/S", right=True, words="{} samples/s", wanted=2),
+    Column("AGE", right=True, words="{} old", wanted=3),
+    Column("ETA", right=True, words="{} left", wanted=4),
+)
 
 
 def job_table(jobs: Sequence[JobView], now_s: float) -> Table:
-    """The jobs, one a row; whose they are where not all are those of whoever runs the cluster on this machine."""
-    owned = any(job.owner not in ("", LOCAL) for job in jobs)
-    owners = ("OWNER",) if owned else ()
-    table = _table("JOB", *owners, "PHASE", ">GPUS", ">STEP", ">EPOCH", ">SAMPLES/S", ">AGE", ">ETA", "NOTE")
-    for job in jobs:
-        left = eta_s(job)
-        table.add_row(
-            job.job,
-            *((_escape(job.owner or "-"),) if owned else ()),
-            f"[{PHASE_STYLES[job.phase]}]{job.phase.value}[/]",
-            gpus(job),
-            step(job),
-            str(job.epoch) if job.step is not None else "-",
-            f"{job.samples_per_s:.0f}" if job.samples_per_s and not job.phase.final else "-",
-            span((job.finished_s or now_s) - job.submitted_s),
-            span(left) if left is not None else "-",
-            _escape(printable(job.reason or metrics(job))),
-        )
-    return table
+    """The jobs, one a row."""
+    return Table(JOB_COLUMNS, [_job_row(job, now_s) for job in jobs])
+
+
+def _job_row(job: JobView, now_s: float) -> Row:
+    left = eta_s(job)
+    cells = (
+        Cell(job.job),
+        Cell(printable(user(job))),
+        Cell(job.phase.value, PHASE_STYLES[job.phase]),
+        Cell(gpus(job)),
+        Cell(step(job)),
+        Cell(str(job.epoch) if job.step is not None else "-"),
+        Cell(f"{job.samples_per_s:.0f}" if job.samples_per_s and not job.phase.final else "-"),
+        Cell(span((job.finished_s or now_s) - job.submitted_s)),
+        Cell(span(left) if left is not None else "-"),
+    )
+    fixed = "fixed" if job.phase is JobPhase.RUNNING and not job.elastic else ""
+    return Row(cells, _notes(job.reason or metrics(job) or fixed))
+
+
+SERVER_COLUMNS = (
+    Column("SERVER"),
+    Column("STATE"),
+    Column("GPUS", right=True),
+    Column("FREE", right=True),
+    Column("KIND", words="{}", wanted=2),
+    Column("ADDRESS", words="{}", wanted=1),
+)
 
 
 def server_table(servers: Sequence[ServerView], now_s: float) -> Table:
-    """The servers, one a row."""
-    table = _table("SERVER", "STATE", ">GPUS", ">FREE", "KIND", "ADDRESS", "JOBS", "NOTE")
-    for view in servers:
-        server = view.server
-        kinds = sorted({gpu.name for gpu in server.gpus})
-        jobs = ", ".join(f"{index}:{job}" for index, job in sorted(view.used.items()))
-        match view.state:
-            case ServerState.ALIVE:
-                state = "[green]alive[/]"
-            case ServerState.LOST:
-                state = f"[red]lost {span(now_s - view.last_heard_s)} ago[/]"
-            case ServerState.UNFIT | ServerState.FOREIGN:
-                state = f"[yellow]{view.state.value}[/]"
-        usable = view.state in (ServerState.ALIVE, ServerState.UNFIT)
-        free = str(len(server.gpus) - len(view.used)) if usable else "-"
-        note = _escape(printable(view.trouble))
-        table.add_row(server.server, state, str(len(server.gpus)), free, ", ".join(kinds), server.address, jobs, note)
-    return table
+    """The servers, one a row; beside each the jobs there, and what is wrong."""
+    return Table(SERVER_COLUMNS, [_server_row(view, now_s) for view in servers], "JOBS, NOTE")
+
+
+def _server_row(view: ServerView, now_s: float) -> Row:
+    server = view.server
+    match view.state:
+        case ServerState.ALIVE:
+            state = Cell("alive", "green")
+        case ServerState.LOST:
+            state = Cell(f"lost {span(now_s - view.last_heard_s)} ago", "red")
+        case ServerState.UNFIT | ServerState.FOREIGN:
+            state = Cell(view.state.value, "yellow")
+    usable = view.state in (ServerState.ALIVE, ServerState.UNFIT)
+    cells = (
+        Cell(server.server),
+        state,
+        Cell(str(len(server.gpus))),
+        Cell(str(len(server.gpus) - len({*view.used, *view.barred})) if usable else "-"),
+        Cell(printable(", ".join(sorted({gpu.name for gpu in server.gpus})))),
+        Cell(server.address),
+    )
+    return Row(cells, _notes(_used(view.used), view.trouble))
+
+
+def _notes(*texts: str) -> tuple[str, ...]:
+    return tuple(printable(text) for text in texts if text)
+
+
+def _used(used: Mapping[int, JobId]) -> str:
+    """ "digits-1 (0-3), tabular-2 (5)": the jobs, and on which GPUs."""
+    return ", ".join(
+        f"{job} ({ranges(gpu for gpu, name in used.items() if name == job)})" for job in dict.fromkeys(used.values())
+    )
+
+
+def pushed(losers: Sequence[ShareForecast]) -> str:
+    """Who loses GPUs to another job, and how many."""
+    told = [
+        f"{loser.job} ({loser.before_gpus} -> {gpu_count(loser.after_gpus)})" for loser in losers[:MOST_PUSHED_TOLD]
+    ]
+    more = len(losers) - len(told)
+    return ", ".join([*told, *([f"and {more} more"] if more else [])])
 
 
 def event_line(event: EventView) -> str:
@@ -165,31 +308,37 @@ def event_line(event: EventView) -> str:
 def job_lines(job: JobView, now_s: float) -> list[str]:
     """One job in full."""
     spec = job.spec
-    age = (job.finished_s or now_s) - job.submitted_s
+    age = span((job.finished_s or now_s) - job.submitted_s)
+    since = f"over after {age}" if job.phase.final else f"{age} ago"
     by_hand = f", set to {job.manual_share} by hand" if job.manual_share is not None else ""
     lines = [
         outcome(job, "  "),
+        *failure_lines(job),
         f"  owner            {printable(owner(job))}",
         f"  command          {printable(shlex.join(spec.command))}",
-        f"  workdir          {spec.workdir}",
+        f"  workdir          {printable(spec.workdir)}",
         f"  GPUs             {gpus(job)} (allowed {spec.gpus.min} to {spec.gpus.max}{by_hand})",
+        f"  resizing         {resizing(job)}",
         f"  virtual workers  {spec.virtual_workers}, determinism {spec.determinism.value}",
+        *([f"  global batch     {batch(job)}"] if job.elastic else []),
         f"  step             {step(job)}, epoch {job.epoch}, {job.samples_per_s:.0f} samples/s",
-        f"  time             submitted {clock(job.submitted_s)}, {span(age)} ago, restarts {job.restarts}",
+        f"  time             submitted {clock(job.submitted_s)}, {since}, restarts {job.restarts}",
     ]
     left = eta_s(job)
     if left is not None:
         lines.append(f"  ETA              {span(left)}")
+    if job.gpu_seconds.held_gpu_s:
+        lines.append(f"  GPU time         {gpu_time(job.gpu_seconds)}")
     if job.metrics:
-        lines.append(f"  metrics          {metrics(job)}")
+        lines.append(f"  metrics          {printable(metrics(job))}")
     if job.workers:
         lines.append(f"  workers          generation {job.generation}")
         lines += [
-            f"    {w.worker:<16} {w.server}:{w.gpu:<3} {w.phase.value:<9} pid {w.pid or '-'}{note(w)}"
+            f"    {w.worker:<16} {w.server}:{gpus_of(w):<3} {w.phase.value:<9} pid {w.pid or '-'}{note(w)}"
             for w in job.workers
         ]
     failed = [worker for worker in job.past_workers if worker.exit_code not in (0, None)][-3:]
-    lines += [f"    {w.worker:<16} {w.server}:{w.gpu:<3} ended     {printable(w.reason)}" for w in failed]
+    lines += [f"    {w.worker:<16} {w.server}:{gpus_of(w):<3} ended     {printable(w.reason)}" for w in failed]
     if job.curve:
         lines.append("  throughput")
         lines += [f"    {point_line(point)}" for point in job.curve]
@@ -197,6 +346,19 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
         lines.append("  share over time  " + share_line(job, now_s))
     lines += [f"    {describe_resize(job.job, resize)}" for resize in job.resizes[-3:]]
     return lines
+
+
+def gpu_time(told: GpuSeconds) -> str:
+    """What a job has had, in GPU-seconds or hours."""
+    unit_s, unit = (1.0, "GPU-seconds") if told.held_gpu_s <= FEW_GPU_S else (3600.0, "GPU-hours")
+    columns = (
+        (told.used_gpu_s, "used"),
+        (told.idle_gpu_s, "idle"),
+        (told.paused_gpu_s, "paused"),
+        (told.lost_gpu_s, "lost"),
+    )
+    parts = [f"{gpu_s / unit_s:.1f} {what}" for gpu_s, what in columns if gpu_s / unit_s >= 0.05]
+    return f"{told.held_gpu_s / unit_s:.1f} {unit}: {', '.join(parts)}"
 
 
 def point_line(point: CurvePoint) -> str:
@@ -221,18 +383,49 @@ def share_line(job: JobView, now_s: float) -> str:
     return "".join(cells) + f"  ({span(end - begin)})"
 
 
-def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(
-            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=column != "NOTE"
-        )
-    return table
+USAGE_COLUMNS = tuple(Column(title, right=True) for title in ("USED", "IDLE", "PAUSED", "LOST", "HELD", "USED%"))
+FEW_GPU_S = 36_000.0  # up to so many they are told as they are, more in hours
 
 
-def _escape(text: str) -> str:
-    from rich.markup import escape
+def usage_table(rows: Sequence[UsageRow], by: UsageBy) -> Table:
+    """A report, with the sum of all rows in the last one."""
+    every = _sum(rows)
+    unit_s = _unit_s(every)
+    columns = (Column(by.value.upper()), *((Column("USER"),) if by is UsageBy.JOB else ()), *USAGE_COLUMNS)
+    told = [_usage_row(row, by, unit_s) for row in rows]
+    if len(rows) > 1:
+        told.append(_usage_row(UsageRow(gpu_seconds=every, user="all", day="all", job=JobId("all")), by, unit_s))
+    return Table(columns, told)
 
-    return escape(text)
+
+def _usage_row(row: UsageRow, by: UsageBy, unit_s: float) -> Row:
+    name = {UsageBy.USER: row.user, UsageBy.DAY: row.day, UsageBy.JOB: row.job}[by]
+    told, held = row.gpu_seconds, row.gpu_seconds.held_gpu_s
+    numbers = (told.used_gpu_s, told.idle_gpu_s, told.paused_gpu_s, told.lost_gpu_s, held)
+    shown = [f"{gpu_s / unit_s:.1f}" for gpu_s in numbers]
+    users = (Cell(printable(row.user) if row.phase is not None else "-"),) if by is UsageBy.JOB else ()
+    percent = f"{100 * told.used_gpu_s / held:.0f}" if held else "-"
+    return Row((Cell(printable(name)), *users, *map(Cell, shown), Cell(percent)))
+
+
+def usage_line(report: UsageReport, whole_life: bool) -> str:
+    """What the numbers of a report are, and of which days."""
+    unit = "GPU-seconds" if _unit_s(_sum(report.rows)) == 1.0 else "GPU-hours"
+    if whole_life:
+        return f"{unit}, since the job was submitted"
+    first, last = (time.strftime("%Y-%m-%d", time.gmtime(at)) for at in (report.since_s, report.until_s - 1))
+    return f"{unit}, from {first} to {last} (UTC)"
+
+
+def _sum(rows: Sequence[UsageRow]) -> GpuSeconds:
+    each = [row.gpu_seconds for row in rows]
+    return GpuSeconds(
+        used_gpu_s=sum(one.used_gpu_s for one in each),
+        idle_gpu_s=sum(one.idle_gpu_s for one in each),
+        paused_gpu_s=sum(one.paused_gpu_s for one in each),
+        lost_gpu_s=sum(one.lost_gpu_s for one in each),
+    )
+
+
+def _unit_s(every: GpuSeconds) -> float:
+    return 1.0 if every.held_gpu_s <= FEW_GPU_S else 3600.0

@@ -18,9 +18,12 @@ SECONDS = re.compile(r"\d+ s\b")  # that count down: a reason is not another one
 class Waiting:
     """A wait for `what` ("digits-1 to train on 3 GPUs"), for at most `limit_s` seconds; None: until Ctrl-C."""
 
-    def __init__(self, what: str, limit_s: float | None) -> None:
+    def __init__(self, what: str, limit_s: float | None, after: str = "", always: bool = False) -> None:
+        """`after`: what to say besides when the time is up. `always`: say what is waited for also where no terminal is."""
         self._what = what
         self._limit_s = limit_s
+        self._after = after
+        self._tells = always or sys.stderr.isatty()
         self._began = time.monotonic()
         self._said: str | None = None
 
@@ -29,12 +32,15 @@ class Waiting:
         waited_s = time.monotonic() - self._began
         in_the_way = f": {render.printable(detail)}" if detail else ""
         if self._limit_s is not None and waited_s >= self._limit_s:
-            raise RequestRefused(f"waited {render.span(self._limit_s)} for {self._what}{in_the_way}")
+            raise RequestRefused(f"waited {render.span(self._limit_s)} for {self._what}{in_the_way}{self._after}")
         words = SECONDS.sub("", detail)
-        if waited_s >= SAID_AFTER_S and sys.stderr.isatty() and words != self._said:
-            self._said = words
+        if waited_s >= SAID_AFTER_S and self._tells and words != self._said:
             limit = "Ctrl-C ends the waiting" if self._limit_s is None else f"at most {render.span(self._limit_s)}"
-            say(f"elasticctl: waits for {self._what} ({limit}){in_the_way}")
+            if self._said is None:
+                say(f"elasticctl: waits for {self._what} ({limit}){in_the_way}")
+            elif detail:
+                say(f"elasticctl: still waits{in_the_way}")
+            self._said = words
         time.sleep(POLL_S)
 
 

@@ -1,0 +1,275 @@
+"""What can be said of a job's command where it is submitted, before any server runs it: its processes, and what it lacks.
+
+A script is parsed, never executed; its interpreter is asked which modules it finds, as the user himself and for a bounded time.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..protocol.limits import MAX_GPUS
+from ..protocol.model import GpuRange, Processes
+from .jobgpus import WantedGpus
+
+LIBRARY = "elasticd"
+INTERPRETER_S = 3.0  # for an interpreter to say which modules it finds
+MAX_SCRIPT_BYTES = 4 << 20
+MAX_SOURCES = 50  # files of a script that are looked at
+
+# Programs that start the processes of one server by themselves, and the modules with which `python -m` does the same.
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "colossalai")
+LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+# Programs that run another one, and those of their options whose value is a word of its own.
+WRAPPERS = {
+    "env": ("-u", "--unset"),
+    "nice": ("-n", "--adjustment"),
+    "nohup": (),
+    "stdbuf": ("-i", "-o", "-e"),
+    "setsid": (),
+    "timeout": ("-k", "-s"),
+}
+OPTIONS_WITH_MODULE = re.compile(r"-[bBdEiIOPqsSuvx]*m")  # of Python, which takes `-um` for `-u -m`
+OPTIONS_WITH_CODE = re.compile(r"-[bBdEiIOPqsSuvx]*c.*", re.DOTALL)
+MPI = ("mpirun", "mpiexec", "horovodrun", "srun")  # these start processes on other servers by themselves
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command is, as far as its words tell."""
+
+    launcher: str = ""  # what starts its processes on each server; empty: nothing known
+    interpreter: str = ""  # that runs `script` or `module`; empty: it is none of Python
+    script: str = ""
+    module: str = ""
+
+    @property
+    def processes(self) -> Processes:
+        """How many processes suit it."""
+        return Processes.PER_SERVER if self.launcher else Processes.PER_GPU
+
+
+def look_at(command: Sequence[str]) -> Command:
+    """The command without what wraps it (`env A=1`, `nice -n 10`)."""
+    words = _unwrapped(command)
+    if not words:
+        return Command()
+    name = Path(words[0]).name
+    if name in LAUNCHERS:
+        return Command(launcher=name)
+    if not name.startswith("python") and name not in ("pypy", "pypy3"):
+        return Command()
+    rest = words[1:]
+    while rest:
+        word = rest[0]
+        if OPTIONS_WITH_MODULE.fullmatch(word) and len(rest) > 1:
+            module = rest[1]
+            return Command(module if module in LAUNCHER_MODULES else "", words[0], module=module)
+        if word == "-" or OPTIONS_WITH_CODE.fullmatch(word):
+            break
+        if word in ("-W", "-X"):
+            rest = rest[2:]
+        elif word.startswith("-"):
+            rest = rest[1:]
+        else:
+            return Command(interpreter=words[0], script=word)
+    return Command(interpreter=words[0])
+
+
+def _unwrapped(command: Sequence[str]) -> list[str]:
+    """The words from the wrapped program on; none where a wrapper changes the directory."""
+    words = list(command)
+    while words and (wrapper := Path(words[0]).name) in WRAPPERS:
+        words = words[1:]
+        while words and (words[0].startswith("-") or (wrapper == "env" and "=" in words[0])):
+            if wrapper == "env" and words[0].startswith(("-C", "--chdir")):
+                return []
+            words = words[2 if words[0] in WRAPPERS[wrapper] else 1 :]
+        if wrapper == "timeout":
+            words = words[1:]
+    return words
+
+
+def script_of(command: Sequence[str]) -> str:
+    """The Python file that Python or a launcher is to run; empty: none is known. Other programs' words may be anything."""
+    found = look_at(command)
+    script = next((word for word in command if word.endswith(".py")), "") if found.launcher else found.script
+    return script if script.endswith(".py") else ""
+
+
+def joins(found: Command, workdir: Path, env: Mapping[str, str]) -> bool:
+    """Is the script one that calls `elastic.join()`, as far as its imports tell?"""
+    return not found.launcher and any(LIBRARY in imports(path) for path in sources(found, workdir, env))
+
+
+def lacks(command: Sequence[str], workdir: Path, env: Mapping[str, str], here: bool = True) -> str:
+    """What a script's interpreter does not have of what the script needs, in a sentence; empty: nothing known.
+
+    here: the job runs on this machine.
+    """
+    found = look_at(command)
+    script = workdir / found.script
+    if found.launcher or not found.script or not script.is_file() or _finds_elsewhere(command, script):
+        return ""
+    wanted = imports(script, surely=True)
+    gone = missing(found, [module for module in (LIBRARY, "torch") if module in wanted], workdir, env)
+    if not gone:
+        return ""
+    what = " and ".join(gone)
+    it = "it" if len(gone) == 1 else "them"
+    if not here:
+        return (
+            f"{found.script} imports {what}, and {found.interpreter} does not find {it} on this machine: "
+            "the job fails unless it does on the servers"
+        )
+    return (
+        f"{found.script} imports {what}, and {found.interpreter} does not find {it}: "
+        f"activate the environment that has {what}, or name its interpreter"
+    )
+
+
+def _finds_elsewhere(command: Sequence[str], script: Path) -> bool:
+    """May the script find modules where its interpreter alone does not look: by variables of `env`, or by its own sys.path?"""
+    wrappers = command[: len(command) - len(_unwrapped(command))]
+    if any(Path(word).name == "env" for word in wrappers):
+        return True
+    try:
+        text = script.read_bytes() if script.stat().st_size <= MAX_SCRIPT_BYTES else b""
+    except OSError:
+        return False
+    return any(word in text for word in (b"sys.path", b"from sys import", b"addsitedir"))
+
+
+def unknown_program(program: str) -> str:
+    """There is no such program: what to say of one that is known to belong to something."""
+    if program in ("python", "python3"):
+        return "; is an environment active, or does it have another name here?"
+    package = {"torchrun": "torch", "accelerate": "accelerate", "deepspeed": "deepspeed"}.get(program)
+    if package is None:
+        return ""
+    return f": it comes with the package {package}; activate the environment that has it"
+
+
+def gpus_for(command: Sequence[str], gpus: WantedGpus, told: bool) -> WantedGpus:
+    """The GPUs that a launcher's own options call for. `told`: the user has said how many.
+
+    Launchers but torchrun know of no other server unless they are told, so their GPUs are all on one.
+    """
+    found, low, high = look_at(command), gpus.range.min, gpus.range.max
+    if gpus.per_server is not None or (not found.launcher and not mpi(command)):
+        return gpus
+    each, servers = processes_of_torchrun(command)
+    if not told and (each or servers):
+        low = high = (each or 1) * (servers or 1)
+    if each is None and low == high:
+        if servers is not None:
+            each = low // servers if servers and low % servers == 0 else None
+        elif found.launcher not in TORCHRUN:
+            each = low
+    if each and not (low % each or high % each) and high <= MAX_GPUS:
+        return replace(gpus, range=GpuRange(min=low, max=high), per_server=each)
+    return gpus
+
+
+def mpi(command: Sequence[str]) -> str:
+    """A program of this name starts processes on servers by itself; empty: it is none."""
+    name = Path(command[0]).name if command else ""
+    return name if name in MPI else ""
+
+
+def processes_of_torchrun(command: Sequence[str]) -> tuple[int | None, int | None]:
+    """What torchrun is told: processes of each server, and servers. None: nothing, or no number."""
+    found = look_at(command)
+    if found.launcher not in TORCHRUN:
+        return None, None
+    return _number(command, "--nproc-per-node", "--nproc_per_node"), _number(command, "--nnodes")
+
+
+def _number(command: Sequence[str], *options: str) -> int | None:
+    for at, word in enumerate(command):
+        name, equals, value = word.partition("=")
+        if name in options:
+            text = value if equals else next(iter(command[at + 1 :]), "")
+            return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 9 else None
+    return None
+
+
+def sources(found: Command, workdir: Path, env: Mapping[str, str]) -> tuple[Path, ...]:
+    """The script, and the files beside it that it imports, as far as they can be found by their names: the script first."""
+    first = workdir / found.script if found.script else _of_module(found.module, workdir, env)
+    if first is None or not first.is_file():
+        return ()
+    files = {first: None}
+    queue = [first]
+    while queue and len(files) < MAX_SOURCES:
+        for name in sorted(imports(queue.pop(0))):
+            for beside in (first.parent / f"{name}.py", first.parent / name / "__init__.py"):
+                if beside not in files and beside.is_file():
+                    files[beside] = None
+                    queue.append(beside)
+    return tuple(files)
+
+
+def _of_module(module: str, workdir: Path, env: Mapping[str, str]) -> Path | None:
+    """The file of `python -m module`, where it lies in the working directory or in PYTHONPATH."""
+    if not module:
+        return None
+    places = [workdir, *(Path(each) for each in env.get("PYTHONPATH", "").split(":") if each)]
+    inside = module.replace(".", "/")
+    candidates = [place / name for place in places for name in (f"{inside}.py", f"{inside}/__main__.py")]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def imports(script: Path, surely: bool = False) -> frozenset[str]:
+    """The modules that a script's own text imports, by their first names; none if it cannot be read or parsed.
+
+    surely: only those without which it cannot begin, so none in a function, a `try` or an `if`.
+    """
+    try:
+        if script.stat().st_size > MAX_SCRIPT_BYTES:
+            return frozenset()
+        tree = ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
+    found: set[str] = set()
+    for node in tree.body if surely else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            found.add(node.module.partition(".")[0])
+    return frozenset(found)
+
+
+def missing(found: Command, modules: Sequence[str], workdir: Path, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of `modules` that the interpreter of a script does not find. None where it does not answer in time."""
+    interpreter = found.interpreter
+    program = str(workdir / interpreter) if os.sep in interpreter else shutil.which(interpreter, path=env.get("PATH"))
+    if not program or not modules:
+        return ()
+    beside = str((workdir / found.script).resolve().parent) if found.script else str(workdir)
+    asked = (
+        "import importlib.util as u, sys; sys.path[:0] = sys.argv[1:2]; "
+        "print(*[m for m in sys.argv[2:] if u.find_spec(m) is None])"
+    )
+    try:
+        answer = subprocess.run(
+            [program, "-c", asked, beside, *modules],
+            cwd=workdir,
+            env={**env, "PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=INTERPRETER_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ()
+    lacking = answer.stdout.split()
+    return tuple(module for module in modules if module in lacking)

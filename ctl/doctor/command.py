@@ -1,0 +1,163 @@
+"""`elasticctl doctor`: finds out where it is, runs the checks for that, and shows what they find."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...protocol.errors import UserError
+from .. import completion
+from ..context import JSON, of, print_json, say
+
+if TYPE_CHECKING:
+    from .checks import Check, Finding
+    from .places import Place
+    from .screen import Result
+
+WIDTH_IN_PIPES = 100
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's command."""
+    app.command()(doctor)
+
+
+def doctor(
+    context: typer.Context,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Configuration of a daemon (by default those in /etc/elasticctl, and of `elasticctl up`).",
+            show_default=False,
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only", metavar="NAME", help="Only this check; may be repeated.", autocompletion=completion.checks
+        ),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(help="Interpreter that your jobs run with (default: that in PATH).", show_default=False),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show what does not apply, too.")] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Look for what is wrong here, at a desk, on a server or on the controller's machine, and say what mends it.
+
+    Nothing is changed. Exit code 1: something does not work. root sees more than others.
+    """
+    from . import places, screen
+    from .checks import Outcome
+
+    wanted = _wanted(only or [])
+    machine = places.Machine.here()
+    found = places.find(of(context), files or [], python, machine)
+    pairs = _pairs(found, wanted)
+    if not pairs:
+        raise UserError(f"doctor: {', '.join(only or [])}: there is nothing here that it looks at")
+    results = []
+    names = max(len(check.name) for _, check in pairs)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_IN_PIPES
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    title = ""
+    for result in examined(pairs):
+        results.append(result)
+        if as_json or (result.finding.outcome is Outcome.ABSENT and not everything and not only):
+            continue
+        if result.place.title != title:
+            title = result.place.title
+            print(title)
+        for line in screen.lines_of(result, names, width, colour):
+            print(line)
+        sys.stdout.flush()
+    if as_json:
+        print_json(screen.document(results, machine.host))
+    else:
+        for line in screen.summary(results, width):
+            print(line)
+        if machine.uid != 0 and any(place.daemon is not None and place.daemon.owner != machine.uid for place in found):
+            say("some checks of other accounts' daemons need root: `sudo elasticctl doctor`")
+    if any(result.finding.outcome is Outcome.FAILURE for result in results):
+        raise typer.Exit(1)
+
+
+def _pairs(places: Sequence[Place], checks: Sequence[Check]) -> list[tuple[Place, Check]]:
+    """What to look at where. What looks at the machine does so once."""
+    found: list[tuple[Place, Check]] = []
+    seen: set[str] = set()
+    for place in places:
+        for check in checks:
+            if check.subject is place.subject and not (check.once and check.name in seen):
+                seen.add(check.name)
+                found.append((place, check))
+    return found
+
+
+def examined(pairs: Sequence[tuple[Place, Check]]) -> Iterator[Result]:
+    """What each check finds, in their order; each in a process of its own, and within its limit."""
+    import msgspec
+
+    from . import bounded
+    from .checks import Finding, absent, failure
+    from .screen import Result
+
+    works = [bounded.Work(partial(_look, check, place), check.limit_s) for place, check in pairs]
+    for (place, check), done in zip(pairs, bounded.in_order(works), strict=True):
+        if done.hung:
+            finding = failure(
+                f"no end within {check.limit_s:.0f} s of looking at this: {check.finds}",
+                f"whatever it asks hangs, a file system or a name service, say; {check.remedy}",
+            )
+        elif done.error.startswith("PermissionError"):
+            finding = absent(f"root sees this ({done.error.partition(': ')[2]})")
+        elif done.error:
+            finding = failure(f"could not be looked at: {done.error}", check.remedy)
+        else:
+            finding = msgspec.convert(done.answer, Finding)
+        yield Result(place, check, finding, done.took_s)
+
+
+def _look(check: Check, place: Place) -> Finding:
+    from .checks import absent
+
+    if place.daemon is not None and place.daemon.described is None and check.name != "configuration":
+        return absent(f"the configuration cannot be read: {place.daemon.error}")
+    return check.look(place)
+
+
+def all_checks() -> tuple[Check, ...]:
+    """In the order in which they are shown."""
+    from . import controllers, desk, drivers, files, limits, network, services
+
+    return (
+        *controllers.CHECKS.checks,
+        *services.CHECKS.checks,
+        *network.CHECKS.checks,
+        *files.CHECKS.checks,
+        *limits.CHECKS.checks,
+        *drivers.CHECKS.checks,
+        *desk.CHECKS.checks,
+    )
+
+
+def _wanted(names: Sequence[str]) -> tuple[Check, ...]:
+    """Raises UserError."""
+    checks = all_checks()
+    known = sorted({check.name for check in checks})
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"; {near[0]} is meant?" if near else f"; there are {', '.join(known)}"
+            raise UserError(f"--only {name}: there is no such check{meant}")
+    return tuple(check for check in checks if not names or check.name in names)

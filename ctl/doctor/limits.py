@@ -1,0 +1,371 @@
+"""Checks of what a server lets jobs use: memory, shared memory, files, processes, control groups; its clock; its accounts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import stat
+from pathlib import Path
+
+import psutil
+
+from ...protocol.errors import ElasticError
+from ...protocol.messages import GetJobs
+from ...runtime.keys import KeyDirectory, KeyFile
+from . import mounts
+from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
+from .files import account
+from .places import Place
+
+CHECKS = Register(Subject.SERVER)
+
+LEAST_FILES, FEW_FILES = 1024, 8192
+LEAST_TASKS, FEW_TASKS = 1000, 4096
+LEAST_SHM, LITTLE_SHM = 128 << 20, 1 << 30
+FULL_SHM = 0.9
+SWAPPED = 0.1
+LITTLE_MEMORY = 0.05
+STA_UNSYNC, TIME_ERROR = 0x40, 5
+TIME_DAEMONS = ("chronyd", "ntpd", "ntpsec", "systemd-timesyncd", "systemd-timesyn", "openntpd", "phc2sys", "ptp4l")
+NAMED = 5
+JOBS_LOOKED_AT = 5000
+
+
+def limit(place: Place, name: str) -> int | None:
+    """A soft limit of the daemon, which its jobs inherit; None: there is none. Raises LookupError if it does not run."""
+    assert place.daemon is not None
+    if place.daemon.pid is None:
+        raise LookupError("the daemon does not run")
+    for line in (place.machine.proc / str(place.daemon.pid) / "limits").read_text(encoding="ascii").splitlines():
+        if line.startswith(name):
+            word = line[len(name) :].split()[0]
+            return None if word == "unlimited" else int(word)
+    raise LookupError(f"the kernel does not tell of {name}")
+
+
+def raise_it(place: Place, option: str, value: str) -> str:
+    assert place.daemon is not None
+    if place.daemon.unit:
+        name = f"elasticctl-{place.daemon.kind}"
+        return f"`systemctl edit {name}`: [Service] {option}={value}; then restart it: jobs go on"
+    return f"raise it where the daemon is started (`ulimit`, /etc/security/limits.conf: {value}), then start it again"
+
+
+@CHECKS.check(
+    "open-files",
+    "the daemon, and so its jobs, may open too few files: data loaders and many connections fail",
+    "`LimitNOFILE=65536:524288` in the unit, or `ulimit -n`",
+)
+def open_files(place: Place) -> Finding:
+    try:
+        count = limit(place, "Max open files")
+    except LookupError as error:
+        return absent(str(error))
+    if count is None:
+        return ok("without limit")
+    mend = raise_it(place, "LimitNOFILE", "65536:524288")
+    if count < LEAST_FILES:
+        return failure(f"only {count} open files are allowed", mend)
+    if count < FEW_FILES:
+        return warning(f"only {count} open files are allowed: data loaders with many processes need more", mend)
+    return ok(f"{count} open files")
+
+
+@CHECKS.check(
+    "processes",
+    "jobs may have too few threads and processes: of the account, of the service, or of the machine",
+    "`TasksMax=80%` in the unit; `ulimit -u`; `sysctl kernel.threads-max kernel.pid_max`",
+)
+def processes(place: Place) -> Finding:
+    assert place.daemon is not None
+    proc = place.machine.proc
+    bounds: dict[int, str] = {}
+    for name in ("threads-max", "pid_max"):
+        bounds[int((proc / "sys/kernel" / name).read_text(encoding="ascii"))] = f"`sysctl kernel.{name}`"
+    try:
+        count = limit(place, "Max processes")
+        if (
+            count is not None and place.daemon.owner != 0
+        ):  # it does not bind root, and jobs of others count by themselves
+            bounds[count] = raise_it(place, "LimitNPROC", "65536")
+        for path, most in _group_tasks(place):
+            bounds[most] = f"{raise_it(place, 'TasksMax', '80%')} ({path})"
+    except LookupError:
+        pass
+    least = min(bounds)
+    if least < LEAST_TASKS:
+        return failure(f"jobs may have only {least} threads and processes together", bounds[least])
+    if least < FEW_TASKS:
+        return warning(f"jobs may have only {least} threads and processes together", bounds[least])
+    return ok(f"{least} threads and processes")
+
+
+def _group_tasks(place: Place) -> list[tuple[Path, int]]:
+    """The bounds on tasks of the daemon's control group, and of those above."""
+    assert place.daemon is not None
+    found = []
+    for line in (place.machine.proc / str(place.daemon.pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "pids"):
+            continue
+        top = place.machine.sys / "fs/cgroup"
+        base = top / "pids" if controllers == "pids" else top
+        group = base / path.lstrip("/")
+        for each in (group, *group.parents):
+            if each == base.parent:
+                break
+            try:
+                text = (each / "pids.max").read_text(encoding="ascii").strip()
+            except OSError:
+                continue
+            if text != "max":
+                found.append((each / "pids.max", int(text)))
+    return found
+
+
+@CHECKS.check(
+    "locked-memory",
+    "there are InfiniBand adapters, and jobs may not lock the memory that these need",
+    "`LimitMEMLOCK=infinity` in the unit, or memlock in /etc/security/limits.conf",
+)
+def locked_memory(place: Place) -> Finding:
+    adapters = sorted(path.name for path in (place.machine.sys / "class/infiniband").glob("*"))
+    if not adapters:
+        return absent("there are no InfiniBand adapters")
+    try:
+        count = limit(place, "Max locked memory")
+    except LookupError as error:
+        return absent(str(error))
+    if count is None:
+        return ok(f"without limit, for {', '.join(adapters[:NAMED])}")
+    return failure(
+        f"{', '.join(adapters[:NAMED])}: jobs may lock only {mounts.text(count)}, and NCCL fails",
+        raise_it(place, "LimitMEMLOCK", "infinity"),
+    )
+
+
+@CHECKS.check(
+    "shm",
+    "/dev/shm is missing, too small for data loaders and NCCL, full, or closed to accounts other than root",
+    "`mount -o remount,size=50%,mode=1777 /dev/shm`; in a container `--shm-size` or `--ipc=host`",
+    once=True,
+)
+def shm(place: Place) -> Finding:
+    path = place.machine.dev / "shm"
+    mend = f"`mount -o remount,size=50%,mode=1777 {path}`; in a container `--shm-size=8g` or `--ipc=host`"
+    if not path.is_dir():
+        return failure(
+            f"there is no {path}: data loaders and NCCL fail", f"mkdir {path}; mount -t tmpfs -o mode=1777 tmpfs {path}"
+        )
+    wrong = []
+    if stat.S_IMODE(path.stat().st_mode) != 0o1777:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        wrong.append(failure(f"{path} has mode {mode:04o}: jobs need 1777", f"chmod 1777 {path}"))
+    kind = mounts.mount_of(path, place.machine.proc).kind
+    if kind not in mounts.IN_MEMORY:
+        wrong.append(warning(f"{path} is on a disk ({kind}), and slow", f"mount -t tmpfs -o mode=1777 tmpfs {path}"))
+    found = os.statvfs(path)
+    size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    if size < LEAST_SHM:
+        wrong.append(
+            failure(f"{path} has only {mounts.text(size)}: a data loader with workers fails (Bus error)", mend)
+        )
+    elif size < LITTLE_SHM:
+        wrong.append(warning(f"{path} has only {mounts.text(size)}: few data loaders find room", mend))
+    if free < (1 - FULL_SHM) * size:
+        wrong.append(
+            warning(
+                f"{path} is nearly full: {mounts.text(free)} of {mounts.text(size)} are free",
+                f"`ls -lS {path}`; remove what no process has",
+            )
+        )
+    return worst(wrong, ok(f"{mounts.text(size)}, {mounts.text(free)} free"))
+
+
+@CHECKS.check(
+    "cgroups",
+    "there are no control groups, or not all: limits of workers do not hold, and daemons that they leave behind stay",
+    "cgroup v2 (`systemd.unified_cgroup_hierarchy=1`); an agent that is root; no read-only /sys/fs/cgroup",
+)
+def cgroups(place: Place) -> Finding:
+    assert place.daemon is not None
+    if place.daemon.owner != 0:
+        return absent("the agent is not root: its workers have its own limits")
+    lines = [line.split(" ") for line in (place.machine.proc / "self/mounts").read_text(encoding="utf-8").splitlines()]
+    unified = next((Path(line[1]) for line in lines if line[2] == "cgroup2"), None)
+    old = {word for line in lines if line[2] == "cgroup" for word in line[3].split(",")}
+    readonly = [line[1] for line in lines if line[2] in ("cgroup", "cgroup2") and "ro" in line[3].split(",")]
+    needed = {"memory", "pids", "cpu"}
+    mend = "boot with systemd.unified_cgroup_hierarchy=1; in a container give it control groups that it may write"
+    if unified is None and not old:
+        return warning("there are no control groups: workers run without limits", mend)
+    if readonly:
+        return warning(f"{readonly[0]} is read-only: workers run without limits", mend)
+    there: set[str] = set()
+    if unified is not None:
+        there = set((unified / "cgroup.controllers").read_text(encoding="ascii").split()) & needed
+    missing = needed - there - old
+    if missing:
+        return warning(f"no control groups for {', '.join(sorted(missing))}: these limits do not hold", mend)
+    return ok("version 2" if needed <= there else "version 1, which serves too")
+
+
+@CHECKS.check(
+    "memory",
+    "the kernel refuses to promise memory (overcommit), memory is short, or the machine swaps",
+    "`sysctl vm.overcommit_memory=0`; `worker_limits` in agent.yaml; `swapoff -a`",
+    once=True,
+)
+def memory(place: Place) -> Finding:
+    wrong = []
+    mode = (place.machine.proc / "sys/vm/overcommit_memory").read_text(encoding="ascii").strip()
+    if mode == "2":
+        wrong.append(
+            warning(
+                "the kernel promises no more memory than it has (vm.overcommit_memory=2): torch and forks fail early",
+                "`sysctl vm.overcommit_memory=0`, and in /etc/sysctl.d for good",
+            )
+        )
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    if memory.available < LITTLE_MEMORY * memory.total:
+        wrong.append(
+            warning(
+                f"only {mounts.text(memory.available)} of {mounts.text(memory.total)} memory are available",
+                "`ps aux --sort -rss | head`",
+            )
+        )
+    if swap.total and swap.used > SWAPPED * swap.total:
+        wrong.append(
+            warning(
+                f"{mounts.text(swap.used)} are swapped out: jobs become slow without a word",
+                "`worker_limits`; `swapoff -a`",
+            )
+        )
+    swaps = f", swap {mounts.text(swap.total)}" if swap.total else ", no swap"
+    return worst(wrong, ok(f"{mounts.text(memory.available)} of {mounts.text(memory.total)} available{swaps}"))
+
+
+class _Timex(ctypes.Structure):
+    """struct timex of adjtimex(2), as far as it is read."""
+
+    _fields_ = [
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_char * 256),
+    ]
+
+
+def kernel_clock() -> tuple[bool, float]:
+    """Is the kernel's clock kept by somebody, and how far may it be off (s)? Nothing is set. Raises OSError."""
+    told = _Timex()
+    library = ctypes.CDLL(None, use_errno=True)
+    state = library.adjtimex(ctypes.byref(told))
+    if state < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return state != TIME_ERROR and not told.status & STA_UNSYNC, told.maxerror / 1e6
+
+
+@CHECKS.check(
+    "clock-source",
+    "nothing keeps this machine's clock: no NTP, or it has not reached its servers",
+    "`timedatectl set-ntp true`, or install chrony",
+    once=True,
+)
+def clock_source(place: Place) -> Finding:
+    names = {process.info["name"] for process in psutil.process_iter(["name"])}
+    keepers = [name for name in TIME_DAEMONS if name in names]
+    try:
+        kept, error_s = kernel_clock()
+    except OSError as error:
+        return absent(f"the kernel does not tell: {error.strerror}")
+    if kept:
+        return ok(f"kept{' by ' + keepers[0] if keepers else ''}, off by at most {error_s * 1000:.0f} ms")
+    if keepers:
+        return warning(
+            f"{keepers[0]} runs, and has not set the clock yet", "`timedatectl timesync-status`, or `chronyc sources`"
+        )
+    return warning("nothing keeps this machine's clock", "`timedatectl set-ntp true`, or `apt install chrony`")
+
+
+@CHECKS.check(
+    "accounts",
+    "somebody who has jobs or a key has no account on this server, so their jobs cannot run here",
+    "the same accounts, with the same numbers, on all servers: LDAP, or `useradd -u`",
+)
+def accounts(place: Place) -> Finding:
+    assert place.daemon is not None
+    if place.daemon.owner != 0:
+        return absent(f"the agent is not root: all jobs run as {account(place.daemon.owner)}")
+    names = sorted(_owners(place))
+    missing = [name for name in names if not _known(name)]
+    wrong = []
+    if missing:
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        wrong.append(
+            failure(
+                f"this server has no account {', '.join(missing[:NAMED])}{more}: their jobs cannot run here",
+                "make it as on the other servers (LDAP, or `useradd -u NUMBER`); or `elasticctl keys add --account`",
+            )
+        )
+    strangers = _strangers(Path(place.described.checkpoints))
+    if strangers:
+        wrong.append(
+            warning(
+                f"checkpoints belong to user {', '.join(map(str, strangers[:NAMED]))}, who has no account here",
+                "give people the same number (uid) on all servers",
+            )
+        )
+    if not names and not wrong:
+        return absent("no jobs and no list of keys are seen from here")
+    return worst(wrong, ok(f"all {len(names)} are there"))
+
+
+def _known(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
+def _owners(place: Place) -> set[str]:
+    """The accounts of those who have a key, or a job, as far as that is seen from here."""
+    found: set[str] = set()
+    for daemon in place.daemons:
+        if daemon.kind == "controller" and daemon.described is not None:
+            try:
+                known = KeyDirectory(Path(daemon.described.keys)).principals().known
+                found |= {each.account for each in known if each.account and each.revoked_s is None}
+            except ElasticError:
+                continue
+    if place.reach is not None and place.reach.there:
+        from ..client import Client
+
+        client = Client(place.address, None if place.key is None else KeyFile.read(place.key))
+        try:
+            found |= {job.account for job in client.jobs(GetJobs(), most=JOBS_LOOKED_AT).jobs if job.account}
+        except ElasticError:
+            pass
+        finally:
+            client.close()
+    return found
+
+
+def _strangers(checkpoints: Path) -> list[int]:
+    """Who has directories there, and no account here."""
+    if not checkpoints.is_dir():
+        return []
+    found = set()
+    with os.scandir(checkpoints) as entries:
+        for number, entry in enumerate(entries):
+            if number >= JOBS_LOOKED_AT:
+                break
+            uid = entry.stat(follow_symlinks=False).st_uid
+            if account(uid) == str(uid):
+                found.add(uid)
+    return sorted(found)

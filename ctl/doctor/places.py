@@ -1,0 +1,300 @@
+"""Where `elasticctl doctor` is: what daemons are configured on this machine, and how this desk reaches a cluster.
+
+Daemons describe themselves: ``python -m elasticd.agent --config FILE --options`` prints what holds, so that nothing of their
+configuration is known twice. All of it is gathered before the checks begin, with limits (`bounded`): a configuration may lie on a
+file system that hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...protocol.errors import ClusterUnreachable, ElasticError, UserError
+from ...runtime.keys import KeyFile
+from ..config import Kind, kind_of
+from ..context import SYSTEM, Context, configuration
+from . import bounded, reach
+from .checks import Subject
+from .reach import Reach
+
+DESCRIBED_WITHIN_S = 20.0
+REACHED_WITHIN_S = 25.0
+UNITS = (
+    Path("/etc/systemd/system"),
+    Path("/run/systemd/system"),
+    Path("/usr/local/lib/systemd/system"),
+    Path("/lib/systemd/system"),
+    Path("/usr/lib/systemd/system"),
+)
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--options` prints. Paths are absolute; "" and [] where there is none, or it may not be seen."""
+
+    kind: str
+    name: str  # of the server, or of the cluster
+    version: str
+    python: str
+    options: dict[str, Any]
+    state: str
+    controller: str = ""  # of an agent: its controller's address
+    checkpoints: str = ""
+    scratch: str = ""
+    sockets: str = ""
+    changeable: list[str] = []  # what an agent executes, and others may change
+    keys: str = ""  # of a controller: its directory of keys
+    clients: list[str] = []  # addresses where it listens
+    agents: list[str] = []
+
+
+class Daemon(msgspec.Struct, frozen=True, kw_only=True):
+    """A daemon that is configured here. `described` is None where its configuration cannot be read: for the reason `error`."""
+
+    file: str
+    kind: str  # "agent", "controller"
+    owner: int  # the account that it runs as
+    pid: int | None = None  # of the running one
+    described: Described | None = None
+    error: str = ""
+    unit: str = ""  # file of its systemd unit, if it is the installed one
+    log: str = ""
+
+    @property
+    def state(self) -> Path:
+        return Path(self.described.state if self.described is not None else "/")
+
+    def option(self, name: str, otherwise: Any = None) -> Any:
+        """Of its configuration."""
+        found = self.described.options.get(name) if self.described is not None else None
+        return otherwise if found is None else found
+
+
+Describe = Callable[[Path, str], tuple[Described | None, str]]  # of a configuration, its kind; or why it cannot be read
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine, as whoever asks sees it."""
+
+    environ: Mapping[str, str]
+    uid: int
+    host: str
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    dev: Path = Path("/dev")
+    units: tuple[Path, ...] = UNITS
+
+    @classmethod
+    def here(cls) -> Machine:
+        return cls(dict(os.environ), os.geteuid(), socket.gethostname())
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the checks of one kind look at."""
+
+    subject: Subject
+    machine: Machine
+    python: str  # that jobs run with: `--python`, else the agent's own, or at a desk that in PATH
+    home: Path = Path("/")  # of the user's configuration
+    directory: Path | None = None  # of a cluster that `up` has started here
+    address: str = ""  # of the controller, for people
+    key: Path | None = None
+    no_cluster: str = ""  # why no address is known
+    mistaken: bool = False  # because something that is named is wrong
+    reach: Reach | None = None
+    daemon: Daemon | None = None
+    daemons: tuple[Daemon, ...] = field(default=())  # all that are configured here
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        if self.daemon is None:
+            return f"desk of {_account(self.machine.uid)} on {self.machine.host}"
+        name = self.daemon.described.name if self.daemon.described is not None else "?"
+        what = "server" if self.subject is Subject.SERVER else "controller of cluster"
+        return f"{what} {name} ({self.daemon.file})"
+
+    @property
+    def described(self) -> Described:
+        """Of its daemon, whose configuration can be read."""
+        assert self.daemon is not None
+        assert self.daemon.described is not None
+        return self.daemon.described
+
+
+def find(context: Context, files: Iterable[Path], python: str | None, machine: Machine) -> list[Place]:
+    """The places here: daemons by their files (none named: those that are usual), then the desk. Raises UserError."""
+    named = [file.absolute() for file in files]
+    found = bounded.one(lambda: list(_daemons(named, context.directory, machine)), DESCRIBED_WITHIN_S)
+    if found.hung or found.error:
+        raise UserError(
+            f"the daemons' configuration cannot be read: {found.error or 'its file system does not answer'}"
+        )
+    daemons = tuple(msgspec.convert(found.answer, list[Daemon]))
+    desk = _desk(context, python, machine, daemons)
+    subjects = {"controller": Subject.CONTROLLER, "agent": Subject.SERVER}
+    places = [_of_daemon(desk, daemon, subjects[daemon.kind], python) for daemon in daemons]
+    return [
+        *(p for p in places if p.subject is Subject.CONTROLLER),
+        *(p for p in places if p.subject is Subject.SERVER),
+        desk,
+    ]
+
+
+def _of_daemon(desk: Place, daemon: Daemon, subject: Subject, python: str | None) -> Place:
+    own = daemon.described.python if daemon.described is not None else sys.executable
+    return Place(**{**desk.__dict__, "subject": subject, "daemon": daemon, "python": python or own})
+
+
+def _desk(context: Context, python: str | None, machine: Machine, daemons: tuple[Daemon, ...]) -> Place:
+    interpreter = python or shutil.which("python", path=machine.environ.get("PATH")) or shutil.which("python3") or ""
+    address, key, why, mistaken = "", None, "", False
+    try:
+        address, key = context.named()
+    except ElasticError as error:
+        why, mistaken = str(error), not isinstance(error, ClusterUnreachable)
+    reached = None
+    if address:
+        done = bounded.one(lambda: _reached(address, key), REACHED_WITHIN_S)
+        if done.hung or done.error:
+            text = done.error or f"no end of the attempt to reach it within {REACHED_WITHIN_S:.0f} s"
+            reached = Reach(address=address, step=reach.Step.ANSWER, found=text, remedy="look at the controller's log")
+        else:
+            reached = msgspec.convert(done.answer, Reach)
+    return Place(
+        Subject.DESK,
+        machine,
+        interpreter,
+        home=configuration(),
+        directory=context.directory,
+        address=address,
+        key=key,
+        no_cluster=why,
+        mistaken=mistaken,
+        reach=reached,
+        daemons=daemons,
+    )
+
+
+def _reached(address: str, path: Path | None) -> Reach:
+    try:
+        key = None if path is None else KeyFile.read(path.expanduser().absolute(), UserError)
+    except UserError as error:
+        return Reach(address=address, step=reach.Step.KEYS, found=str(error), remedy="see the check `key`")
+    return reach.as_person(address, key)
+
+
+# -- daemons
+
+
+def _daemons(named: list[Path], directory: Path, machine: Machine) -> Iterator[Daemon]:
+    files = [(file, kind_of(file).value) for file in named] if named else list(_usual(directory))
+    for file, kind in files:
+        if kind in (Kind.AGENT.value, Kind.CONTROLLER.value):
+            yield _daemon(file, kind, machine)
+        else:
+            raise UserError(f"{file}: is the file of no daemon")
+
+
+def _usual(directory: Path) -> Iterator[tuple[Path, str]]:
+    """Installed ones, those of a cluster that `up` has started here, those that it has started here from elsewhere."""
+    for kind in ("controller", "agent"):
+        if (SYSTEM / f"{kind}.yaml").exists():
+            yield SYSTEM / f"{kind}.yaml", kind
+    if (directory / "cluster.json").exists():
+        if (directory / "controller.yaml").exists():
+            yield directory / "controller.yaml", "controller"
+        for file in sorted(directory.glob("local-*.yaml")):
+            yield file, "agent"
+    hosts = Path("/var/lib/elasticctl/hosts") if os.getuid() == 0 else directory.parent / "hosts"
+    if os.access(hosts, os.R_OK | os.X_OK):
+        for file in sorted(hosts.glob("*/*/agent.yaml")):
+            yield file, "agent"
+
+
+def _daemon(file: Path, kind: str, machine: Machine, describe: Describe | None = None) -> Daemon:
+    pid = _pid(file, kind, machine)
+    unit = _unit(file, kind, machine)
+    owner = _owner(file, kind, pid, unit, machine)
+    described, error = (describe or _described)(file, kind)
+    log = ""
+    if described is not None:
+        beside = file.parent / "log" / f"{file.stem}.log"
+        log = described.options.get("log_file") or (str(beside) if beside.exists() else "")
+        log = log or (f"journalctl -u elasticctl-{kind}" if unit else "")
+    return Daemon(file=str(file), kind=kind, owner=owner, pid=pid, described=described, error=error, unit=unit, log=log)
+
+
+def _described(file: Path, kind: str) -> tuple[Described | None, str]:
+    command = [sys.executable, "-P", "-m", f"elasticd.{kind}", "--config", str(file), "--options"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, timeout=DESCRIBED_WITHIN_S / 2, cwd="/")
+    except subprocess.TimeoutExpired:
+        return None, f"{file}: cannot be read within {DESCRIBED_WITHIN_S / 2:.0f} s"
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        return None, said[0] if said else f"{file}: exit code {done.returncode}"
+    return msgspec.json.decode(done.stdout, type=Described), ""
+
+
+def _unit(file: Path, kind: str, machine: Machine) -> str:
+    """The file of the systemd unit that starts this daemon."""
+    for directory in machine.units:
+        path = directory / f"elasticctl-{kind}.service"
+        if path.exists() and str(file) in unit_options(path).get("ExecStart", ""):
+            return str(path)
+    return ""
+
+
+def unit_options(path: Path) -> dict[str, str]:
+    """The last of each in a unit's file."""
+    found = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found[name.strip()] = value.strip()
+    return found
+
+
+def _owner(file: Path, kind: str, pid: int | None, unit: str, machine: Machine) -> int:
+    """The account that the daemon runs as, or would."""
+    if pid is not None:
+        return (machine.proc / str(pid)).stat().st_uid
+    if unit:
+        try:
+            return pwd.getpwnam(unit_options(Path(unit)).get("User", "root")).pw_uid
+        except KeyError:
+            return 0
+    return file.stat().st_uid
+
+
+def _pid(file: Path, kind: str, machine: Machine) -> int | None:
+    """Of the daemon that runs with this file."""
+    wanted = [b"-m", f"elasticd.{kind}".encode(), b"--config", os.fsencode(file)]
+    for entry in sorted(name for name in os.listdir(machine.proc) if name.isdecimal()):
+        try:
+            line = (machine.proc / entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has just ended
+            continue
+        if any(line[at : at + 4] == wanted for at in range(1, len(line) - 3)):
+            return int(entry)
+    return None
+
+
+def _account(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

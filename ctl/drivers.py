@@ -1,0 +1,44 @@
+"""Is there a working NVIDIA driver on this machine? Asked in a process of its own: a driver that is broken may never answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+ANSWERED_WITHIN_S = 30.0
+ABSENT = "absent: "
+QUESTION = f"""
+import pynvml
+try:
+    pynvml.nvmlInit()
+except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
+    print("{ABSENT}%s" % error)
+except pynvml.NVMLError as error:
+    print(error)
+"""
+
+
+@dataclass(frozen=True)
+class DriverTrouble:
+    """`text` is empty where the driver works. `absent`: there is none."""
+
+    text: str
+    absent: bool = False
+
+
+def look() -> DriverTrouble:
+    """What is wrong with the driver of this machine."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", QUESTION],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ANSWERED_WITHIN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return DriverTrouble(f"it has not answered within {ANSWERED_WITHIN_S:.0f} s")
+    told = done.stdout.strip() if not done.returncode else f"exit code {done.returncode}"
+    return DriverTrouble(told.removeprefix(ABSENT), told.startswith(ABSENT))

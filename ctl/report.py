@@ -1,0 +1,115 @@
+"""`elasticctl report`: who has had how many GPU-seconds (docs/accounting.md)."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ..protocol.errors import UserError
+from ..protocol.messages import GetUsage, UsageBy, UsageReport, UsageRow
+from . import completion, render
+from .context import JSON, of, print_json, show
+
+DAY_S = 86_400.0
+DEFAULT_DAYS = 30
+_DAYS = re.compile(r"([0-9]{1,5})d")
+COLUMNS = ("used_gpu_s", "idle_gpu_s", "paused_gpu_s", "lost_gpu_s", "held_gpu_s")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's command."""
+    app.command()(report)
+
+
+def report(
+    context: typer.Context,
+    user: Annotated[str | None, typer.Option(help="Only this user's.", show_default=False)] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            help="Only this job, over all of its life.", show_default=False, autocompletion=completion.any_jobs
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="First day, UTC: 7d (ago) or 2026-11-01 (default 30d).", show_default=False)
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Last day, UTC, likewise (default: today).", show_default=False)
+    ] = None,
+    by: Annotated[
+        UsageBy | None, typer.Option(help="What each row is about (default user).", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Comma-separated values, for spreadsheets.", show_default=False)
+    ] = False,
+) -> None:
+    """Show who has had how many GPU-seconds: used, idle, paused, lost."""
+    if as_json and as_csv:
+        raise UserError("--json and --csv exclude each other")
+    if job is not None and (user is not None or since is not None or until is not None or by is not None):
+        raise UserError("--job stands alone: a job is reported over all of its life")
+    now = time.time()
+    first = day_s("--since", since, now) if since is not None else max(0.0, now - DEFAULT_DAYS * DAY_S)
+    request = GetUsage(
+        by=by or (UsageBy.JOB if job is not None else UsageBy.USER),
+        user=user or "",
+        job=job or "",
+        since_s=first,
+        until_s=day_s("--until", until, now) if until is not None else None,
+    )
+    found = _all_pages(context, request)
+    if as_csv:
+        _print_csv(found.rows)
+    elif as_json:
+        rows = [render.plain(row) | {"held_gpu_s": row.gpu_seconds.held_gpu_s} for row in found.rows]
+        print_json({"rows": rows, "since_s": found.since_s, "until_s": found.until_s, "time_s": found.time_s})
+    else:
+        show(render.usage_table(found.rows, request.by))
+        print(render.usage_line(found, job is not None), file=sys.stderr)
+
+
+def _all_pages(context: typer.Context, request: GetUsage) -> UsageReport:
+    rows: list[UsageRow] = []
+    while True:
+        page = of(context).ask(request, UsageReport)
+        rows += page.rows
+        if not page.next:
+            return msgspec.structs.replace(page, rows=tuple(rows))
+        request = msgspec.structs.replace(request, after=page.next)
+
+
+def day_s(option: str, text: str, now_s: float) -> float:
+    """A time on the day that `text` names: so many days ago, or a date. Raises UserError."""
+    ago = _DAYS.fullmatch(text)
+    if ago is not None:
+        return max(0.0, now_s - int(ago[1]) * DAY_S)
+    try:
+        date = datetime.date.fromisoformat(text)
+    except ValueError:
+        raise UserError(f"{option}: {text!r} is neither days, such as 7d, nor a date, such as 2026-11-01") from None
+    return max(0.0, (date - datetime.date(1970, 1, 1)).days * DAY_S)
+
+
+def _print_csv(rows: Sequence[UsageRow]) -> None:
+    """GPU-seconds to the millisecond, a row each, with a head."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("user", "day", "job", "phase", *COLUMNS))
+    for row in rows:
+        phase = row.phase.value if row.phase is not None else ""
+        names = (_harmless(row.user), row.day, _harmless(row.job), phase)
+        writer.writerow((*names, *(f"{getattr(row.gpu_seconds, name):.3f}" for name in COLUMNS)))
+
+
+def _harmless(text: str) -> str:
+    """A spreadsheet takes what begins so for a formula."""
+    shown = render.printable(text)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown

@@ -1,0 +1,52 @@
+"""GPUs that are not there: servers that text files describe, and a stand-in for the driver's library that plays them.
+
+For tests, and for `elasticctl up --gpu-model`. The agent of such a server is the same as any other. Its configuration names
+another library in place of the driver's, another directory in place of /sys, and that workers compute on the CPU. The names of
+the GPUs say what they are, so that it is seen wherever they are shown.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from pathlib import Path
+
+from ...protocol.errors import UserError
+from . import library, sysfs
+
+OPTIONS = ("nvml_library", "sysfs", "worker_device")  # of an agent's configuration
+DIRECTORY = "standins"
+DESCRIPTION = "server.txt"
+
+
+def models_of(given: str) -> tuple[str, ...]:
+    """The models in a list with commas. Raises UserError if there is none of that name, or nothing to build stand-ins with."""
+    library.compiler()
+    models = tuple(model.strip().lower() for model in given.split(","))
+    for model in models:
+        library.description(model)
+    return models
+
+
+def lay_out(directory: Path, server: str, model: str) -> dict[str, str | int]:
+    """Make what the agent of a server reads. Returns the options of its configuration. Raises UserError.
+
+    What is there already is kept: somebody may have changed the description.
+    """
+    above = directory / DIRECTORY
+    own = above / f"{server}-{model}"
+    built, copy, described = above / library.LIBRARY, own / library.LIBRARY, own / DESCRIPTION
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+        if not built.exists():
+            library.build(above)
+        if not copy.exists():
+            shutil.copyfile(built, copy)
+        if not described.exists():
+            serial = zlib.crc32(str(own).encode())
+            text = f"{library.description(model)}serial {serial}  # no other server has these UUIDs\n"
+            sysfs.write(text, own / "sys")
+            described.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{error.filename or own}: {error.strerror}") from None
+    return {"nvml_library": str(copy), "sysfs": str(own / "sys"), "worker_device": "cpu"}
