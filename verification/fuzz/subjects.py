@@ -165,7 +165,8 @@ class Controller(Subject):
 class Agent(Subject):
     """An agent, and the controller that it talks to: a socket of this process."""
 
-    def __init__(self, directory: Path, context: zmq.Context[Socket], cpu_slots: int = 4) -> None:
+    def __init__(self, directory: Path, context: zmq.Context[Socket], cpu_slots: int = 4, **messages: Any) -> None:
+        """messages: how many the workers may send; else hardly bounded, since two workers say all that a campaign says."""
         address = f"ipc://{directory}-c.sock"
         self.line = transport.router(context)
         transport.bind(self.line, address)
@@ -178,6 +179,7 @@ class Agent(Subject):
             "cpu_slots": cpu_slots,
             "warm_start": False,
             "allow_root_jobs": True,
+            "worker_messages": messages or {"per_s": 1e7, "at_once": 100_000_000},
             "heartbeat_interval_s": 0.5,
         }
         super().__init__("elasticd.agent", directory, options)

@@ -9,6 +9,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+from elasticd.ctl.logs import NOTHING_YET
+
 from .room import HOSTS, OPERATOR, SCRIPT, USERS, Answer, Job, Room
 
 POLICIES = ("max-min", "afs-l", "fifo")
@@ -98,7 +100,7 @@ class Person(threading.Thread):
         answer = self.types(f"elasticctl {lines[act]}")
         if answer.code == REFUSED:
             self.room.attempts[self.name, act] += 1
-        elif answer.code == 0:
+        elif answer.code == 0 and NOTHING_YET not in answer.text:
             self.room.recording.fault(f"{self.name} was let do this: {lines[act]}")
 
 

@@ -14,6 +14,7 @@ from elasticd.agent.events import (
     ControllerMessage,
     Event,
     ForgetWorker,
+    HealthChanged,
     HelloNotSent,
     IdentityWritten,
     KeepIdentity,
@@ -35,7 +36,7 @@ from elasticd.agent.events import (
 from elasticd.agent.identity import Identity
 from elasticd.agent.machine import AgentMachine
 from elasticd.protocol.messages import AgentHello, LogPiece, Order, StartWorker, ToAgentFromController, session_name
-from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, JobId, Server, ServerId, WorkerId, WorkerStatus
+from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, JobId, Server, ServerId, Trouble, WorkerId, WorkerStatus
 
 from .plan import Moment
 from .process import Process, State
@@ -60,7 +61,9 @@ class _Record:
     def found(self, runs: bool) -> Found:
         """What an agent that starts makes of it. The world's shims never end before their workers."""
         start = self.start
-        record = Record(start.job, start.worker, start.gpu, start.spec.command, start.uid, 1, 1, 2, 1, "boot")
+        record = Record(
+            start.job, start.worker, start.gpu, start.spec.command, start.uid, 1, 1, 2, 1, "boot", gpus=start.gpus
+        )
         end = ExitRecord(*self.end) if self.end is not None else None
         return Found(record, same_boot=True, shim_runs=runs, worker_runs=runs, end=end)
 
@@ -68,11 +71,13 @@ class _Record:
 class Agent(Process):
     """One server with its agent."""
 
-    def __init__(self, world: World, name: str, server: str, gpus: int, identity: str) -> None:
-        """`server`: the name that the agent goes by; `name`: the world's own for this machine."""
+    def __init__(self, world: World, name: str, server: str, gpus: int, identity: str, kind: str = "") -> None:
+        """`server`: the name that the agent goes by; `name`: the world's own for this machine; `kind`: what its GPUs are called,
+        empty: it has CPU slots."""
         super().__init__(world, name, name)
         self._world = world
-        slots = tuple(Gpu(index=i, kind=GpuKind.CPU, name="CPU slot") for i in range(gpus))
+        self.gpu_name = kind or "CPU slot"
+        slots = tuple(Gpu(index=i, kind=GpuKind.CPU, name=self.gpu_name) for i in range(gpus))
         self.server = Server(server=ServerId(server), address="127.0.0.1", gpus=slots)
         self.record = Identity(agent=identity, start=0)  # on its disk
         self.workers: dict[WorkerId, Worker] = {}
@@ -83,6 +88,7 @@ class Agent(Process):
         self.storage_hangs = False  # neither reading nor writing comes to an end here
         self.clock_of_new_s = 0.0  # so far ahead is the clock of processes that start now; each reads it once
         self._troubled_until = 0.0
+        self.troubles: tuple[Trouble, ...] = ()
         self._disk: dict[tuple[str, WorkerId], _Record] = {}  # by uid and worker
         self._starting: dict[WorkerId, float] = {}  # told to start, and not started yet: since when
         self.session = ""  # that its newest hello asks for
@@ -99,7 +105,7 @@ class Agent(Process):
         self._starting.clear()
         self._heard.clear()
         who = msgspec.structs.replace(self.record, start=self.record.start + 1)
-        self._machine = AgentMachine(self.server, f"{self.name}.{self.life}", 1.0, 10.0, who)
+        self._machine = AgentMachine(self.server, f"{self.name}.{self.life}", 1.0, 10.0, who, self.troubles)
         found = adopt(record.found(self._runs(*name)) for name, record in sorted(self._disk.items()))
         self._world.story.say(f"agent {self.name} starts, finds {len(found.running)} workers")
         self._dispatch(Started(found.running, found.exited))
@@ -130,6 +136,7 @@ class Agent(Process):
         if self.state is State.STOPPED:  # it has not watched its starts
             self._starting = dict.fromkeys(self._starting, self.timeline.now)
         super().go_on(life)
+        self._tell_troubles()
 
     def hanging(self, patience_s: float) -> int:
         """How many starts have not come to an end for so long."""
@@ -180,7 +187,8 @@ class Agent(Process):
                     self._world.network.send(self, target, target.from_agent, word)
             case StartProcess(start):
                 self._starting[start.worker] = self.timeline.now
-                self._world.oracle.start_asked(f"{self.host}/{start.gpu}", start.worker)
+                for index in start.gpus or (start.gpu,):
+                    self._world.oracle.start_asked(f"{self.host}/{index}", start.worker)
                 self.later(START_S * (0.2 + self.chance.random()), self._start, start)
             case SignalProcess(worker, how):
                 self._signal(worker, how)
@@ -224,12 +232,13 @@ class Agent(Process):
             return
         self._starting.pop(start.worker, None)
         if self.disk_full:
+            self._world.oracle.disturbed(start.job)
             self._dispatch(ProcessFailed(start.worker, "cannot be started: [Errno 28] No space left on device"))
             return
         self._disk[start.uid, start.worker] = _Record(start)
         worker = Worker(self._world, self, start)
         self.workers[start.worker] = worker
-        self._world.oracle.process_started(worker.device, start.worker)
+        self._world.oracle.process_started(worker.devices, start.worker, self.gpu_name)
         if self.timeline.now <= self._troubled_until:
             self._world.oracle.disturbed(start.job, self._troubled_until - self.timeline.now)
             self._world.oracle.hit(start.worker, self._troubled_until - self.timeline.now)
@@ -245,7 +254,7 @@ class Agent(Process):
         """A worker's process has ended; the agent notices, now or when it is back."""
         name = WorkerId(worker.name)
         del self.workers[name]
-        self._world.oracle.process_ended(worker.device, name)
+        self._world.oracle.process_ended(worker.devices, name, code)
         record = self._disk.get((worker.uid, name))
         if record is not None:
             record.end = (code, reason)
@@ -262,6 +271,20 @@ class Agent(Process):
             self._world.oracle.disturbed(worker.job, for_s)
             self._world.oracle.hit(worker.name, for_s)
 
+    def begin_trouble(self, trouble: Trouble) -> None:
+        """The agent finds it, when it runs."""
+        self.troubles = (*self.troubles, trouble)
+        self._tell_troubles()
+
+    def end_trouble(self, trouble: Trouble) -> None:
+        self.troubles = tuple(other for other in self.troubles if other != trouble)
+        self._tell_troubles()
+
+    def _tell_troubles(self) -> None:
+        if self.state is State.RUNNING:
+            self._dispatch(HealthChanged(self.troubles))
+            self.settle()
+
     def power_off(self) -> None:
         """The server vanishes, with all its processes."""
         self.powered = False
@@ -269,7 +292,7 @@ class Agent(Process):
         self._words.clear()
         for worker in list(self.workers.values()):
             worker.vanishes()
-            self._world.oracle.process_ended(worker.device, WorkerId(worker.name))
+            self._world.oracle.process_ended(worker.devices, WorkerId(worker.name), None)
         self.workers.clear()
 
     def power_on(self) -> None:

@@ -15,6 +15,7 @@ from elasticd.scheduler.scheduler import load_scheduler
 from elasticd.worker.membership.machine import MAX_EARLY
 
 from .agent import Agent
+from .bookkeeper import Bookkeeper
 from .controller import Controller
 from .disk import Disk, Trouble
 from .faults import strike
@@ -57,6 +58,7 @@ class World:
         self.network = Network(self.timeline, plan.seed, plan.weather, plan.peer_loss)
         self.people = People(plan.seed, plan.users)
         self.oracle = Oracle(self.timeline, self.story, plan.jobs, plan.servers, self.people)
+        self.books = Bookkeeper(self.timeline)
         self.plane = Plane(self.timeline, self.network, plan.seed, self.oracle.judge, plan.connect_s)
         self.disk = Disk(self.timeline)
         self.disk.on_commit = self._committed
@@ -70,7 +72,8 @@ class World:
         self._spared_until: dict[Moment, float] = {}
         self.users, self.intruders = Users(self), Intruders(self)
         self.controller = Controller(self, self.disk, load_scheduler({"policy": plan.policy}, "world"))
-        self.agents = [Agent(self, f"s{i}", f"s{i}", plan.gpus, f"id{i}") for i in range(plan.servers)]
+        kinds = plan.types or [""] * plan.servers
+        self.agents = [Agent(self, f"s{i}", f"s{i}", plan.gpus, f"id{i}", kind) for i, kind in enumerate(kinds)]
         for agent, ahead_s in zip(self.agents, plan.clocks_ahead_s, strict=False):
             agent.clock_of_new_s = ahead_s
         self.twins: list[Agent] = []
@@ -189,7 +192,8 @@ class World:
     def start_twin(self, agent: Agent, for_s: float) -> None:
         """Another machine whose agent goes by the same name."""
         name = f"{agent.name}twin{len(self.twins)}"
-        twin = Agent(self, name, agent.server.server, len(agent.server.gpus), name)
+        kind = agent.gpu_name if self.plan.types else ""
+        twin = Agent(self, name, agent.server.server, len(agent.server.gpus), name, kind)
         self.twins.append(twin)
         twin.boot()
         self.after(for_s, self._end_twin, twin)
@@ -246,6 +250,7 @@ class World:
     def _committed(self, writes: Any) -> None:
         cluster = self.controller.machine.cluster
         present = [name for name, session in cluster.sessions.items() if session.alive]
+        self.books.committed(writes, self.controller.clock_ahead_s)
         for job in self.oracle.recorded(writes, cluster.awaited, present):
             self.moment(Moment.END, job)
 

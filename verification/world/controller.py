@@ -7,8 +7,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from elasticd.controller.cluster import Keeping, Settings
-from elasticd.controller.events import AgentMessage, Audit, ClientRequest, Event, ReplyClient, SendAgent, Warn
+from elasticd.controller.events import (
+    AgentMessage,
+    Audit,
+    ClientRequest,
+    ClockSet,
+    Event,
+    ReplyClient,
+    SendAgent,
+    Warn,
+)
 from elasticd.controller.machine import ControllerMachine
+from elasticd.controller.records import OverruleRecord
 from elasticd.controller.recovery import differences
 from elasticd.controller.store import StoreUnavailable
 from elasticd.controller.turn import Turn
@@ -21,7 +31,7 @@ from elasticd.protocol.messages import (
     ToAgentFromController,
     ToControllerFromAgent,
 )
-from elasticd.protocol.model import ServerId
+from elasticd.protocol.model import ServerId, Severity
 from elasticd.protocol.principals import Principal
 from elasticd.scheduler.scheduler import Scheduler
 
@@ -54,7 +64,11 @@ class Controller(Process):
         self._between_turns = False  # no turn was interrupted
         self._found = 0  # which disk its life began with
         self._compare_at = COMPARE_EVERY  # commits
+        self._clock_set_s = 0.0  # by so much its clock has been set, as it knows
         self._told = 0  # events of the cluster's history that the story has
+        self._barred: dict[
+            ServerId, frozenset[tuple[int | None, str, float]]
+        ] = {}  # as it was known after the last turn
 
     @property
     def machine(self) -> ControllerMachine:
@@ -65,6 +79,8 @@ class Controller(Process):
         if self.alive:
             return
         self.born()
+        self._clock_set_s = self.clock_ahead_s
+        self._barred = {}
         self._world.story.say(f"controller starts, for the {self.life}. time")
         try:
             self._made = 0
@@ -117,6 +133,7 @@ class Controller(Process):
 
     def turn(self) -> None:
         self._between_turns = False
+        self._look_at_clock()
         try:
             outbox = self._turn.finish(self.now)
             self._between_turns = True
@@ -136,6 +153,7 @@ class Controller(Process):
                 case _:
                     assert_never(action)
         self._world.oracle.shares_are_recorded()
+        self._barred = {name: self._barred_on(name) for name in self.machine.cluster.sessions}
         self._look()
         if troubles := self.machine.cluster.policy_failures:
             raise Violation("every policy decides, whatever the jobs are", "; ".join(sorted(troubles)))
@@ -155,6 +173,8 @@ class Controller(Process):
             self._world.oracle.told_to_stop(peer, message)
         elif isinstance(message, Order | StartWorker):
             self._world.oracle.told(message)
+            if isinstance(message, StartWorker):
+                self._check_start(peer, message)
         self._world.to_agent(peer, message, identity)
         moment = _MOMENTS.get(type(message))
         if moment is not None:
@@ -167,6 +187,29 @@ class Controller(Process):
         if (job is None or not job.has_uid(stop.uid)) and server not in cluster.adopted:
             text = f"{stop.worker} on {server} is stopped; no job here is its own, and no operator has asked for it"
             raise Violation("what belongs to no job here is left alone", text)
+
+    def _check_start(self, server: ServerId, start: StartWorker) -> None:
+        """By what the server's agent and operators have said, which is reckoned anew here."""
+        wrong = [
+            text
+            for gpu, text, since_s in self._barred_on(server) & self._barred.get(server, frozenset())
+            if gpu in (None, start.gpu, *start.gpus)
+        ]
+        if wrong:
+            text = f"{start.worker} is started on {server}:{start.gpu}: {'; '.join(sorted(wrong))}"
+            raise Violation("nothing is started on a GPU that takes no new work", text)
+
+    def _barred_on(self, server: ServerId) -> frozenset[tuple[int | None, str, float]]:
+        cluster = self.machine.cluster
+        overruled = cluster.overruled.get(server, OverruleRecord())
+        trusted = {(one.gpu, one.code, one.since_s) for one in overruled.trusted}
+        excluded = [(one.gpu, f"excluded: {one.reason}", one.since_s) for one in overruled.excluded]
+        troubled = [
+            (one.gpu, one.text, one.since_s)
+            for one in cluster.sessions[server].troubles
+            if one.severity is not Severity.NOTE and (one.gpu, one.code, one.since_s) not in trusted
+        ]
+        return frozenset([*excluded, *troubled])
 
     def _look(self) -> None:
         """Tell the story what the controller has told."""
@@ -196,4 +239,10 @@ class Controller(Process):
         self.take(ClientRequest(client, envelope, who))
 
     def take(self, event: Event) -> None:
+        self._look_at_clock()
         self._turn.take(self.now, event)
+
+    def _look_at_clock(self) -> None:
+        by_s, self._clock_set_s = self.clock_ahead_s - self._clock_set_s, self.clock_ahead_s
+        if by_s:
+            self._turn.take(self.now, ClockSet(by_s))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elasticd.protocol.model import JobId
+from elasticd.protocol.model import JobId, Severity
+from elasticd.protocol.model import Trouble as Hardship
 
 from . import strangers
 from .disk import Trouble
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .worker import Worker
 
 BETWEEN_BLACK_HOLES_S = 60.0  # in which a job that has failed in one is tried elsewhere
+DIES_AFTER_S = 0.3  # a worker, after its GPU
 REBOOT_JUMP_S = 1800.0  # by which a controller's clock is ahead after it was started anew
 LEASE_S = 10.0  # a server's; one whose agent is away for longer is given up
 
@@ -57,8 +59,45 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
         world.users.cancel(number, fault.who, job if kind is Kind.CANCEL_IT else None)
     elif kind is Kind.SET_POLICY:
         world.users.set_policy(number, fault.who)
+    elif kind is Kind.EXCLUDE:
+        world.users.exclude(number, agent.gpu(fault.who // 8 % len(agent.server.gpus)), fault.who, for_s)
+    elif kind in _TROUBLES:
+        _trouble(world, agent, number, fault)
     else:
         _strike_server(world, agent, fault)
+
+
+_TROUBLES: dict[Kind, Severity] = {
+    Kind.GPU_NOTED: Severity.NOTE,
+    Kind.GPU_BARRED: Severity.NO_NEW_WORK,
+    Kind.GPU_LEFT: Severity.MOVE_AWAY,
+    Kind.GPU_DEAD: Severity.STOP,
+    Kind.SERVER_BARRED: Severity.NO_NEW_WORK,
+    Kind.LYING_TROUBLES: Severity.STOP,
+}
+
+
+def _trouble(world: World, agent: Agent, number: int, fault: Fault) -> None:
+    """The agent finds something. But for a dead GPU that costs nobody a step."""
+    gpu: int | None = fault.who // 8 % len(agent.server.gpus)
+    if fault.kind is Kind.SERVER_BARRED:
+        gpu = None
+    elif fault.kind is Kind.LYING_TROUBLES:
+        gpu = 1000 + fault.who
+    trouble = Hardship(
+        code=f"trouble-{number}",
+        severity=_TROUBLES[fault.kind],
+        text=fault.kind.value,
+        gpu=gpu,
+        since_s=world.timeline.now,
+    )
+    agent.begin_trouble(trouble)
+    world.after(fault.for_s, agent.end_trouble, trouble)
+    if fault.kind is Kind.GPU_DEAD:
+        for worker in [worker for worker in agent.workers.values() if worker.gpu.index == gpu]:
+            world.oracle.disturbed(worker.job, fault.for_s)
+            world.oracle.hit(worker.name, fault.for_s)
+            worker.later(DIES_AFTER_S, worker.exits, 1, "exit code 1: RuntimeError: CUDA error")
 
 
 _WORKER = (
@@ -94,6 +133,7 @@ def _strike_controller(world: World, fault: Fault) -> None:
         case Kind.REBOOT_CONTROLLER:
             controller.die()
             controller.clock_ahead_s += REBOOT_JUMP_S
+            world.books.unsure(REBOOT_JUMP_S)
             world.after(for_s, controller.boot)
         case Kind.CRASH_BEFORE_COMMIT | Kind.CRASH_AFTER_COMMIT:
             disk.crash_next = fault.kind is Kind.CRASH_AFTER_COMMIT
@@ -104,6 +144,13 @@ def _strike_controller(world: World, fault: Fault) -> None:
             disk.tear_next = fault.who % 2 == 0
         case Kind.JUMP_CLOCK:
             controller.clock_ahead_s += for_s if fault.who % 2 else -for_s
+            if (
+                not controller.answers
+                or controller.trouble
+                or disk.crash_next is not None
+                or disk.tear_next is not None
+            ):
+                world.books.unsure()
             controller.rearm()
         case Kind.FILL_STORE | Kind.LOCK_STORE:
             disk.trouble = Trouble.FULL if fault.kind is Kind.FILL_STORE else Trouble.LOCKED
@@ -115,6 +162,7 @@ def _strike_controller(world: World, fault: Fault) -> None:
             else:
                 disk.restore()
             world.oracle.store_changed()
+            world.books.store_changed(disk.contents())
             world.after(for_s, controller.boot)
             world.operator_is_called()
 

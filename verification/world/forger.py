@@ -129,7 +129,8 @@ class Forger:
         text = f"{server} says of {status.worker}: {type(lie).__name__}"
         if changed:
             raise Violation(NOTHING, f"{text}; it changes {', '.join(changed)}")
-        if speaks and is_others and forged(self._world, server) == counted:
+        lost = job is not None and job.record.lost_generations != (0, 0)  # then it may be nobody's lie
+        if speaks and is_others and not lost and forged(self._world, server) == counted:
             raise Violation("a forged report is counted", text)
 
     def hello(self, hello: AgentHello, first: bool) -> AgentHello:

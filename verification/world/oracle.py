@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from elasticd.controller.cluster import KEPT_ANSWERS, KEPT_EVENTS, Cluster
+from elasticd.controller.cluster import KEPT_EVENTS, Cluster
 from elasticd.controller.events import Audit
 from elasticd.controller.intake.ends import KEPT_BROKEN
 from elasticd.controller.jobs import archive
@@ -16,6 +16,7 @@ from elasticd.controller.jobs.job import KEPT_PAST_WORKERS
 from elasticd.controller.jobs.records import ArchivedJob, JobRecord, Submission, WorkerState
 from elasticd.controller.reconcile.orders import KEPT_ORDERS
 from elasticd.controller.records import JOBS, STATE, SUBMISSION
+from elasticd.controller.remembered import KEPT_ANSWERS
 from elasticd.controller.requests.answers import MAX_PENDING_LOGS
 from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import (
@@ -30,6 +31,7 @@ from elasticd.protocol.messages import (
     Submitted,
 )
 from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId, WorkerId, job_number
+from elasticd.scheduler.kinds import Demand, GpuSort
 
 from .forger import is_believed
 from .intruders import NOT_OTHERS, is_intruders
@@ -53,7 +55,7 @@ MOST_WORKERS = 64  # of one job: all GPUs of the cluster, more than once
 MOST = 256  # entries of a table of an agent or a worker
 MOST_BYTES = 256 << 10  # of a record, of a message
 STARTS_WITHIN_S, MOST_STARTS = 60.0, 40  # on one GPU
-FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.EXITS_UNJOINED, Ending.OUT_OF_MEMORY)
+FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.FAILS_UNJOINED, Ending.OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,13 @@ class _Known:
     stopped: dict[WorkerId, float] = field(
         default_factory=dict
     )  # who has been told to stop, with nothing to save: when
+    began_on: str = ""  # the name of the GPUs that it has first applied a step on
     repeated: int = 0  # steps done again, in all
+    joined: bool = False  # a worker has called `elastic.join()`
+    runs: dict[int, dict[WorkerId, int | None]] = field(
+        default_factory=dict
+    )  # by the generation that has begun before it was: its processes and, once they have ended, their exit codes
+    living: dict[WorkerId, int] = field(default_factory=dict)  # processes, and their generations, until then
 
 
 class Oracle:
@@ -123,6 +131,7 @@ class Oracle:
         self.turning = False  # a timer has begun or ended that follows from what is recorded
         self._well_since: dict[str, float] = {}  # by worker
         self._hit_until: dict[str, float] = {}  # by worker or server: until then the last fault has lasted that hit it
+        self._name_of: dict[WorkerId, str] = {}  # of the GPU where each worker was started last
         self._ended_at: dict[WorkerId, float] = {}  # processes
         self._controller_hit_until = float("-inf")
         self._apart_since: dict[str, float] = {}  # by server
@@ -182,18 +191,55 @@ class Oracle:
             raise Violation("what fails is tried again after a while", text)
         starts.append(self._timeline.now)
 
-    def process_started(self, gpu: str, worker: WorkerId) -> None:
-        """A worker's process has been started on a GPU."""
-        there = self._on_gpu.setdefault(gpu, [])
-        there.append(worker)
-        if len(there) > 1:
-            raise Violation(
-                "a GPU has one process", f"{worker} is started on {gpu}, where {', '.join(there[:-1])} runs"
-            )
+    def process_started(self, gpus: Sequence[str], worker: WorkerId, name: str) -> None:
+        """A worker's process has been started on these GPUs, which are called so."""
+        for gpu in gpus:
+            there = self._on_gpu.setdefault(gpu, [])
+            there.append(worker)
+            if len(there) > 1:
+                raise Violation(
+                    "a GPU has one process", f"{worker} is started on {gpu}, where {', '.join(there[:-1])} runs"
+                )
+        job = JobId(worker.rpartition(".")[0])
+        known = self.job(job)
+        self._name_of[worker] = name
+        if not Demand.of(known.plan.spec, "" if known.uncertain else known.began_on).options([GpuSort(name)]):
+            began = f", and the job began on {known.began_on}" if known.began_on else ""
+            raise Violation("a worker runs on GPUs that its job may use", f"{worker} is started on {name}{began}")
+        if not known.joined and not known.uncertain:
+            self._begin_in_gang(job, known, worker)
 
-    def process_ended(self, gpu: str, worker: WorkerId) -> None:
-        self._on_gpu[gpu].remove(worker)
+    def _begin_in_gang(self, job: JobId, known: _Known, worker: WorkerId) -> None:
+        """A process of a job that has not called `elastic.join()` begins: with all of its fellows, and not too often."""
+        generation = max((g for g, roster in known.rosters.items() if worker in roster), default=0)
+        strangers = [other for other, theirs in known.living.items() if theirs != generation]
+        allowed = known.plan.spec.restarts
+        if strangers and allowed is not None:
+            text = f"{worker} of generation {generation} begins beside {', '.join(strangers)}"
+            raise Violation("a gang is never resized", text)
+        # One that may be run again as often as it takes does not wait for a server that is silent, where it may have succeeded.
+        for before, codes in known.runs.items() if allowed is not None else ():
+            if before != generation and set(known.rosters.get(before, ())) == set(codes) and set(codes.values()) == {0}:
+                text = f"{worker} begins, and all of generation {before} have ended with exit code 0"
+                raise Violation("a command that has succeeded is not run again", text)
+        known.runs.setdefault(generation, {})[worker] = None
+        known.living[worker] = generation
+        if allowed is not None and len(known.runs) > allowed + 1:
+            text = f"{worker} begins run {len(known.runs)} of {job}, which may be run again {allowed} times"
+            raise Violation("a command is run again as often as its user allows", text)
+
+    def process_ended(self, gpus: Sequence[str], worker: WorkerId, code: int | None) -> None:
+        for gpu in gpus:
+            self._on_gpu[gpu].remove(worker)
         self._ended_at[worker] = self._timeline.now
+        known = self.job(JobId(worker.rpartition(".")[0]))
+        generation = known.living.pop(worker, None)
+        if generation is not None:
+            known.runs[generation][worker] = code
+
+    def joined(self, job: JobId) -> None:
+        """A worker calls `elastic.join()`: from now on the job is resized and goes on as others do."""
+        self.job(job).joined = True
 
     def passed_on(self, server: str, order: Order, heard: Order) -> None:
         """An agent tells a worker an order. `heard`: the newest one of this job that it has been told."""
@@ -250,6 +296,7 @@ class Oracle:
         if generation < known.generation:
             return  # whoever was left out may go on for a while; nothing comes of it
         known.generation, known.applied_at = generation, self._timeline.now
+        known.began_on = known.began_on or self._name_of[worker]
         known.newest_of[worker] = lineage, step
         over_s = self._timeline.now - known.over_at if known.over_at is not None else 0.0
         if over_s > OVER_S and self._timeline.now - self._hit(worker) > OVER_S:
@@ -484,27 +531,45 @@ class Oracle:
         """A share that nobody has asked for may last only until the scheduler has looked at it again. One that is set by hand may
         be beyond the job's own maximum, and the job has as much of it as there is."""
         share, gpus, by_hand = len(record.target), known.plan.spec.gpus, record.manual_share or 0
-        if not share or share == by_hand or gpus.min <= share <= max(gpus.max, by_hand):
+        each = known.plan.spec.gpus_per_server
+        there = Counter(gpu.server for gpu in record.target)
+        whole = each is None or set(there.values()) <= {each}
+        begun = any(entry.state is not WorkerState.ORDERED for entry in record.workers)
+        fixed = begun and not record.joined and not record.committed  # as it has begun, whatever has been said since
+        if not share or fixed or (whole and (share == by_hand or gpus.min <= share <= max(gpus.max, by_hand))):
             known.odd_since = None
         elif known.odd_since is None:
             known.odd_since = self._timeline.now
         elif self._timeline.now - known.odd_since > ODD_S:
-            text = f"{job} is to have {share} GPUs for {ODD_S:.0f} s, and asks for {gpus.min} to {gpus.max}"
+            asks = f"{gpus.min} to {gpus.max}" + (f", {each} on each server" if each else "")
+            text = f"{job} is to have {share} GPUs on {len(there)} servers for {ODD_S:.0f} s, and asks for {asks}"
             raise Violation("a roster fits the plan", text)
 
     def _check_phase(self, job: JobId, known: _Known, record: JobRecord) -> None:
         ending = known.plan.script.ending
-        if record.phase is JobPhase.FAILED and ending not in FAILING:
+        if record.phase is JobPhase.FAILED and ending not in FAILING and not self._may_fail(known):
             raise Violation("only the script's fault fails a job", f"{job}: {record.reason}")
         if record.phase is JobPhase.CANCELLED and not known.cancelled:
             raise Violation("an ended job stays as it ended", f"{job} is cancelled, and nobody has asked for it")
-        if record.phase is JobPhase.FINISHED:
+        if record.phase is JobPhase.FINISHED and not ending.joins:
+            whole = [
+                generation
+                for generation, codes in known.runs.items()
+                if set(known.rosters.get(generation, ())) == set(codes) and set(codes.values()) == {0}
+            ]
+            if not whole and not known.uncertain:
+                raise Violation("a command has finished when all its processes have", f"{job}: {known.runs}")
+        elif record.phase is JobPhase.FINISHED:
             last = known.plan.script.steps - 1
             if last not in known.states:
                 raise Violation("a finished job has trained to its end", f"{job}: step {last} was never applied")
             shown = record.progress.step if record.progress is not None else None
             if shown != last:
                 raise Violation("a finished job is shown with its last step", f"{job}: step {shown}, not {last}")
+
+    def _may_fail(self, known: _Known) -> bool:
+        """Is it a command that may not be run as often as it takes, and that something has hit?"""
+        return known.plan.spec.restarts is not None and known.disturbed_at > float("-inf")
 
     def _check_gpus(self) -> None:
         taken: dict[GpuAddress, JobId] = {}
@@ -642,7 +707,7 @@ class Oracle:
                 continue
             newest = max(known.rosters)
             workers = {*known.rosters[newest], *(entry.worker for entry in record.workers)}
-            if script.ending in FAILING or not workers <= set(well):
+            if script.ending in FAILING or not script.ending.joins or not workers <= set(well):
                 continue
             since = max(known.applied_at, known.told_at, self._controller_hit_until)
             since = max(since, *(max(self._well_since[each], self._hit(each)) for each in workers))
@@ -703,6 +768,8 @@ class Oracle:
             return f"{job} is {record.phase.value}"
         if known.cancelled and record.phase is JobPhase.CANCELLED:
             return ""
+        if record.phase is JobPhase.FAILED and self._may_fail(known):
+            return ""
         wanted = JobPhase.FAILED if known.plan.script.ending in FAILING else JobPhase.FINISHED
         return "" if record.phase is wanted else f"{job} is {record.phase.value}, not {wanted.value}: {record.reason}"
 
@@ -714,7 +781,8 @@ class Oracle:
     def at_end(self) -> None:
         """What must be true of a whole history."""
         for job, known in self._jobs.items():
-            if known.record is not None and known.record.phase is JobPhase.FINISHED:
+            finished = known.record is not None and known.record.phase is JobPhase.FINISHED
+            if finished and known.plan.script.ending.joins:
                 last = known.plan.script.steps - 1
                 if known.states.get(last) is None:
                     raise Violation("a finished job has trained to its end", f"{job}: step {last} was never applied")

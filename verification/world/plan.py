@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
+from elasticd.protocol.model import CheckpointSpec, Determinism, GpuRange, JobSpec, Processes
 
 from .people import USERS
 
@@ -29,6 +29,7 @@ POLICIES = (
 
 LIMITS: dict[str, Any] = {  # of all jobs, shorter than usual, so that histories are, too
     "start_timeout_s": 120.0,
+    "must_join": True,
     "load_timeout_s": 240.0,
     "step_timeout_s": 60.0,
     "pause_timeout_s": 240.0,
@@ -46,6 +47,15 @@ class Ending(enum.Enum):
     EXITS_UNJOINED = "exits with code 0 without calling elastic.join()"
     OUT_OF_MEMORY = "is killed by the kernel at a step"
     IGNORES_SIGNAL = "trains to its end, and takes no notice of SIGTERM"
+    FAILS_UNJOINED = "exits with code 3 without calling elastic.join()"
+
+    @property
+    def joins(self) -> bool:
+        """Does it call `elastic.join()`?"""
+        return self not in (Ending.NEVER_JOINS, Ending.EXITS_UNJOINED, Ending.FAILS_UNJOINED)
+
+
+DRAWN_ENDINGS = tuple(Ending)[:8]  # of jobs in general
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,13 @@ class Kind(enum.Enum):
     CUT_OUT = "cut what server says"
     CUT_BOTH = "cut server off"
     CUT_PEERS = "cut server off from the other servers alone"
+    GPU_NOTED = "let a GPU of server have an error that is only noted"
+    GPU_BARRED = "let a GPU of server take no new work"
+    GPU_LEFT = "let a GPU of server compute, though it is to be left"
+    GPU_DEAD = "let a GPU of server fall off the bus, with who works there"
+    SERVER_BARRED = "let server take no new work"
+    LYING_TROUBLES = "let the agent of server tell of troubles of GPUs that are not there"
+    EXCLUDE = "let an operator exclude a GPU of server"
     CUT_DATA = "let no data, but messages, get from server to the others and back"
     STRANGER = "let a stranger speak to the controller"
     FORGE = "let somebody take server over, and forge reports"
@@ -237,6 +254,8 @@ class Focus(enum.Enum):
     LINES = "messages are doubled and late"
     RESIZES = "messages are doubled and late, links fail, while users resize two jobs"
     LONG = "storage, network and clocks are wrong for minutes"
+    GANGS = "most jobs are commands that never call elastic.join()"
+    GPUS = "GPUs and servers are in trouble, and operators overrule, while users resize"
 
 
 FOCUS: dict[int, Focus] = {
@@ -245,6 +264,10 @@ FOCUS: dict[int, Focus] = {
     12: Focus.LONG,
     13: Focus.LINES,
     14: Focus.PREEMPTIONS,
+    16: Focus.GANGS,
+    17: Focus.GANGS,
+    15: Focus.GPUS,
+    18: Focus.GPUS,
 }
 FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
     Focus.PREEMPTIONS: {
@@ -280,6 +303,23 @@ FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
         Kind.KILL_WORKER: Drawn(1),
         Kind.STOP_WORKER: Drawn(1, 0.2, 4),
     },
+    Focus.GPUS: {
+        Kind.GPU_NOTED: Drawn(1, 5, 60),
+        Kind.GPU_BARRED: Drawn(3, 5, 100),
+        Kind.GPU_LEFT: Drawn(5, 10, 150),
+        Kind.GPU_DEAD: Drawn(2, 10, 100),
+        Kind.SERVER_BARRED: Drawn(1, 5, 60),
+        Kind.LYING_TROUBLES: Drawn(0.5, 5, 60),
+        Kind.EXCLUDE: Drawn(3, 5, 100),
+        Kind.SCALE: Drawn(3),
+        Kind.CANCEL: Drawn(0.3),
+        Kind.SET_POLICY: Drawn(0.7),
+        Kind.KILL_CONTROLLER: Drawn(1, 0.1, 10),
+        Kind.KILL_AGENT: Drawn(1, 0.1, 8),
+        Kind.KILL_WORKER: Drawn(0.5),
+        Kind.CUT_BOTH: Drawn(0.5, 0.5, 8),
+        Kind.LOSE_SERVER: Drawn(0.3, 5, 30),
+    },
     Focus.LONG: {
         Kind.SCALE: Drawn(3),
         Kind.CANCEL: Drawn(0.5),
@@ -298,7 +338,31 @@ FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
         Kind.FILL_STORE: Drawn(1.5, 1, 30),
         Kind.TEAR_COMMIT: Drawn(1),
     },
+    Focus.GANGS: {
+        Kind.SCALE: Drawn(4),
+        Kind.CANCEL: Drawn(0.5),
+        Kind.SET_POLICY: Drawn(2),
+        Kind.KILL_WORKER: Drawn(2),
+        Kind.STOP_WORKER: Drawn(1, 0.5, 8),
+        Kind.KILL_AGENT: Drawn(2, 0.1, 15),
+        Kind.STOP_AGENT: Drawn(1, 1, 15),
+        Kind.KILL_CONTROLLER: Drawn(2, 0.1, 20),
+        Kind.CRASH_BEFORE_COMMIT: Drawn(1, 0.1, 5),
+        Kind.CRASH_AFTER_COMMIT: Drawn(1, 0.1, 5),
+        Kind.STOP_CONTROLLER: Drawn(1, 0.5, 25),
+        Kind.LOSE_SERVER: Drawn(1, 1, 60),
+        Kind.FILL_SERVER: Drawn(0.5, 5, 60),
+        Kind.CUT_BOTH: Drawn(3, 5, 60),
+        Kind.CUT_OUT: Drawn(1, 0.5, 20),
+        Kind.CUT_IN: Drawn(1, 0.5, 20),
+        Kind.LOSE_STORE: Drawn(0.15, 0.5, 5),
+        Kind.RESTORE_STORE: Drawn(0.3, 0.5, 5),
+    },
 }
+
+# Histories of clusters with several types of GPUs: those whose seeds, divided by 20, leave these remainders.
+MIXED = (6, 7)
+TYPES = {"NVIDIA A100-SXM4-40GB": "A100", "Tesla V100-SXM2-16GB": "V100"}  # and what users call them
 
 WAIT = 0.4  # this part of the faults waits for a moment
 BURSTS, BURST_S, IN_BURSTS = 6, 5.0, 0.4  # how many there are, how long each lasts, which part of the faults they have
@@ -364,6 +428,7 @@ class Plan:
     peer_loss: float = 0.0  # of messages among the workers of a job
     clocks_ahead_s: tuple[float, ...] = ()  # of the servers' clocks, at the beginning; empty: they show the same
     connect_s: float = CONNECT_S  # for the members of a communicator to connect
+    types: tuple[str, ...] = ()  # what the GPUs of each server are called; empty: all have CPU slots
     users: tuple[str, ...] = ()  # besides an operator; empty: only whoever runs the cluster
 
     @property
@@ -390,6 +455,7 @@ class Shape:
     faults: int | None = None  # None: as many as the weather has
     policy: str = ""  # empty: drawn
     absurd: bool = True  # valid but absurd jobs among the others
+    mixed: bool = True  # some are about servers of several types
     focus: bool = True  # some histories are about one thing
 
 
@@ -430,7 +496,14 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
         jobs = map(_for_preemptions, chances, itertools.islice(jobs, PREEMPTED_JOBS))
     elif focus is Focus.LONG:
         jobs = map(_slow_to_start, jobs)
+    elif focus is Focus.GANGS:
+        jobs = (_command(random.Random(f"{seed}/command/{i}"), job, gpus) for i, job in enumerate(jobs))
+    types: tuple[str, ...] = ()
+    if shape.mixed and seed % FOCUS_OF in MIXED:
+        types = _types(random.Random(f"{seed}/types"), shape.servers)
+        jobs = [_typed(random.Random(f"{seed}/types/{i}"), job, types, gpus) for i, job in enumerate(jobs)]
     return Plan(
+        types=types,
         seed=seed,
         weather=weather,
         servers=shape.servers,
@@ -456,7 +529,7 @@ def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> J
     step_s = chance.choice((1.0, 2.0, 4.0, 8.0))
     start_s, save_s = chance.uniform(1, 8), chance.uniform(0.1, 3.0)
     steps = int(chance.uniform(60, 300) / step_s)
-    ending = chance.choices(list(Ending), (12, 1, 0.5, 1, 0.5, 0.5, 0.7, 0))[0]
+    ending = chance.choices(DRAWN_ENDINGS, (12, 1, 0.5, 1, 0.5, 0.5, 0.7, 0))[0]
     ends_at, registers = chance.randrange(1, steps), chance.random() < 0.4
     every_s = chance.choice((10.0, 30.0, 120.0))
     evaluates = chance.random() < 0.3
@@ -518,6 +591,26 @@ def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> J
     return JobPlan(at, spec, script)
 
 
+def _types(chance: random.Random, servers: int) -> tuple[str, ...]:
+    """Of each server; there is at least one of each type."""
+    found = [*TYPES, *(chance.choice(list(TYPES)) for _ in range(servers - len(TYPES)))][:servers]
+    chance.shuffle(found)
+    return tuple(found)
+
+
+def _typed(chance: random.Random, job: JobPlan, types: Sequence[str], gpus: int) -> JobPlan:
+    """The job, which may ask for a type, for so many GPUs on each server, or be able to use several types at once."""
+    asked, least, most = job.spec.gpus, job.spec.gpus.min, job.spec.gpus.max
+    enough = [name for name in TYPES if types.count(name) * gpus >= least]
+    word, mixes, gang = chance.random() < 0.5, chance.random() < 0.4, chance.random() < 0.25
+    changes: dict[str, Any] = {"determinism": Determinism.NONE if mixes else Determinism.ELASTIC}
+    if word and enough:
+        changes["gpu_types"] = (TYPES[chance.choice(enough)],)
+    if gang and not least % 2 and not most % 2 and most <= 8:
+        changes |= {"gpus_per_server": 2, "gpus": GpuRange(min=2, max=asked.max)}
+    return replace(job, spec=msgspec.structs.replace(job.spec, **changes))
+
+
 def _for_resizes(job: JobPlan) -> JobPlan:
     """A job that trains for long, and that asks for nothing odd."""
     script = replace(job.script, ending=Ending.TRAINS, step_s=RESIZES_STEP_S, steps=RESIZES_STEPS)
@@ -530,6 +623,27 @@ def _for_resizes(job: JobPlan) -> JobPlan:
 def _slow_to_start(job: JobPlan) -> JobPlan:
     """Its script takes long to load, so that a controller that starts meets it at that."""
     return replace(job, script=replace(job.script, start_s=SLOW_START * job.script.start_s))
+
+
+def _command(chance: random.Random, job: JobPlan, server_gpus: int) -> JobPlan:
+    """Mostly a command that never calls `elastic.join()`; now and then one that does, and may not be known to."""
+    ending = chance.choices((Ending.EXITS_UNJOINED, Ending.FAILS_UNJOINED, Ending.TRAINS), (6, 1, 2))[0]
+    restarts, most = chance.choice((0, 0, 1, 3, None)), chance.choice((1, 1, 2, 3, 5))
+    least = most if restarts is not None or chance.random() < 0.5 else 1
+    processes = Processes.PER_GPU if ending is Ending.TRAINS else chance.choice(tuple(Processes))
+    spec = msgspec.structs.replace(
+        job.spec,
+        gpus=GpuRange(min=least, max=most),
+        virtual_workers=8,
+        throughput={},
+        checkpoint=CheckpointSpec(every_s=30.0),
+        restarts=restarts,
+        must_join=False,
+        processes=processes,
+        **{name: value for name, value in LIMITS.items() if name != "must_join"},
+    )
+    begins_s = job.script.start_s if ending is Ending.TRAINS else chance.choice((1.0, 20.0, 90.0))
+    return JobPlan(job.at, spec, replace(job.script, ending=ending, start_s=begins_s))
 
 
 def _for_preemptions(chance: random.Random, job: JobPlan) -> JobPlan:
@@ -593,6 +707,8 @@ _MOMENT_OF: dict[Focus, Callable[[random.Random, Kind], Moment]] = {
     Focus.LINES: _line_moment,
     Focus.RESIZES: _resize_moment,
     Focus.LONG: _long_moment,
+    Focus.GANGS: _moment,
+    Focus.GPUS: _moment,
 }
 
 

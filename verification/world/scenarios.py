@@ -23,13 +23,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from elasticd.protocol.messages import Cancel, Scale, SetPolicy
-from elasticd.protocol.model import CheckpointSpec, GpuRange, JobId, JobSpec
+from elasticd.protocol.model import CheckpointSpec, Determinism, GpuRange, JobId, JobSpec, Processes
 
 from .cluster import World
 from .faults import strike
-from .plan import CONNECT_S, LIMITS, WEATHERS, Ending, Fault, JobPlan, Kind, Plan, Script
+from .plan import CONNECT_S, LIMITS, TYPES, WEATHERS, Ending, Fault, JobPlan, Kind, Plan, Script
 from .violation import Violation
 from .worker import Worker
 
@@ -60,6 +61,11 @@ FAULTS: dict[str, Kind] = {
     "cut-off server": Kind.CUT_BOTH,
     "cut-peers server": Kind.CUT_PEERS,
     "cut-data server": Kind.CUT_DATA,
+    "bar-gpu server": Kind.GPU_BARRED,
+    "leave-gpu server": Kind.GPU_LEFT,
+    "break-gpu server": Kind.GPU_DEAD,
+    "bar server": Kind.SERVER_BARRED,
+    "exclude-gpu server": Kind.EXCLUDE,
     "kill worker": Kind.KILL_WORKER,
     "kill job-of-worker": Kind.KILL_JOB,
     "stop worker": Kind.STOP_WORKER,
@@ -130,6 +136,7 @@ def _cluster(stage: Stage, words: Sequence[str], options: Options) -> None:
         servers=int(options.get("servers", "2")),
         gpus=int(options.get("gpus", "2")),
         policy=options.get("policy", "max-min"),
+        types=tuple(_NAMES[word] for word in options["types"].split(",")) if "types" in options else (),
         connect_s=_seconds(options["connect"]) if "connect" in options else CONNECT_S,
     )
     stage.world, stage.told = World(plan, tell=True), 0
@@ -140,7 +147,13 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
     low, _, high = options.get("gpus", "1:4").partition(":")
     steps = int(options.get("steps", "100"))
     ending, _, ends_at = options.get("ending", "trains").partition("@")
-    changes: dict[str, float] = dict(LIMITS)
+    changes: dict[str, Any] = dict(LIMITS)
+    if not _ENDINGS[ending].joins and "start-timeout" not in options:
+        changes["must_join"] = False
+    if "restarts" in options:
+        changes["restarts"] = int(options["restarts"])
+    if "processes" in options:
+        changes["processes"] = Processes(options["processes"])
     for word in ("start-timeout", "load-timeout", "step-timeout"):
         if word in options:
             changes[f"{word.replace('-', '_')}_s"] = _seconds(options[word])
@@ -153,7 +166,10 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
         checkpoint=CheckpointSpec(every_s=_seconds(options.get("every", "30s"))),
         max_steps=steps,
         throughput={1: float(options["throughput"])} if "throughput" in options else {},
-        **changes,  # type: ignore[arg-type]
+        gpu_types=tuple(options["type"].split(",")) if "type" in options else (),
+        gpus_per_server=int(options["per-server"]) if "per-server" in options else None,
+        determinism=Determinism(options.get("determinism", "elastic")),
+        **changes,
     )
     script = Script(
         steps=steps,
@@ -172,6 +188,7 @@ def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
     stage.world.users.submit(plan)
 
 
+_NAMES = {word: name for name, word in TYPES.items()}
 _ENDINGS = {
     "trains": Ending.TRAINS,
     "raises": Ending.RAISES,
@@ -179,6 +196,7 @@ _ENDINGS = {
     "exits-on-signal": Ending.EXITS_ON_SIGNAL,
     "never-joins": Ending.NEVER_JOINS,
     "exits-unjoined": Ending.EXITS_UNJOINED,
+    "fails-unjoined": Ending.FAILS_UNJOINED,
     "out-of-memory": Ending.OUT_OF_MEMORY,
 }
 

@@ -12,6 +12,8 @@ from elasticd.protocol.messages import (
     Answer,
     Cancel,
     Envelope,
+    ExcludeServer,
+    IncludeServer,
     Refused,
     Reply,
     Request,
@@ -19,7 +21,7 @@ from elasticd.protocol.messages import (
     SetPolicy,
     Submit,
 )
-from elasticd.protocol.model import JobId
+from elasticd.protocol.model import GpuAddress, JobId
 from elasticd.protocol.principals import Principal
 
 from .intruders import INTRUDER
@@ -76,6 +78,12 @@ class Users(Process):
     def set_policy(self, number: int, who: int) -> None:
         policy = POLICIES[who % len(POLICIES)]
         self.ask(f"policy-{number}", SetPolicy(document={"policy": policy}, source="a user", user="user"))
+
+    def exclude(self, number: int, gpu: GpuAddress, who: int, for_s: float) -> None:
+        """An operator excludes a GPU, or its whole server, and includes it again later, whatever is wrong there then."""
+        index = gpu.index if who % 4 else None
+        self.ask(f"exclude-{number}", ExcludeServer(server=gpu.server, gpu=index, reason="it is loud"))
+        self._world.after(for_s, self.ask, f"include-{number}", IncludeServer(server=gpu.server, gpu=index))
 
     def adopt(self) -> None:
         """An operator takes over whatever has workers that belong to no job of this cluster."""

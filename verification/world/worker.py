@@ -95,9 +95,9 @@ class Worker(Process):
         return self
 
     @property
-    def device(self) -> str:
-        """Which GPU of which machine; two machines may go by one name."""
-        return f"{self.host}:{self.gpu.index}"
+    def devices(self) -> tuple[str, ...]:
+        """Which GPUs of which machine; two machines may go by one name."""
+        return tuple(f"{self.host}:{index}" for index in self._start.gpus or (self._start.gpu,))
 
     @property
     def leads(self) -> bool:
@@ -129,10 +129,13 @@ class Worker(Process):
         ending = self._script.ending
         if ending is Ending.EXITS_UNJOINED:
             self.later(self._script.start_s, self.exits, 0, "exit code 0")
+        elif ending is Ending.FAILS_UNJOINED:
+            self.later(self._script.start_s, self.exits, 3, "exit code 3: ValueError: bad")
         elif ending is not Ending.NEVER_JOINS:
             self.later(self.chance.uniform(0.1, 0.25) * self._script.start_s, self._join)
 
     def _join(self) -> None:
+        self._world.oracle.joined(self.job)
         spec = self._start.spec
         place = w.Place(
             job=self.job,

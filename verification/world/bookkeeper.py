@@ -1,0 +1,116 @@
+"""Keeps books of its own about the GPUs that jobs hold, and compares them with what the controller has recorded.
+
+It is told of each commit, and integrates over the world's own time how many GPUs the committed records say that a job holds. The
+controller reckons with its own clock, which jumps. Both must come to the same, whatever happens to the controller, its clock and
+its store; and what users have had in all months must be what all jobs have had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from elasticd.controller import usage
+from elasticd.controller.jobs import archive
+from elasticd.controller.jobs.account import Column, columns, total
+from elasticd.controller.jobs.records import ArchivedJob, JobRecord, WorkerState
+from elasticd.controller.records import JOBS, STATE
+from elasticd.controller.store import Delete, Put
+from elasticd.protocol.model import GpuSeconds, JobId
+
+from .timeline import Timeline
+from .violation import Violation
+
+RIGHT = "GPU-seconds are what was held"
+WHOLE = "what users have had is what their jobs have had"
+MOST_ODD = 0.05  # GPU-seconds, as floating-point sums may differ
+
+
+@dataclass
+class _Book:
+    """Of one job."""
+
+    held_gpu_s: float = 0.0  # up to `at`
+    holds: int = 0  # GPUs since then
+    at: float = 0.0
+    sure: bool = False  # else what is recorded next is believed
+
+
+@dataclass
+class Bookkeeper:
+    """The books of all jobs."""
+
+    timeline: Timeline
+    _books: dict[JobId, _Book] = field(default_factory=dict)
+    _spent: dict[JobId, GpuSeconds] = field(default_factory=dict)
+    _months: dict[str, dict[int, GpuSeconds]] = field(default_factory=dict)
+
+    def committed(self, writes: Iterable[Put | Delete], clock_ahead_s: float) -> None:
+        """The controller, whose clock is so far ahead, has made this durable."""
+        booked = False
+        for write in writes:
+            if isinstance(write, Delete):
+                self._months.pop(write.key, None)
+            elif write.key.startswith(usage.PREFIX):
+                self._months[write.key] = usage.DECODER.decode(write.value).days
+                booked = True
+            elif write.key.startswith(JOBS) and write.key.endswith(STATE):
+                job = JobId(write.key.removeprefix(JOBS).removesuffix(STATE))
+                self._compare(job, msgspec.msgpack.decode(write.value, type=JobRecord), clock_ahead_s)
+            elif write.key.startswith(archive.PREFIX):
+                kept = msgspec.msgpack.decode(write.value, type=ArchivedJob)
+                self._compare(kept.submission.job, kept.record, clock_ahead_s)
+        if booked:
+            self._sum_up()
+
+    def unsure(self, by_s: float | None = None) -> None:
+        """The controller cannot know how long it was away: its clock is `by_s` ahead since then; None: nobody knows."""
+        for book in self._books.values():
+            if by_s is None:
+                book.sure = False
+            else:
+                book.held_gpu_s += book.holds * by_s
+
+    def store_changed(self, contents: Sequence[tuple[str, bytes]]) -> None:
+        """Another store is there, with these contents."""
+        self.unsure()
+        self._spent, self._months = {}, {}
+        for key, value in contents:
+            if key.startswith(usage.PREFIX):
+                self._months[key] = usage.DECODER.decode(value).days
+            elif key.startswith(archive.PREFIX):
+                kept = msgspec.msgpack.decode(value, type=ArchivedJob)
+                self._spent[kept.submission.job] = kept.record.gpu_account.spent
+            elif key.startswith(JOBS) and key.endswith(STATE):
+                job = JobId(key.removeprefix(JOBS).removesuffix(STATE))
+                self._spent[job] = msgspec.msgpack.decode(value, type=JobRecord).gpu_account.spent
+
+    @property
+    def held_gpu_s(self) -> float:
+        """By all jobs, as far as it has been recorded."""
+        return sum(spent.held_gpu_s for spent in self._spent.values())
+
+    def _compare(self, job: JobId, record: JobRecord, clock_ahead_s: float) -> None:
+        now, account = self.timeline.now, record.gpu_account
+        book = self._books.setdefault(job, _Book(at=now, sure=True))
+        self._spent[job] = account.spent
+        book.held_gpu_s, book.at = book.held_gpu_s + book.holds * (now - book.at), now
+        book.holds = sum(len(entry.all_gpus) for entry in record.workers if entry.state is not WorkerState.ORDERED)
+        if account.holds != book.holds:
+            raise Violation(RIGHT, f"{job} holds {book.holds} GPUs, and its account says {account.holds}")
+        recorded = account.spent.held_gpu_s + account.holds * (now + clock_ahead_s - account.since_s)
+        if not book.sure:
+            book.held_gpu_s, book.sure = recorded, True
+        if abs(recorded - book.held_gpu_s) > MOST_ODD:
+            text = f"{job} has held {book.held_gpu_s:.2f} GPU-seconds, and its account says {recorded:.2f}"
+            raise Violation(RIGHT, text)
+
+    def _sum_up(self) -> None:
+        months = columns(total(spent for days in self._months.values() for spent in days.values()))
+        jobs = columns(total(self._spent.values()))
+        for column in Column:
+            if abs(months[column] - jobs[column]) > MOST_ODD:
+                text = f"{column.value}: {months[column]:.2f} of all users, {jobs[column]:.2f} of all jobs"
+                raise Violation(WHOLE, text)
