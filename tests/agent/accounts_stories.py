@@ -158,7 +158,7 @@ class Agent:
 
     def piece(self, worker: WorkerId, growing: bool = False) -> LogPiece:
         request = ReadLog(request="r", job=worker_job(worker), worker=worker, offset=0, limit=1 << 20, uid="ab")
-        return self.disk.read_log(request, growing)
+        return self.disk.read_log(request, growing, self.disk.writer(request))
 
     def log(self, worker: WorkerId) -> str:
         lines = self.piece(worker).data.decode().splitlines()

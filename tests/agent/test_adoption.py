@@ -10,6 +10,7 @@ from elasticd.protocol.model import Fault, JobId, WorkerId
 
 JOB, WORKER = JobId("digits-1"), WorkerId("digits-1.0")
 WRITTEN = Record(JOB, WORKER, 1, ("true",), "ab")
+ORDERED = Record(JOB, WORKER, 1, ("true",), "ab", boot_id="b")
 KEPT = Record(JOB, WORKER, 1, ("true",), "ab", shim_pid=10, shim_start_ticks=5, boot_id="b")
 WHOLE = Record(JOB, WORKER, 1, ("true",), "ab", 10, 5, 11, 6, "b")
 
@@ -39,7 +40,9 @@ def test_a_worker_runs_as_long_as_its_shim_does() -> None:
         (found(KEPT, same_boot=False), "the server was started anew", Fault.LOST),
         (found(WRITTEN), "it never started", Fault.SERVER),
         (found(WRITTEN, same_boot=False), "it never started", Fault.SERVER),
-        (found(KEPT), "it never started", Fault.SERVER),
+        (found(KEPT), "the process that kept it was killed", Fault.KILLED),
+        (found(ORDERED), "it never started", Fault.SERVER),
+        (found(ORDERED, same_boot=False), "the server was started anew", Fault.LOST),
         (found(), "the process that kept it was killed", Fault.KILLED),
     ],
 )
@@ -67,3 +70,8 @@ def test_an_agent_adopts_what_runs_and_tells_what_has_ended() -> None:
 def test_an_end_that_nobody_has_seen_with_exit_code_0_is_not_laid_at_the_scripts_door() -> None:
     (gone,) = adopt([found(end=ExitRecord(0, "exit code 0"))]).exited
     assert gone.fault is Fault.KILLED
+
+
+def test_a_process_with_several_gpus_is_found_with_all_of_them() -> None:
+    (running,) = adopt([found(Record(JOB, WORKER, 1, ("true",), "ab", 10, 5, 11, 6, "b", gpus=(1, 2)), True)]).running
+    assert running.all_gpus == (1, 2)

@@ -117,6 +117,8 @@ class Cluster:
         self.context = zmq.Context()
         self.controller = Controller(self.context, directory)
         self.agent: subprocess.Popen[str] | None = None
+        self.command = [sys.executable, "-m", "elasticd.agent"]
+        self._met: set[str] = set()
         self.config = directory / "agent.yaml"
         self.config.write_text(
             f"server: s1\ncontroller: {self.controller.address}\nstate_directory: {directory}/state\n"
@@ -126,10 +128,10 @@ class Cluster:
 
     def start_agent(self) -> AgentHello:
         environment = os.environ | {"SECRET_OF_THE_DAEMON": "x"}
-        self.agent = subprocess.Popen(
-            [sys.executable, "-m", "elasticd.agent", "--config", self.config], env=environment
-        )
-        return self.controller.expect(AgentHello)
+        self.agent = subprocess.Popen([*self.command, "--config", str(self.config)], env=environment)
+        hello = self.controller.expect(AgentHello, lambda hello: hello.incarnation not in self._met)
+        self._met.add(hello.incarnation)  # an agent before this one may have said hello more than once
+        return hello
 
     def kill_agent(self, number: int = signal.SIGKILL) -> int:
         assert self.agent is not None

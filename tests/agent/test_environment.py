@@ -8,14 +8,18 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from elasticd.agent.accounts import Account
+from elasticd.agent.accounts import Account, myself
 from elasticd.agent.environment import PINNED, Surroundings, environment
 from elasticd.agent.topology import interface_of
-from elasticd.protocol.messages import StartWorker
-from elasticd.protocol.model import Determinism, Gpu, GpuKind, GpuRange, JobId, JobSpec, WorkerId
+from elasticd.protocol.errors import UserError
+from elasticd.protocol.messages import Rendezvous, StartWorker
+from elasticd.protocol.model import Determinism, Gpu, GpuKind, GpuRange, JobId, JobSpec, Processes, WorkerId
+from elasticd.worker.environment import read_cluster
 
 SLOT = Gpu(index=0, kind=GpuKind.CPU, name="CPU slot")
 CARD = Gpu(index=3, kind=GpuKind.CUDA, name="card", uuid="GPU-1")
@@ -157,3 +161,66 @@ def test_training_talks_over_the_interface_that_has_the_servers_address_unless_t
 def test_the_interface_of_an_address_is_found() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("203.0.113.77") == interface_of("no address") == ""
+
+
+# --------------------------------------------------------------------------------------------------------------------- gangs
+
+
+def of_gang(processes: Processes = Processes.PER_GPU, restarts: int | None = 0, gpus: tuple[int, ...] = ()) -> Any:
+    """The first process on the second of two servers, where the job has GPUs 1 and 2."""
+    spec = JobSpec(
+        name="run",
+        command=("python", "train.py"),
+        gpus=GpuRange(min=4, max=4),
+        virtual_workers=4,
+        workdir="/tmp",
+        processes=processes,
+        restarts=restarts,
+    )
+    meeting = Rendezvous(
+        process=2 if not gpus else 1,
+        processes=4 if not gpus else 2,
+        server=1,
+        servers=2,
+        address="10.0.0.1",
+        port=4711,
+        local=(1, 2),
+    )
+    return StartWorker(
+        job=JobId("run-1"), worker=WorkerId("run-1.2"), gpu=1, spec=spec, generation=1, rendezvous=meeting, gpus=gpus
+    )
+
+
+def variables(start: Any) -> dict[str, str]:
+    gpus = tuple(Gpu(index=i, kind=GpuKind.CUDA, name="A100", uuid=f"GPU-{i}") for i in range(4))
+    around = Surroundings(agent_address="ipc://a", address="10.0.0.2", checkpoints=Path("/tmp/c"), gpus=gpus)
+    return environment(start, gpus[start.gpu], around, myself(), "/tmp")
+
+
+def test_a_process_of_a_gang_finds_the_others_as_under_torchrun() -> None:
+    made = variables(of_gang())
+    wanted = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1"}
+    assert {name: made[name] for name in wanted} == wanted
+    assert (made["MASTER_ADDR"], made["MASTER_PORT"]) == ("10.0.0.1", "4711")
+    assert made["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+
+
+def test_a_process_that_is_expected_to_join_sees_its_own_gpu_alone() -> None:
+    made = variables(of_gang(restarts=None))
+    assert (made["CUDA_VISIBLE_DEVICES"], made["LOCAL_RANK"], made["RANK"]) == ("GPU-1", "0", "2")
+
+
+def test_torchrun_is_told_where_its_fellows_are() -> None:
+    made = variables(of_gang(Processes.PER_SERVER, gpus=(1, 2)))
+    assert (made["PET_NNODES"], made["PET_NODE_RANK"], made["PET_NPROC_PER_NODE"]) == ("2", "1", "2")
+    assert (made["PET_MASTER_ADDR"], made["PET_MASTER_PORT"]) == ("10.0.0.1", "4711")
+    assert made["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+    assert "RANK" not in made
+    with pytest.raises(UserError, match="one process for each GPU"):
+        read_cluster(made)
+
+
+def test_a_job_that_has_joined_gets_no_such_variables() -> None:
+    made = variables(msgspec.structs.replace(of_gang(), rendezvous=None))
+    assert "RANK" not in made
+    assert made["CUDA_VISIBLE_DEVICES"] == "GPU-1"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticd.agent.errands import Errands
+from elasticd.agent.errands import MAX_THREADS, MAX_THREADS_OF_ONE, MAX_WAITING, MAX_WAITING_OF_ONE, Errands, Newest
 
 PATIENCE_S = 120.0
 
@@ -21,8 +21,8 @@ class Driven:
         self.errands = Errands(self.woken.release, **limits)
         self.heard: list[Any] = []
 
-    def ask(self, lane: str, work: Callable[[], object]) -> None:
-        self.errands.ask(lane, work, self.heard.append)
+    def ask(self, lane: str, work: Callable[[], object], holder: str = "") -> None:
+        self.errands.ask(lane, work, self.heard.append, holder)
 
     def turn_until(self, holds: Callable[[], bool]) -> None:
         while not holds():
@@ -62,6 +62,51 @@ def test_more_lanes_than_threads_take_turns() -> None:
     assert sorted(driven.heard) == list(range(50))
 
 
+def test_an_account_all_of_whose_file_systems_hang_leaves_threads_to_others() -> None:
+    driven, gate = Driven(), threading.Event()
+    begun: list[int] = []
+
+    def hang(number: int) -> int:
+        begun.append(number)
+        gate.wait()
+        return number
+
+    for number in range(3 * MAX_THREADS):
+        driven.ask(f"alice's {number}", lambda number=number: hang(number), "alice")
+        driven.ask(f"carol's {number}", lambda number=number: hang(number), "carol")
+    driven.ask("bob's", lambda: "bob's", "bob")
+    driven.ask("the agent's", lambda: "the agent's")
+    driven.turn_until(lambda: len(driven.heard) == 2)
+    assert set(driven.heard) == {"bob's", "the agent's"}
+    assert len(begun) <= 2 * MAX_THREADS_OF_ONE < MAX_THREADS
+    gate.set()
+    driven.turn_until(lambda: len(driven.heard) == 2 + 6 * MAX_THREADS)
+    assert driven.errands._holders == driven.errands._lanes == {}
+
+
+def test_the_lanes_of_one_account_take_turns_and_each_keeps_its_order() -> None:
+    driven, gate = Driven(), threading.Event()
+    for lane in range(3 * MAX_THREADS_OF_ONE):
+        driven.ask(f"lane {lane}", gate.wait, "alice")
+        for number in range(5):
+            driven.ask(f"lane {lane}", lambda lane=lane, number=number: (number, lane), "alice")
+    gate.set()
+    driven.turn_until(lambda: len(driven.heard) == 18 * MAX_THREADS_OF_ONE)
+    told = [each for each in driven.heard if each is not True]
+    for lane in range(3 * MAX_THREADS_OF_ONE):
+        assert [number for number, of in told if of == lane] == list(range(5))
+
+
+def test_offers_of_one_account_are_bounded_and_others_are_taken() -> None:
+    driven, gate = Driven(), threading.Event()
+    taken = [driven.errands.offer(f"{n}", gate.wait, driven.heard.append, "alice") for n in range(MAX_WAITING)]
+    assert taken.count(True) == MAX_WAITING_OF_ONE
+    assert driven.errands.offer("bob's", lambda: "bob's", driven.heard.append, "bob")
+    driven.turn_until(lambda: driven.heard == ["bob's"])
+    gate.set()
+    driven.turn_until(lambda: len(driven.heard) == MAX_WAITING_OF_ONE + 1)
+
+
 def test_an_offer_is_refused_when_too_much_waits_and_taken_again_later() -> None:
     driven, gate = Driven(waiting=3), threading.Event()
     for _ in range(3):
@@ -90,3 +135,22 @@ def test_after_the_end_nothing_is_told_and_nobody_is_woken() -> None:
     driven.errands.deliver()
     assert driven.heard == []
     assert not driven.woken.acquire(blocking=False)
+
+
+def test_of_many_values_the_newest_is_worked_on_and_those_that_came_while_it_hung_are_passed_over() -> None:
+    driven, gate = Driven(), threading.Event()
+
+    def work(value: int) -> int:
+        assert gate.wait(PATIENCE_S)
+        return value
+
+    newest: Newest[int] = Newest(driven.errands, "health", work, driven.heard.append)
+    for value in range(2000):
+        newest.ask(value)
+    assert driven.errands._waiting == 1
+    gate.set()
+    driven.turn_until(lambda: len(driven.heard) == 2)
+    assert driven.heard == [0, 1999]
+    newest.ask(7)
+    driven.turn_until(lambda: len(driven.heard) == 3)
+    assert driven.heard[-1] == 7

@@ -9,15 +9,18 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from elasticd.agent import privileges, shim
+from elasticd.agent import accounts, privileges, shim
 from elasticd.agent.cgroups import Limits
 from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted, StopSignal
+from elasticd.agent.forkserver import client
 from elasticd.protocol.messages import ReadLog
 from elasticd.protocol.model import Fault
 from elasticd.runtime.transport import SO_PASSRIGHTS
@@ -332,18 +335,97 @@ def test_forged_process_numbers_reach_no_process_of_anybody_else(agent: Agent, f
     script = f"cd {agent.output(ALICE)}; printf '%s' '{json.dumps(claim)}' > x; mv x digits-1.0.json; echo up; sleep 60"
     worker = agent.start(ALICE, "sh", "-c", f"sleep 0.3; {script}")
     agent.until(lambda: "up" in agent.piece(worker, growing=True).data.decode())
+    kept = agent.processes._watched[worker].pid
     agent.close(kill=False)  # one that is started anew reads what is on the disk
     later = Agent(agent.directory)
     try:
         found = later.processes.adopt()
-        assert worker not in [running.worker for running in found.running]
-        assert worker in [end.worker for end in found.exited]
+        assert {running.worker for running in found.running} == {worker, other}, "the agent has noted who keeps them"
+        assert not found.exited
+        assert later.processes._watched[worker].pid == kept
+        later.processes.signal(worker, StopSignal.KILL)
+        assert later.end(worker).fault is Fault.KILLED
         assert runs(victim["pid"])
         assert runs(victim["shim_pid"])
         later.turn_for(0.3)
         assert runs(victim["pid"])
     finally:
         later.close()
+
+
+SPOILED = {
+    "another boot": {"boot_id": "another"},
+    "no process": {"shim_pid": None, "pid": None},
+    "one that has ended": {"shim_pid": 2**22 + 1, "shim_start_ticks": 1, "pid": 2**22 + 1, "start_ticks": 1},
+    "all of that": {"boot_id": "another", "shim_pid": 2**22 + 1, "shim_start_ticks": 1, "pid": None},
+}
+
+
+@pytest.mark.parametrize("spoiled", SPOILED, ids=SPOILED)
+@pytest.mark.parametrize("seen", [True, False], ids=["an agent that has seen it all", "a later agent"])
+def test_one_that_spoils_its_record_and_kills_its_shim_blames_no_server(
+    agent: Agent, place: Path, spoiled: str, seen: bool
+) -> None:
+    claim = json.dumps({"boot_id": shim.boot_id()} | SPOILED[spoiled])
+    spoil = f"cd {agent.output(ALICE)}; printf '%s' '{claim}' > x; mv x digits-1.0.json; echo up"
+    worker = agent.start(ALICE, "sh", "-c", f"sleep 0.3; {spoil}; sleep 1; kill -9 $PPID; sleep 60")
+    later = agent
+    if not seen:
+        agent.until(lambda: "up" in agent.piece(worker, growing=True).data.decode())
+        agent.close(kill=False)
+        later = Agent(place)
+        found = later.processes.adopt()
+        assert [running.worker for running in found.running] == [worker], "what it writes is not believed"
+    try:
+        end = later.end(worker)
+        assert (end.reason, end.fault) == ("the process that kept it was killed", Fault.KILLED)
+    finally:
+        later.close()
+
+
+def test_one_that_has_ended_while_no_agent_ran_blames_no_server_either(agent: Agent, place: Path) -> None:
+    spoil = f"cd {agent.output(ALICE)}; rm -f *; mkdir digits-1.0.json digits-1.0.exit digits-1.0.exit.new"
+    worker = agent.start(ALICE, "sh", "-c", f"sleep 0.5; {spoil}; kill -9 $PPID")
+    agent.until(lambda: agent.told)
+    kept = agent.processes._watched[worker].pid
+    agent.close(kill=False)
+    while runs(kept):
+        time.sleep(0.02)
+    later = Agent(place)
+    try:
+        (end,) = later.processes.adopt().exited
+        assert (end.reason, end.fault) == ("the process that kept it was killed", Fault.KILLED)
+    finally:
+        later.close()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "mkdir digits-1.1.log",
+        "mkdir digits-1.1.json",
+        "mkdir digits-1.1.exit",
+        "mkdir digits-1.1.exit.new",
+        "cd ..; mv digits-1.ab x; touch digits-1.ab; ln -s x y",
+        "cd ..; mv digits-1.ab x; ln -s digits-1.ab digits-1.ab",
+        "rmdir $ELASTICD_CHECKPOINT_DIRECTORY; touch $ELASTICD_CHECKPOINT_DIRECTORY",
+        "chmod 0 $ELASTICD_CHECKPOINT_DIRECTORY/..; rmdir $ELASTICD_CHECKPOINT_DIRECTORY",
+        "chmod 0 .",
+    ],
+)
+def test_what_is_spoiled_for_the_next_worker_of_a_job_blames_no_server(agent: Agent, spoil: str) -> None:
+    """One worker that could not be started would keep all jobs away from its server for a while."""
+    agent.end(agent.start(ALICE, "sh", "-c", f"cd {agent.output(ALICE)}; {spoil}; kill -9 $PPID"))
+    end = agent.end(agent.start(ALICE, "sleep", "0.1", number=1))
+    assert end.fault is not Fault.SERVER, end
+
+
+def test_a_shim_that_breaks_before_it_is_its_account_is_the_servers_fault(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    end = agent.end(agent.start(ALICE, "true"))
+    assert (end.reason, end.fault) == ("the process that keeps it could not begin (exit code 1)", Fault.SERVER)
 
 
 def test_an_agent_that_is_started_anew_finds_the_workers_of_all_accounts(agent: Agent) -> None:
@@ -463,6 +545,51 @@ def test_a_warm_process_that_names_anothers_process_as_its_worker_is_not_believe
         agent.close()
 
 
+def next_number(pid: int) -> None:
+    """The next process is to have this number. Skips the test where that cannot be said."""
+    try:
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+    except OSError as error:
+        pytest.skip(f"numbers of processes cannot be chosen here: {error.strerror}")
+
+
+@pytest.mark.parametrize("whose", [BOB, ALICE])
+def test_a_process_that_has_the_number_of_a_dead_shim_is_not_taken_for_it(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """Between the look at who it is and its entry into the cgroup, the shim ends, and somebody else has its number."""
+    agent.start(ALICE, "sleep", "60")
+    agent.until(lambda: agent.told)
+    (watched,) = agent.processes._watched.values()
+    shim_process = subprocess.Popen(["sleep", "60"], user=uid(ALICE), cwd="/")
+    descriptor, number = os.pidfd_open(shim_process.pid), shim_process.pid
+    others: list[subprocess.Popen[bytes]] = []
+    look = accounts.runs_as
+
+    def look_too_early(pid: int) -> int | None:
+        seen = look(pid)
+        if not others:
+            shim_process.kill()
+            shim_process.wait()
+            while not any(other.pid == number for other in others):
+                assert len(others) < 500, "somebody else always has the number"
+                next_number(number)
+                others.append(subprocess.Popen(["sleep", "60"], user=uid(whose), cwd="/"))
+        return seen
+
+    monkeypatch.setattr(accounts, "runs_as", look_too_early)
+    try:
+        assert not agent.disk.admit(watched.record, number, descriptor)
+        moved = Path(f"/proc/{number}/cgroup").read_text() != Path("/proc/self/cgroup").read_text()
+        assert moved == (whose == ALICE), "what is another account's is where it was; what is its own may stay"
+        assert runs(number)
+    finally:
+        os.close(descriptor)
+        for other in others:
+            other.kill()
+            other.wait()
+
+
 NONSENSE = """#!/usr/bin/python3 -IS
 import os, sys, time
 if len(sys.argv) > 4:
@@ -496,20 +623,148 @@ os._exit(0)  # one that ends like this waits for nothing
 """
 
 
+SENDS_LINGERING = """#!/usr/bin/python3 -IS
+import json, os, socket, struct, sys, time
+if len(sys.argv) < 5:
+    time.sleep(60)
+full = socket.create_connection(("127.0.0.1", PORT))
+full.setblocking(False)
+try:
+    while True:
+        full.send(bytes(1 << 16))
+except BlockingIOError:
+    pass
+full.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, SECONDS))
+connection = socket.socket(fileno=int(sys.argv[4]))
+line, said = connection, json.dumps({"executable": "DIRECTORY/python", "watched": {}}).encode()
+if WHEN != "it reports":
+    connection.send(said)
+if WHEN == "it is asked for a worker":
+    data, descriptors, _, _ = socket.recv_fds(connection, 1 << 17, 1)
+    line, said = socket.socket(fileno=descriptors[0]), str(os.getpid()).encode()
+while not os.path.exists("DIRECTORY/go"):
+    time.sleep(0.01)
+socket.send_fds(line, [said], [full.fileno()])
+os.close(full.detach())  # not the last one: nobody waits
+open("DIRECTORY/sent", "w").close()
+time.sleep(60)
+"""
+
+TALKATIVE = """#!/usr/bin/python3 -IS
+import os, sys, time
+if len(sys.argv) > 4:
+    for _ in range(100_000):
+        os.write(int(sys.argv[4]), b'{"executable": "DIRECTORY/python", "watched": {}}')
+"""
+
+LASTS = """#!/usr/bin/python3 -IS
+import os, sys, time
+if len(sys.argv) > 4:
+    os.write(int(sys.argv[4]), b'{"executable": "DIRECTORY/python", "watched": {"/": 1}}')
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def home(place: Path) -> Path:
+    """Where an account has its interpreter."""
+    path = place / "all"
+    path.mkdir()
+    path.chmod(0o777)
+    return path
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(text.replace("DIRECTORY", str(path.parent)))
+    path.chmod(0o755)
+    return str(path)
+
+
 @pytest.mark.skipif(not refuses_descriptors(), reason="a kernel before 6.16")
-def test_an_open_file_that_a_warm_process_sends_holds_nobody_up(place: Path) -> None:
+def test_an_open_file_that_a_warm_process_sends_holds_nobody_up(place: Path, home: Path) -> None:
     agent = Agent(place, warm=True)
     try:
-        home = place / "all"
-        home.mkdir()
-        home.chmod(0o777)
-        (home / "python").write_text(LINGERING.replace("DIRECTORY", str(home)))
-        (home / "python").chmod(0o755)
         begin = time.monotonic()
-        agent.end(agent.start(ALICE, str(home / "python"), "train.py"))
+        agent.end(agent.start(ALICE, program(home / "python", LINGERING), "train.py"))
         agent.until(lambda: (home / "refused").exists())
         assert time.monotonic() - begin < 15
     finally:
+        agent.close()
+
+
+OLD_KERNEL = "elasticd.agent.forkserver.client.take_no_descriptors"
+
+
+@pytest.mark.parametrize("when", ["it reports", "it has reported", "it is asked for a worker"])
+def test_where_open_files_can_be_sent_they_hold_up_what_their_sender_wants_and_nothing_else(
+    place: Path, home: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """As with any kernel before 6.16: whoever receives it, or closes the line, waits for it."""
+    monkeypatch.setattr(OLD_KERNEL, lambda line: None)
+    here = socket.create_server(("127.0.0.1", 0))  # accepts, and reads nothing
+    sends = SENDS_LINGERING.replace("WHEN", repr(when)).replace("SECONDS", "600")
+    python = program(home / "python", sends.replace("PORT", str(here.getsockname()[1])))
+    agent = Agent(place, warm=True)
+    try:
+        agent.start(ALICE, python, "train.py")
+        assert agent.warm is not None
+        warm = agent.warm
+        agent.until(lambda: warm._processes)
+        if when != "it reports":
+            agent.until(lambda: any(phase.phase.value == "ready" for phase in warm._stock._kept.values()))
+        if when == "it is asked for a worker":
+            agent.start(ALICE, python, "train.py", number=1)
+            agent.until(lambda: warm._channels)
+        (home / "go").touch()
+        while not (home / "sent").exists():  # nobody here receives it meanwhile
+            time.sleep(0.01)
+        for number in range(20):
+            agent.loop.turn()
+            agent.end(agent.start(BOB, "true", job=f"other-{number}"))  # long before nothing lingers any more
+        assert stuck_threads(), "nothing lingers: this test shows nothing"
+    finally:
+        here.close()
+        agent.close()
+
+
+def stuck_threads() -> list[str]:
+    """Those of our threads that the kernel keeps until a socket has been emptied."""
+    stacks = [path.read_text() for path in Path("/proc/self/task").glob("*/stack")]
+    return [stack for stack in stacks if "sk_stream_wait_close" in stack or "tcp_close" in stack]
+
+
+def test_a_warm_process_reports_once_and_is_ended_if_it_says_more(
+    place: Path, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    agent = Agent(place, warm=True)
+    try:
+        agent.start(ALICE, program(home / "python", TALKATIVE), "train.py")
+        agent.until(lambda: "says more than it should" in caplog.text)
+        agent.turn_for(0.2)
+        assert agent.errands._waiting < 20
+        assert caplog.text.count("says more than it should") == 1
+        assert caplog.text.count("workers can be forked from") <= 1
+    finally:
+        agent.close()
+
+
+def test_a_warm_process_that_hangs_holds_up_none_of_another_account(
+    place: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it names lies on a file system of its account's that does not answer."""
+    gate, look = threading.Event(), client.located
+    monkeypatch.setattr(client, "located", lambda path: gate.wait() if "hangs" in path else look(path))
+    agent = Agent(place, warm=True)
+    try:
+        hangs = program(home / "python", NONSENSE.replace("SAID", repr(b'{"executable": "/hangs"}')))
+        agent.start(ALICE, hangs, "train.py")
+        agent.until(lambda: any("alice" in lane or ALICE in lane for lane in agent.errands._lanes))
+        (home / "bob").mkdir()
+        agent.start(BOB, program(home / "bob" / "python", LASTS), "train.py", job="other-2")
+        agent.until(lambda: any(process.watched == {"/": 1} for process in agent.warm._processes.values()))  # type: ignore[union-attr]
+    finally:
+        gate.set()
         agent.close()
 
 
@@ -626,7 +881,7 @@ def test_the_log_of_a_worker_that_writes_without_end_is_bounded_and_says_what_is
     data, offset = b"", 0
     while True:
         request = ReadLog(request="r", job="digits-1", worker=worker, offset=offset, limit=1 << 20, uid="ab")  # type: ignore[arg-type]
-        piece = agent.disk.read_log(request, growing=False)
+        piece = agent.disk.read_log(request, False, agent.disk.writer(request))
         data, offset = data + piece.data, piece.next_offset
         if piece.end:
             break

@@ -141,9 +141,9 @@ def test_a_change_of_phase_is_reported_at_once_and_mere_progress_with_the_heartb
     newest = status(sequence=4, applied=7, phase=WorkerPhase.BROKEN)
     assert sent(driven.status(newest), WorkerReport) == []
     assert sent(driven.pass_time(1.0), AgentHeartbeat) == [
-        AgentHeartbeat(server=SERVER.server, reports=(WorkerReport(status=newest),))
+        AgentHeartbeat(server=SERVER.server, reports=(WorkerReport(status=newest),), troubles=())
     ]
-    assert sent(driven.pass_time(1.0), AgentHeartbeat) == [AgentHeartbeat(server=SERVER.server)]
+    assert sent(driven.pass_time(1.0), AgentHeartbeat) == [AgentHeartbeat(server=SERVER.server, troubles=())]
 
 
 def test_that_an_evaluation_of_unknown_length_has_begun_is_reported_at_once() -> None:

@@ -15,8 +15,9 @@ from elasticd.agent.events import (
     StartProcess,
     StopSignal,
 )
-from elasticd.protocol.messages import AgentHeartbeat, ForgetWorkers, WorkerExit
-from elasticd.protocol.model import Fault
+from elasticd.agent.machine import LEAST_KEPT_ENDS
+from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, ForgetWorkers, StopWorker, WorkerExit
+from elasticd.protocol.model import Fault, WorkerId
 
 _spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
 assert _spec is not None
@@ -28,6 +29,7 @@ JOB = _module.JOB
 FIRST = _module.FIRST
 SECOND = _module.SECOND
 SERVER = _module.SERVER
+GPUS = _module.GPUS
 status = _module.status
 start = _module.start
 Driven = _module.Driven
@@ -44,6 +46,38 @@ def test_a_worker_id_is_started_once_whatever_is_repeated() -> None:
     assert driven.told(ForgetWorkers(workers=(FIRST,))) == [ForgetWorker(JOB, FIRST)]
     (gone,) = sent(driven.told(start()), WorkerExit)
     assert (gone.worker, gone.exit_code, gone.fault) == (FIRST, None, Fault.LOST), "it would be waited for otherwise"
+
+
+def test_ends_that_no_controller_takes_in_are_bounded_and_none_of_those_that_are_kept_is_lost() -> None:
+    """A controller that starts, stops and never forgets. What is kept is what ran while there was room, and each is told."""
+    driven = Driven()
+    ran = []
+    for number in range(3 * LEAST_KEPT_ENDS):
+        worker = WorkerId(f"{JOB}.{number}")
+        if any(isinstance(action, StartProcess) for action in driven.told(start(worker, gpu=number % 2))):
+            ran.append(worker)
+        if len(ran) % 2 == 0:
+            for each in ran[-2:]:
+                driven.hear(ProcessExited(each, 1, "exit code 1"))
+        driven.told(StopWorker(job=JOB, worker=WorkerId(f"{JOB}.{number + 100_000}"), grace_s=1.0))
+    for each in ran:
+        driven.hear(ProcessExited(each, 1, "exit code 1"))
+    kept = driven.machine.sizes["ends that nobody has taken in"]
+    assert LEAST_KEPT_ENDS <= kept <= LEAST_KEPT_ENDS + len(GPUS)
+    driven.told(Acknowledged(incarnation="c1", sent=0))
+    another = WorkerId(f"{JOB}.7777")
+    (refused,) = sent(driven.told(start(another)), WorkerExit)
+    assert refused.fault is Fault.LOST, "it is not the server that is broken"
+    assert "no controller has taken in" in refused.reason
+    (gone,) = sent(driven.told(StopWorker(job=JOB, worker=another, grace_s=1.0)), WorkerExit)
+    assert (gone.worker, gone.fault) == (another, Fault.STOPPED)
+    hello = driven.hello()
+    assert set(ran) <= {end.worker for end in hello.exited}
+    assert len(hello.exited) == kept
+    driven.told(Acknowledged(incarnation="c1", sent=0))
+    driven.told(ForgetWorkers(workers=tuple(end.worker for end in hello.exited)))
+    assert driven.machine.sizes["ends that nobody has taken in"] == 0
+    assert driven.told(start(another))[-1] == StartProcess(start(another))
 
 
 def test_a_process_that_cannot_be_started_is_an_end_of_its_worker() -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import yaml
 
+from elasticd.ctl import standins
 from elasticd.ctl.client import Client
 from elasticd.protocol.messages import GetJob, JobFound, JobView, Ping, Pong, Scale, Scaled, Submit, Submitted
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobPhase, JobSpec, Resize
@@ -29,7 +30,15 @@ class Cluster:
     """Real daemons; `kill` and `start` one by name: "controller", "s1", "s2", ..."""
 
     def __init__(
-        self, directory: Path, servers: int, slots: int, policy: str, lease_s: float, options: dict[str, object]
+        self,
+        directory: Path,
+        servers: int,
+        slots: int,
+        policy: str,
+        lease_s: float,
+        options: dict[str, object],
+        gpu_model: str = "",
+        agents_too: dict[str, object] | None = None,
     ) -> None:
         self.directory = directory
         self.sockets = Path("/tmp") / f"elasticd-test-{os.getpid()}-{directory.name[-6:]}"
@@ -43,7 +52,9 @@ class Cluster:
         for name in self.names:
             self.write(name, server=name, controller=agents,
                        state_directory=str(directory / name), socket_directory=str(self.sockets / name),
-                       cpu_slots=slots, allow_root_jobs=True, checkpoint_directory=str(directory / "checkpoints"))  # fmt: skip
+                       **(standins.lay_out(directory, name, gpu_model) if gpu_model else {"cpu_slots": slots}),
+                       **(agents_too or {}), allow_root_jobs=True,
+                       checkpoint_directory=str(directory / "checkpoints"))  # fmt: skip
         self.start("controller")
         for name in self.names:
             self.start(name)
@@ -183,16 +194,23 @@ class Cluster:
 @pytest.fixture
 def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """A factory of clusters: `make_cluster(servers=1, slots=4, policy="max-min", lease_s=60)`, and options of the controller.
+    `gpu_model`: stand-ins for GPUs in place of CPU slots. `agents_too`: options of the agents.
 
     Jobs are not measured on the way down unless a test wants it: it wants to know where they are.
     """
     clusters: list[Cluster] = []
 
     def make(
-        servers: int = 1, slots: int = 4, policy: str = "max-min", lease_s: float = 60.0, **options: object
+        servers: int = 1,
+        slots: int = 4,
+        policy: str = "max-min",
+        lease_s: float = 60.0,
+        gpu_model: str = "",
+        agents_too: dict[str, object] | None = None,
+        **options: object,
     ) -> Cluster:
         options.setdefault("measuring", {"way_down": False})
-        clusters.append(Cluster(tmp_path, servers, slots, policy, lease_s, options))
+        clusters.append(Cluster(tmp_path, servers, slots, policy, lease_s, options, gpu_model, agents_too))
         return clusters[-1]
 
     yield make

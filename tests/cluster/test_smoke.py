@@ -75,6 +75,13 @@ def test_resizing_keeps_the_first_worker_every_sample_and_every_bit(make_cluster
     counts = collections.Counter(touched.read_text().splitlines())
     assert len(counts) == 40 * 250
     assert set(counts.values()) == {1}, "a sample was read twice"
+    told = view.gpu_seconds
+    ends = [change.time_s for change in view.shares[1:]]
+    shares = zip(view.shares, [*ends, view.finished_s], strict=True)
+    trained_gpu_s = sum(change.share * (end - change.time_s) for change, end in shares)
+    assert told.used_gpu_s + told.paused_gpu_s == pytest.approx(trained_gpu_s, rel=0.2, abs=2.0)
+    assert told.idle_gpu_s > 0, "workers have started"
+    assert told.lost_gpu_s == 0
     assert_same_bits(load(output), alone(tmp_path / "alone.pt", *arguments))
 
 
@@ -182,7 +189,7 @@ def elasticctl(tmp_path: Path) -> Iterator[Callable[[str], str]]:
         return done.stdout
 
     yield run
-    run("elasticctl down")
+    run("elasticctl down --purge --yes")
 
 
 def first_job() -> list[str]:

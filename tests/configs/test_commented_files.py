@@ -24,13 +24,18 @@ COUNTED = {
     "most_of_rest": "part",
     "jobs": "jobs",
     "days": "days",
+    "usage_days": "days",
+    "metrics_jobs": "jobs",
     "open_jobs_per_user": "jobs",
     "cpu_slots": "slots",
     "connections": "connections",
     "messages_at_once": "at once",
+    "at_once": "at once",
     "tasks": "threads",
     "cpus": "processors",
     "worker_log_mib": "MiB",
+    "least_free_share": "part",
+    "xid_actions": "XID",
 }
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from elasticd.controller import cluster
+from elasticd.controller import cluster, remembered, usage
 from elasticd.controller.cluster import Keeping
-from elasticd.controller.events import AgentMessage
+from elasticd.controller.events import AgentMessage, ClockSet
 from elasticd.controller.jobs.archive import DAY_S, PREFIX, Archive, first_key_of, job_of, key_of
 from elasticd.controller.jobs.records import ArchivedJob, Submission
 from elasticd.controller.records import state_key, submission_key
@@ -154,6 +154,27 @@ def test_jobs_that_ended_long_ago_leave_the_archive() -> None:
     assert archived(world) == ["digits-4"]
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_wrong_clock_makes_nothing_too_old_before_it_has_gone_on_for_an_hour(restarted: bool) -> None:
+    world = with_ended(3, recent=0, days=2.0)
+    world.pass_time(cluster.TRUSTED_AFTER_S)
+    months = [key for key in world.store if key.startswith(usage.PREFIX)]
+    for by_s in (9000 * DAY_S, -9000 * DAY_S):
+        world.now += by_s
+        if restarted:
+            world.restart()
+        else:
+            world.feed(ClockSet(by_s))
+        world.hello("s1")
+        world.pass_time(cluster.TRUSTED_AFTER_S / 2)
+        assert len(archived(world)) == 3
+        assert set(months) <= set(world.store)
+    world.now += 4 * DAY_S
+    world.hello("s1")
+    world.turn()
+    assert archived(world) == []
+
+
 def test_the_archive_is_filled_and_emptied_in_small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     world = with_ended(9, recent=9)
     monkeypatch.setattr(cluster, "ARCHIVED_AT_ONCE", 2)
@@ -194,7 +215,7 @@ def test_a_name_that_several_jobs_have_had_is_refused_with_how_many_there_are() 
 def test_what_would_change_a_job_in_the_archive_is_refused_with_how_it_has_ended() -> None:
     world = with_ended(1, recent=0)
     assert world.ask(Cancel(job="digits-1")) == Cancelled(job=JobId("digits-1")), "it has been cancelled already"
-    assert "is over: it has cancelled" in world.ask(Scale(job="digits-1", share=1)).reason
+    assert "is over: it was cancelled" in world.ask(Scale(job="digits-1", share=1)).reason
 
 
 def test_logs_of_a_job_in_the_archive_are_read_from_its_server() -> None:
@@ -230,7 +251,7 @@ def test_a_submission_that_comes_twice_makes_one_job_though_that_is_in_the_archi
 
 
 def test_answers_to_submissions_are_forgotten_by_the_store_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "KEPT_ANSWERS", 3)
+    monkeypatch.setattr(remembered, "KEPT_ANSWERS", 3)
     world = with_ended(6)
     assert len([key for key in world.store if key.startswith("/requests/")]) <= 3
     assert durable(world.machine.cluster) == without_values(world.store)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from elasticd.controller import remembered
 from elasticd.controller.requests.answers import CHANGES
 from elasticd.protocol.messages import (
     AdoptServer,
     Cancel,
     Cancelled,
     EventKind,
+    ExcludeServer,
     ForgetServer,
     GetEnded,
     GetEvents,
@@ -23,6 +25,7 @@ from elasticd.protocol.messages import (
     GetLog,
     GetPolicy,
     GetServers,
+    IncludeServer,
     LogPiece,
     Ping,
     PolicySet,
@@ -230,6 +233,44 @@ def test_the_id_of_anothers_request_is_of_no_use():
         world.restart()
 
 
+@pytest.mark.parametrize("pushed_by", ["refusals", "submissions"])
+def test_no_user_pushes_out_the_answers_that_others_may_ask_for_again(
+    monkeypatch: pytest.MonkeyPatch, pushed_by: str
+) -> None:
+    monkeypatch.setattr(remembered, "KEPT_ANSWERS", 20)
+    world = World()
+    mine = [world.ask(Submit(spec=job_spec()), f"mine-{number}", who=ALICE) for number in range(5)]
+    local = world.ask(Submit(spec=job_spec()), "local")
+    for number in range(100):
+        request = Cancel(job="none") if pushed_by == "refusals" else Submit(spec=job_spec())
+        world.ask(request, f"push-{number}", who=BOB, turn=False)
+    assert len(world.machine.cluster.answers) == 20
+    for _ in range(2):
+        assert [world.ask(Submit(spec=job_spec()), f"mine-{n}", who=ALICE) for n in range(5)] == mine
+        assert world.ask(Submit(spec=job_spec()), "local") == local
+        world.restart()
+    for number in range(100):  # his own are forgotten, the oldest first
+        world.ask(Cancel(job="none"), f"mine-too-{number}", who=ALICE, turn=False)
+    assert world.ask(Submit(spec=job_spec()), "mine-0", who=ALICE) not in mine
+    assert sum(key.startswith("/requests/") for key in world.store) <= 20
+
+
+def test_of_several_jobs_with_one_name_ones_own_is_meant():
+    world = World({"s1": 8})
+    mine, theirs, also_theirs = (world.submit(job_spec("digits"), who) for who in (ALICE, BOB, BOB))
+    assert world.ask(GetJob(job="digits"), who=ALICE).job.job == mine.id
+    assert world.ask(Scale(job="digits", share=1), who=ALICE).job == mine.id
+    answer = world.ask(Cancel(job="digits"), who=BOB)
+    assert answer.reason == f"2 jobs of yours are called 'digits': name one of {theirs.id}, {also_theirs.id}"
+    assert "3 jobs are called 'digits'" in world.ask(Cancel(job="digits"), who=OLGA).reason
+    assert "3 jobs are called 'digits'" in world.ask(Cancel(job="digits")).reason
+    assert world.ask(Cancel(job="digits"), who=ALICE) == Cancelled(job=mine.id)
+    assert {event.job for event in world.ask(GetEvents(job=also_theirs.id), who=ALICE).events} == {also_theirs.id}
+    world.ask(Cancel(job=theirs.id), who=BOB)
+    assert not_allowed(world.ask(Cancel(job="digits"), who=ALICE)), "it is the only one that is not over"
+    assert world.ask(Cancel(job="digits"), who=BOB) == Cancelled(job=also_theirs.id)
+
+
 def test_a_log_goes_to_who_has_asked_for_it_whatever_others_ask_under_the_same_id():
     world = World({"s1": 4, "s2": 4})
     mine, theirs = running(world, ALICE), running(world, BOB)
@@ -289,7 +330,7 @@ def test_with_very_many_jobs_a_share_is_answered_to_who_has_set_it(monkeypatch: 
 
 def test_each_request_that_changes_something_is_looked_at():
     """A new kind of request that is not restricted must be told of here."""
-    restricted = {Scale, Profile, Cancel, SetPolicy, AdoptServer, ForgetServer}
+    restricted = {Scale, Profile, Cancel, SetPolicy, AdoptServer, ForgetServer, ExcludeServer, IncludeServer}
     assert set(CHANGES) == {Submit, *restricted}
 
 

@@ -290,4 +290,4 @@ def test_a_job_that_ends_before_the_decision_on_its_share_is_said_to_be_over(mon
     world.ask(Cancel(job=job))
     world.now += 2.0
     world.turn()
-    assert "is over: it has cancelled" in world.answers["scale"].reason
+    assert "is over: it was cancelled" in world.answers["scale"].reason

@@ -377,7 +377,7 @@ def test_a_job_does_not_wait_for_the_end_of_workers_that_hang_at_their_start():
 
 def test_a_start_that_takes_its_agent_long_does_not_count_as_the_script_s():
     world = World({"s1": 1})
-    job = world.submit(job_spec(low=1, high=1, start_timeout_s=60.0))
+    job = world.submit(job_spec(low=1, high=1, start_timeout_s=60.0, must_join=True))
     for _ in range(100):
         world.now += 1.0
         world.feed(AgentMessage(ServerId("s1"), AgentHeartbeat(server=ServerId("s1"))))
@@ -393,7 +393,7 @@ def reason(world, job) -> str:
 
 def test_a_command_that_never_joins_is_stopped_and_fails_in_words():
     world = World({"s1": 2})
-    job = world.submit(job_spec(low=2, high=2, start_timeout_s=60.0))
+    job = world.submit(job_spec(low=2, high=2, start_timeout_s=60.0, must_join=True))
     world.pass_time(20)
     assert reason(world, job) == "digits-1.0 has not called elastic.join() yet; at most 41 s more"
     world.pass_time(41)
@@ -432,7 +432,7 @@ def test_a_newcomer_that_never_joins_is_stopped_and_the_job_trains_on():
 
 def test_the_limit_for_starting_survives_the_controller_and_does_not_count_an_absent_server():
     world = World({"s1": 1})
-    job = world.submit(job_spec(low=1, high=1, start_timeout_s=60.0))
+    job = world.submit(job_spec(low=1, high=1, start_timeout_s=60.0, must_join=True))
     world.pass_time(50)
     world.now += 30.0
     world.restart(hello=False)

@@ -26,6 +26,12 @@ def test_a_gpu_of_which_nothing_is_told_is_nowhere() -> None:
     assert gpu_place(None, GpuAddress(server=S, index=2)) == GpuPlace()
 
 
+def test_a_gpus_place_has_the_rack_of_its_server() -> None:
+    racked = msgspec.structs.replace(SERVER, rack="r1")
+    assert gpu_place(racked, GpuAddress(server=S, index=2)) == msgspec.structs.replace(SECOND, rack="r1")
+    assert gpu_place(racked, GpuAddress(server=S, index=1)) == GpuPlace(rack="r1")
+
+
 def test_a_roster_carries_places_and_is_understood_without_them() -> None:
     member = Member(worker=WorkerId("w.0"), gpu=GpuAddress(server=S, index=2), place=SECOND)
     roster = Roster(generation=1, members=(member,), leader=member.worker)

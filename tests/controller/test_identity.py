@@ -458,7 +458,8 @@ def test_a_submission_waits_a_moment_for_an_agent_that_may_know_which_numbers_ar
 def test_the_numbers_that_were_skipped_stay_so_when_the_controller_starts_again() -> None:
     world = world_of()
     backup = dict(world.store)
-    waiting = world.submit(job_spec("waiting", low=4, high=4))
+    waiting = world.submit(job_spec("waiting", low=1, high=1))
+    world.ask(Cancel(job=waiting.id))
     world.pass_time(2.0)
     lose_store(world, backup)
     world.restart()

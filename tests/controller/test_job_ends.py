@@ -209,8 +209,9 @@ def test_a_preempted_job_that_is_cancelled_does_not_save():
 
 
 def test_a_pending_job_is_cancelled_at_once():
-    world = World({"s1": 1})
-    job = world.submit(job_spec(low=2, high=2))
+    world = World({"s1": 1}, policy="fifo")
+    world.submit(job_spec(low=1, high=1))
+    job = world.submit(job_spec(low=1, high=1))
     assert job.waiting_reason
     assert world.ask(Cancel(job=job.id)) == Cancelled(job=job.id)
     assert job.record.phase is JobPhase.CANCELLED
@@ -224,3 +225,47 @@ def test_ends_are_recorded_before_they_are_forgotten():
     assert ForgetWorkers(workers=(worker,), uids={worker: job.uid}) in world.messages(ForgetWorkers)
     world.restart()
     assert worker in [entry.worker for entry in world.job(job.id).record.past]
+
+
+def test_a_job_that_fails_says_after_which_step_in_which_attempt_with_which_error_and_where_its_log_is():
+    world = World()
+    job = one_running(world, 1)
+    world.report(f"{job.id}.0", WorkerPhase.TRAINING, job.record.committed, 12, batch_samples=256)
+    assert world.ask(GetJob(job=job.id)).job.batch_samples == 256
+    world.exit(f"{job.id}.0", 1, "exit code 1: ValueError: the loss is nan")
+    world.pass_time(5)
+    assert world.ask(GetJob(job=job.id)).job.failure is None
+    (second,) = world.roster(job.id)
+    world.report(second, WorkerPhase.STARTING)
+    world.exit(second, 1, "exit code 1: ValueError: the loss is nan")
+    world.pass_time(30)
+    while not job.final:
+        (last,) = world.roster(job.id)
+        world.exit(last, 1, "exit code 1: ValueError: the loss is nan")
+        world.pass_time(30)
+    found = world.ask(GetJob(job=job.id)).job
+    assert found.failure is not None
+    assert found.failure.steps_done == 13
+    assert found.failure.attempt == job.record.restarts + 1 > 1
+    assert found.failure.error == "exit code 1: ValueError: the loss is nan"
+    assert found.failure.log == f"/state/jobs/{job.id}/{found.failure.worker}.log"
+    world.restart()
+    assert world.ask(GetJob(job=job.id)).job.failure == found.failure
+
+
+def test_a_job_that_never_trained_says_so():
+    world = World({"s1": 1})
+    job = world.submit(job_spec("digits", 1, 1))
+    (first,) = world.roster(job.id)
+    world.exit(first, 2, "exit code 2: SyntaxError: invalid syntax")
+    found = world.ask(GetJob(job=job.id)).job
+    assert found.failure is not None
+    assert (found.failure.steps_done, found.failure.attempt, found.failure.worker) == (0, 1, first)
+
+
+def test_a_path_of_a_log_that_is_no_path_is_not_kept():
+    world = World({"s1": 1})
+    job = world.submit(job_spec("digits", 1, 1))
+    (first,) = world.roster(job.id)
+    world.exit(first, 2, log="x" * 5000)
+    assert world.ask(GetJob(job=job.id)).job.failure.log == ""

@@ -163,7 +163,7 @@ def test_an_error_of_the_script_before_any_progress_fails_the_job_at_once():
     job = world.submit(job_spec(low=2, high=2))
     world.exit(f"{job.id}.1", 3, "exit code 3: ValueError: bad")
     assert job.record.phase is JobPhase.FAILED
-    assert (job.record.exit_code, job.record.reason) == (3, "exit code 3: ValueError: bad")
+    assert (job.record.exit_code, job.record.reason) == (3, f"{job.id}.1 on s1:1: exit code 3: ValueError: bad")
     assert [stop.worker for stop in world.messages(StopWorker)] == [f"{job.id}.0"]
 
 

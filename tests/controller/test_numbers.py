@@ -35,12 +35,15 @@ from elasticd.protocol.model import (
     Gpu,
     GpuKind,
     GpuRange,
+    GpuWiring,
     JobId,
     JobPhase,
+    Nic,
     Resize,
     Server,
     ServerId,
     Steady,
+    Wiring,
     WorkerId,
     WorkerPhase,
     WorkerStatus,
@@ -206,6 +209,12 @@ def test_a_job_with_a_number_that_makes_no_sense_is_refused_with_the_field(chang
         {"gpus": tuple(Gpu(index=i, kind=GpuKind.CPU, name="") for i in range(5000))},
         {"gpus": (), "cpu_cores": -1},
         {"gpus": (), "address": "a" * 1000},
+        {"gpus": (), "rack": "r" * 1000},
+        {"gpus": (), "wiring": Wiring(driver="d" * 1000)},
+        {"gpus": (), "wiring": Wiring(gpus=(GpuWiring(index=0, above=("x",) * 1000),))},
+        {"gpus": (), "wiring": Wiring(gpus=(GpuWiring(index=0, pcie_bytes_per_s=math.inf),))},
+        {"gpus": (), "wiring": Wiring(nics=tuple(Nic(name="n") for _ in range(5000)))},
+        {"gpus": (), "wiring": Wiring(nics=(Nic(name="n", bytes_per_s=math.nan),))},
     ],
 )
 def test_a_server_that_cannot_be_is_not_taken_in(server: dict[str, Any]) -> None:
@@ -275,7 +284,14 @@ def test_a_generation_that_nobody_can_have_ordered_does_not_become_the_jobs() ->
 def test_what_a_status_may_change_without_a_second_look_is_how_far_a_worker_is_and_how_fast() -> None:
     """A field that is new must be looked at: `intake` compares it, or it is one of these."""
     progress = {"applied", "epoch", "total_steps", "samples_per_s", "median_step_s", "steady", "metrics", "note"}
-    progress |= {"saving_s", "longest_step_s", "sequence", "job", "worker"}  # the last two find the status before it
+    progress |= {
+        "saving_s",
+        "longest_step_s",
+        "batch_samples",
+        "sequence",
+        "job",
+        "worker",
+    }  # the last two find the status before it
     status = example_status()
     for name in status.__struct_fields__:
         changed = replace(status, **{name: _other(getattr(status, name))})

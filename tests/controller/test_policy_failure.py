@@ -88,13 +88,15 @@ def test_a_policy_that_cannot_decide_about_the_present_jobs_is_not_switched_to(m
 
 @pytest.mark.parametrize("policy", [kind.name for kind in POLICIES])
 def test_a_job_larger_than_the_cluster_waits_with_the_reason_and_the_others_run(policy: str) -> None:
-    world = World({"s1": 2, "s2": 1}, policy=policy)
+    world = World({"s1": 2, "s2": 1, "s3": 5}, policy=policy)
+    world.agents["s3"].connected = False
+    world.pass_time(15.0)
     large = world.submit(job_spec("large", low=8, high=4096, virtual_workers=4096, throughput={4096: 1e6}))
     small = world.submit(job_spec("small", low=1, high=1, max_steps=100, throughput={1: 1e-6}))
     world.pass_time(5.0)
     assert len(world.running(small.id)) == 1
     assert world.running(large.id) == []
-    assert world.ask(GetJob(job=large.id)).job.reason == "asks for at least 8 GPUs, the cluster has 3"
+    assert world.ask(GetJob(job=large.id)).job.reason == "waits for 8 GPUs: 3 of 8 are there, s3 is lost"
     assert EventKind.POLICY_FAILED not in world.kinds()
 
 
@@ -108,11 +110,11 @@ def test_a_job_that_has_lost_more_than_its_minimum_waits_until_the_servers_are_b
     world.pass_time(15.0)
     world.reap()
     assert world.job(job).record.target == ()
-    assert world.ask(GetJob(job=job)).job.reason == "asks for at least 4 GPUs, the cluster has 2"
+    assert world.ask(GetJob(job=job)).job.reason == "waits for 4 GPUs: 2 of 4 are there, s2 is lost"
     assert EventKind.POLICY_FAILED not in world.kinds()
     world.agents["s1"].connected = False
     world.pass_time(15.0)
-    assert world.ask(GetJob(job=job)).job.reason == "asks for at least 4 GPUs, the cluster has 0"
+    assert world.ask(GetJob(job=job)).job.reason == "waits for 4 GPUs: 0 of 4 are there, s1, s2 are lost"
 
 
 @pytest.mark.parametrize("policy", [kind.name for kind in POLICIES])

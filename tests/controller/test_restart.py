@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from elasticd.controller.reconcile import snapshot as snapshots
 from elasticd.controller.records import submission_key
 from elasticd.controller.recovery import differences, durable
 from elasticd.protocol.messages import GetJob, StopWorker
@@ -186,3 +187,27 @@ def test_the_last_status_of_a_worker_counts_for_a_job_whose_other_workers_go_on(
     world.hello("s1")
     world.turn()
     assert world.job(job).best_applied == 55
+
+
+def test_what_a_new_controller_reckons_while_it_waits_for_its_servers_is_what_it_would_reckon_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With thousands of jobs the work for the first decision is done piece by piece, as the servers come back."""
+    views = []
+    for many_behind in (2, 10_000):
+        monkeypatch.setattr(snapshots, "MANY_BEHIND", many_behind)
+        world = World({"a": 4, "b": 4, "c": 4})
+        for each in range(6):
+            world.submit(job_spec(f"job{each}", high=1 + each % 3, throughput={1: 1.0 + each, 2: 1.5 + each}))
+        world.turn(1.0)
+        world.restart(hello=False)
+        behind = [world.machine.cluster.rows.behind]
+        for server in "abc":
+            world.hello(server)
+            behind.append(world.machine.cluster.rows.behind)
+        view = snapshots.snapshot(world.machine.cluster, world.now).view
+        views.append(
+            (view.servers, view.placements, view.jobs.max_gpus.tolist(), view.jobs.speedup(slice(None), 2).tolist())
+        )
+        assert (behind[-1] < 2) == (many_behind == 2), behind
+    assert views[0] == views[1]

@@ -224,6 +224,8 @@ def test_a_job_is_measured_anew_when_somebody_asks():
 def test_a_job_that_cannot_be_measured_now_is_refused_with_the_reason():
     world = measuring_world()
     job = world.submit(job_spec(high=4))
+    assert "has not called elastic.join() yet" in world.ask(Profile(job=job.id)).reason
+    world.arrive(job.id)
     assert "does not train" in world.ask(Profile(job=job.id)).reason
     train(world, job, LINEAR, 10)
     world.ask(Scale(job=job.id, share=2))

@@ -64,7 +64,9 @@ from elasticd.protocol.model import (
     Resize,
     Server,
     ServerId,
+    Severity,
     Steady,
+    Trouble,
     WorkerId,
     WorkerPhase,
     WorkerStatus,
@@ -116,6 +118,7 @@ class Agent:
     received: int = 0
     hellos: int = 0
     connected: bool = True
+    troubles: tuple[Trouble, ...] = ()
 
 
 class World:
@@ -127,8 +130,10 @@ class World:
         policy: str = "max-min",
         seed: int = 0,
         stages: Stages | None = None,
+        kinds: dict[str, tuple[str, int]] | None = None,
         **settings: Any,
     ):
+        """`servers`: how many GPUs each has; `kinds`: their name and memory in bytes; without it they are CPU slots."""
         self.now = 1000.0
         self.policy = policy
         self.stages = stages or Stages()
@@ -144,7 +149,9 @@ class World:
         self.orders: dict[JobId, int] = {}  # greatest generation ever sent
         self.agents: dict[ServerId, Agent] = {}
         for name, gpus in (servers if servers is not None else {"s1": 4}).items():
-            slots = tuple(Gpu(index=i, kind=GpuKind.CPU, name="CPU slot") for i in range(gpus))
+            called, memory = (kinds or {}).get(name, ("CPU slot", 0))
+            kind = GpuKind.CUDA if name in (kinds or {}) else GpuKind.CPU
+            slots = tuple(Gpu(index=i, kind=kind, name=called, memory_bytes=memory) for i in range(gpus))
             server = Server(server=ServerId(name), address="127.0.0.1", gpus=slots)
             self.agents[ServerId(name)] = Agent(server)
         self.machine = self.new_machine()
@@ -260,6 +267,8 @@ class World:
                     if process.job == message.job:
                         process.order = message
             case StartWorker(job=job, worker=worker, gpu=gpu, uid=uid):
+                bad = [one for one in agent.troubles if one.gpu in (None, gpu) and one.severity is not Severity.NOTE]
+                assert all(one.code in message.trusted for one in bad), f"{worker} is started on {server}:{gpu}: {bad}"
                 agent.highest_job = max(agent.highest_job, job_number(job))
                 self.start(agent, job, worker, GpuAddress(server=server, index=gpu), uid)
             case StopWorker(worker=worker, uid=uid):
@@ -314,9 +323,22 @@ class World:
             processes=tuple(
                 LocalWorker(worker=worker, job=p.job, uid=p.uid, gpu=p.gpu.index) for worker, p in agent.running.items()
             ),
+            troubles=agent.troubles,
         )
         self.feed(AgentMessage(agent.server.server, hello, agent.identity))
         return hello
+
+    def trouble(self, server: str, *troubles: Trouble) -> None:
+        """The agent of `server` finds these, and no others any more."""
+        agent = self.agents[ServerId(server)]
+        agent.troubles = troubles
+        if agent.connected:
+            self.feed(
+                AgentMessage(
+                    ServerId(server), AgentHeartbeat(server=ServerId(server), troubles=troubles), agent.identity
+                )
+            )
+            self.turn()
 
     def find(self, worker: str) -> tuple[Agent, Process]:
         for agent in self.agents.values():
@@ -338,6 +360,7 @@ class World:
         waits_s: float = 0.0,
         save_failures: int = 0,
         unconnected_s: float = 0.0,
+        batch_samples: int = 0,
     ) -> None:
         """`worker` reports, having seen the order that its agent gave it last."""
         agent, process = self.find(worker)
@@ -361,6 +384,7 @@ class World:
             waits_s=waits_s,
             save_failures=save_failures,
             unconnected_s=unconnected_s,
+            batch_samples=batch_samples,
         )
         self.now += 0.001
         if agent.connected:
@@ -370,7 +394,13 @@ class World:
             self.turn()
 
     def exit(
-        self, worker: str, code: int | None, reason: str = "", turn: bool = True, fault: Fault | None = None
+        self,
+        worker: str,
+        code: int | None,
+        reason: str = "",
+        turn: bool = True,
+        fault: Fault | None = None,
+        log: str = "",
     ) -> None:
         """`worker` ends; its agent judges by the exit code unless the fault is given."""
         agent, process = self.find(worker)
@@ -388,6 +418,7 @@ class World:
             status=process.status,
             fault=fault,
             uid=process.uid,
+            log=log or f"/state/jobs/{process.job}/{worker}.log",
         )
         agent.exited[WorkerId(worker)] = ended
         self.now += 0.001

@@ -64,7 +64,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     command = Cli(base / "cluster", base)
     command("up", "--gpus", "2")
     yield command
-    command("down")
+    command("down", "--purge", "--yes")
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def alone(tmp_path: Path) -> Iterator[Cli]:
     """No cluster yet; whatever a test starts is ended."""
     command = Cli(tmp_path / "cluster", tmp_path)
     yield command
-    command("down")
+    command("down", "--purge", "--yes")
     assert command.processes() == []
 
 
@@ -108,14 +108,39 @@ def test_a_job_goes_through_its_life(cli: Cli) -> None:
 
 
 @pytest.mark.cluster
+def test_of_several_jobs_none_is_cancelled_if_one_is_unknown(cli: Cli) -> None:
+    job = cli("submit", "sleep.yaml").stdout.strip()
+    assert "there is no job 'nobody-99'" in one_line(cli("cancel", job, "nobody-99", code=2))
+    assert cli.json("status", job)["phase"] != "cancelled"
+    other = cli("submit", "sleep.yaml").stdout.strip()
+    assert cli("cancel", job, other).stdout == f"{job} cancelled\n{other} cancelled\n"
+
+
+@pytest.mark.cluster
 def test_a_jobs_own_exit_code_and_output_come_back(cli: Cli) -> None:
     done = cli("submit", "--name", "three", "--follow", "--", sys.executable, "train.py", code=3)
     job, *log = done.stdout.splitlines()
     assert log == ["hello"]
+    assert f"{job} failed after " in done.stderr
+    for words in ("(exit code 3)", "attempt 1", f"elasticctl logs {job} --worker 0", f"{job}.0.log"):
+        assert words in done.stderr
     assert cli("logs", job).stdout == "hello\n"
     assert cli("logs", job, "--worker", "0").stdout == "hello\n"
     assert cli("logs", job, "--since", "1h").stdout == "hello\n"
-    assert cli("wait", job, code=3).stdout.startswith(f"{job} failed")
+    ended = cli("wait", job, code=3).stdout
+    assert ended.startswith(f"{job} failed")
+    path = ended.splitlines()[-1].partition(":")[2]
+    assert Path(path).read_text().endswith("o hello\n"), "the log is where it is said to be"
+
+
+@pytest.mark.cluster
+def test_a_job_that_has_only_waited_has_no_log(cli: Cli) -> None:
+    jobs = [cli("submit", "--gpus", "2", "--", "sleep", "600").stdout.strip() for _ in range(2)]
+    done = cli("logs", jobs[1])
+    assert done.stdout == ""
+    assert f"{jobs[1]} has had no worker yet" in done.stderr
+    for job in jobs:
+        cli("cancel", job)
 
 
 @pytest.mark.cluster
@@ -126,6 +151,7 @@ def test_servers_and_version_are_shown(cli: Cli) -> None:
     assert "is a member of this cluster" in cli("servers", "adopt", "local-1", code=1).stderr
     assert "there is no server 'local-9'" in cli("servers", "adopt", "local-9", code=2).stderr
     assert cli.json("version")["cluster"]["servers"] == 1
+    assert "type" not in cli.json("version")["cluster"]
     assert cli("version").stdout.startswith("elasticctl 0.")
 
 
@@ -182,6 +208,19 @@ def test_the_policy_is_shown_tried_out_changed_and_given_back(cli: Cli) -> None:
 
 
 @pytest.mark.cluster
+def test_scaling_what_has_not_joined_answers_at_once_and_says_why(cli: Cli) -> None:
+    job = cli("submit", "--gpus", "1:2", "--", "sleep", "600").stdout.strip()
+    deadline = time.monotonic() + PATIENCE_S
+    while cli.json("status", job)["phase"] != "running":
+        assert time.monotonic() < deadline
+    share = cli.json("status", job)["share_gpus"]
+    line = one_line(cli("scale", job, str(3 - share), code=1))
+    assert "its command has not called elastic.join(), so it is a fixed gang" in line
+    assert cli.json("status", job)["share_gpus"] == share
+    cli("cancel", job)
+
+
+@pytest.mark.cluster
 def test_a_dry_run_submits_nothing(cli: Cli) -> None:
     before = len(cli.json("status", "--all")["jobs"])
     spec = cli.json("submit", "--dry-run", "--gpus", "1:4", "--", "sleep", "1")
@@ -198,7 +237,7 @@ def test_a_dry_run_submits_nothing(cli: Cli) -> None:
         ("command: sleep 1\ngpus: 0\n", ["gpus", "0", "at least 1"]),
         ("command: sleep 1\ngpus: many\n", ["gpus", "many"]),
         ("command: sleep 1\ngpus: {max: 4}\nvirtual_workers: 2\n", ["virtual_workers", "2", "4"]),
-        ("command: sleep 1\nvirtual_workers: two\n", ["virtual_workers", "int"]),
+        ("command: sleep 1\nvirtual_workers: two\n", ["virtual_workers", "a whole number"]),
         ("gpus: 1\n", ["command", "missing"]),
         ("command: no-such-program-anywhere\n", ["command", "no-such-program-anywhere"]),
         ("command: python nothing.py\n", ["command", "nothing.py"]),
@@ -260,13 +299,6 @@ def test_what_a_cluster_does_not_know_is_refused_in_one_sentence(
 
 
 @pytest.mark.cluster
-def test_a_share_beyond_the_virtual_workers_is_refused(cli: Cli) -> None:
-    job = cli("submit", "sleep.yaml").stdout.strip()
-    assert "1 to 1 GPUs" in one_line(cli("scale", job, "2", code=2))
-    cli("cancel", job)
-
-
-@pytest.mark.cluster
 @pytest.mark.parametrize("command", [("events", "-f"), ("status", "-w")])
 def test_what_goes_on_for_ever_ends_quietly_on_ctrl_c(cli: Cli, command: tuple[str, ...]) -> None:
     process = subprocess.Popen(
@@ -309,19 +341,74 @@ def test_up_again_starts_what_was_killed_and_the_jobs_are_still_there(alone: Cli
 
 
 @pytest.mark.cluster
-def test_down_leaves_nothing_and_kept_clusters_remember_their_jobs(alone: Cli) -> None:
+def test_down_keeps_what_was_made_and_removes_it_only_when_told(alone: Cli) -> None:
     alone("up", "--gpus", "1")
     job = alone("submit", "--name", "stubborn", "--", "sh", "-c", "trap '' TERM; while true; do sleep 1; done")
     deadline = time.monotonic() + PATIENCE_S
-    while alone.json("status", job.stdout.strip())["workers"][0]["phase"] != "starting":
+    while alone.json("status", job.stdout.strip())["workers"][0]["phase"] not in ("starting", "running"):
         assert time.monotonic() < deadline
-    alone("down", "--keep")
+    done = alone("down")
     assert alone.processes() == []
+    assert done.stdout == f"stopped; kept {alone.directory}\n"
+    assert "the records of its jobs, no checkpoints and logs (" in done.stderr
+    assert f"`elasticctl --dir {alone.directory} down --purge` removes them" in done.stderr
+    assert "nothing runs" in alone("down").stdout
+    assert f"is stopped: `elasticctl --dir {alone.directory} up`" in one_line(alone("status", code=3))
     alone("up")
     assert [entry["job"] for entry in alone.json("status", "--all")["jobs"]] == [job.stdout.strip()]
-    alone("down")
+    assert "say --yes" in one_line(alone("down", "--purge", code=2)), "nobody is there to ask"
+    assert len(alone.processes()) > 0
+    assert alone("down", "--purge", "--yes").stdout == f"stopped; removed {alone.directory}\n"
     assert alone.processes() == []
     assert not alone.directory.exists()
+
+
+@pytest.mark.cluster
+def test_what_a_cluster_made_is_removed_after_a_yes_at_the_terminal(alone: Cli) -> None:
+    alone("up", "--gpus", "1")
+    for word, code in (("n", 1), ("y", 0)):
+        asked, mine = os.openpty()
+        command = [ELASTICCTL, "--dir", str(alone.directory), "down", "--purge"]
+        os.write(asked, f"{word}\n".encode())
+        done = subprocess.run(command, stdin=mine, capture_output=True, text=True, timeout=PATIENCE_S)
+        os.close(asked)
+        os.close(mine)
+        assert f"Remove {alone.directory} with the records of its jobs" in done.stderr
+        assert done.returncode == code
+        assert alone.directory.exists() == (word == "n")
+        assert bool(alone.processes()) == (word == "n")
+
+
+@pytest.mark.cluster
+def test_a_stopped_cluster_may_get_other_options(alone: Cli) -> None:
+    alone("up", "--gpus", "1")
+    assert "down` first" in one_line(alone("up", "--gpus", "2", code=2))
+    alone("down")
+    alone("up", "--servers", "2", "--gpus", "2", "--policy", "fifo")
+    shown = alone.json("servers")["servers"]
+    assert [len(view["server"]["gpus"]) for view in shown] == [2, 2]
+    assert alone.json("policy", "show")["policy"]["name"] == "fifo"
+
+
+@pytest.mark.cluster
+def test_a_dead_controller_is_named_at_once_with_its_process_its_log_and_what_starts_it(alone: Cli) -> None:
+    alone("up", "--gpus", "1")
+    pid = json.loads((alone.directory / "cluster.json").read_text())["daemons"]["controller"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([process for process in alone.processes() if process.pid == pid], timeout=PATIENCE_S)
+    line = one_line(alone("status", code=3))
+    for words in (
+        f"process {pid} does not run",
+        f"`elasticctl --dir {alone.directory} up` starts it again",
+        f"its log is {alone.directory}/log/controller.log, which ends with: ",
+    ):
+        assert words in line
+    assert "no controller" not in alone("version").stderr
+    assert alone.json("up")["started"] == ["controller"]
+    pid = json.loads((alone.directory / "cluster.json").read_text())["daemons"]["controller"]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    assert f"runs as process {pid} and does not answer; its log is" in one_line(alone("status", code=3))
+    os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.cluster
@@ -341,6 +428,147 @@ def test_a_directory_with_other_things_in_it_is_left_alone(alone: Cli) -> None:
 
 
 def test_the_command_starts_without_anything_heavy() -> None:
-    program = "import sys, elasticd.ctl.main; print(*{'torch', 'numpy', 'zmq', 'rich.live'} & set(sys.modules))"
+    program = "import sys, elasticd.ctl.main; print(*{'torch', 'numpy', 'zmq', 'rich', 'yaml'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_report_tells_who_has_had_the_gpus_and_outlives_the_job(cli: Cli) -> None:
+    job = cli("submit", "--name", "reported", "--gpus", "1", "--", "sleep", "60").stdout.strip()
+    deadline = time.monotonic() + PATIENCE_S
+    while not cli.json("report", "--job", job)["rows"][0]["held_gpu_s"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    cli("cancel", job)
+    (row,) = cli.json("report", "--job", job)["rows"]
+    columns = ("used_gpu_s", "idle_gpu_s", "paused_gpu_s", "lost_gpu_s")
+    assert sum(row["gpu_seconds"][name] for name in columns) == pytest.approx(row["held_gpu_s"])
+    assert job in [row["job"] for row in cli.json("report", "--by", "job")["rows"]]
+    everyone = cli.json("report")["rows"]
+    today = cli.json("report", "--by", "day", "--since", "1d")["rows"]
+    assert sum(row["held_gpu_s"] for row in everyone) >= row["held_gpu_s"]
+    assert sum(row["held_gpu_s"] for row in today) >= row["held_gpu_s"]
+    head, *lines = cli("report", "--by", "job", "--csv").stdout.splitlines()
+    assert head == "user,day,job,phase,used_gpu_s,idle_gpu_s,paused_gpu_s,lost_gpu_s,held_gpu_s"
+    assert any(line.split(",")[2] == job for line in lines)
+    assert "GPU time" in cli("status", job).stdout
+    shown = cli("report", "--by", "job")
+    assert job in shown.stdout
+    assert "(UTC)" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--since", "last week"), "neither days"),
+        (("--json", "--csv"), "exclude each other"),
+        (("--job", "a-1", "--by", "day"), "stands alone"),
+    ],
+)
+def test_a_report_that_nobody_can_mean_is_refused(offline: Cli, arguments: tuple[str, ...], reason: str) -> None:
+    assert reason in one_line(offline("report", *arguments, code=2))
+
+
+@pytest.mark.cluster
+def test_status_loads_nothing_that_it_does_not_need(cli: Cli) -> None:
+    heavy = {"torch", "numpy", "rich", "yaml", "asyncio", "pydantic", "elasticd.ctl.local", "elasticd.ctl.simulate"}
+    program = (
+        f"import sys; sys.argv[1:] = ['--dir', {str(cli.directory)!r}, 'status']\n"
+        "from elasticd.ctl.main import main\n"
+        f"try: main()\nfinally: print(*{heavy!r} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.split() == []
+
+
+def completed(cli: Cli, line: str) -> list[str]:
+    """What bash offers after `line` and a Tab."""
+    words = line.split(" ")
+    environ = {
+        **os.environ,
+        "_ELASTICCTL_COMPLETE": "complete_bash",
+        "COMP_WORDS": "\n".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+        "ELASTICCTL_DIR": str(cli.directory),
+    }
+    done = subprocess.run([ELASTICCTL], env=environ, cwd=cli.cwd, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.cluster
+def test_a_shell_completes_jobs_servers_and_policies_of_the_running_cluster(cli: Cli) -> None:
+    job = cli("submit", "--name", "to-complete", "--", "sleep", "60").stdout.strip()
+    for command in ("scale", "cancel", "wait", "status", "logs", "events", "profile"):
+        assert completed(cli, f"elasticctl {command} to-") == [job]
+    assert completed(cli, "elasticctl servers forget loc") == ["local-1"]
+    cli("cancel", job)
+    assert completed(cli, "elasticctl scale to-") == [], "it is over"
+    assert job in completed(cli, "elasticctl logs to-")
+    assert job in completed(cli, f"elasticctl --dir {cli.directory} logs to-")
+    assert {"status", "scale"} <= {*completed(cli, "elasticctl s")}
+
+
+def test_without_a_cluster_a_shell_is_offered_nothing_and_told_nothing(offline: Cli) -> None:
+    assert completed(offline, "elasticctl scale x") == []
+    assert completed(offline, "elasticctl --controller tcp://127.0.0.1:9 scale x") == []
+    assert completed(offline, f"elasticctl --controller ipc://{offline.cwd}/nobody servers forget x") == []
+    assert {"afs-l", "afs-p"} <= {*completed(offline, "elasticctl policy set afs-")}
+    assert completed(offline, "elasticctl submit --priority h") == ["high"]
+
+
+def test_every_command_is_known_to_the_table_that_says_which_file_to_load() -> None:
+    program = (
+        "import sys; sys.argv[1:] = []\n"
+        "from elasticd.ctl import main\nmain.load_commands()\n"
+        "names = lambda app: [c.name or c.callback.__name__ for c in app.registered_commands] + "
+        "[g.name or g.typer_instance.info.name for g in app.registered_groups]\n"
+        "print(*sorted(set(names(main.app)) ^ {c for room in main.ROOMS.values() for c in room}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [], "these stand in one place and not in the other"
+
+
+def test_help_version_and_a_bare_command_answer_without_a_cluster(offline: Cli) -> None:
+    bare, asked = offline().stdout, offline("--help").stdout
+    assert bare == asked
+    for command in ("submit", "status", "servers", "policy", "simulate"):
+        assert f"\n  {command} " in asked
+    assert offline("--version").stdout.startswith("elasticctl 0.")
+    assert offline("policy").stdout.startswith("Usage: elasticctl policy ")
+    for command in ("", "policy"):
+        done = subprocess.run(f"{ELASTICCTL} {command} | true", shell=True, capture_output=True, text=True)
+        assert done.stderr == "", "a reader that goes away is no fault"
+
+
+@pytest.mark.parametrize(
+    ("controller", "code", "said"),
+    [("tcp://192.0.2.1:7700", 0, "the job fails unless it does on the servers"), (None, 2, "or name its interpreter")],
+)
+def test_what_the_interpreter_here_lacks_is_a_warning_where_the_servers_are_elsewhere(
+    offline: Cli, tmp_path: Path, controller: str | None, code: int, said: str
+) -> None:
+    if controller is None:
+        offline.directory.mkdir(exist_ok=True)
+        (offline.directory / "cluster.json").write_text('{"controller": "ipc:///nowhere"}')
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    (offline.cwd / "needs.py").write_text("import torch\n")
+    where = () if controller is None else ("--controller", controller)
+    done = offline(*where, "submit", "--dry-run", "--", str(bare), "needs.py", code=code)
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert bool(done.stdout) is (code == 0)
+    if controller is None:
+        (offline.directory / "cluster.json").unlink()
+        assert "no cluster at" in one_line(offline("submit", "--", str(bare), "needs.py", code=3))
+
+
+def test_a_submission_from_a_directory_that_is_gone_says_so(offline: Cli, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = ["bash", "-c", f'rmdir "$PWD"; exec {ELASTICCTL} --dir {offline.directory} submit --dry-run -- true']
+    done = subprocess.run(words, cwd=gone, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, "does not exist any more" in one_line(done)) == (2, True)

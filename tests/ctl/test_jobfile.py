@@ -102,3 +102,42 @@ def test_a_point_of_the_curve_says_how_it_is_known() -> None:
     )
     stated = CurvePoint(share_gpus=1, servers=None, steps_per_s=10.0, samples_per_s=None, source="stated")
     assert point_line(stated).split() == ["1", "GPU", "10.00", "steps/s", "stated"]
+
+
+def test_a_working_directory_counts_from_the_directory_of_its_file(tmp_path: Path) -> None:
+    jobs, elsewhere = tmp_path / "jobs", tmp_path / "elsewhere"
+    (jobs / "data").mkdir(parents=True)
+    elsewhere.mkdir()
+    (jobs / "here.yaml").write_text("command: sleep 1\nworkdir: .\n")
+    (jobs / "below.yaml").write_text("command: sleep 1\nworkdir: data\n")
+    (jobs / "none.yaml").write_text("command: sleep 1\n")
+    found = {
+        name: build(jobs / f"{name}.yaml", Overrides(), elsewhere, ENVIRON).workdir
+        for name in ("here", "below", "none")
+    }
+    assert found == {"here": str(jobs), "below": str(jobs / "data"), "none": str(elsewhere)}
+    (jobs / "wrong.yaml").write_text("command: sleep 1\nworkdir: elsewhere\n")
+    with pytest.raises(UserError, match="jobs/elsewhere is not a directory"):
+        build(jobs / "wrong.yaml", Overrides(), tmp_path, ENVIRON)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("checkpoint: 5", "checkpoint: must be fields, not a whole number"),
+        ("name: [a]", "name: must be text, not a list"),
+        ("restarts: many", "restarts: must be a whole number, not text"),
+        ("env: 5", "env: must be fields, not a whole number"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_in_plain_words(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UserError) as raised:
+        built(tmp_path, text)
+    assert str(raised.value).endswith(f"job.yaml: {words}")
+
+
+def test_a_command_that_is_no_text_is_refused_in_plain_words(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("command: 5\n")
+    with pytest.raises(UserError, match=r"command: must be text or a list, not a whole number"):
+        build(file, Overrides(), tmp_path, ENVIRON)

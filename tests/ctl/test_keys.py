@@ -89,10 +89,13 @@ def test_a_command_goes_where_it_is_told_then_to_the_local_cluster_then_as_confi
     with pytest.raises(ClusterUnreachable):
         goes_to(given=True)
     local.mkdir()
-    (local / "cluster.json").write_text(
-        '{"controller": "ipc:///local", "agents": "ipc:///a", "servers": 1, "gpus": null, "policy": "max-min"}'
-    )
+    record = '{"controller": "ipc:///local", "agents": "ipc:///a", "servers": 1, "gpus": null, "policy": "max-min"'
+    (local / "cluster.json").write_text(record + ', "daemons": {"controller": {"pid": 1, "start_ticks": 1}}}')
     assert goes_to() == goes_to(given=True) == "ipc:///local"
+    (local / "cluster.json").write_text(record + "}")
+    assert goes_to() == "ipc:///own", "a local cluster that has been stopped stands in nobody's way"
+    with pytest.raises(ClusterUnreachable, match="is stopped"):
+        goes_to(given=True)
     assert goes_to("ipc:///said") == "ipc:///said"
     (local / "cluster.json").unlink()
     (tmp_path / "config" / "elasticctl" / "cluster.yaml").write_text("contoller: ipc:///own\n")

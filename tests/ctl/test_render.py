@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from elasticd.ctl import render
 from elasticd.ctl.client import accepted
+from elasticd.ctl.tables import lines
 from elasticd.protocol.errors import NotAllowed, RequestRefused, UserError
-from elasticd.protocol.messages import JobView, Refused
-from elasticd.protocol.model import GpuRange, JobSpec
+from elasticd.protocol.messages import Failure, JobView, Refused
+from elasticd.protocol.model import GpuRange, JobSpec, ServerId, WorkerId
 
 SPEC = JobSpec(
     name="digits", command=("python", "train.py"), gpus=GpuRange(min=1, max=1), virtual_workers=1, workdir="/"
@@ -30,20 +30,45 @@ def view(number: int, **fields: Any) -> JobView:
 
 
 def table(*jobs: JobView) -> list[str]:
-    console = Console(width=200, no_color=True)
-    with console.capture() as captured:
-        console.print(render.job_table(jobs, 10.0))
-    return [line.rstrip() for line in captured.get().splitlines()]
+    return list(lines(render.job_table(jobs, 10.0), 200, False))
 
 
-def test_owners_are_shown_where_there_are_several_people():
+def test_each_job_shows_whose_it_is():
     head, first, second, third = table(view(1, owner="alice"), view(2, owner="local"), view(3))
-    assert head.split()[:3] == ["JOB", "OWNER", "PHASE"]
-    assert [line.split()[1] for line in (first, second, third)] == ["alice", "local", "-"]
+    assert head.split()[:3] == ["JOB", "USER", "PHASE"]
+    assert [line.split()[1] for line in (first, second, third)] == ["alice", "-", "-"]
 
 
-def test_in_a_cluster_of_ones_own_no_owner_is_shown():
-    assert table(view(1, owner="local"), view(2))[0].split()[:2] == ["JOB", "PHASE"]
+def test_in_a_cluster_of_ones_own_the_user_is_who_was_told_at_the_submission():
+    spec = msgspec.to_builtins(msgspec.structs.replace(SPEC, user="bob"))
+    assert table(view(1, owner="local", spec=spec))[1].split()[1] == "bob"
+
+
+def test_a_job_in_full_has_the_same_user_as_in_the_table():
+    spec = msgspec.to_builtins(msgspec.structs.replace(SPEC, user="bob"))
+    assert "  owner            bob" in render.job_lines(view(1, owner="local", spec=spec), 10.0)
+
+
+def test_no_directory_and_no_metric_of_somebody_elses_job_reaches_the_terminal_as_it_is():
+    spec = msgspec.to_builtins(msgspec.structs.replace(SPEC, workdir="/home/\x1b]0;owned\x07eve"))
+    told = render.job_lines(view(1, spec=spec, metrics={"\x1b[2Jloss": 1.0}), 10.0)
+    assert "  workdir          /home/eve" in told
+    assert "  metrics          loss=1" in told
+    assert "\x1b" not in "".join(told)
+
+
+def test_a_job_that_is_over_says_how_long_it_was_there_and_not_how_long_ago():
+    over = view(1, phase="finished", submitted_s=10.0, finished_s=14.0)
+    told = next(line for line in render.job_lines(over, 500.0) if line.startswith("  time"))
+    assert told.endswith("over after 4s, restarts 0")
+
+
+def test_a_submission_speaks_of_a_global_batch_only_where_the_job_is_expected_to_join():
+    plain = msgspec.structs.replace(SPEC, restarts=0)
+    assert render.submitted("digits-1", plain) == "digits-1: 1 GPU"
+    assert "; global batch: the script's batch_size" in render.submitted(
+        "digits-1", msgspec.structs.replace(SPEC, restarts=None)
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,3 +92,40 @@ def test_a_refusal_ends_with_the_code_of_its_kind(answer: Refused, kind: type[Ex
     with pytest.raises(kind) as raised:
         accepted(answer)
     assert raised.value.exit_code == code  # type: ignore[attr-defined]
+
+
+FAILURE = Failure(
+    attempt=2,
+    steps_done=9,
+    worker=WorkerId("digits-1.3"),
+    server=ServerId("gpu2"),
+    error="exit code 1: ValueError: \x1b[31mnan",
+    log="/state/jobs/digits-1.ab/digits-1.3.log",
+)
+
+
+def test_a_failed_job_says_where_why_and_what_to_read():
+    failed = view(1, phase="failed", reason="it fails again and again", failure=FAILURE, total_steps=64, exit_code=1)
+    assert render.failure_lines(failed) == [
+        "  failed after     9 steps of 64, in attempt 2",
+        "  worker           digits-1.3 on gpu2",
+        "  error            exit code 1: ValueError: nan",
+        "  log              elasticctl logs digits-1 --worker 3",
+        "                   gpu2:/state/jobs/digits-1.ab/digits-1.3.log",
+    ]
+    assert render.failure_lines(view(1)) == []
+    assert "9/64" in table(failed)[1]
+    assert "9/64" in table(view(1, phase="failed", failure=FAILURE, total_steps=64, step=-1))[1], "it had begun again"
+    killed = view(1, phase="failed", reason="killed by SIGKILL", exit_code=-9)
+    assert render.verdict(killed) == "digits-1 failed after 0s: killed by SIGKILL", "no exit code"
+    assert render.verdict(failed) == "digits-1 failed after 0s (exit code 1): it fails again and again"
+
+
+def test_the_global_batch_is_shown_as_far_as_it_is_known():
+    assert (
+        "  global batch     1 virtual worker x the script's batch_size, which it has not told yet"
+        in render.job_lines(view(1), 10.0)
+    )
+    spec = msgspec.to_builtins(msgspec.structs.replace(SPEC, virtual_workers=4))
+    lines = render.job_lines(view(1, spec=spec, batch_samples=128), 10.0)
+    assert "  global batch     128 samples (4 virtual workers x 32)" in lines

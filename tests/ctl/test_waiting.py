@@ -50,8 +50,8 @@ def test_a_wait_without_a_limit_says_how_to_end_it_and_what_changes_but_not_each
     for second in range(50):
         wait.pause(f"starts again in {50 - second} s")
     wait.pause("its workers are starting")
-    assert [text.partition(": ")[2].partition(" (")[0] for text in said] == ["waits for the end of digits-1"] * 2
-    assert "Ctrl-C ends the waiting" in said[0]
+    assert said[0].startswith("elasticctl: waits for the end of digits-1 (Ctrl-C ends the waiting): starts again in")
+    assert said[1:] == ["elasticctl: still waits: its workers are starting"]
 
 
 def test_a_limit_is_a_duration() -> None:
@@ -59,3 +59,17 @@ def test_a_limit_is_a_duration() -> None:
     assert limit_s("2m") == 120.0
     with pytest.raises(UserError, match="--timeout"):
         limit_s("soon")
+
+
+def test_a_wait_that_is_to_be_told_everywhere_is_told_in_a_pipe_too(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(waiting, "say", said.append)
+    monkeypatch.setattr(waiting.sys.stderr, "isatty", lambda: False, raising=False)
+    wait = Waiting("digits-1 to train on 3 GPUs", 300.0, "; the order stands", always=True)
+    while time.now < 400.0:
+        wait.pause()
+    assert said == ["elasticctl: waits for digits-1 to train on 3 GPUs (at most 5m00s)"]
+    with pytest.raises(RequestRefused, match=r"digits-1 to train on 3 GPUs; the order stands$"):
+        wait.pause()

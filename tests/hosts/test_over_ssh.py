@@ -106,7 +106,7 @@ def test_a_job_spans_three_hosts_is_resized_and_loses_one_and_no_bit(alice: Alic
     same_bits(output, alice.shared / "alone.pt", *arguments, virtual_workers=3)
     keys = json.loads(alice.types("cat ~/.local/state/elasticctl/local/controller/keys/known.json").stdout)["known"]
     assert [key["principal"] for key in keys if key.get("revoked_s")] == ["server:three"], "the lost key counts no more"
-    alice.types("elasticctl down")
+    alice.types("elasticctl down --purge --yes")
     assert alice.left() == {"one": "", "two": "", "three": ""}
 
 
@@ -125,7 +125,7 @@ def test_workers_use_the_network_that_their_servers_configuration_names(alice: A
         assert ours == {alice.lab.address(name, 1)}, "\n".join(lines)
         peers = {line.split()[4].rpartition(":")[0] for line in lines if line.startswith("ESTAB")}
         assert {alice.lab.address(other, 1) for other in alice.lab.hosts if other != name} <= peers, "\n".join(lines)
-    alice.types("elasticctl down")
+    alice.types("elasticctl down --purge --yes")
     assert alice.left() == {"one": "", "two": "", "three": ""}
 
 
@@ -174,7 +174,7 @@ def test_down_names_hosts_that_do_not_answer_and_ends_them_later(alice: Alice) -
     alice.types("elasticctl up --hosts hosts.txt --ssh 'ssh -o BatchMode=yes -o ConnectTimeout=2'")
     assert alice.types("elasticctl up").stdout.startswith("the cluster at ")
     alice.lab.unplug("two")
-    said = alice.types("elasticctl down", check=False)
+    said = alice.types("elasticctl down --purge --yes", check=False)
     assert said.returncode == 1
     assert "all but these are stopped" in said.stderr
     assert "two (two): ssh: connect to host two" in said.stderr
@@ -182,7 +182,7 @@ def test_down_names_hosts_that_do_not_answer_and_ends_them_later(alice: Alice) -
     assert left["three"] == "", "a host that answers is not kept waiting"
     assert left["two"]
     alice.lab.plug("two")
-    alice.types("elasticctl down")
+    alice.types("elasticctl down --purge --yes")
     assert alice.left() == {"one": "", "two": "", "three": ""}
 
 
@@ -204,4 +204,4 @@ def test_no_key_is_ever_on_a_command_line(alice: Alice) -> None:
         "stat -c %a ~/.local/state/elasticctl/hosts/*/* ~/.local/state/elasticctl/hosts/*/*/agent.key", "alice"
     )
     assert modes.stdout.split() == ["700", "600"]
-    alice.types("elasticctl down")
+    alice.types("elasticctl down --purge --yes")

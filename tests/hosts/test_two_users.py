@@ -73,7 +73,7 @@ def test_the_ways_to_name_a_cluster_from_another_host_as_another_user(make_lab: 
     deadline = time.monotonic() + PATIENCE_S
     while "gpu1    alive" in asks("elasticctl servers"):
         assert time.monotonic() < deadline, "a revoked key is still let in"
-    room.types("alice@gpu1", "elasticctl down")
+    room.types("alice@gpu1", "elasticctl down --purge --yes")
 
 
 def test_two_users_share_three_hosts_of_which_one_is_switched_off(
@@ -100,6 +100,11 @@ def test_two_users_share_three_hosts_of_which_one_is_switched_off(
     room.types("root@gpu1", "elasticctl servers")
     refused = room.types("bob@gpu2", "elasticctl cancel alices", check=False)
     assert "bob may not cancel alices-1" in refused
+    room.types("alice@gpu2", "elasticctl scale alices 3")
+    for share in ("3", "2"):  # the one that it has, too: whether somebody may is not for `elasticctl` to say
+        refused = room.types("bob@gpu2", f"elasticctl scale alices {share}", check=False)
+        assert "bob may not scale alices-1" in refused
+    room.types("alice@gpu2", "elasticctl scale alices auto")
     for host in lab.hosts.values():
         seen = host.shell("ps -eo user:20,args | grep '[t]rain_small'").stdout.splitlines()
         for line in seen:
@@ -118,4 +123,4 @@ def test_two_users_share_three_hosts_of_which_one_is_switched_off(
     room.types("root@gpu1", "elasticctl events")
     for user in ("alice", "bob"):
         same_bits(shared / f"{user}.pt", shared / f"{user}-alone.pt", "--epochs", "16", virtual_workers=4)
-    room.types("root@gpu1", "elasticctl down --abandon", check=False)
+    room.types("root@gpu1", "elasticctl down --abandon --purge --yes", check=False)

@@ -22,6 +22,7 @@ from elasticd.protocol.sparing import SparingBySubject
 from elasticd.runtime import transport
 from elasticd.runtime.clock import SteadyClock
 from elasticd.runtime.door import (
+    LOOK_BURST,
     HANDSHAKE_BURST,
     HANDSHAKES_PER_S,
     SILENT_S,
@@ -35,6 +36,8 @@ from elasticd.runtime.door import (
 from elasticd.runtime.keys import Known, Pair, Principals
 from elasticd.runtime.loop import Loop
 
+from .held_up import hold_up, is_held_up, needs_stacks
+
 PATIENCE_S = 20.0
 PEOPLE = Gate("people", (Role.USER, Role.OPERATOR), (Role.USER, Role.OPERATOR), 1 << 16, 16, visitors=True)
 MACHINES = Gate("machines", (Role.SERVER,), (Role.OPERATOR,), 1 << 16, 16)
@@ -47,21 +50,32 @@ def known(principal: str, pair: Pair, account: str = "", revoked_s: float | None
 class House:
     """A door that answers everything with what it has heard, and says who that was."""
 
-    def __init__(self, directory: Path, bounds: Bounds) -> None:
-        self.context: zmq.Context = zmq.Context()
+    def __init__(self, directory: Path, bounds: Bounds, io_threads: int = 1) -> None:
+        self.context: zmq.Context = zmq.Context(io_threads=io_threads)
         self.own, self.alice, self.server, self.stranger = (Pair.new() for _ in range(4))
         self.monotonic_s = 0.0
         clock = SteadyClock()
         self.loop = Loop(clock, lambda: None, lambda: clock.now() + 0.01)
         self.heard: list[tuple[str, list[bytes]]] = []
         self.principals = Principals((known("user:alice", self.alice, "al"), known("server:s1", self.server)))
-        self.door = Door(self.context, self.loop, self.own, self.principals, bounds, lambda: self.monotonic_s)
+        self.added: list[Known] = []  # to the list, which the door has not read since
+        self.looks = 0
+        self.door = Door(
+            self.context, self.loop, self.own, self.principals, bounds, lambda: self.monotonic_s, look=self.look
+        )
         directory.chmod(0o711)
         self.path = directory / "people"
         self.people, self.people_here = self.door.listen(PEOPLE, ["tcp://127.0.0.1:*", f"ipc://{self.path}"], self.hear)
         self.machines, self.machines_here = self.door.listen(
             MACHINES, ["tcp://127.0.0.1:*", f"ipc://{directory}/machines"], self.hear
         )
+
+    def look(self) -> None:
+        self.looks += 1
+        if self.added:
+            self.principals = Principals((*self.principals.known, *self.added))
+            self.added.clear()
+            self.door.update(self.principals)
 
     def hear(self, peer: bytes, who: Principal, frames: list[bytes]) -> None:
         self.heard.append((str(who), frames))
@@ -110,6 +124,22 @@ def test_a_known_key_is_its_principal_and_the_kernel_tells_who_is_local(house: H
     assert house.says(house.visitor(house.people_here), b"c") == [b"c"]
     assert house.says(house.visitor(house.machines, house.server), b"d") == [b"d"]
     assert [who for who, _ in house.heard] == ["user:alice", str(LOCAL_OPERATOR), "server:s1"]
+
+
+def test_a_key_that_was_just_added_is_let_in_at_once(house: House) -> None:
+    house.added.append(known("user:stranger", house.stranger))
+    assert house.says(house.visitor(house.people, house.stranger), b"a") == [b"a"]
+    assert house.heard == [("user:stranger", [b"a"])]
+
+
+def test_strangers_who_knock_often_do_not_have_the_list_read_as_often(house: House) -> None:
+    for _ in range(2 * int(LOOK_BURST)):
+        visitor = house.visitor(house.people, house.stranger)
+        monitor = visitor.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        house.until(lambda monitor=monitor: monitor.poll(0))
+        visitor.disable_monitor()
+        visitor.close(0)
+    assert house.looks == LOOK_BURST, "the house's clock stands still"
 
 
 def test_a_key_that_is_unknown_or_of_another_role_is_told_so_and_never_heard(
@@ -309,6 +339,56 @@ def test_an_open_file_that_a_local_peer_sends_holds_nobody_up(house: House) -> N
         full.close()  # whoever has been sent it is the last to let go
         assert house.says(house.visitor(house.people_here), b"c") == [b"c"]
         there.close()
+
+
+@needs_stacks
+def test_before_linux_6_16_who_holds_up_the_thread_of_local_sockets_is_noticed_and_the_network_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(transport, "take_no_descriptors", lambda socket: None)
+    house = House(tmp_path, Bounds(), io_threads=2)
+    local, remote = house.visitor(house.people_here), house.visitor(house.people, house.alice)
+
+    def seconds_pass(count: int) -> None:
+        for _ in range(count):
+            house.monotonic_s += 1.0
+            house.door.pass_time()
+            house.turn_for(0.1)
+
+    def listeners_hear() -> bool:
+        seconds_pass(1)
+        return all(listener.pulse is None or listener.pulse._unheard_s is None for listener in house.door._listeners)
+
+    house.until(listeners_hear)
+    seconds_pass(20)
+    assert house.door.hears()
+    assert house.says(local, b"1") == [b"1"]
+    here, senders = hold_up(house.path, is_held_up)
+    seconds_pass(4)
+    assert house.door.hears(), "it may just be slow"
+    seconds_pass(8)
+    assert not house.door.hears()
+    assert "a peer may hold up the thread that receives" in caplog.text
+    local.send(b"2")
+    assert house.says(remote, b"3") == [b"3"], "who comes over the network is heard all the time"
+    here.close()
+    for sender in senders:
+        sender.wait(PATIENCE_S)
+    house.until(lambda: (str(LOCAL_OPERATOR), [b"2"]) in house.heard)
+    house.until(listeners_hear)
+    assert house.door.hears()
+    house.door.close()
+    house.context.destroy(linger=0)
+
+
+def test_our_own_words_are_no_ones_requests(house: House) -> None:
+    for _ in range(5):
+        house.monotonic_s += 1.0
+        house.door.pass_time()
+        house.turn_for(0.1)
+    assert house.heard == []
+    word = next(listener.pulse._word for listener in house.door._listeners if listener.pulse is not None)
+    assert house.says(house.visitor(house.people, house.alice), word) == [word], "said by somebody else it is a request"
 
 
 def test_a_frame_that_is_too_large_ends_the_connection_and_is_not_heard(house: House) -> None:

@@ -110,6 +110,21 @@ def test_the_reasons_of_a_policy_are_those_of_the_jobs_that_are_left_to_it() -> 
     assert [reason("max-min", seen, row) for row in range(3)] == [None, None, ReasonCode.CLUSTER_TOO_SMALL]
 
 
+def test_whoever_misses_gpus_that_are_held_by_hand_is_told_who_holds_them() -> None:
+    def texts(seen: ClusterView) -> list[str]:
+        return [found.text if (found := run("max-min", seen).why(row)) is not None else "" for row in range(4)]
+
+    jobs = [job(name, 1, 4) for name in "abcd"]
+    assert "by hand" not in "".join(texts(view((4,), *jobs)))
+    told = texts(view((4,), *jobs, manual={0: 3}))
+    assert told[0] == ""
+    assert told[2].endswith("; a has 3 GPUs by hand")
+    told = texts(view((4,), *jobs, manual={0: 3, 1: 1}))
+    assert told[3] == "asks for at least 1 GPU, 0 of 4 are left: a has 3 GPUs by hand, b has 1 GPU by hand"
+    many = view((8,), *[job(f"j{number}", 1, 1) for number in range(9)], manual=dict.fromkeys(range(8), 1))
+    assert "j2 has 1 GPU by hand, 5 more have some" in run("max-min", many).why(8).text  # type: ignore[union-attr]
+
+
 def test_a_policy_that_has_not_declared_that_it_needs_lengths_does_not_see_them() -> None:
     class Curious:
         name = "curious"

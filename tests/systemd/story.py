@@ -157,11 +157,38 @@ def first() -> None:
             "the watchdog's SIGABRT is in the log"
         )
 
+    doctor_finds()
     reloads()
     now = same_workers(name, now)
     found["step_at_power_loss"] = now["step"]
     found["checkpoint"] = until("a checkpoint", newest_checkpoint)
     found["job"] = name
+
+
+def doctor(*only: str) -> dict[str, tuple[str, str]]:
+    """What `elasticctl doctor` tells root, by place and check."""
+    line = ["/opt/elasticctl/bin/elasticctl", "doctor", "--json", *(word for name in only for word in ("--only", name))]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd="/")
+    checks = json.loads(done.stdout)["checks"]
+    return {f"{each['subject']} {each['name']}": (each["outcome"], each["found"]) for each in checks}
+
+
+def doctor_finds() -> None:
+    """The services are well as they were installed; one that is not enabled, or has ended, is told."""
+    names = ("configuration", "daemon", "unit", "state", "sockets", "programs", "listening", "open-files", "processes")
+    well = doctor(*names, "controller", "scratch", "checkpoints")
+    found["doctor"] = {name: said for name, (outcome, said) in well.items() if outcome == "warning"}
+    assert not [name for name, (outcome, _) in well.items() if outcome == "failure"], well
+    for name in ("configuration", "daemon", "open-files"):
+        assert well[f"server {name}"][0] == well[f"controller {name}"][0] == "ok", well
+    run("systemctl", "disable", unit("agent"))
+    assert "does not start with the machine" in doctor("unit")["server unit"][1]
+    run("systemctl", "enable", unit("agent"))
+    run("systemctl", "stop", unit("controller"))
+    ended = doctor("unit", "daemon", "controller")
+    run("systemctl", "start", unit("controller"))
+    assert "elasticctl-controller is inactive" in ended["controller unit"][1], ended
+    assert ended["controller daemon"][0] == ended["server controller"][0] == "failure", ended
 
 
 def reloads() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from elasticd.protocol.model import GpuAddress, GpuPlace, ServerId
 from elasticd.protocol.topology import LaneKind, Link, Spot, lanes, link
@@ -159,6 +160,22 @@ def test_a_new_server_is_reached_across_the_network_once() -> None:
     assert [link(where[t.source_rank], where[t.target_rank]) for t in transfers].count(Link.NETWORK) == 1
     assert transfers[0] == Transfer(0, 8)
     assert rounds(transfers) == 4  # 1, 2, 4, 8 there
+
+
+def in_rack(name: str, where: Sequence[Spot]) -> list[Spot]:
+    return [Spot(s.gpu, replace(s.place, rack=name)) for s in where]
+
+
+def test_the_state_comes_from_the_rack_of_the_joiner_and_crosses_racks_once() -> None:
+    where = [*in_rack("r", unknown("a", 1)), *in_rack("q", unknown("b", 1)), *in_rack("q", unknown("c", 1))]
+    assert link(where[0], where[1]) is Link.RACKS
+    assert link(where[1], where[2]) is Link.NETWORK
+    assert link(where[0], unknown("d")[0]) is Link.NETWORK, "a rack that nobody has told is no other one"
+    assert {kind.kind for kind in lanes(where[0], where[1])} == {LaneKind.OUT_OF_SERVER, LaneKind.INTO_SERVER}
+    assert pairs(plan(where, [0, 1]), 0) == [(1, 2)]
+    new = [*in_rack("r", unknown("a", 2)), *in_rack("q", unknown("b", 2)), *in_rack("q", unknown("c", 2))]
+    crossed = [link(new[t.source_rank], new[t.target_rank]) for t in plan(new, [0, 1])]
+    assert (crossed.count(Link.RACKS), crossed.count(Link.NETWORK)) == (1, 1)
 
 
 def test_dgx_a100_all_joiners_at_once_over_nvlink() -> None:

@@ -1,12 +1,7 @@
-"""What a server offers, read through a library that stands in for the driver's and plays a described server."""
+"""Where GPUs sit: what the driver and the kernel tell of pairs of them, and what a server makes of that."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,58 +9,49 @@ from typing import Any
 import msgspec
 import pytest
 
-from elasticd.agent.topology import cpu, places
+from elasticd.agent.topology import cpu, path_level, places
 from elasticd.protocol.model import Gpu, GpuAddress, GpuPlace, ServerId
 from elasticd.protocol.topology import Link, Spot, link
 
-PROBE = """
-import json, logging, msgspec
+LOOK = """
+import json, logging, msgspec, sys
+from pathlib import Path
 from elasticd.agent.topology import discover
 logging.basicConfig(level="INFO")
-print(json.dumps(msgspec.to_builtins(discover(None))))
+print(json.dumps(msgspec.to_builtins(discover(Path(sys.argv[1]), 1.0, root=Path(sys.argv[1]) / "nothing").gpus)))
 """
 
 ONE_SWITCH, SWITCHES, BRIDGE, NODE, SYSTEM = 10, 20, 30, 40, 50  # NVML's levels
-Play = Callable[[Iterable[str]], tuple[tuple[Gpu, ...], str]]
-
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to build the stand-in with")
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the stand-in."""
-    directory = tmp_path_factory.mktemp("nvml")
-    source = Path(__file__).with_name("fake_nvml.c")
-    target = directory / "libnvidia-ml.so.1"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(target), str(source)], check=True)
-    return directory
+Play = Callable[[Iterable[str]], tuple[Gpu, ...]]
 
 
 @pytest.fixture
-def play(library: Path, tmp_path: Path) -> Play:
-    """Describe a server: what GPUs does a process find there, and what does it log?"""
+def play(standin: Callable[..., Any], tmp_path: Path) -> Play:
+    """Describe a server: what GPUs does a process find there?"""
 
-    def run(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], str]:
-        description = tmp_path / "server"
-        description.write_text("".join(f"{line}\n" for line in lines))
-        environment = os.environ | {"LD_LIBRARY_PATH": str(library), "NVML_SERVER": str(description)}
-        done = subprocess.run(
-            [sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=True
-        )
-        return msgspec.convert(json.loads(done.stdout), tuple[Gpu, ...]), done.stderr
+    def run(lines: Iterable[str]) -> tuple[Gpu, ...]:
+        return msgspec.convert(standin(None, *lines).run(LOOK, str(tmp_path)), tuple[Gpu, ...])
 
     return run
 
 
 def tree(near: int, within: int) -> list[str]:
     """Eight GPUs on two sockets; two at a time share `near`, the four of a socket `within`."""
-    lines = [f"gpu {a} {a // 4}" for a in range(8)]
+    lines = ["gpus 8"]
     for a in range(8):
-        lines += [
-            f"level {a} {b} {near if a // 2 == b // 2 else within if a // 4 == b // 4 else SYSTEM}" for b in range(a)
-        ]
+        bridge = f"pci0000:{a // 2 if within == NODE else a // 4 * 8:02x}"
+        switch = f"0000:00:{a // 2:02x}.0/0000:1{a // 2}:00.0/"
+        below = f"0000:2{a // 2}:{a % 2}.0/" + ("" if near == ONE_SWITCH else f"0000:3{a}:00.0/0000:4{a}:01.0/")
+        lines += [f"gpu {a} node {a // 4}", f"gpu {a} path {bridge}/{switch}{below}0000:a{a}:00.0"]
     return lines
 
+
+def plain(gpus: int) -> list[str]:
+    return [f"gpus {gpus}", "gpu * node 0"]
+
+
+NO_LEVELS = "gpu * fails nvmlDeviceGetTopologyCommonAncestor 3"
+NO_KINDS = "gpu * fails nvmlDeviceGetNvLinkRemoteDeviceType 3"
 
 DGX_1 = (
     *((0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2)),
@@ -84,89 +70,63 @@ def between(found: tuple[Gpu, ...], a: int, b: int) -> Link:
     return link(spot(a), spot(b))
 
 
-# ------------------------------------------------------------------------------------------------------------ what is found
-
-
-def test_gpus_are_found_with_index_name_uuid_memory_and_place(play: Play) -> None:
-    found, _ = play(["gpu 0 0", "gpu 1 0", f"level 0 1 {ONE_SWITCH}"])
-    assert msgspec.to_builtins(found) == tuple(
-        {
-            "index": i,
-            "kind": "cuda",
-            "name": "NVIDIA Stub 40GB",
-            "uuid": f"GPU-0000000{i}",
-            "memory_bytes": 40 << 30,
-            "place": {"socket": 0, "switch": 0, "nvlinks": ()},
-        }
-        for i in range(2)
-    )
-
-
-def test_a_gpu_that_answers_with_an_error_is_left_out_and_the_log_says_why(play: Play) -> None:
-    found, log = play([*tree(ONE_SWITCH, BRIDGE), "lost 1"])
-    assert [gpu.index for gpu in found] == [0, 2, 3, 4, 5, 6, 7]
-    assert "GPU 1 is left out: GPU is lost" in log
-    assert between(found, 2, 3) is Link.SWITCH
-    assert between(found, 0, 4) is Link.SOCKET
-
-
-def test_without_a_loaded_driver_there_are_cpu_slots_and_the_log_says_so_once(play: Play) -> None:
-    found, log = play(["init 9"])
-    assert {gpu.kind.value for gpu in found} == {"cpu"}
-    assert log.count("CPU slots") == 1
-
-
 # ------------------------------------------------------------------------------------------------------------------- places
 
 
 def test_a_server_with_switches_and_two_sockets(play: Play) -> None:
-    found, _ = play(tree(ONE_SWITCH, BRIDGE))
+    found = play(tree(ONE_SWITCH, BRIDGE))
     assert of(found) == [GpuPlace(socket=i // 4 * 4, switch=i // 2 * 2) for i in range(8)]
     assert [between(found, 0, other) for other in (1, 2, 4)] == [Link.SWITCH, Link.BRIDGE, Link.SOCKET]
 
 
 def test_several_switches_and_host_bridges_of_one_node_are_within_elans_levels(play: Play) -> None:
-    found, _ = play(tree(SWITCHES, NODE))
+    found = play(tree(SWITCHES, NODE))
     assert [between(found, 0, other) for other in (1, 2, 4)] == [Link.SWITCH, Link.BRIDGE, Link.SOCKET]
 
 
 def test_dgx_1_nvlink_reaches_four_others(play: Play) -> None:
-    found, _ = play([*tree(ONE_SWITCH, BRIDGE), *(f"nvlink {a} {b} {links}" for a, b, links in DGX_1)])
+    found = play([*tree(ONE_SWITCH, BRIDGE), *(f"gpu {a} nvlink {b} {links}" for a, b, links in DGX_1)])
     assert found[0].place == GpuPlace(socket=0, switch=0, nvlinks=(1, 2, 3, 4))
     assert found[6].place == GpuPlace(socket=4, switch=6, nvlinks=(2, 4, 5, 7))
     assert [between(found, 0, other) for other in (4, 5)] == [Link.NVLINK, Link.SOCKET]
 
 
 def test_dgx_a100_nvswitches_reach_everyone(play: Play) -> None:
-    found, _ = play([*tree(SWITCHES, NODE), *(f"nvswitch {a} 12" for a in range(8))])
+    found = play([*tree(SWITCHES, NODE), "gpu * nvswitch 12"])
     assert [gpu.place.nvlinks for gpu in found] == [tuple(j for j in range(8) if j != i) for i in range(8)]
 
 
 def test_an_nvlink_that_is_off_leads_nowhere_and_hides_none_behind_it(play: Play) -> None:
-    found, _ = play(["gpu 0 0", "gpu 1 0", "gpu 2 0", "nvlink 0 1 2", "off 0", "off 2"])
+    found = play([*plain(3), "gpu 0 nvlink 1 2", "gpu 0 nvoff 1", "gpu 2 nvoff 1"])
     assert [gpu.place.nvlinks for gpu in found] == [(1,), (0,), ()]
 
 
 def test_the_nvlink_to_a_lost_gpu_is_not_told(play: Play) -> None:
-    found, _ = play(["gpu 0 0", "gpu 1 0", "gpu 2 0", "nvlink 0 1 2", "nvlink 0 2 1", "lost 1"])
-    assert [gpu.place.nvlinks for gpu in found] == [(2,), (0,)]
+    found = play([*plain(3), "gpu 0 nvlink 1 2", "gpu 0 nvlink 2 1", "gpu 1 error 15"])
+    assert [gpu.place.nvlinks for gpu in found] == [(2,), (), (0,)]
 
 
 def test_gpus_that_only_tell_their_numa_node_have_a_socket_and_no_switch(play: Play) -> None:
-    found, log = play([*tree(ONE_SWITCH, BRIDGE), "mute levels"])
+    found = play([*tree(ONE_SWITCH, BRIDGE), NO_LEVELS])
     assert of(found) == [GpuPlace(socket=i // 4) for i in range(8)]
-    assert "NVML does not tell what GPUs 0 and 1 share: Not Supported" in log
 
 
 def test_a_driver_that_tells_nothing_is_no_error(play: Play) -> None:
-    found, _ = play(
-        [*tree(ONE_SWITCH, BRIDGE), "nvswitch 0 2", "mute levels", "mute nodes", "mute links", "mute kinds"]
+    found = play(
+        [
+            *tree(ONE_SWITCH, BRIDGE),
+            "gpu 0 nvswitch 2",
+            NO_LEVELS,
+            NO_KINDS,
+            "gpu * fails nvmlDeviceGetMemoryAffinity 3",
+            "gpu * fails nvmlDeviceGetNvLinkState 3",
+        ]
     )
     assert of(found) == [GpuPlace()] * 8
 
 
 def test_direct_nvlinks_are_told_even_if_the_kind_of_their_ends_is_not(play: Play) -> None:
-    found, _ = play(["gpu 0 0", "gpu 1 0", "nvlink 0 1 1", "mute kinds"])
+    found = play([*plain(2), "gpu 0 nvlink 1 1", NO_KINDS])
     assert [gpu.place.nvlinks for gpu in found] == [(1,), (0,)]
 
 
@@ -180,12 +140,27 @@ def test_a_gpu_of_which_some_pairs_are_unknown_shares_what_is_known() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "level"),
+    [
+        ("pci/port/up/down1", "pci/port/up/down2", ONE_SWITCH),
+        ("pci/port/up/down1/up2/down3", "pci/port/up/down2", SWITCHES),
+        ("pci/port1", "pci/port2", BRIDGE),
+        ("pci1/port", "pci2/port", NODE),
+        ("pci1/port", "", None),
+    ],
+)
+def test_paths_tell_what_two_devices_share_where_the_driver_does_not(a: str, b: str, level: int | None) -> None:
+    above = [tuple(path.split("/")) if path else () for path in (a, b)]
+    assert path_level(above[0], above[1], 0, 0) == level
+
+
 # ---------------------------------------------------------------------------------------------------------------- CPU slots
 
 
 def nodes(directory: Path, *names: str) -> Path:
     for name in names:
-        (directory / name).mkdir()
+        (directory / "devices/system/node" / name).mkdir(parents=True)
     return directory
 
 

@@ -1,0 +1,97 @@
+"""What a job file and options say of the job's GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticd.ctl.jobfile import Overrides, build
+from elasticd.ctl.jobgpus import GpuOptions
+from elasticd.protocol.errors import UserError
+from elasticd.protocol.model import GpuRange, JobSpec
+
+ENVIRON = {"PATH": "/usr/bin:/bin"}
+
+
+def built(directory: Path, gpus: str, options: GpuOptions | None = None) -> JobSpec:
+    file = directory / "job.yaml"
+    file.write_text(f"command: sleep 1\n{gpus}\n")
+    return build(file, Overrides(gpus=options or GpuOptions()), directory, ENVIRON)
+
+
+def asked(spec: JobSpec) -> tuple[int, int, tuple[str, ...], int, int | None]:
+    return spec.gpus.min, spec.gpus.max, spec.gpu_types, spec.gpu_memory_bytes, spec.gpus_per_server
+
+
+def test_type_memory_and_gpus_per_server_are_taken_over(tmp_path: Path) -> None:
+    spec = built(tmp_path, "gpus: {min: 4, max: 8, type: [A100, V100], memory: 40GiB, per_server: 4}")
+    assert asked(spec) == (4, 8, ("A100", "V100"), 40 << 30, 4)
+    assert spec.virtual_workers == 8
+    assert asked(built(tmp_path, "gpus: {max: 2, type: GTX 1080, memory: 7.5GB}")) == (
+        1,
+        2,
+        ("GTX 1080",),
+        7_500_000_000,
+        None,
+    )
+    assert asked(built(tmp_path, "gpus: 3")) == (3, 3, (), 0, None)
+
+
+def test_with_gpus_per_server_a_job_has_at_least_one_server(tmp_path: Path) -> None:
+    assert built(tmp_path, "gpus: {max: 8, per_server: 4}").gpus == GpuRange(min=4, max=8)
+    assert built(tmp_path, "", GpuOptions(per_server=2)).gpus == GpuRange(min=2, max=2)
+
+
+def test_a_file_may_name_only_the_type_and_gets_one_gpu_as_with_the_option(tmp_path: Path) -> None:
+    assert asked(built(tmp_path, "gpus: {type: A100}")) == (1, 1, ("A100",), 0, None)
+    assert asked(built(tmp_path, "gpus: {per_server: 4}")) == (4, 4, (), 0, 4)
+
+
+def test_an_option_wins_over_its_field_alone(tmp_path: Path) -> None:
+    file = "gpus: {min: 4, max: 8, type: A100, memory: 40GiB, per_server: 4}"
+    assert asked(built(tmp_path, file, GpuOptions(gpus="12"))) == (12, 12, ("A100",), 40 << 30, 4)
+    assert asked(built(tmp_path, file, GpuOptions(types=("V100,T4", "P100")))) == (
+        4,
+        8,
+        ("V100", "T4", "P100"),
+        40 << 30,
+        4,
+    )
+    assert asked(built(tmp_path, file, GpuOptions(memory="16 GiB", per_server=2))) == (4, 8, ("A100",), 16 << 30, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{max: 8, kind: A100}", ["gpus", "'kind'", "type, memory, per_server"]),
+        ("{min: 2}", ["gpus", "max is missing"]),
+        ("{max: eight}", ["gpus.max", "'eight'", "whole number"]),
+        ("{max: 8, type: 100}", ["gpus.type", "100", "such as A100"]),
+        ("{max: 8, type: []}", ["gpus.type", "such as A100"]),
+        ("{max: 8, type: ['-']}", ["gpus.type", "'-'", "such as A100"]),
+        ("{max: 8, memory: 40}", ["gpus.memory", "40", "40GiB"]),
+        ("{max: 8, memory: 0GiB}", ["gpus.memory", "40GiB"]),
+        ("{max: 8, memory: lots}", ["gpus.memory", "'lots'", "40GiB"]),
+        ("{max: 8, per_server: 0}", ["gpus.per_server", "0", "1 to 4096"]),
+        ("{max: 8, per_server: 3}", ["gpus.per_server", "maximum of 8 GPUs", "multiple of 3"]),
+        ("{min: 2, max: 8, per_server: 4}", ["gpus.per_server", "minimum of 2 GPUs", "multiple of 4"]),
+    ],
+)
+def test_a_mistake_is_refused_with_file_and_field(tmp_path: Path, text: str, words: list[str]) -> None:
+    with pytest.raises(UserError) as refused:
+        built(tmp_path, f"gpus: {text}")
+    message = str(refused.value)
+    assert message.startswith(f"{tmp_path / 'job.yaml'}: ")
+    assert all(word in message for word in words), message
+
+
+def test_a_mistake_in_an_option_names_the_option(tmp_path: Path) -> None:
+    for options, name in (
+        (GpuOptions(types=("A100,",)), "--gpu-type"),
+        (GpuOptions(memory="much"), "--gpu-memory"),
+        (GpuOptions(per_server=0), "--gpus-per-server"),
+        (GpuOptions(gpus="many"), "--gpus"),
+    ):
+        with pytest.raises(UserError, match=f"^{name}: "):
+            built(tmp_path, "gpus: 4", options)

@@ -1,0 +1,36 @@
+"""The tables of checks in the manual and `elasticctl doctor` say the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from elasticd.ctl.doctor.checks import Subject
+from elasticd.ctl.doctor.command import all_checks
+
+DOCS = Path(__file__).parents[2] / "docs"
+HEAD = "| check | what it finds | what mends it |"
+TABLES = [
+    (Subject.SERVER, "servers.md", "Looking for what is wrong"),
+    (Subject.CONTROLLER, "operators.md", "On the controller's machine:"),
+    (Subject.DESK, "operators.md", "At a desk:"),
+]
+
+
+@pytest.mark.parametrize(("subject", "page", "before"), TABLES)
+def test_each_table_has_the_checks_of_its_place(subject: Subject, page: str, before: str) -> None:
+    text = (DOCS / page).read_text().partition(before)[2]
+    rows = text.partition(HEAD)[2].partition("\n\n")[0].splitlines()[2:]
+    expected = [
+        f"| `{check.name}` | {check.finds} | {check.remedy} |" for check in all_checks() if check.subject is subject
+    ]
+    assert rows == expected
+
+
+def test_each_check_says_what_it_finds_and_what_mends_it() -> None:
+    for check in all_checks():
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", check.name)
+        assert len(check.finds.split()) > 3, check.name
+        assert len(check.remedy.split()) > 3, check.name

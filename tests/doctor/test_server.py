@@ -1,0 +1,449 @@
+"""Checks of a server and of the controller's machine, each with what it finds really brought about."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from elasticd.agent.config import others_may_change
+from elasticd.ctl.doctor import limits, mounts
+from elasticd.ctl.doctor.checks import Outcome
+from elasticd.runtime.keys import KeyDirectory
+
+LINK = "ip link add dum0 type veth peer name dum1; ip address add 10.98.0.1/24 dev dum0; ip link set dum0 up"
+FAR = "tcp://controller.lab:7701"
+
+
+def failed(found: Any, *words: str) -> bool:
+    return found.outcome is Outcome.FAILURE and bool(found.remedy) and all(word in found.found for word in words)
+
+
+def warned(found: Any, *words: str) -> bool:
+    return found.outcome is Outcome.WARNING and bool(found.remedy) and all(word in found.found for word in words)
+
+
+# -- the daemon
+
+
+def test_a_daemon_that_does_not_run_is_named_with_the_end_of_its_log(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "agent.log").write_text("began\nthe disk is full\n")
+    assert failed(bench.look("daemon", bench.place()), "no agent runs with", "the disk is full")
+    pid = bench.stand_in()
+    assert bench.look("daemon", bench.place()).found.startswith(f"process {pid} runs")
+
+
+def test_a_unit_that_failed_is_stale_or_not_enabled_is_told(bench: Any, tmp_path: Path) -> None:
+    units, tools = tmp_path / "units", tmp_path / "tools"
+    units.mkdir()
+    tools.mkdir()
+    python = next(iter(bench.desk().python.split()))
+    (units / "elasticctl-agent.service").write_text(
+        f"[Service]\nExecStart={python} -I -m elasticd.agent --config {tmp_path}/agent.yaml\n"
+    )
+    told = {"ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "0", "NeedDaemonReload": "no"}
+
+    def look(**changes: str) -> Any:
+        lines = "\n".join(f"{name}={value}" for name, value in {**told, **changes}.items())
+        (tools / "systemctl").write_text(f"#!/bin/sh\ncat <<END\n{lines}\nEND\n")
+        (tools / "systemctl").chmod(0o755)
+        machine = msgspec_replace(bench.machine, units=(units,), environ={"PATH": f"{tools}:{os.environ['PATH']}"})
+        return bench.look("unit", bench.place(machine=machine))
+
+    assert look().outcome is Outcome.OK
+    assert failed(look(ActiveState="failed"), "has failed")
+    assert failed(look(ActiveState="inactive"), "is inactive")
+    assert warned(look(UnitFileState="disabled"), "does not start with the machine")
+    assert warned(look(NeedDaemonReload="yes"), "has changed since systemd read it")
+    assert warned(look(NRestarts="7"), "was started again 7 times")
+    (units / "elasticctl-agent.service").write_text(
+        f"[Service]\nExecStart=/nowhere/python -m elasticd.agent --config {tmp_path}/agent.yaml\n"
+    )
+    assert failed(look(), "/nowhere/python, which is not there")
+
+
+def msgspec_replace(machine: Any, **changes: Any) -> Any:
+    return type(machine)(**{**machine.__dict__, **changes})
+
+
+# -- directories
+
+
+def test_state_that_is_anothers_open_or_a_file_is_a_failure(bench: Any, tmp_path: Path, as_root: None) -> None:
+    tmp_path.chmod(0o755)
+    place = bench.place(state_directory="/var/tmp/elasticctl-doctor-none")
+    assert "is not there yet" in bench.look("state", place).found
+    state = tmp_path / "agent"
+    state.mkdir(mode=0o700)
+    place = bench.place(allow_root_jobs=True, controller=f"ipc://{tmp_path}/agents")
+    assert bench.look("state", place).outcome is Outcome.OK
+    state.chmod(0o775)
+    assert failed(bench.look("state", place), "others may write to")
+    state.chmod(0o700)
+    os.chown(state, 4321, 4321)
+    assert failed(bench.look("state", place), "belongs to 4321, and the daemon runs as root")
+    state.rmdir()
+    state.write_text("")
+    assert failed(bench.look("state", place), "is no directory")
+
+
+def test_directories_behind_a_closed_one_are_out_of_reach_for_other_accounts(open_bench: Any, as_root: None) -> None:
+    home = open_bench.directory / "home"
+    home.mkdir(mode=0o755)
+    for name in ("state", "check", "x"):
+        (home / name).mkdir(mode=0o711)
+    place = open_bench.place(
+        state_directory=f"{home}/state", checkpoint_directory=f"{home}/check", scratch_directory=f"{home}/x/scratch"
+    )
+    for name in ("state", "checkpoints", "scratch"):
+        assert "pass through" not in open_bench.look(name, place).found, name
+    home.chmod(0o700)
+    for name in ("state", "checkpoints", "scratch"):
+        assert failed(open_bench.look(name, place), f"cannot pass through {home}"), name
+
+
+@pytest.mark.cluster
+def test_a_full_or_read_only_disk_and_one_in_memory_are_failures(bench: Any) -> None:
+    state, other = bench.directory / "agent", bench.directory / "check"
+    state.mkdir(mode=0o711)
+    other.mkdir()
+    file = bench.file("agent", checkpoint_directory=str(other), allow_root_jobs=True)
+    before = f"mount -t tmpfs -o size=1M,mode=711 tmpfs {state}; mount -t tmpfs -o ro tmpfs {other}"
+    text = bench.run(file, "--only", "state", "--only", "checkpoints", before=before)
+    assert f"{state} is full: 1 MiB are left" in text
+    assert f"{state} is in memory (tmpfs)" in text
+    assert f"{other} can only be read" in text
+    assert "a restart loses all checkpoints" in text
+    before = f"mount -t tmpfs -o size=2G,nr_inodes=20,mode=711 tmpfs {state}; (cd {state}; touch $(seq 19) || true)"
+    assert "hardly any inodes left" in bench.run(file, "--only", "state", before=before)
+
+
+def test_a_controllers_store_on_the_network_is_a_failure(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "controller").mkdir(mode=0o711)
+    proc = tmp_path / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/mountinfo").write_text(
+        f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:1 / {tmp_path} rw - nfs4 nas:/lab\\040data rw\n"
+    )
+    place = bench.place("controller")
+    place = type(place)(**{**place.__dict__, "machine": msgspec_replace(bench.machine, proc=proc)})
+    assert failed(bench.look("state", place), "is on the network (nfs4), where SQLite cannot keep its promises")
+    found = mounts.mount_of(tmp_path, proc)
+    assert (found.at, found.kind, found.source) == (str(tmp_path), "nfs4", "nas:/lab data")
+    assert mounts.mount_of(Path("/usr"), proc).kind == "ext4"
+
+
+def test_checkpoints_where_others_rename_or_the_agent_may_not_write(open_bench: Any) -> None:
+    bench, tmp_path = open_bench, open_bench.directory
+    directory = tmp_path / "check"
+    directory.mkdir()
+    place = bench.place(checkpoint_directory=str(directory), controller=FAR, key_file="/none", allow_root_jobs=True)
+    assert warned(bench.look("checkpoints", place), "no job survives its last server")
+    directory.chmod(0o777)
+    assert failed(bench.look("checkpoints", place), "rename what is others' there")
+    directory.chmod(0o1777)
+    assert "rename" not in bench.look("checkpoints", place).found
+    (tmp_path / "file").write_text("")
+    assert failed(
+        bench.look("checkpoints", bench.place(checkpoint_directory=str(tmp_path / "file"))), "is no directory"
+    )
+
+
+def test_what_an_agent_of_another_account_may_not_write(bench: Any, tmp_path: Path, as_root: None) -> None:
+    directory = tmp_path / "check"
+    directory.mkdir(mode=0o755)
+    place = bench.place(checkpoint_directory=str(directory), log_file=str(directory / "agent.log"))
+    daemon = msgspec.structs.replace(place.daemon, owner=4321)
+    place = type(place)(**{**place.__dict__, "daemon": daemon})
+    assert failed(bench.look("checkpoints", place), "4321, as the agent, may not make directories")
+    assert failed(bench.look("log", place), "4321 may not make a file in")
+    missing = bench.place(state_directory=str(directory / "a" / "b"))
+    missing = type(missing)(**{**missing.__dict__, "daemon": msgspec.structs.replace(missing.daemon, owner=4321)})
+    assert failed(bench.look("state", missing), "is missing, and 4321 may not make it")
+
+
+def test_a_log_without_a_directory_or_of_another_account(bench: Any, tmp_path: Path) -> None:
+    assert failed(bench.look("log", bench.place(log_file=f"{tmp_path}/none/agent.log")), "there is no directory")
+    assert bench.look("log", bench.place(log_file=f"{tmp_path}/agent.log")).outcome is Outcome.OK
+    assert bench.look("log", bench.place()).outcome is Outcome.ABSENT
+
+
+def test_scratch_in_memory_or_with_a_long_path(bench: Any) -> None:
+    found = bench.look("scratch", bench.place(scratch_directory="/dev/shm/" + "long" * 20, allow_root_jobs=True))
+    assert warned(found, "more than 60 bytes", "is in memory (tmpfs)")
+
+
+def test_a_socket_directory_that_was_cleaned_away_or_where_nobody_listens(bench: Any, tmp_path: Path) -> None:
+    sockets = tmp_path / "s"
+    options = {"socket_directory": str(sockets), "allow_root_jobs": True, "controller": f"ipc://{tmp_path}/agents"}
+    assert bench.look("sockets", bench.place(**options)).outcome is Outcome.ABSENT
+    bench.file("agent", **options)
+    bench.stand_in()
+    assert failed(bench.look("sockets", bench.place(**options)), "has been removed while the agent runs")
+    sockets.mkdir(mode=0o700)
+    assert failed(bench.look("sockets", bench.place(**options)), "nobody listens")
+    sockets.chmod(0o777)
+    assert failed(bench.look("sockets", bench.place(**options)), "others may write to")
+    sockets.chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(sockets / "workers"))
+        listener.listen()
+        assert bench.look("sockets", bench.place(**options)).outcome is Outcome.OK
+
+
+def test_a_program_that_others_can_change_is_named(bench: Any, tmp_path: Path, as_root: None) -> None:
+    program = tmp_path / "python"
+    program.write_text("")
+    program.chmod(0o777)
+    place = bench.place()
+    changeable = [str(path) for path in others_may_change((program,))]
+    described = msgspec.structs.replace(place.described, changeable=changeable)
+    place = type(place)(**{**place.__dict__, "daemon": msgspec.structs.replace(place.daemon, described=described)})
+    assert warned(bench.look("programs", place), f"executes what others may change: {program}")
+
+
+# -- network
+
+
+def test_a_servers_key_that_is_missing_open_or_anothers(bench: Any, tmp_path: Path) -> None:
+    keys = KeyDirectory(tmp_path / "keys")
+    keys.make()
+    keys.add("server:s1", "", tmp_path / "s1.key")
+    keys.add("server:other", "", tmp_path / "other.key")
+
+    def look(**options: object) -> Any:
+        return bench.look("key", bench.place(controller=FAR, **options))
+
+    assert look(key_file=str(tmp_path / "s1.key")).outcome is Outcome.OK
+    assert failed(look(), "wants a key, and the configuration names none")
+    assert failed(look(key_file=str(tmp_path / "none.key")), "no such file")
+    assert failed(look(key_file=str(tmp_path / "other.key")), "is the key of server:other, and this is server s1")
+    (tmp_path / "s1.key").chmod(0o640)
+    assert failed(look(key_file=str(tmp_path / "s1.key")), "is open to others")
+
+
+def test_an_address_that_is_none_of_ours_or_loopback(bench: Any) -> None:
+    def look(address: str, controller: str = FAR) -> Any:
+        return bench.look("address", bench.place(address=address, controller=controller, key_file="/none"))
+
+    assert failed(look("203.0.113.7"), "is the address of no interface")
+    assert failed(look("gpu1"), "is not an IP address")
+    assert failed(look("127.0.0.1"), "is loopback: workers of other servers cannot reach")
+    assert look("127.0.0.1", controller="ipc:///run/agents").outcome is Outcome.OK
+
+
+@pytest.mark.cluster
+def test_an_interface_that_is_down_is_named(bench: Any) -> None:
+    file = bench.file("agent", address="10.99.0.1", controller=FAR, key_file="/none")
+    before = "ip link add dum0 type veth peer name dum1; ip address add 10.99.0.1/24 dev dum0"
+    assert "dum0, which has 10.99.0.1, is down" in bench.run(file, "--only", "address", before=before)
+    assert "10.99.0.1 (dum0" in bench.run(
+        file, "--only", "address", before=f"{before}; ip link set dum1 up; ip link set dum0 up", code=0
+    )
+
+
+@pytest.mark.cluster
+def test_a_name_that_is_unknown_or_leads_elsewhere(bench: Any, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    nsswitch = tmp_path / "nsswitch.conf"
+    nsswitch.write_text("hosts: files\n")
+    file = bench.file("agent")
+    before = f"ip link set lo up; hostname gpu77; mount --bind {hosts} /etc/hosts; mount --bind {nsswitch} /etc/nsswitch.conf"
+    for line, said, code in (
+        ("127.0.0.1 localhost", "this machine does not know its own name, gpu77", 1),
+        ("10.1.2.3 gpu77", "gpu77 leads to 10.1.2.3, which is not this machine", 1),
+        ("127.0.1.1 gpu77", "programs that tell others their host name are not found", 0),
+    ):
+        hosts.write_text(f"{line}\n")
+        assert said in bench.run(file, "--only", "host-name", before=before, code=code)
+    hosts.write_text("10.98.0.1 gpu77\n")
+    more = f"{before}; {LINK}"
+    assert "gpu77 is 10.98.0.1, and back" in bench.run(file, "--only", "host-name", before=more, code=0)
+    hosts.write_text("10.98.0.1 other\n10.98.0.1 gpu77\n")
+    assert "and that is called other" in bench.run(file, "--only", "host-name", before=more, code=0)
+
+
+@pytest.mark.cluster
+def test_a_name_service_that_hangs_is_told(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:30\n")
+    (tmp_path / "nsswitch.conf").write_text("hosts: dns\n")
+    server = (
+        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 53)); "
+        "print(flush=True); s.recv(9); s.recv(9)"
+    )
+    before = (
+        f"ip link set lo up; hostname gpu77; mount --bind {tmp_path}/nsswitch.conf /etc/nsswitch.conf\n"
+        f"mount --bind {tmp_path}/resolv.conf $(readlink -f /etc/resolv.conf)\n"
+        f'coproc {bench.desk().python} -c "{server}" >/dev/null 2>&1; sleep 1; trap "kill $COPROC_PID" EXIT'
+    )
+    text = bench.run(bench.file("agent"), "--only", "host-name", before=before)
+    assert "the name service does not answer within 4 s, asked for gpu77" in text
+
+
+@pytest.mark.cluster
+def test_few_ports_are_told(bench: Any) -> None:
+    before = "echo '60000 60099' > /proc/sys/net/ipv4/ip_local_port_range"
+    text = bench.run(bench.file("agent"), "--only", "ports", before=before)
+    assert "only 100 ports to connect from and listen at (60000-60099)" in text
+
+
+# -- limits
+
+
+def test_few_open_files_are_told_of_the_daemon_that_runs(bench: Any) -> None:
+    bench.file("agent")
+    assert bench.look("open-files", bench.place()).outcome is Outcome.ABSENT
+    bench.stand_in(limit=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, 4096)))
+    assert failed(bench.look("open-files", bench.place()), "only 512 open files")
+
+
+def test_few_processes_of_an_account_are_told(bench: Any, as_root: None) -> None:
+    bench.file("agent")
+    bench.stand_in(limit=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (300, 300)))
+    place = bench.place()
+    daemon = msgspec.structs.replace(place.daemon, owner=4321)
+    assert failed(
+        bench.look("processes", type(place)(**{**place.__dict__, "daemon": daemon})), "only 300 threads and processes"
+    )
+
+
+def test_few_tasks_of_the_service_are_told(bench: Any, tmp_path: Path) -> None:
+    bench.file("agent")
+    pid = bench.stand_in()
+    proc = tmp_path / "proc"
+    (proc / str(pid)).mkdir(parents=True)
+    for name in ("limits", "cgroup"):
+        (proc / str(pid) / name).write_text(Path(f"/proc/{pid}/{name}").read_text())
+    (proc / str(pid) / "cgroup").write_text("0::/system.slice/elasticctl-agent.service\n")
+    (proc / "sys").symlink_to("/proc/sys")
+    group = tmp_path / "sys/fs/cgroup/system.slice/elasticctl-agent.service"
+    group.mkdir(parents=True)
+    (group / "pids.max").write_text("256\n")
+    (group.parent / "pids.max").write_text("max\n")
+    place = bench.place()
+    machine = msgspec_replace(bench.machine, proc=proc, sys=tmp_path / "sys")
+    assert failed(bench.look("processes", type(place)(**{**place.__dict__, "machine": machine})), "only 256 threads")
+
+
+def test_memory_that_infiniband_cannot_lock_is_told(bench: Any, tmp_path: Path) -> None:
+    bench.file("agent")
+    bench.stand_in(limit=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536)))
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    place = bench.place(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
+    assert failed(bench.look("locked-memory", place), "mlx5_0: jobs may lock only 64 KiB")
+    assert bench.look("locked-memory", bench.place()).outcome is not Outcome.FAILURE
+
+
+@pytest.mark.cluster
+def test_shared_memory_that_is_small_full_or_closed(bench: Any) -> None:
+    file = bench.file("agent")
+    for options, more, said, code in (
+        ("size=64M,mode=1777", "", "/dev/shm has only 64 MiB: a data loader with workers fails", 1),
+        ("size=2G,mode=755", "", "/dev/shm has mode 0755: jobs need 1777", 1),
+        ("size=512M,mode=1777", "", "few data loaders find room", 0),
+        ("size=1G,mode=1777", "; fallocate -l 1000M /dev/shm/full", "/dev/shm is nearly full", 0),
+        ("size=2G,mode=1777", "", "2 GiB, 2 GiB free", 0),
+    ):
+        text = bench.run(file, "--only", "shm", before=f"mount -t tmpfs -o {options} tmpfs /dev/shm{more}", code=code)
+        assert said in text, text
+
+
+@pytest.mark.cluster
+def test_missing_control_groups_are_told(bench: Any, as_root: None) -> None:
+    file = bench.file("agent")
+    text = bench.run(file, "--only", "cgroups", before="umount -R /sys/fs/cgroup", code=0)
+    assert "there are no control groups: workers run without limits" in text
+    before = (
+        "umount -R /sys/fs/cgroup; mount -t tmpfs tmpfs /sys/fs/cgroup; mount -t cgroup2 -o ro cgroup2 /sys/fs/cgroup"
+    )
+    assert "is read-only: workers run without limits" in bench.run(file, "--only", "cgroups", before=before, code=0)
+
+
+def test_memory_that_is_not_promised_is_told(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "proc/sys/vm").mkdir(parents=True)
+    (tmp_path / "proc/sys/vm/overcommit_memory").write_text("2\n")
+    place = bench.place()
+    place = type(place)(**{**place.__dict__, "machine": msgspec_replace(bench.machine, proc=tmp_path / "proc")})
+    assert warned(bench.look("memory", place), "vm.overcommit_memory=2")
+
+
+def test_a_clock_that_nobody_keeps_is_told(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, error_s = limits.kernel_clock()
+    assert error_s >= 0
+    monkeypatch.setattr(limits, "kernel_clock", lambda: (True, 0.02))
+    assert bench.look("clock-source", bench.place()).outcome is Outcome.OK
+    monkeypatch.setattr(limits, "kernel_clock", lambda: (False, 16.0))
+    assert bench.look("clock-source", bench.place()).outcome is Outcome.WARNING
+    assert isinstance(kept, bool)
+
+
+def test_people_without_an_account_here_are_named(bench: Any, tmp_path: Path, as_root: None) -> None:
+    keys = KeyDirectory(tmp_path / "keys")
+    keys.make()
+    keys.add("user:alice", "nobody-such", tmp_path / "alice.key")
+    keys.add("user:bob", "root", tmp_path / "bob.key")
+    controller = bench.place("controller", keys_directory=str(tmp_path / "keys"))
+    place = bench.place(checkpoint_directory=str(tmp_path / "check"))
+    place = type(place)(**{**place.__dict__, "daemons": (controller.daemon, place.daemon)})
+    assert failed(bench.look("accounts", place), "this server has no account nobody-such: their jobs cannot run")
+    keys.revoke("user:alice")
+    assert bench.look("accounts", place).outcome is Outcome.OK
+    (tmp_path / "check").mkdir()
+    (tmp_path / "check" / "theirs").mkdir()
+    os.chown(tmp_path / "check" / "theirs", 54321, 54321)
+    assert warned(bench.look("accounts", place), "checkpoints belong to user 54321")
+
+
+# -- the controller's machine
+
+
+def test_a_port_that_another_program_holds_and_an_address_that_is_not_ours(bench: Any) -> None:
+    def look(address: str) -> Any:
+        return bench.look("listening", bench.place("controller", listen_clients=address))
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert failed(look(f"tcp://127.0.0.1:{port}"), f"port {port}", f"is held by process {os.getpid()}")
+    assert "is free" in look(f"tcp://127.0.0.1:{port}").found
+    assert failed(look("tcp://203.0.113.7:7700"), "203.0.113.7 is not an address of this machine")
+    assert failed(look("tcp://no-such-host.invalid:7700"), "is no name that this machine knows")
+
+
+def test_a_controller_that_runs_and_does_not_listen_is_told(bench: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        free = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+    bench.file("controller", listen_clients=free)
+    pid = bench.stand_in("controller")
+    found = bench.look("listening", bench.place("controller", listen_clients=free))
+    assert failed(found, f"the controller runs (process {pid}) and does not listen at {free}")
+
+
+def test_keys_that_are_missing_or_open(bench: Any, tmp_path: Path) -> None:
+    def look(**options: object) -> Any:
+        return bench.look("keys", bench.place("controller", keys_directory=str(tmp_path / "keys"), **options))
+
+    remote = {"listen_agents": "tcp://127.0.0.1:7701"}
+    assert look().outcome is Outcome.ABSENT
+    assert failed(look(**remote), "there are no keys")
+    keys = KeyDirectory(tmp_path / "keys")
+    keys.make()
+    assert failed(look(**remote), "no server has a key")
+    keys.add("server:s1", "", tmp_path / "s1.key")
+    assert "0 users, 0 operators, 1 server; 0 revoked" in look(**remote).found
+    (tmp_path / "keys").chmod(0o755)
+    assert failed(look(**remote), "is open to others")
+    (tmp_path / "keys").chmod(0o700)
+    (tmp_path / "keys" / "known.json").write_text("[]")
+    assert failed(look(**remote), "is not a list of principals")
+
+
+def test_a_wrong_configuration_is_told_with_its_line(bench: Any) -> None:
+    text = bench.run(bench.file("controller", server_lease_s=-1), "--only", "configuration")
+    assert "server_lease_s" in text
+    assert "line" in text
