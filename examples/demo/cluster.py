@@ -130,7 +130,7 @@ class DemoCluster:
             self._up.wait(COMMAND_TIMEOUT_S)  # an `up` that was cut short could still be starting daemons
             for call in self._calls:
                 call.give_up()
-            self.elasticctl("down").wait(COMMAND_TIMEOUT_S)
+            self.elasticctl("down", "--purge", "--yes").wait(COMMAND_TIMEOUT_S)
         left = _wait_for_end(self.processes, EXIT_GRACE_S)
         told = [f"{process.pid} {' '.join(_command_line(process))}" for process in left]
         for process in left:
