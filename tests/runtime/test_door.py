@@ -22,9 +22,9 @@ from elasticd.protocol.sparing import SparingBySubject
 from elasticd.runtime import transport
 from elasticd.runtime.clock import SteadyClock
 from elasticd.runtime.door import (
-    LOOK_BURST,
     HANDSHAKE_BURST,
     HANDSHAKES_PER_S,
+    LOOK_BURST,
     SILENT_S,
     Bounds,
     Bucket,
