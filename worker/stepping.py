@@ -1,7 +1,7 @@
 """One global step after the other, over the virtual workers that this worker hosts (design: worker-runtime 1-4).
 
 Each worker runs its contiguous range of the job's N virtual workers in turn, keeps their gradients as nodes of one balanced tree,
-and all workers complete the tree together; everyone applies the same update. Beside the gradients travels a control word, in
+and all workers complete the tree together; everyone applies the same update. Beside the gradients travels a word (`inband`), in
 which the leader commits a new generation.
 
 A step whose collectives fail is not applied here (`give_up`). A joiner takes part in a step without hosting a virtual worker
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..protocol.errors import UserError
 from .communication.communicator import Communicator, CommunicatorBroken
@@ -27,6 +26,7 @@ from .gradients.buffers import ModelBuffers
 from .gradients.layout import Layout
 from .gradients.reduction import CanonicalReducer, PlainReducer, Reducer
 from .gradients.update import Update
+from .inband import InBand, Part
 from .state.held import HeldState
 from .state.transfers import StateTransfers
 from .virtual import derive_seed, seed_everything
@@ -78,8 +78,8 @@ class Stepping:
         self._hosted: list[int] = []
         self._current: int | None = None  # virtual worker whose batch the script has
         self._stepped: set[int] = set()  # optimizers that the script has stepped for it
-        self._word = torch.zeros(1, dtype=torch.int64)
-        self._word_work: dist.Work
+        self._proposal = 0
+        self.in_band = InBand()
         self._lay_out(trained(held.parts.model))
 
     def _lay_out(self, parameters: list[torch.nn.Parameter]) -> None:
@@ -129,7 +129,7 @@ class Stepping:
         parameters: those that the others train.
         """
         self._begin(step.step, step.ranges, step.proposal, parameters)
-        self._complete(take_state)
+        self._complete(take_state, joins=True)
 
     def give_up(self, restore_buffers: bool) -> None:
         """Nothing of the step in progress is left."""
@@ -137,7 +137,6 @@ class Stepping:
         if restore_buffers:
             self._buffers.restore()
         self._accumulation.forget()
-        self._word = torch.zeros(1, dtype=torch.int64)
 
     # -- its parts, in their order
 
@@ -166,8 +165,7 @@ class Stepping:
         self._hosted = [v for v in mine if self._sampler.has_samples(within, v)]
         self._accumulation.begin()
         self._communicator.part_begins()
-        self._word[0] = proposal
-        self._word_work = self._communicator.all_reduce_max(self._word)
+        self._proposal = proposal
 
     def _new_reducer(self) -> Reducer:
         n = self._recipe.virtual_workers
@@ -217,18 +215,22 @@ class Stepping:
         self._communicator.part_issued(computed)
         self._complete(computed)
 
-    def _complete(self, before_update: Callable[[], None]) -> None:
-        """Reduce, read the control word, apply the update. Raises CommunicatorBroken, with nothing applied."""
+    def _complete(self, before_update: Callable[[], None], joins: bool = False) -> None:
+        """Reduce, read what was told in band, apply the update. Raises CommunicatorBroken, with nothing applied."""
         for virtual_worker in self._ranges[self._rank][len(self._hosted) :]:
             self._accumulation.skip(virtual_worker)  # whose slice of a short last step is empty
         assert self._reducer is not None
-        gradient = self._accumulation.reduce(self._reducer)
+        part = Part(self._step, tuple(self._hosted), joins)
+        gradient = self._accumulation.reduce(
+            self._reducer, lambda: self.in_band.issue(self._communicator, part, self._proposal)
+        )
         root = next(rank for rank, hosted in enumerate(self._ranges) if 0 in hosted)
         self._buffers.share(self._communicator, root)
-        self._communicator.wait(self._word_work)
+        proposal = self.in_band.complete(self._communicator, part)
         before_update()
         self._transfers.sent()
-        self._tell(WordRead(int(self._word[0])))
+        self.in_band.read(part)
+        self._tell(WordRead(proposal))
         for parameter, view in zip(self._layout.parameters, gradient.views, strict=True):
             parameter.grad = view
         self._apply()

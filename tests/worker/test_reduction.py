@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,8 +139,14 @@ def canonical(gradients: torch.Tensor, hosts: list[bool], bucket_elements: int) 
         reducer = CanonicalReducer(communicator, ranges, n, layout, bucket_elements)
         out = layout.allocate()
         hosted = ranges[communicator.rank]
+        words: list[tuple[torch.Tensor, Any]] = []
+
+        def beside() -> None:
+            word = torch.tensor([communicator.rank])
+            words.append((word, communicator.all_reduce_max(word)))
+
         reducer.start(nodes_of(layout, gradients, hosted, merged=True), out)
-        first = reducer.finish().flats[0].clone()
+        first = reducer.finish(beside).flats[0].clone()
         nodes = nodes_of(layout, gradients, hosted, merged=False)
         reducer.start(nodes, out)
         late = [node.buffer.flats[0].clone() for node in nodes]
@@ -150,8 +157,12 @@ def canonical(gradients: torch.Tensor, hosts: list[bool], bucket_elements: int) 
             for node, flat in zip(nodes, late, strict=True):
                 node.buffer.flats[0][begin : begin + step].copy_(flat[begin : begin + step])
             reducer.advance(0, min(begin + step, numel))
-        second = reducer.finish().flats[0].clone()
+        second = reducer.finish(beside).flats[0].clone()
         assert torch.equal(first, second)
+        for word, work in words:
+            communicator.wait(work)
+            assert int(word) == communicator.size - 1
+        assert len(words) == 2
         return second[:numel]
 
     return [run(Communicator.alone())] if len(hosts) == 1 else run_ranks(len(hosts), run)
@@ -197,7 +208,7 @@ def test_parameters_of_several_types_are_reduced_each_in_its_own() -> None:
             view.fill_(0.1 * (position + 1) * (communicator.rank + 1))
         reducer = CanonicalReducer(communicator, assign(2, [True, True]), 2, layout, 16)
         reducer.start([Node(communicator.rank, communicator.rank + 1, leaf)], layout.allocate())
-        return [view.clone() for view in reducer.finish().views]
+        return [view.clone() for view in reducer.finish(lambda: None).views]
 
     for views in run_ranks(2, run):
         assert [view.dtype for view in views] == [torch.float32, torch.float32, torch.float64, torch.bfloat16]
@@ -211,7 +222,7 @@ def test_nodes_of_another_range_are_a_bug() -> None:
     reducer = CanonicalReducer(Communicator.alone(), (range(4),), 4, layout)
     reducer.start(nodes_of(layout, leaves(4, 3), range(3), merged=True), layout.allocate())
     with pytest.raises(AssertionError, match="not the nodes"):
-        reducer.finish()
+        reducer.finish(lambda: None)
 
 
 def test_the_plain_reduction_averages_over_workers_also_those_that_host_nothing() -> None:
@@ -228,7 +239,7 @@ def test_the_plain_reduction_averages_over_workers_also_those_that_host_nothing(
             nodes = [Node(hosted.start, hosted.stop, leaf)]
         reducer = PlainReducer(communicator, layout, 4)
         reducer.start(nodes, layout.allocate())
-        return reducer.finish().flats[0][:3].clone()
+        return reducer.finish(lambda: None).flats[0][:3].clone()
 
     for out in run_ranks(3, run):
         assert torch.equal(out, gradients.mean(0))

@@ -14,7 +14,7 @@ in which everything waits for `optimizer.step()`, watches whether the script is 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -133,14 +133,14 @@ class Accumulation:
         """What there is, from left to right."""
         return self._tree.nodes()
 
-    def reduce(self, reducer: Reducer) -> Gradient:
+    def reduce(self, reducer: Reducer, beside: Callable[[], None]) -> Gradient:
         """Complete the step's reduction: the mean over all virtual workers, which is valid until the next step begins.
 
-        Raises CommunicatorBroken.
+        beside: as in `Reducer.finish`. Raises CommunicatorBroken.
         """
         if self._reducer is None:
             reducer.start(self.nodes(), self._take_sum())
-        total = reducer.finish()
+        total = reducer.finish(beside)
         for node in self.nodes():
             if node.buffer is not total:
                 self._pool.give_back(node.buffer)

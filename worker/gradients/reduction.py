@@ -126,8 +126,10 @@ class Reducer(Protocol):
     def advance(self, flat: int, elements: int) -> None:
         """The nodes' flat tensor `flat`, and all before it, are complete up to this element. Neither blocks nor raises."""
 
-    def finish(self) -> Gradient:
-        """The nodes are complete: wait for the result, which is in `out` or in the first node. Raises CommunicatorBroken."""
+    def finish(self, beside: Callable[[], None]) -> Gradient:
+        """The nodes are complete: wait for the result, which is in `out` or in the first node. Raises CommunicatorBroken.
+
+        beside: issues another collective, at one fixed place among those of the reduction."""
 
 
 @dataclass(frozen=True)
@@ -186,11 +188,12 @@ class PlainReducer:
             except CommunicatorBroken as error:
                 self._broken = str(error)
 
-    def finish(self) -> Gradient:
+    def finish(self, beside: Callable[[], None]) -> Gradient:
         last = self._buckets[-1]
         self.advance(last.flat, last.complete_at)
         if self._broken is not None:
             raise CommunicatorBroken(self._broken)
+        beside()
         for work in self._works:
             self._communicator.wait(work)
         return self._total
@@ -262,13 +265,17 @@ class CanonicalReducer:
 
     def _steps(self) -> Iterator[tuple[str, int]]:
         """The order of the collectives: that of bucket b is gathered when the exchanges of the next ones have begun."""
+        count = len(self._buckets)
         if self._pair:
-            yield from (("add", turn) for turn in range(len(self._buckets)))
+            yield from (("add", turn) for turn in range(count))
+            yield "beside", 0
             return
         ahead = BUCKETS_IN_FLIGHT - 1
-        for turn in range(len(self._buckets) + ahead if self._workers > 1 else 0):
-            if turn < len(self._buckets):
+        for turn in range(count + ahead if self._workers > 1 else 0):
+            if turn < count:
                 yield "exchange", turn
+            elif turn == count:
+                yield "beside", 0
             if turn >= ahead:
                 yield "gather", turn - ahead
 
@@ -277,6 +284,8 @@ class CanonicalReducer:
         try:
             while flight.broken is None and flight.next is not None:
                 kind, number = flight.next
+                if kind == "beside":
+                    return
                 bucket = self._buckets[number]
                 if kind == "gather":
                     ready = self._communicator.poll(flight.exchanges[number])
@@ -288,12 +297,17 @@ class CanonicalReducer:
         except CommunicatorBroken as error:
             flight.broken = str(error)
 
-    def finish(self) -> Gradient:
+    def finish(self, beside: Callable[[], None]) -> Gradient:
         flight = self._flight
         if self._workers == 1:
+            beside()
             return self._sum_alone(flight.nodes)
         while flight.broken is None and flight.next is not None:
             kind, number = flight.next
+            if kind == "beside":
+                flight.next = next(flight.steps, None)
+                beside()
+                continue
             if kind == "gather":
                 self._communicator.wait(flight.exchanges[number])
             self._take_step(flight)
