@@ -109,10 +109,10 @@ def exchange(rank: int, size: int, device: torch.device, settings: dict[str, Any
     tree: TreeAccumulator[Any] = TreeAccumulator(size)
     tree.push(rank, layout.allocate())
     nodes: list[Node[Any]] = tree.nodes()
-    out, flat = layout.allocate(), torch.ones(elements, device=device)
+    flat = torch.ones(elements, device=device)
 
     def canonical() -> None:
-        reducer.start(nodes, out)
+        reducer.start(nodes, nodes[0].buffer)
         reducer.finish(lambda: None)
 
     state = [torch.ones(elements // TENSORS, device=device) for _ in range(TENSORS)]

@@ -64,14 +64,14 @@ def rank(
     ranges = assign(n, [True] * size)
     layout = Layout([torch.nn.Parameter(torch.zeros(ELEMENTS // 25)) for _ in range(25)], padding=n)
     reducer = CanonicalReducer(communicator, ranges, n, layout)
-    out, flat = layout.allocate(), torch.ones(ELEMENTS)
+    flat = torch.ones(ELEMENTS)
     tree: TreeAccumulator[Any] = TreeAccumulator(n)
     for virtual_worker in ranges[rank]:
         tree.push(virtual_worker, layout.allocate())
     nodes: list[Node[Any]] = tree.nodes()
 
     def canonical() -> None:
-        reducer.start(nodes, out)
+        reducer.start(nodes, nodes[0].buffer)
         reducer.finish(lambda: None)
 
     def plain() -> None:

@@ -137,7 +137,6 @@ def canonical(gradients: torch.Tensor, hosts: list[bool], bucket_elements: int) 
     def run(communicator: Communicator) -> torch.Tensor:
         layout = layout_of(numel, n, gradients.dtype)
         reducer = CanonicalReducer(communicator, ranges, n, layout, bucket_elements)
-        out = layout.allocate()
         hosted = ranges[communicator.rank]
         words: list[tuple[torch.Tensor, Any]] = []
 
@@ -145,9 +144,13 @@ def canonical(gradients: torch.Tensor, hosts: list[bool], bucket_elements: int) 
             word = torch.tensor([communicator.rank])
             words.append((word, communicator.all_reduce_max(word)))
 
-        reducer.start(nodes_of(layout, gradients, hosted, merged=True), out)
-        first = reducer.finish(beside).flats[0].clone()
+        nodes = nodes_of(layout, gradients, hosted, merged=True)
+        out = nodes[0].buffer if nodes else layout.allocate()
+        reducer.start(nodes, out)
+        reducer.finish(beside)
+        first = out.flats[0].clone()
         nodes = nodes_of(layout, gradients, hosted, merged=False)
+        out = nodes[0].buffer if nodes else layout.allocate()
         reducer.start(nodes, out)
         late = [node.buffer.flats[0].clone() for node in nodes]
         for node in nodes:
@@ -157,7 +160,8 @@ def canonical(gradients: torch.Tensor, hosts: list[bool], bucket_elements: int) 
             for node, flat in zip(nodes, late, strict=True):
                 node.buffer.flats[0][begin : begin + step].copy_(flat[begin : begin + step])
             reducer.advance(0, min(begin + step, numel))
-        second = reducer.finish(beside).flats[0].clone()
+        reducer.finish(beside)
+        second = out.flats[0].clone()
         assert torch.equal(first, second)
         for word, work in words:
             communicator.wait(work)
@@ -207,8 +211,9 @@ def test_parameters_of_several_types_are_reduced_each_in_its_own() -> None:
         for position, view in enumerate(leaf.views):
             view.fill_(0.1 * (position + 1) * (communicator.rank + 1))
         reducer = CanonicalReducer(communicator, assign(2, [True, True]), 2, layout, 16)
-        reducer.start([Node(communicator.rank, communicator.rank + 1, leaf)], layout.allocate())
-        return [view.clone() for view in reducer.finish(lambda: None).views]
+        reducer.start([Node(communicator.rank, communicator.rank + 1, leaf)], leaf)
+        reducer.finish(lambda: None)
+        return [view.clone() for view in leaf.views]
 
     for views in run_ranks(2, run):
         assert [view.dtype for view in views] == [torch.float32, torch.float32, torch.float64, torch.bfloat16]
@@ -220,7 +225,8 @@ def test_parameters_of_several_types_are_reduced_each_in_its_own() -> None:
 def test_nodes_of_another_range_are_a_bug() -> None:
     layout = layout_of(3, 4)
     reducer = CanonicalReducer(Communicator.alone(), (range(4),), 4, layout)
-    reducer.start(nodes_of(layout, leaves(4, 3), range(3), merged=True), layout.allocate())
+    nodes = nodes_of(layout, leaves(4, 3), range(3), merged=True)
+    reducer.start(nodes, nodes[0].buffer)
     with pytest.raises(AssertionError, match="not the nodes"):
         reducer.finish(lambda: None)
 
@@ -238,8 +244,10 @@ def test_the_plain_reduction_averages_over_workers_also_those_that_host_nothing(
             leaf.flats[0][:3].copy_(gradients[hosted.start : hosted.stop].sum(0))
             nodes = [Node(hosted.start, hosted.stop, leaf)]
         reducer = PlainReducer(communicator, layout, 4)
-        reducer.start(nodes, layout.allocate())
-        return reducer.finish(lambda: None).flats[0][:3].clone()
+        out = nodes[0].buffer if nodes else layout.allocate()
+        reducer.start(nodes, out)
+        reducer.finish(lambda: None)
+        return out.flats[0][:3].clone()
 
     for out in run_ranks(3, run):
         assert torch.equal(out, gradients.mean(0))

@@ -49,12 +49,10 @@ class Accumulation:
     def forget(self) -> None:
         """Begin with fresh memory: an operation that was abandoned still owns the old."""
         self._pool = GradientPool(self._layout)
-        self._sum: Gradient | None = None
         self.begin()
 
     def prepare(self) -> None:
         """Take the memory of a first step before it is needed: to use it for the first time takes longer than to sum in it."""
-        self._take_sum()
         self._pool.give_back(self._layout.allocate())
 
     def close(self) -> None:
@@ -68,7 +66,7 @@ class Accumulation:
         self._tree: TreeAccumulator[Gradient] = TreeAccumulator(self._n, self._pool.give_back)
         self._reducer: Reducer | None = None  # of a reduction that has begun
         self._mode = _Mode.OFF
-        self._used: list[Gradient] = []
+        self._result: Gradient | None = None  # of the step, until it is applied
 
     # -- one micro-batch
 
@@ -95,8 +93,7 @@ class Accumulation:
         else:
             self._mode = _Mode.PLACING
             if last is not None:
-                self._reducer = last
-                last.start(self.nodes(), self._take_sum())
+                self._start(last)
 
     def completed(self) -> None:
         """The script says that the gradient is complete. Raises UserError if what was sent was not."""
@@ -139,27 +136,28 @@ class Accumulation:
         beside: as in `Reducer.finish`. Raises CommunicatorBroken.
         """
         if self._reducer is None:
-            reducer.start(self.nodes(), self._take_sum())
-        total = reducer.finish(beside)
+            self._start(reducer)
+        assert self._result is not None
+        reducer.finish(beside)
         for node in self.nodes():
-            if node.buffer is not total:
+            if node.buffer is not self._result:
                 self._pool.give_back(node.buffer)
-        if total is not self._sum:
-            self._used.append(total)
         self._tree = TreeAccumulator(self._n, self._pool.give_back)
         self._reducer = None
-        return total
+        return self._result
 
     def applied(self) -> None:
         """The update has been made: the gradient's memory is free again."""
-        for gradient in self._used:
-            self._pool.give_back(gradient)
-        self._used.clear()
+        if self._result is not None:
+            self._pool.give_back(self._result)
+            self._result = None
 
-    def _take_sum(self) -> Gradient:
-        if self._sum is None:
-            self._sum = self._layout.allocate()
-        return self._sum
+    def _start(self, reducer: Reducer) -> None:
+        """Begin the reduction. Its result takes the place of the first node, or of nothing at a worker that has none."""
+        nodes = self.nodes()
+        self._reducer = reducer
+        self._result = nodes[0].buffer if nodes else self._pool.take()
+        reducer.start(nodes, self._result)
 
     # -- placing
 

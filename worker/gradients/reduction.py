@@ -116,18 +116,20 @@ class TreeAccumulator(Generic[B]):
 class Reducer(Protocol):
     """The mean over all virtual workers of all workers. All workers start and finish a reduction in the same step.
 
-    After CommunicatorBroken the abandoned operations may still write to `out` and read the nodes: neither may be used again, and
-    the reducer may not either.
+    After CommunicatorBroken the abandoned operations may still write to `out` and read the nodes: neither may be used again, nor
+    may the reducer.
     """
 
     def start(self, nodes: Sequence[Node[Gradient]], out: Gradient) -> None:
-        """Begin. nodes: this worker's, from left to right. Siblings need not be added up yet, and values may still come."""
+        """Begin. nodes: this worker's, from left to right. Siblings need not be added up yet, and values may still come.
+
+        out: where the result goes: the first node's buffer, or any other where there is no node."""
 
     def advance(self, flat: int, elements: int) -> None:
         """The nodes' flat tensor `flat`, and all before it, are complete up to this element. Neither blocks nor raises."""
 
-    def finish(self, beside: Callable[[], None]) -> Gradient:
-        """The nodes are complete: wait for the result, which is in `out` or in the first node. Raises CommunicatorBroken.
+    def finish(self, beside: Callable[[], None]) -> None:
+        """The nodes are complete: wait until the result is in `out`. Raises CommunicatorBroken.
 
         beside: issues another collective, at one fixed place among those of the reduction."""
 
@@ -166,12 +168,9 @@ class PlainReducer:
         self._buckets = _buckets(layout, communicator.size, elements)
 
     def start(self, nodes: Sequence[Node[Gradient]], out: Gradient) -> None:
-        if nodes:
-            (node,) = nodes
-            self._total = node.buffer
-        else:
+        if not nodes:
             out.zero_()
-            self._total = out
+        self._out = out
         self._works: list[dist.Work] = []
         # Not the exception itself: its frames refer to all this, so that only the garbage collector would free it.
         self._broken: str | None = None
@@ -181,14 +180,14 @@ class PlainReducer:
             bucket = self._buckets[len(self._works)]
             if (bucket.flat, bucket.complete_at) > (flat, elements):
                 return
-            part = self._total.flats[bucket.flat][bucket.begin : bucket.complete_at]
+            part = self._out.flats[bucket.flat][bucket.begin : bucket.complete_at]
             part.div_(self._n)
             try:
                 self._works.append(self._communicator.all_reduce(part))
             except CommunicatorBroken as error:
                 self._broken = str(error)
 
-    def finish(self, beside: Callable[[], None]) -> Gradient:
+    def finish(self, beside: Callable[[], None]) -> None:
         last = self._buckets[-1]
         self.advance(last.flat, last.complete_at)
         if self._broken is not None:
@@ -196,7 +195,6 @@ class PlainReducer:
         beside()
         for work in self._works:
             self._communicator.wait(work)
-        return self._total
 
 
 @dataclass
@@ -297,11 +295,12 @@ class CanonicalReducer:
         except CommunicatorBroken as error:
             flight.broken = str(error)
 
-    def finish(self, beside: Callable[[], None]) -> Gradient:
+    def finish(self, beside: Callable[[], None]) -> None:
         flight = self._flight
         if self._workers == 1:
             beside()
-            return self._sum_alone(flight.nodes)
+            self._sum_alone(flight.nodes)
+            return
         while flight.broken is None and flight.next is not None:
             kind, number = flight.next
             if kind == "beside":
@@ -314,19 +313,16 @@ class CanonicalReducer:
         if flight.broken is not None:
             raise CommunicatorBroken(flight.broken)
         if self._pair:
-            return self._finish_pair(flight)
+            self._finish_pair(flight)
         for work in flight.gathers:
             self._communicator.wait(work)
-        return flight.out
 
-    def _finish_pair(self, flight: _Flight) -> Gradient:
-        total = flight.nodes[0].buffer
+    def _finish_pair(self, flight: _Flight) -> None:
         for bucket, work in zip(self._buckets, flight.exchanges, strict=True):
             self._communicator.wait(work)
-            bucket.of(total.flats[bucket.flat], self._workers).div_(self._n)
-        return total
+            bucket.of(flight.out.flats[bucket.flat], self._workers).div_(self._n)
 
-    def _sum_alone(self, nodes: Sequence[Node[Gradient]]) -> Gradient:
+    def _sum_alone(self, nodes: Sequence[Node[Gradient]]) -> None:
         tree: TreeAccumulator[Gradient] = TreeAccumulator(self._n)
         for node in nodes:
             tree.push_node(node.lo, node.hi, node.buffer)
@@ -335,7 +331,6 @@ class CanonicalReducer:
         (root,) = own
         for flat in root.buffer.flats:
             flat.div_(self._n)
-        return root.buffer
 
     def _take_step(self, flight: _Flight) -> None:
         assert flight.next is not None
@@ -377,7 +372,7 @@ class CanonicalReducer:
         return self._communicator.all_to_all(incoming, outgoing, self._counts, [len(own)] * workers)
 
     def _gather(self, number: int, out: Gradient) -> dist.Work:
-        """Add our slice up, and give it to everybody."""
+        """Add our slice up, and give it to everybody. The bucket's exchange is over: its part of our nodes is free."""
         bucket = self._buckets[number]
         incoming = self._lane(number).incoming[: len(self._all) * bucket.slice].view(len(self._all), bucket.slice)
         tree: TreeAccumulator[torch.Tensor] = TreeAccumulator(self._n)
