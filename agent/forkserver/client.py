@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 PROGRAM = "elasticd.agent.forkserver.server"
 PRELUDE = "elasticd.worker.warm"
 ANSWER_WITHIN_S = 3.0  # as long as a start without a warm process takes
+LOADED_WITHIN_S = (
+    10.0  # a worker waits so long for a process that was loading before: it would load the same, beside it
+)
 PADDING_BYTES = 4096  # of the command line: room for those of the workers
 CLOSE_WITHIN_S = 1.0
 LANE = "warm processes"
@@ -100,14 +103,15 @@ class _Answer:
 
 @dataclass(eq=False)
 class Channel:
-    """A worker that has been asked for."""
+    """A worker that has been asked for, or will be when its warm process has loaded."""
 
     key: WarmKey
     account: Account
-    line: socket.socket
+    request: bytes
     admit: Admit | None
     deliver: Deliver
     give_up_at: float
+    line: socket.socket | None = None  # None: the process loads
     closed: bool = False
 
 
@@ -151,8 +155,11 @@ class WarmProcesses:
     def pass_time(self) -> None:
         now = self._clock.now()
         for channel in [channel for channel in self._channels if now >= channel.give_up_at]:
-            log.warning("a warm process does not answer and is ended")
-            self._drop(channel.key)
+            if channel.closed:
+                continue  # an earlier one's process, which was this one's too, has been ended
+            if channel.line is not None:
+                log.warning("a warm process does not answer and is ended")
+                self._drop(channel.key)
             self._settle(channel, None)
         self._perform(self._stock.due(now))
 
@@ -169,35 +176,52 @@ class WarmProcesses:
         admit: Admit | None = None,
     ) -> Channel | None:
         """Ask for a worker. None: there is no process for it now. Otherwise `deliver` is called, once, unless cancelled."""
-        key = found.key
+        key, now = found.key, self._clock.now()
         self._interpreters[key] = (account, found.interpreter.path)
-        can, actions = self._stock.want(self._clock.now(), key)
+        loading = self._stock.loads(key)
+        can, actions = self._stock.want(now, key)
         self._perform(actions)
-        process = self._processes.get(key)
-        if not can or process is None:
+        channel = Channel(key, account, json.dumps(request).encode(), admit, deliver, now + LOADED_WITHIN_S)
+        if loading:
+            self._channels.append(channel)
+            return channel
+        if not can or key not in self._processes:
             return None
         if found.outdated:
             log.info("what a warm process has loaded has changed on the disk: it is made anew")
-            self._perform(self._stock.outdated(self._clock.now(), key))
+            self._perform(self._stock.outdated(now, key))
             return None
+        if not self._ask(channel):
+            return None
+        self._channels.append(channel)
+        return channel
+
+    def _ask(self, channel: Channel) -> bool:
+        """Ask the process of a channel, which has loaded, for the worker. False: it cannot be asked."""
+        process, account = self._processes[channel.key], channel.account
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         except OSError as error:  # the agent has too many files open
             log.warning("a warm process cannot be asked: %s", error.strerror)
-            return None
+            return False
         take_no_descriptors(ours)
         with theirs:
             theirs.setblocking(True)
             try:
-                socket.send_fds(process.connection, [json.dumps(request).encode()], [theirs.fileno()])
+                socket.send_fds(process.connection, [channel.request], [theirs.fileno()])
             except OSError as error:  # too long, too many at once, or it has just ended
                 log.info("a warm process cannot be asked: %s", error.strerror)
                 self._let_go(account, ours)
-                return None
-        channel = Channel(key, account, ours, admit, deliver, self._clock.now() + ANSWER_WITHIN_S)
-        self._channels.append(channel)
-        self._loop.add_descriptor(ours.fileno(), lambda: self._on_answer(channel))
-        return channel
+                return False
+        channel.line, channel.give_up_at = ours, self._clock.now() + ANSWER_WITHIN_S
+        self._loop.add_descriptor(ours.fileno(), lambda: self._on_answer(channel, ours))
+        return True
+
+    def _on_loaded(self, key: WarmKey, ready: bool) -> None:
+        """A process has loaded, or never will: those who waited for it ask it, or start in the ordinary way."""
+        for channel in [each for each in self._channels if each.key == key and each.line is None]:
+            if not channel.closed and not (ready and key in self._processes and self._ask(channel)):
+                self._settle(channel, None)
 
     def cancel(self, channel: Channel) -> None:
         """The worker is not wanted any more: nothing of it will have run."""
@@ -205,8 +229,9 @@ class WarmProcesses:
             return
         channel.closed = True
         self._channels.remove(channel)
-        self._loop.remove_descriptor(channel.line.fileno())
-        self._let_go(channel.account, channel.line)
+        if channel.line is not None:
+            self._loop.remove_descriptor(channel.line.fileno())
+            self._let_go(channel.account, channel.line)
 
     def _let_go(self, account: Account, line: socket.socket) -> None:
         if account.own:
@@ -228,21 +253,21 @@ class WarmProcesses:
 
     # -- answers
 
-    def _on_answer(self, channel: Channel) -> None:
-        if not _has_news(channel.line):
+    def _on_answer(self, channel: Channel, line: socket.socket) -> None:
+        if not _has_news(line):
             return
         if channel.account.own and channel.admit is None:
-            self._on_answered(channel, _answered(channel.line, None))
+            self._on_answered(channel, line, _answered(line, None))
             return
-        self._loop.remove_descriptor(channel.line.fileno())  # nothing more is expected of it
+        self._loop.remove_descriptor(line.fileno())  # nothing more is expected of it
         self._errands.ask(
             LANE_OF_SHIMS,
-            lambda: _answered(channel.line, channel.admit),
-            lambda answer: self._on_answered(channel, answer),
+            lambda: _answered(line, channel.admit),
+            lambda answer: self._on_answered(channel, line, answer),
             _holder(channel.account),
         )
 
-    def _on_answered(self, channel: Channel, answer: _Answer) -> None:
+    def _on_answered(self, channel: Channel, line: socket.socket, answer: _Answer) -> None:
         shim = answer.shim
         if channel.closed or not answer.may:
             if shim is not None:
@@ -252,7 +277,7 @@ class WarmProcesses:
             return
         assert shim is not None
         try:
-            channel.line.send(server.GO)
+            line.send(server.GO)
         except OSError:  # the shim is gone, and has not begun
             os.close(shim[1])
             self._settle(channel, None)
@@ -272,6 +297,7 @@ class WarmProcesses:
                     self._make(key)
                 case End(key):
                     self._remove(key)
+                    self._on_loaded(key, ready=False)
 
     def _make(self, key: WarmKey) -> None:
         """Start one; what comes of it is heard later."""
@@ -280,6 +306,7 @@ class WarmProcesses:
         if self._unsettled[holder] >= MAX_STARTING:
             log.warning("no warm process of %s: others of this account neither start nor end", interpreter)
             self._stock.ended(self._clock.now(), key)
+            self._on_loaded(key, ready=False)
             return
         this = self._making[key] = object()
         self._count += 1
@@ -307,6 +334,7 @@ class WarmProcesses:
             log.warning("no warm process of %s: %s", self._interpreters[key][1], process.reason)
             if wanted:
                 self._stock.ended(self._clock.now(), key)
+                self._on_loaded(key, ready=False)
         elif not wanted:
             self._end(key, process)
         else:
@@ -344,11 +372,13 @@ class WarmProcesses:
             log.info("no worker is forked from %s: %.300s", self._interpreters[key][1], report.useless)
             self._stock.useless(self._clock.now(), key)
             self._remove(key)
+            self._on_loaded(key, ready=False)
             return
         process.watched = report.watched
         self._stock.ready(self._clock.now(), key)
         log.info("workers can be forked from pid=%d", process.child.pid)
         self._loop.add_descriptor(process.connection.fileno(), lambda: self._on_report(key))
+        self._on_loaded(key, ready=True)
 
     def _on_output(self, key: WarmKey) -> None:
         process = self._processes[key]
@@ -372,6 +402,7 @@ class WarmProcesses:
         """It has ended, or has to be."""
         if self._remove(key):
             self._stock.ended(self._clock.now(), key)
+            self._on_loaded(key, ready=False)
 
     def _remove(self, key: WarmKey) -> bool:
         """End one. Whether it was there."""

@@ -74,6 +74,11 @@ class Stock:
             return False, self._make(now, key)
         return kept.phase is Phase.READY, []
 
+    def loads(self, key: WarmKey) -> bool:
+        """Is there one that is loading?"""
+        kept = self._kept.get(key)
+        return kept is not None and kept.phase is Phase.LOADING
+
     def ready(self, now: float, key: WarmKey) -> None:
         """It has loaded."""
         self._enter(now, key, Phase.READY)

@@ -339,6 +339,48 @@ def test_a_wedged_warm_process_only_costs_its_worker_the_advantage(tmp_path: Pat
     agent.close()
 
 
+WAITS = "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\nprint('hello')\n"
+
+
+def test_workers_that_are_started_while_a_warm_process_loads_wait_for_it(tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(WAITS)
+    agent = Agent(tmp_path / "state", warm=True)
+    agent.until(lambda: agent.zygotes)
+    workers = [agent.start("python", "hello.py", workdir=tmp_path) for _ in range(2)]
+    cancelled = agent.start("python", "hello.py", workdir=tmp_path)
+    agent.until(lambda: len(agent.warm._channels) == 3)  # type: ignore[union-attr]
+    assert isinstance(agent.processes.signal(cancelled, StopSignal.TERMINATE), ProcessFailed)
+    assert [agent.was_forked(worker) for worker in workers] == [True, True]
+    (tmp_path / "go").touch()
+    for worker in workers:
+        agent.until(lambda worker=worker: worker in agent.ends)
+        assert (agent.ends[worker].exit_code, agent.log(worker)) == (0, ["o hello"])
+    assert agent.log(cancelled) == []
+    agent.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_warm_process_that_never_has_loaded_only_costs_its_worker_the_advantage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
+) -> None:
+    monkeypatch.setattr(
+        "elasticd.agent.forkserver.client.LOADED_WITHIN_S", 1.0 if how is signal.SIGSTOP else PATIENCE_S
+    )
+    (tmp_path / "hello.py").write_text(WAITS)
+    (tmp_path / "prelude.py").write_text("import time\ntime.sleep(3600)\n")
+    monkeypatch.setattr("elasticd.agent.forkserver.client.PRELUDE", "prelude")
+    agent = Agent(tmp_path / "state", warm=True, variables={"PYTHONPATH": str(tmp_path)})
+    agent.until(lambda: agent.zygotes)
+    worker = agent.start("python", "hello.py", workdir=tmp_path)
+    agent.until(lambda: agent.warm._channels)  # type: ignore[union-attr]
+    os.kill(agent.zygotes[0], how)
+    assert not agent.was_forked(worker)
+    (tmp_path / "go").touch()
+    agent.until(lambda: worker in agent.ends)
+    assert (agent.ends[worker].exit_code, agent.log(worker)) == (0, ["o hello"])
+    agent.close()
+
+
 @pytest.mark.cluster
 def test_a_worker_with_other_import_time_variables_starts_cold_and_the_next_one_from_a_process_of_their_own(
     tmp_path: Path,
