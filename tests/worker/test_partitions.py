@@ -56,7 +56,7 @@ class Worker:
 
 def train(job: Job, chance: random.Random | None) -> tuple[Trained, dict[int, int]]:
     """What is trained when, and the epoch of each step. With `chance` through a history, else by one worker."""
-    rules, n = job.rules, job.rules.virtual_workers
+    n = job.rules.virtual_workers
     workers = [Worker(job, job.hand_out())]
     first = workers[0]
     for stream in range(n):

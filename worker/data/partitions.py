@@ -7,9 +7,9 @@ seed alone. So the order of samples is the same for every number of workers and 
 
 The state of a step (`Stand`) says which part of which shard each *stream* reads, one stream for each virtual worker, and which
 shards wait. Stream j takes `batch_size` samples. If its part ends on the way, it goes on in the same batch with the waiting
-shards number j, j + N, j + 2N and so on, which no other stream touches in this step. Waiting shards that were not begun keep waiting.
-A stream without a part gets the first that waits. If none waits, it gets every second sample of what another has to read, so that
-all have work until an epoch's end; and so a job may have fewer shards than virtual workers.
+shards number j, j + N, j + 2N and so on, which no other stream touches in this step. Shards that were not begun keep waiting.
+A stream without a part gets the first that waits. If none waits, it gets every second sample of what another has to read: so
+all have work until an epoch's end, and a job may have fewer shards than virtual workers.
 
 A shard's length is not known before its end has been read. So the batches of step s + 1 are read before step s ends. The lengths
 that are met there are told in band (`HandOut.learn`), so that at the boundary all workers know those that step s + 1 depends on.
@@ -193,7 +193,8 @@ class HandOut:
         self.begun = False  # are the lengths known on which the step to come depends? Not before the job's first step
         self._stand: Stand | None = None  # of the step to come; None: nothing has been read yet
         self._learnt: dict[int, int] = {}  # in the step in progress
-        self._forget()
+        self._shares: list[Share] | None = None
+        self._following: Stand | None = None
 
     @property
     def stand(self) -> Stand:
@@ -265,9 +266,7 @@ class HandOut:
                 )
 
     def _forget(self) -> None:
-        self._learnt = {}
-        self._shares: list[Share] | None = None
-        self._following: Stand | None = None
+        self._learnt, self._shares, self._following = {}, None, None
 
     # -- as it travels
 
