@@ -39,7 +39,7 @@ from ..protocol.messages import (
     ToAgentFromController,
     ToAgentFromWorker,
 )
-from ..protocol.model import Server, ServerId
+from ..protocol.model import CAPTURED_VARIABLES, Server, ServerId
 from ..protocol.sparing import SparingBySubject
 from ..protocol.times import REFUSED_RETRY_S
 from ..runtime import locks, mounts, readiness, transport
@@ -185,7 +185,10 @@ class AgentDaemon:
         self._warm = None
         if options.warm_start:
             root_only = own.uid == 0 and not options.allow_root_jobs
-            standard = None if root_only else (own, located(sys.executable), common_environment(around, own))
+            # Who runs an agent of their own submits from about the same shell.
+            carried = {name: os.environ[name] for name in CAPTURED_VARIABLES if name in os.environ}
+            usual = common_environment(around, own) | carried
+            standard = None if root_only else (own, located(sys.executable), usual)
             self._warm = WarmProcesses(state, standard, self._loop, self._clock, self._errands, self._cgroups)
         self._processes = Processes(
             files, around, self._loop, self._clock, self._warm, self._dispatch, self._errands, self._disk, self._listen

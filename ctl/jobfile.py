@@ -25,7 +25,7 @@ from ..protocol.limits import (
     MAX_VIRTUAL_WORKERS,
     MIN_STEPS_PER_S,
 )
-from ..protocol.model import CheckpointSpec, Determinism, GpuRange, JobSpec, Processes
+from ..protocol.model import CAPTURED_VARIABLES, CheckpointSpec, Determinism, GpuRange, JobSpec, Processes
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml
 from . import commands
@@ -49,9 +49,6 @@ KINDS = {
     "bool": "true or false",
     "null": "nothing",
 }
-
-# What of the submitter's environment travels with a job; everything else a job needs stands in its file.
-CAPTURED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "LANG", "USER")
 
 # Known fields of later versions: refused with a reason instead of being called unknown.
 NOT_YET = ("deadline", "soft", "scaling", "image")
@@ -361,7 +358,7 @@ def _priority(where: str, given: str | int | None) -> int:
 def _environment(
     where: str, written: Mapping[str, Any], options: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    env = {key: _text(f"variable {key}", environ[key]) for key in CAPTURED if key in environ}
+    env = {key: _text(f"variable {key}", environ[key]) for key in CAPTURED_VARIABLES if key in environ}
     for key, value in written.items():
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise UserError(f"{where}.{key}: {value!r} is neither text nor a number; put it in quotes")

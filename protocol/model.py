@@ -35,6 +35,10 @@ def _number(text: str) -> int:
     return int(text) if _NUMBER.fullmatch(text) else 0
 
 
+CAPTURED_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "LANG", "USER")
+"""What of the submitter's environment travels with a job; everything else a job needs stands in its file."""
+
+
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Base of all values. Unknown fields are ignored on decoding, so that versions can be mixed during an upgrade."""
 
