@@ -10,7 +10,7 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-.PHONY: help setup install uninstall demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-gpu bench-policies conformance papers verify-bits world fuzz hosts-hour planted model-check format clean
+.PHONY: help setup install uninstall demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-gpu bench-policies conformance papers verify-bits verify-scripts world fuzz hosts-hour planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -72,6 +72,9 @@ papers: $(STAMP)  ## the published results of AFS, EDL and Elan beside ours: doc
 
 verify-bits: $(STAMP)  ## random histories of joins, leaves, migrations and kills: no bit of the result may differ
 	@$(BIN)/python -m verification.bits $(ARGS)
+
+verify-scripts: $(STAMP)  ## one job in each framework, alone and through resizes, kills and preemptions: a table (ARGS=--quick: a minute)
+	@$(BIN)/python -m verification.scripts $(ARGS)
 
 world: $(STAMP)  ## a whole cluster in one process: 500 random histories with thirty faults each (ARGS="--seeds 100000": a campaign)
 	@$(BIN)/python -m verification.world $(ARGS)

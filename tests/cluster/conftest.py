@@ -21,6 +21,8 @@ from elasticd.ctl.client import Client
 from elasticd.protocol.messages import GetJob, JobFound, JobView, Ping, Pong, Scale, Scaled, Submit, Submitted
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobPhase, JobSpec, Resize
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # `verification` and `examples` are not installed
+
 SCRIPT = Path(__file__).with_name("train_small.py")
 PATIENCE_S = 300.0  # with real processes, on a machine that does much else: what takes longer hangs
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import ddp
+from . import ddp, worker
 from .nursery import Nursery
 from .reference import References
 from .report import print_failure, print_line, print_summary, write
@@ -63,7 +63,7 @@ def main() -> int:
     comparisons: list[ddp.Comparison] = []
     work = Path(tempfile.mkdtemp(prefix="bits-"))
     try:
-        with Nursery() as nursery:
+        with Nursery(worker.__name__) as nursery:
             references = References(nursery, work)
             for seed in seeds:
                 plan = plan_of(seed, chosen.model, chosen.virtual_workers, chosen.epochs)

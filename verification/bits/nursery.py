@@ -1,13 +1,15 @@
-"""Workers by fork: `python -m verification.bits.nursery` has imported all that a worker needs, and forks one for each line.
+"""Workers by fork: `python -m verification.bits.nursery MODULE` has imported all that a worker needs, and forks one for each
+line. MODULE says what a worker is: its `warm_up()` is called once, in the nursery, and its `run(errand)` in each worker.
 
-It must stay single-threaded, or its children would hang; that is why it is a process of its own. Lines in are `worker.Errand`s
-as JSON; lines out tell the start and the end of each. When its input ends it ends, and its children with it.
+The nursery must stay single-threaded, or its children would hang; that is why it is a process of its own. Lines in are
+`worker.Errand`s as JSON; lines out tell the start and the end of each. When its input ends it ends, and its children with it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
@@ -18,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import IO
 
-from .worker import Errand, run, warm_up
+from .worker import Errand
 
 PR_SET_PDEATHSIG = 1
 
@@ -42,10 +44,17 @@ class Ended:
 class Nursery:
     """A context: the driver's side."""
 
+    def __init__(self, module: str, *arguments: str) -> None:
+        """module: what its workers are. arguments: the module's own, in `sys.argv`."""
+        self._words = (module, *arguments)
+
     def __enter__(self) -> Nursery:
         one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=one_thread
+            [sys.executable, "-m", __spec__.name, *self._words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=one_thread,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -134,12 +143,13 @@ def _say(what: Began | Ended) -> None:
 
 
 def main() -> None:
-    warm_up()
+    play = importlib.import_module(sys.argv[1])
+    play.warm_up()
     gc.collect()
     gc.freeze()
     os.write(1, b"ready\n")
     if (errand := _serve()) is not None:
-        run(errand)
+        play.run(errand)
 
 
 if __name__ == "__main__":

@@ -114,8 +114,11 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.begun = (0, -1)  # generation and step of the step that this worker is in, or has last been in
 
     def note(self, what: str, generation: int, step: int) -> None:
+        if what == "began":
+            self.begun = generation, step
         os.write(self._descriptor, f"{time.monotonic():.6f} {what} {generation} {step}\n".encode())
 
 

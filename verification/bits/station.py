@@ -74,7 +74,15 @@ def slot_of(worker: str) -> int:
 class Station:
     """One job. `turn` lets everything that has come in take effect."""
 
-    def __init__(self, nursery: Nursery, directory: Path, model: str, virtual_workers: int, epochs: int) -> None:
+    def __init__(
+        self,
+        nursery: Nursery,
+        directory: Path,
+        model: str,
+        virtual_workers: int,
+        epochs: int,
+        checkpoint_every_s: float = 1e9,
+    ) -> None:
         self._nursery = nursery
         self._directory = directory
         self._model = model
@@ -105,7 +113,7 @@ class Station:
             gpus=GpuRange(min=1, max=virtual_workers),
             virtual_workers=virtual_workers,
             workdir="/",
-            checkpoint=CheckpointSpec(every_s=1e9, keep=1),
+            checkpoint=CheckpointSpec(every_s=checkpoint_every_s, keep=1),
         )
         self._ask(Submit(spec=spec))
         self.job = self._controller.cluster.jobs[JOB]  # to look at
@@ -242,6 +250,8 @@ class Station:
             "ELASTICD_CHECKPOINT_EVERY_S": repr(start.spec.checkpoint.every_s),
             "ELASTICD_CHECKPOINT_KEEP": str(start.spec.checkpoint.keep),
         }
+        if start.checkpoint_step is not None:
+            variables["ELASTICD_CHECKPOINT_STEP"] = str(start.checkpoint_step)
         slot = slot_of(start.worker)
         self._nursery.start(Errand(start.worker, slot, self._model, self._epochs, str(self._directory), variables))
 

@@ -50,8 +50,8 @@ def warm_up() -> None:
             scheduler.step()
 
 
-def run(errand: Errand) -> None:
-    """The whole life of a worker, up to the end of the script; the interpreter ends as it always does."""
+def begin(errand: Errand) -> Journal:
+    """Make this process a worker with a log, an environment and points of its own."""
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(errand.path("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -59,7 +59,14 @@ def run(errand: Errand) -> None:
     os.environ.update(errand.variables)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    install(Fuse(Board(Path(errand.directory, "board")), errand.slot), Journal(errand.path("journal")))
+    journal = Journal(errand.path("journal"))
+    install(Fuse(Board(Path(errand.directory, "board")), errand.slot), journal)
+    return journal
+
+
+def run(errand: Errand) -> None:
+    """The whole life of a worker, up to the end of the script; the interpreter ends as it always does."""
+    begin(errand)
     assert elasticd.join is join
     document = training.train(errand.model, join(seed=training.SEED), errand.epochs)
     training.save(document, str(errand.path("result")))
