@@ -105,6 +105,7 @@ class Settings:
     profiles: Profiles = field(default_factory=dict)
     keeping: Keeping = Keeping()
     open_jobs_per_user: int = 10_000
+    reserve_after_s: float = 600.0  # for so long a job waits without a reservation
 
 
 @dataclass
@@ -196,6 +197,7 @@ class Cluster:
         self.schedule_due = False
         self.gpu_freed = False  # jobs may wait for it
         self.plan_unfinished = False  # part of the last plan waits for the rest to be carried out
+        self.reserved: JobId | None = None  # for whom GPUs are held
         self.policy_trouble = ""  # what the policy raised when it was asked last
         self.policy_failures: set[str] = set()  # that have been told; one for each line that raises
         self.review_s = math.inf  # the policy wants to be asked again then (Unix time)

@@ -72,6 +72,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     )
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = DEATHS_IN_VAIN
     measuring: MeasuringConfig = MeasuringConfig()
+    reserve_after_s: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] = 600.0
     history: HistoryConfig = HistoryConfig()
     open_jobs_per_user: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     metrics_address: str | None = None
@@ -144,6 +145,7 @@ RELOADED = frozenset(
         "placement",
         "max_restarts",
         "measuring",
+        "reserve_after_s",
         "history",
         "open_jobs_per_user",
         "profiles",

@@ -310,6 +310,7 @@ def _settings(present: Configuration, incarnation: str) -> Settings:
         profiles=present.profiles,
         keeping=options.keeping,
         open_jobs_per_user=options.open_jobs_per_user,
+        reserve_after_s=options.reserve_after_s,
     )
 
 

@@ -17,6 +17,7 @@ from .packing import pack
 from .placement.fewest_servers import layout_of
 from .placement.registry import Placement
 from .policies import Policy
+from .reservation import told
 from .sets import union
 from .sharing import Sharing
 from .view import ClusterView, Gpus, Ints, Limit, Reason, ReasonCode, ServerInView
@@ -52,6 +53,8 @@ def decide_limited(
             return too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
         if shares[row] < wanted[row]:
             return packed(int(wanted[row]), int(shares[row]))
+        if (reserved := told(view, row, int(shares[row]))) is not None:
+            return reserved
         limit = view.limit(row)
         assert limit is not None
         reason = (
@@ -64,10 +67,12 @@ def decide_limited(
 
 
 def _pack(view: ClusterView, sharing: Sharing) -> None:
-    """Regulate the shares of the jobs in each part by themselves (AFS 4.4); not those by hand, nor those with seats."""
+    """Regulate the shares of the jobs in each part by themselves (AFS 4.4); not those by hand, of the head of the queue, or with
+    seats."""
     taken = union(sharing.seats.values())
+    fixed = {*view.manual_shares, *([view.reservation.row] if view.reservation is not None else [])}
     for number, mask in enumerate(sharing.parts):
-        rows = [r for r, own in sharing.amounts.items() if set(own) == {number} and r not in view.manual_shares]
+        rows = [r for r, own in sharing.amounts.items() if set(own) == {number} and r not in fixed]
         if not rows:
             continue
         chosen: Ints = np.array(sorted(rows), dtype=np.int64)

@@ -79,12 +79,16 @@ class Sharing:
         self._room: Room = [part.bit_count() for part in self.parts]
 
     def share_out(self) -> None:
-        """Shares set by hand first, in the order of submission, as large as they fit; then those of the policy."""
-        view = self._view
+        """Shares set by hand first, in the order of submission, as large as they fit; then that of the head of the queue, if what
+        is held for it is free; then those of the policy."""
+        view, head = self._view, self._view.reservation
         for row, wanted in sorted(view.manual_shares.items()):
             self._by_hand(row, wanted)
         rows = np.ones(len(view.jobs), dtype=bool)
         rows[list(view.manual_shares)] = False
+        if head is not None:
+            self._by_hand(head.row, head.gpus)
+            rows[head.row] = False
         self._share(np.flatnonzero(rows), self._room, DEPTH * len(self.parts))
         if any(self._room):
             self._offer(rows)

@@ -238,6 +238,18 @@ def limit_for(demand: Demand, sorts: Mapping[GpuSort, Gpus]) -> Limit:
 
 
 @dataclass(frozen=True)
+class Reservation:
+    """GPUs are held for the job of a row (`reservation`)."""
+
+    row: int
+    gpus: int  # it starts with so many
+    got: int  # so many of them are held by nobody who would keep them
+    ready: bool  # it can start: its limit is what is held for it
+    held: Gpus  # nobody begins there who would keep them
+    confined: frozenset[int]  # rows whose limits leave that out
+
+
+@dataclass(frozen=True)
 class ClusterView:
     """`now` is Unix time in seconds; servers stand by name."""
 
@@ -254,6 +266,7 @@ class ClusterView:
     whole: tuple[
         ServerInView, ...
     ] = ()  # the servers that are there, also with GPUs of jobs that nobody may resize, where there are such
+    reservation: Reservation | None = None  # its limits stand among the others
 
     @cached_property
     def total_gpus(self) -> int:
@@ -290,6 +303,7 @@ class ReasonCode(enum.Enum):
     MANUAL = "manual"
     PACKED = "packed"
     LIMITED = "limited"
+    RESERVED = "reserved"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ...protocol.model import GpuAddress, JobId, ServerId
 from ...scheduler.kinds import Demand, GpuSort, most_of_each
@@ -71,6 +72,7 @@ class _Columns:
     curve: Ints  # row of `Curves.speedup`
     demand: Ints  # which of `Rows.demands`
     peak: Ints  # the most GPUs that it can use, as far as its curve is known; 0: it is not
+    joins: Ints  # 0: it is not expected to call `elastic.join()`, 1: it is, 2: it has
     live: Ints
 
     @classmethod
@@ -292,6 +294,7 @@ class Rows:
         waiting_s = last.time_s if last is not None else job.submission.submitted_s
         table.waiting_since_s[row] = math.nan if kept.target else waiting_s
         table.steps_left[row] = job.steps_left
+        table.joins[row] = 2 if job.elastic else int(spec.expected_to_join)
         table.live[row] = 1
 
     def _demand(self, job: Job) -> int:
@@ -511,6 +514,16 @@ class Rows:
         if all(limit.options == everything and not limit.demand.per_server for limit in found):
             return (), None
         return found, np.searchsorted(numbers, asked)
+
+    def demands(self, rows: Ints) -> tuple[tuple[Demand, ...], Ints]:
+        """What these rows ask of GPUs, and which of that is whose."""
+        numbers, whose = np.unique(self._kept.demand[rows], return_inverse=True)
+        return tuple([self._demands[number] for number in numbers.tolist()]), whose
+
+    def unjoined(self, rows: Ints, expected: bool) -> npt.NDArray[np.bool_]:
+        """Which of these jobs have not called `elastic.join()`; `expected`: also of those that are expected to."""
+        found: npt.NDArray[np.bool_] = self._kept.joins[rows] < (2 if expected else 1)
+        return found
 
     def _left_s(self, steps: Floats, curve: Ints) -> Floats:
         """How long jobs still take with one GPU; UNKNOWN_S: not known."""

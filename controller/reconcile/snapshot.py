@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from ...scheduler.view import ClusterView, Gpus, Ints, JobTable, ServerInView
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..sessions import Session
+from .reserving import reserved
 from .rows import Rows
 
 MANY_BEHIND = 100  # jobs that have changed since the last look
@@ -31,6 +33,7 @@ class Snapshot:
     first: Mapping[int, Gpus]  # by row, the GPU of a job's first worker
     running: Mapping[int, Gpus]  # by row, where a job's processes are; of jobs that have GPUs, or processes
     held: Mapping[int, Gpus]  # and where more are to start as soon as the GPUs are free; of jobs that have processes
+    review_s: float = math.inf  # somebody may get a reservation then (Unix time)
 
     @cached_property
     def gpus(self) -> tuple[GpuAddress, ...]:
@@ -39,11 +42,15 @@ class Snapshot:
 
 
 def snapshot(
-    cluster: Cluster, now: float, without: Collection[JobId] = (), staying: Collection[JobId] = ()
+    cluster: Cluster,
+    now: float,
+    without: Collection[JobId] = (),
+    staying: Collection[JobId] = (),
+    policy: str | None = None,
 ) -> Snapshot:
     """What the scheduler may see. Jobs that are about to end, and gangs (`gangs`), keep their GPUs, which are in nobody's view;
     nor are GPUs that are free and take no new work, and those that are to be left. `without`: jobs that have no GPU and are to
-    get none now; `staying`: jobs that keep GPUs that are to be left.
+    get none now; `staying`: jobs that keep GPUs that are to be left. `policy`: which is to decide; None: the one in use.
 
     So no policy can resize, move or preempt a gang: what it divides is what the gangs leave."""
     rows, there = cluster.rows, cluster.present_gpus
@@ -62,7 +69,9 @@ def snapshot(
     absent = tuple(session.whole for _, session in sorted(cluster.sessions.items()) if not session.alive)
     whole = there_now if rows.ending or rows.gangs else ()
     view = ClusterView(now, table, servers, places.own, dict(sorted(manual.items())), limits, limit_of, absent, whole)
-    return Snapshot(view, jobs, where, places.first, places.running, places.held)
+    name = policy if policy is not None else cluster.policy.name
+    view, review_s = reserved(cluster, view, chosen, there_now, places.running, name)
+    return Snapshot(view, jobs, where, places.first, places.running, places.held, review_s)
 
 
 def keep_up(cluster: Cluster, now: float) -> None:

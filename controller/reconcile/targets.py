@@ -50,7 +50,10 @@ def set_targets(cluster: Cluster, now: float) -> None:
         _keep_plan(cluster, now, seen, failure)
         return
     cluster.policy_trouble = ""
-    cluster.review_s = found.decision.review_s if found.decision.review_s > now else math.inf
+    review_s = min(found.decision.review_s, seen.review_s)
+    cluster.review_s = review_s if review_s > now else math.inf
+    reservation = seen.view.reservation
+    cluster.reserved = seen.jobs[reservation.row].id if reservation is not None else None
     if seen.view.manual_shares:
         cluster.pushes.append((cluster.decisions, partial(_pushed, found, seen)))
     reasons = partial(_reason, found, seen.rows)

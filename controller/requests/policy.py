@@ -19,6 +19,7 @@ from ...protocol.principals import LOCAL_OPERATOR
 from ...scheduler.scheduler import Scheduler, document, load_scheduler
 from ..cluster import Cluster, Decider
 from ..events import ClientRequest
+from ..reconcile.barring import keep_off
 from ..reconcile.deciding import decided
 from ..reconcile.settle import settle
 from ..reconcile.snapshot import snapshot
@@ -126,8 +127,8 @@ def _forecast(cluster: Cluster, now: float, scheduler: Scheduler) -> tuple[Share
 
     Raises PolicyFailed.
     """
-    seen = snapshot(cluster, now)
-    chosen = decided(scheduler, seen, copy.copy(cluster.rng))
+    seen = snapshot(cluster, now, policy=scheduler.policy.name)
+    chosen = decided(scheduler, seen, copy.copy(cluster.rng), lambda decision: keep_off(cluster, seen, decision))
     found = []
     for row, job in enumerate(seen.jobs):
         before, after = len(job.record.target), int(chosen.decision.shares[row])

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 YEAR_S = 3.2e7
 COMPARE_EVERY = 50  # commits
+RESERVE_AFTER_S = 20.0  # histories last minutes
 RECENT = 1  # so many jobs that are over stay in the controller's memory: as few, that archived ones are met
 RESTART_S = 3.0  # after a crash, as systemd has it
 
@@ -119,6 +120,7 @@ class Controller(Process):
             version="0",
             pid=self.life,
             keeping=Keeping(recent=RECENT),
+            reserve_after_s=RESERVE_AFTER_S,
         )
         chance = random.Random(f"{self._world.seed}/{settings.incarnation}")
         return ControllerMachine(settings, self._scheduler, chance, now, records)

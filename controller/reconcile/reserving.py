@@ -1,0 +1,61 @@
+"""What the scheduler needs to know for a reservation (`scheduler.reservation`): which jobs are gangs, and where all of them are.
+
+A job that is expected to call `elastic.join()` is a gang for the seconds of its imports only, so it is let begin on GPUs that
+are held. That ends where one such job has not called it in time: from then on, and as long as it runs, all others are taken
+for gangs, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ...protocol.model import GpuAddress, JobId, JobPhase
+from ...scheduler.policies import RIGID
+from ...scheduler.reservation import Queue, reserve
+from ...scheduler.sets import union
+from ...scheduler.view import ClusterView, Gpus, Ints, ServerInView
+from ..cluster import Cluster
+from ..jobs.job import Job
+
+
+def reserved(
+    cluster: Cluster,
+    view: ClusterView,
+    chosen: Ints,
+    there: tuple[ServerInView, ...],
+    running: Mapping[int, Gpus],
+    policy: str,
+) -> tuple[ClusterView, float]:
+    """The view with a reservation, where there is one; and when to look again (Unix time, s). `chosen`: of `Rows`, the rows
+    in view; `there`: the servers that are present; `running`: where processes are, by row of the view."""
+    gangs = [job for job in cluster.rows.gangs.values() if _stays(job)]
+    if not gangs and cluster.reserved is None:
+        return view, math.inf
+    bits: dict[GpuAddress, Gpus] = {}
+    for server in there:
+        for index in server.gpus:
+            bits[GpuAddress(server=server.server, index=index)] = 1 << len(bits)
+    barred = {name for name in (*cluster.barred, *cluster.health) if name in cluster.sessions}
+    unusable = union(bit for gpu, bit in bits.items() if gpu.server in barred and not cluster.usable(gpu))
+    demands, demand_of = cluster.rows.demands(chosen)
+    queue = Queue(
+        servers=there,
+        usable=((1 << len(bits)) - 1) & ~unusable,
+        busy=tuple(_gpus(job, bits) for job in cluster.rows.fixed.values()),
+        gangs=union(_gpus(job, bits) for job in gangs),
+        demands=demands,
+        demand_of=demand_of,
+        stays=cluster.rows.unjoined(chosen, expected=any(job.spec.expected_to_join for job in gangs)),
+        begun=frozenset(row for row, gpus in running.items() if gpus),
+    )
+    before: JobId | None = cluster.reserved
+    return reserve(view, queue, policy, policy in RIGID, cluster.settings.reserve_after_s, before)
+
+
+def _stays(job: Job) -> bool:
+    """Is it a gang until it ends, as far as is known?"""
+    return not job.spec.expected_to_join or job.record.phase is JobPhase.RUNNING
+
+
+def _gpus(job: Job, bits: Mapping[GpuAddress, Gpus]) -> Gpus:
+    return union(bits.get(gpu, 0) for gpu in job.own_gpus)
