@@ -68,10 +68,11 @@ class CheckpointFailed:
 class Arrived:
     """The script has come to its loop: model, optimizer and data are there."""
 
-    total_steps: int  # of the whole job
-    steps_per_epoch: int
+    total_steps: int | None  # of the whole job; None: nobody knows
+    steps_per_epoch: int | None  # None: nobody knows; the facts then say to which epoch the step to come belongs
     samples_per_step: int = 0
     registers_values: bool = False  # of the script's own, which follow the rest of a state (`ExchangeValues`)
+    epochs: int | None = None  # that the script wants, where the number of steps is not known
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class CheckpointLoaded:
 
     step: int
     epoch: int
+    next_epoch: int | None = None  # of the step to come, where epochs have no known number of steps
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class StateArriving:
     """The header of the state is here, and its tensors come from now on: into their places, unless the own state is kept."""
 
     applied: int
+    next_epoch: int | None = None  # as in CheckpointLoaded
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ class StateTaken:
 
     applied: int
     epoch: int
+    next_epoch: int | None = None  # as in CheckpointLoaded
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class StepApplied:
     """The optimizer has applied the step."""
 
     step: int
+    next_epoch: int | None = None  # as in CheckpointLoaded
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
 from . import warm
 from .control import OUT_OF_ROOM, ClusterControl
-from .data.loading import Loader
-from .data.sampling import SerialSampler
+from .data.choice import Wanted, feed_of
+from .data.shards import Shards as Shards
 from .driver import Control, LocalControl, end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
 from .events import MetricsReported
@@ -186,14 +186,17 @@ class Run:
         prefetch_factor: int = 2,
         overlap: bool = True,
     ) -> tuple[M, Any, Batches]:
-        """Make a model, its optimizer and a map-style dataset elastic. The optimizer comes back as an `ElasticOptimizer`, typed
+        """Make a model, its optimizer and a dataset elastic. The optimizer comes back as an `ElasticOptimizer`, typed
         Any so that a script can go on calling it `optimizer`; several come back as a tuple, and each is stepped for each batch.
 
+        dataset: one with an index (map-style), `elastic.Shards`, or an `IterableDataset` that asks `get_worker_info()` which part
+        it is to give.
         batch_size: samples of one virtual worker's micro-batch, over which the loss must be a mean. N of them are a step.
         scheduler: stepped by the runtime once after every global step (one that is stepped per epoch: register it).
         max_grad_norm: clips the global gradient to this norm before the update.
         before_update: called on every worker with the global gradient in the parameters' `grad`, just before the update.
         after_update: called on every worker after it; the one place where a script may change parameters itself.
+        shuffle: visit the samples in another order in each epoch; of `Shards`: the shards.
         drop_last: leave out an epoch's last step if it would have fewer than N * batch_size samples.
         num_workers: processes that read batches ahead (0: this one, when it needs them), `prefetch_factor` each. They work
         on a copy of the dataset; one with a method `set_epoch(epoch)` is told the epoch.
@@ -204,15 +207,29 @@ class Run:
             raise UserError("prepare() was called twice: a run trains one model")
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         schedulers = [scheduler] if isinstance(scheduler, Scheduler) else list(scheduler or ())
-        sampler = SerialSampler.of(dataset, self._virtual_workers, batch_size, self._seed, shuffle, drop_last)
+        feed = feed_of(
+            dataset,
+            Wanted(
+                self._virtual_workers,
+                batch_size,
+                self._seed,
+                shuffle,
+                drop_last,
+                collate,
+                self._device,
+                num_workers,
+                prefetch_factor,
+            ),
+        )
         model.to(self._device)
-        state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered)
+        state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered, feed.position)
         update = Update(optimizers, schedulers, self._scaler, max_grad_norm, before_update, after_update)
-        loader = Loader(dataset, sampler, collate, self._seed, self._device, num_workers, prefetch_factor)
         env = self._env
         tell = self._control.tell
         writer = CheckpointWriter(Path(env.checkpoint_directory), env.checkpoint_keep, tell) if env else None
-        trainer = Trainer(self._recipe(overlap), self._control, state, update, sampler, loader, writer)
+        trainer = Trainer(
+            self._recipe(overlap), self._control, state, update, feed.sampling, feed.batching, writer, feed.participants
+        )
         self._trainer = trainer
         elastic = tuple(
             ElasticOptimizer(each, partial(trainer.optimizer_stepped, position))

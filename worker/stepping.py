@@ -18,8 +18,7 @@ import torch
 
 from ..protocol.errors import UserError
 from .communication.communicator import Communicator, CommunicatorBroken
-from .data.loading import Loader
-from .data.sampling import SerialSampler
+from .data.feed import Batching, Sampling
 from .events import Event, JoinStep, PartComputed, RunStep, StepApplied, WordRead
 from .gradients.accumulation import Accumulation, same, trained
 from .gradients.buffers import ModelBuffers
@@ -55,8 +54,8 @@ class Stepping:
         transfers: StateTransfers,
         buffers: ModelBuffers,
         update: Update,
-        sampler: SerialSampler,
-        loader: Loader,
+        sampler: Sampling,
+        loader: Batching,
     ) -> None:
         self._recipe = recipe
         self._tell = tell
@@ -66,7 +65,7 @@ class Stepping:
         self._update = update
         self._sampler = sampler
         self._loader = loader
-        self._total_steps = 0
+        self._total_steps: int | None = 0
 
         # the generation in use
         self._communicator = Communicator.alone()
@@ -91,8 +90,8 @@ class Stepping:
         self._accumulation = Accumulation(self._layout, recipe.virtual_workers, recipe.canonical, recipe.overlap)
         self._reducer: Reducer | None = None
 
-    def prepare(self, total_steps: int) -> None:
-        """The loop is about to begin; it ends after so many steps."""
+    def prepare(self, total_steps: int | None) -> None:
+        """The loop is about to begin; it ends after so many steps, if anybody knows."""
         self._total_steps = total_steps
         self._accumulation.prepare()
 
@@ -159,9 +158,10 @@ class Stepping:
         if self._reducer is None:
             self._reducer = self._new_reducer()
             self._loader.assign(step, mine, self._total_steps)
+        self._loader.begin(step)
         if send:
             self._transfers.send()
-        within = step % self._sampler.steps_per_epoch
+        within = self._sampler.within(step)
         self._hosted = [v for v in mine if self._sampler.has_samples(within, v)]
         self._accumulation.begin()
         self._communicator.part_begins()
@@ -179,7 +179,7 @@ class Stepping:
         self._buffers.begin_micro_batch()
         self._current = virtual_worker
         self._stepped.clear()
-        weight = self._sampler.weight(step % self._sampler.steps_per_epoch, virtual_worker)
+        weight = self._sampler.weight(self._sampler.within(step), virtual_worker)
         last = virtual_worker == self._ranges[self._rank][-1]  # in a short step others may follow, which have no sample
         self._accumulation.expect(virtual_worker, weight, self._reducer if last else None)
         seed_everything(derive_seed(recipe.seed, "model", step, virtual_worker))
@@ -243,4 +243,5 @@ class Stepping:
             parameter.grad = None
         self._accumulation.applied()
         self._held.next_step = self._step + 1
-        self._tell(StepApplied(self._step))
+        self._loader.applied(self._step)
+        self._tell(StepApplied(self._step, self._sampler.next_epoch))

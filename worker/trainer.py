@@ -14,13 +14,12 @@ run again in the next generation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..protocol.errors import UserError
 from .communication.communicator import CommunicatorBroken
-from .data.loading import Loader
-from .data.sampling import SerialSampler
+from .data.feed import Batching, Sampling
 from .driver import Control
 from .events import (
     Arrived,
@@ -48,6 +47,7 @@ from .events import (
 )
 from .gradients.buffers import ModelBuffers
 from .gradients.update import Update
+from .inband import Participant
 from .script import Script, ScriptAt
 from .state.checkpoint import CheckpointWriter
 from .state.held import HeldState
@@ -69,10 +69,12 @@ class Trainer:
         control: Control,
         state: TrainingState,
         update: Update,
-        sampler: SerialSampler,
-        loader: Loader,
+        sampler: Sampling,
+        loader: Batching,
         writer: CheckpointWriter | None,
+        participants: Sequence[Participant] = (),
     ) -> None:
+        """participants: what takes part in each step's in-band exchange, in the same order on every worker."""
         self._recipe = recipe
         self._control = control
         self._sampler = sampler
@@ -81,7 +83,10 @@ class Trainer:
         self._held = HeldState(state, self._script, buffers.live, writer)
         self._transfers = StateTransfers(control, self._held, self._script, recipe.device)
         self._stepping = Stepping(recipe, control.tell, self._held, self._transfers, buffers, update, sampler, loader)
-        self._total_steps = 0
+        for participant in participants:
+            self._stepping.in_band.add(participant)
+        self._total_steps: int | None = 0
+        self._epochs = 0
         self._entered: EnterGeneration | None = None  # the generation in use
         self._failure: str | None = None  # why its communicator is of no use any more
 
@@ -108,7 +113,9 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        return self._held.next_step >= self._total_steps
+        if self._total_steps is not None and self._held.next_step >= self._total_steps:
+            return True
+        return (self._sampler.next_epoch or 0) >= self._epochs
 
     @property
     def over(self) -> bool:
@@ -124,14 +131,13 @@ class Trainer:
 
     def arrive(self, epochs: int) -> int:
         """Everything is prepared: wait for a generation and for the state. Returns the epoch to begin with."""
-        total_steps = epochs * self._sampler.steps_per_epoch
-        if self._recipe.max_steps is not None:
-            total_steps = min(total_steps, self._recipe.max_steps)
-        self._total_steps = total_steps
+        self._epochs = epochs
+        known = [total for total in (self._sampler.total_steps(epochs), self._recipe.max_steps) if total is not None]
+        self._total_steps = total_steps = min(known, default=None)
         self._stepping.prepare(total_steps)
         samples = self._sampler.virtual_workers * self._sampler.batch_size
         registers = self._held.parts.registers_values
-        arrived = Arrived(total_steps, self._sampler.steps_per_epoch, samples, registers)
+        arrived = Arrived(total_steps, self._sampler.steps_per_epoch, samples, registers, epochs)
         instruction = self._obey(arrived)
         assert isinstance(instruction, EnterLoop)
         self._script.epoch = instruction.epoch

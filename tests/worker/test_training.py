@@ -148,3 +148,10 @@ def test_a_newcomer_with_a_part_of_a_lost_state_ends_and_trains_nothing_with_it(
     assert done.returncode == exits.SPOILED, done.stderr
     assert "has lost its initial values" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("case", ["sequential", "one_shard", "iterable"])
+def test_data_that_is_read_in_sequence_gives_the_bits_of_one_worker_alone(ranks: Ranks, case: str) -> None:
+    (expected,) = ranks.outcome(case, ALONE).states
+    assert set(ranks.outcome(case, CHANGING).states) == {expected}
+    assert set(ranks.outcome(case, ALL).states) == {expected}

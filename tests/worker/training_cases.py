@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+import elasticd as elastic
 from elasticd.worker.run import Run
 
 SIZE = 6 * 4 * 5 - 7  # six steps of four virtual workers with five samples, the last one short
@@ -201,3 +203,57 @@ def compiled(run: Run) -> list[Any]:
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
     return train(run, model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), drop_last=True)
+
+
+LENGTHS = (31, 8, 0, 57, 22, 3, 40, 99)  # of the shards
+
+
+class Shard:
+    """Random points with random augmentation, one after the other; `set_epoch` shifts them."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        generator = torch.Generator().manual_seed(self.number)
+        for _ in range(LENGTHS[self.number]):
+            x = torch.randn(12, generator=generator) * (1 + 0.01 * self.epoch) + 0.1 * torch.randn(12)
+            yield x, torch.randint(0, 3, (), generator=generator)
+
+
+class Divided(torch.utils.data.IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """The same, as PyTorch has it: each worker of a data loader reads some of the shards."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        for number in range(info.id, len(LENGTHS), info.num_workers):
+            yield from Shard(number)
+
+
+def sequential(run: Run, dataset: Any = None, **options: Any) -> list[Any]:
+    """Shards of unequal lengths, in batches that are mixed up at random."""
+    torch.manual_seed(5)
+    model: nn.Module = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+    raw = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    dataset = dataset or elastic.Shards(range(len(LENGTHS)), open=Shard)
+    model, optimizer, batches = run.prepare(model, raw, dataset, batch_size=4, **options)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    run.finish()
+    return [model.state_dict(), raw.state_dict()]
+
+
+def one_shard(run: Run) -> list[Any]:
+    """Fewer shards than virtual workers."""
+    return sequential(run, elastic.Shards([7], open=Shard))
+
+
+def iterable(run: Run) -> list[Any]:
+    return sequential(run, Divided())

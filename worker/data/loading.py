@@ -80,12 +80,19 @@ class Loader:
         self._under_way: set[tuple[int, int]] = set()  # asked for, not yet received
         self._stock: dict[tuple[int, int], Any] = {}  # received before it was wanted
 
-    def assign(self, step: int, hosted: range, end: int) -> None:
+    def assign(self, step: int, hosted: range, end: int | None) -> None:
         """From `step` on the virtual workers `hosted` are read, until step `end`."""
+        assert end is not None, "data with an index has a known number of steps"
         self._hosted = hosted
         self._end = end
         self._cursor = (step, hosted.start)
         self._stock = {key: batch for key, batch in self._stock.items() if key[0] >= step and key[1] in hosted}
+
+    def begin(self, step: int) -> None:
+        """`step` is to come: nothing has to be done for it."""
+
+    def applied(self, step: int) -> None:
+        """`step` has been applied: likewise."""
 
     def batch(self, step: int, virtual_worker: int) -> Any:
         """The micro-batch, on the device. The caller seeds the generators afterwards: reading draws from them."""

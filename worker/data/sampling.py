@@ -62,6 +62,19 @@ class SerialSampler:
         full = self.virtual_workers * self.batch_size
         return self.size // full if self._drop_last else -(-self.size // full)
 
+    @property
+    def next_epoch(self) -> int | None:
+        """Of the step to come, where that does not follow from its number: never here."""
+        return None
+
+    def total_steps(self, epochs: int) -> int | None:
+        """Of a job of so many epochs."""
+        return epochs * self.steps_per_epoch
+
+    def within(self, step: int) -> int:
+        """A step of the job, counted within its epoch."""
+        return step % self.steps_per_epoch
+
     def indices(self, epoch: int, step: int, virtual_worker: int) -> list[int]:
         """Samples of `virtual_worker` in `step` (counted within the epoch); may be empty in a short last step."""
         begin, end = self._slice(step, virtual_worker)

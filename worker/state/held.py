@@ -48,7 +48,7 @@ class HeldState:
             return CheckpointMissing(trouble)
         self.put(document.header, document.tensors)
         applied, epoch = self.take(document.header)
-        return CheckpointLoaded(applied, epoch)
+        return CheckpointLoaded(applied, epoch, next_epoch(document.header))
 
     def put(self, header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
         """Put the tensors of a state in their places."""
@@ -103,3 +103,9 @@ class HeldState:
         if self._deferred is not None and self._deferred[0] <= epoch:
             self.parts.set_registered(self._deferred[1])
             self._deferred = None
+
+
+def next_epoch(header: dict[str, Any]) -> int | None:
+    """The epoch of the step after a state, where that does not follow from the step's number."""
+    data = header.get("data")
+    return None if data is None else int(data["epoch"])

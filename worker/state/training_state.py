@@ -12,7 +12,7 @@ its beginning. `adopt` therefore gives model and optimizers the structure of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -41,6 +41,16 @@ def allocate(description: list[Any], device: torch.device) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=device if place == "device" else "cpu")
 
 
+class DataPosition(Protocol):
+    """Where a job is in its data, as it stands between two steps."""
+
+    def state(self) -> dict[str, Any]:
+        """In plain values."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take it over. Raises UserError if it is that of other data."""
+
+
 class TrainingState:
     """Everything that a step reads and changes, except what is derived from the step's number."""
 
@@ -51,12 +61,15 @@ class TrainingState:
         schedulers: Sequence[torch.optim.lr_scheduler.LRScheduler] = (),
         scaler: torch.amp.GradScaler | None = None,
         registered: Mapping[str, Accessors] | None = None,
+        data: DataPosition | None = None,
     ) -> None:
-        """registered: by name, how to get and to set a value of the script's own. The mapping may still grow."""
+        """registered: by name, how to get and to set a value of the script's own. The mapping may still grow.
+        data: where the job is in its data, if that does not follow from the step."""
         self.model = model
         self.optimizers = list(optimizers)
         self.schedulers = list(schedulers)
         self.scaler = scaler
+        self._data = data
         self._registered: Mapping[str, Accessors] = registered if registered is not None else {}
 
     @property
@@ -80,6 +93,7 @@ class TrainingState:
             if self.scaler is None
             else pack(self.scaler.state_dict(), "the state of the gradient scaler"),
             "registered": self.registered_values(),
+            "data": None if self._data is None else self._data.state(),
         }
 
     def tensors(self) -> list[torch.Tensor]:
@@ -156,6 +170,8 @@ class TrainingState:
             scheduler.load_state_dict(unpack(theirs))
         if self.scaler is not None:
             self.scaler.load_state_dict(unpack(header["scaler"]))
+        if self._data is not None:
+            self._data.load(header["data"])
         self.set_registered(header["registered"])
 
     def set_registered(self, values: Mapping[str, Any]) -> None:
@@ -245,6 +261,9 @@ class TrainingState:
         for optimizer, other in zip(self.optimizers, header["optimizers"], strict=True):
             _check_groups(optimizer, other["groups"], len(self._parameters()))
         self._check_count("scheduler", len(header["schedulers"]), len(self.schedulers))
+        if (header.get("data") is None) != (self._data is None):
+            here, there = ("shards" if each is not None else "an index" for each in (self._data, header.get("data")))
+            raise UserError(f"another dataset: this script's has {here}, that of the training state has {there}")
         self._check_count("gradient scaler", header["scaler"] is not None, self.scaler is not None)
         if sorted(header["registered"]) != sorted(self._registered):
             there, here = (", ".join(sorted(names)) or "none" for names in (header["registered"], self._registered))

@@ -17,7 +17,7 @@ from ..communication.communicator import Communicator, CommunicatorBroken
 from ..driver import Control
 from ..events import EnterGeneration, Instruction, StateArriving, StateTaken, TransfersCompleted, ValuesExchanged
 from ..script import Script
-from .held import HeldState
+from .held import HeldState, next_epoch
 from .replication import Incoming, Replication
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class StateTransfers:
 
         def places(header: dict[str, Any]) -> list[torch.Tensor] | None:
             nonlocal instruction
-            self._control.tell(StateArriving(int(header["counters"]["applied"])))
+            self._control.tell(StateArriving(int(header["counters"]["applied"]), next_epoch(header)))
             instruction = self._control.next()
             return None if keep_own else self._held.parts.adopt(header)
 
@@ -106,7 +106,7 @@ class StateTransfers:
         tensors = incoming.wait()
         if incoming.places is None:
             self._held.put(incoming.header, tensors)
-        self._control.tell(StateTaken(*self._held.take(incoming.header)))
+        self._control.tell(StateTaken(*self._held.take(incoming.header), next_epoch(incoming.header)))
 
     # -- what the users' code has changed
 

@@ -241,7 +241,7 @@ class Training:
 
     def _on_arrived(self, now: float, fact: Arrived) -> list[Action]:
         decided = self._membership.handle(now, ms.Arrived())
-        self.position.arrived(fact.total_steps, fact.steps_per_epoch, fact.registers_values)
+        self.position.arrived(fact.total_steps, fact.steps_per_epoch, fact.registers_values, fact.epochs)
         self._reporting.samples_per_step = fact.samples_per_step
         self._go(now, Doing.WAITING)
         if self.suspension:
@@ -272,7 +272,7 @@ class Training:
         needed = self._place.checkpoint_step
         if needed is not None and fact.step < needed:
             return self._refuse(now, needed, f"the newest that this worker finds is that of step {fact.step}")
-        self._has_state(now, fact.step, fact.epoch)
+        self._has_state(now, fact.step, fact.epoch, fact.next_epoch)
         assert self._generation.roster is not None
         self.checkpoints.loaded(fact.step, fact.epoch, self._generation.roster.generation)
         return self._entered(now)
@@ -290,17 +290,17 @@ class Training:
             return self._close(now, EndProcess(exits.SPOILED, f"{self._me} {text}: it ends, to be replaced"), text)
         if reason:
             self.checkpoints.trouble = f"began anew: {reason}"
-        self._has_state(now, -1, 0)
+        self._has_state(now, -1, 0, None)
         return self._entered(now)
 
     def _refuse(self, now: float, needed: int, found: str) -> list[Action]:
         text = f"the job has a checkpoint of step {needed} or later; {found}: is its directory the same on all servers?"
         return self._close(now, EndProcess(exits.NO_CHECKPOINT, text), text)
 
-    def _has_state(self, now: float, applied: int, epoch: int) -> None:
+    def _has_state(self, now: float, applied: int, epoch: int, next_epoch: int | None) -> None:
         """All of the state after `applied` is here."""
         self._membership.handle(now, ms.StepApplied(applied))
-        self.position.has_state(applied, epoch)
+        self.position.has_state(applied, epoch, next_epoch)
         self._reporting.change(now)
 
     def _entered(self, now: float) -> list[Action]:
@@ -342,7 +342,7 @@ class Training:
 
     def _on_exchanged(self, now: float, fact: ValuesExchanged) -> list[Action]:
         if self.position.holding is Holding.PARTIAL:
-            self._has_state(now, self.position.step, fact.epoch)
+            self._has_state(now, self.position.step, fact.epoch, self.position.next_epoch)
         else:
             self.position.is_in(fact.epoch)
         self._generation.all_host()
@@ -384,7 +384,7 @@ class Training:
         return self.follow(now, self._membership.handle(now, ms.WordRead(fact.generation)))
 
     def _on_applied(self, now: float, fact: StepApplied) -> list[Action]:
-        if self.position.apply(fact.step, joins=self._generation.joins_now):
+        if self.position.apply(fact.step, self._generation.joins_now, fact.next_epoch):
             self._membership.handle(now, ms.StepApplied(fact.step))
         self._generation.step_applied()
         self._reporting.times.applied(fact.step, now)
@@ -392,7 +392,7 @@ class Training:
         return []
 
     def _on_arriving(self, now: float, fact: StateArriving) -> list[Action]:
-        self.position.arrives(fact.applied)
+        self.position.arrives(fact.applied, fact.next_epoch)
         if self.position.no_step:
             self._go(now, Doing.TAKING)
             return [TakeState()]
@@ -404,7 +404,7 @@ class Training:
         if fact.applied + 1 != self.position.step:
             raise InvalidTransition(f"the state of step {fact.applied} came in step {self.position.step}")
         self._membership.handle(now, ms.StateLost())  # whatever it had before
-        self._has_state(now, fact.applied, fact.epoch)
+        self._has_state(now, fact.applied, fact.epoch, fact.next_epoch)
         if self.doing is Doing.TAKING:
             self._go(now, Doing.SCRIPT)
         return []

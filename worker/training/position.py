@@ -2,6 +2,9 @@
 
 Steps are counted from 0. A joiner takes the state of a step over in the middle of the job, before its script's loop has begun.
 The loop then begins in the epoch of that state.
+
+Where data has an index, an epoch has a known number of steps. Where it can only be read in sequence, nobody knows how many there
+are before they have been read (`data.partitions`). Each state then says to which epoch the step to come belongs.
 """
 
 from __future__ import annotations
@@ -26,16 +29,21 @@ class Position:
     def __init__(self) -> None:
         self.holding = Holding.INITIAL
         self.total_steps: int | None = None
-        self._steps_per_epoch = 1
+        self._steps_per_epoch: int | None = 1
+        self._epochs: int | None = None
+        self.next_epoch = 0  # of the step to come, where epochs have no known number of steps
+        self._arriving_epoch: int | None = None  # the same, of the state that arrives
         self._registers_values = False
         self.epoch = 0  # of the script's loop; before it has begun, of the state
         self.in_loop = False  # no part of `Doing`: a worker waits and receives before its loop and in it
         self.next_step = 0
         self.step = -1  # in progress, or applied last
 
-    def arrived(self, total_steps: int, steps_per_epoch: int, registers_values: bool) -> None:
+    def arrived(
+        self, total_steps: int | None, steps_per_epoch: int | None, registers_values: bool, epochs: int | None
+    ) -> None:
         """The script has come to its loop."""
-        self.total_steps, self._steps_per_epoch = total_steps, steps_per_epoch
+        self.total_steps, self._steps_per_epoch, self._epochs = total_steps, steps_per_epoch, epochs
         self._registers_values = registers_values
 
     @property
@@ -49,26 +57,34 @@ class Position:
 
     @property
     def finished(self) -> bool:
-        return self.total_steps is not None and self.next_step >= self.total_steps
+        return self._is_past_end(self.next_step, self.next_epoch)
 
     @property
     def epoch_ends(self) -> bool:
         """Is there no step left in the epoch of the script's loop?"""
-        return self.finished or self.next_step // self._steps_per_epoch != self.epoch
+        spe = self._steps_per_epoch
+        return self.finished or (self.next_epoch if spe is None else self.next_step // spe) != self.epoch
 
     @property
     def no_step(self) -> bool:
         """Is the step in progress none, since the job has no step left?"""
-        return self.step >= (self.total_steps or 0)
+        return self._is_past_end(self.step, self._arriving_epoch)
 
     @property
     def last_step(self) -> bool:
-        """Does no step follow the one in progress?"""
-        return self.step + 1 >= (self.total_steps or 0)
+        """Is it known that no step follows the one in progress?"""
+        return self.total_steps is not None and self.step + 1 >= self.total_steps
 
-    def has_state(self, applied: int, epoch: int) -> None:
-        """All of the state after `applied` is here."""
+    def _is_past_end(self, step: int, epoch: int | None) -> bool:
+        """Is `step`, of `epoch`, none that the job has?"""
+        if self.total_steps is not None and step >= self.total_steps:
+            return True
+        return self._steps_per_epoch is None and self._epochs is not None and (epoch or 0) >= self._epochs
+
+    def has_state(self, applied: int, epoch: int, next_epoch: int | None) -> None:
+        """All of the state after `applied` is here. next_epoch: of the step to come, where that does not follow from it."""
         self.holding, self.next_step = Holding.WHOLE, applied + 1
+        self.next_epoch = next_epoch or 0
         self.is_in(epoch)
 
     def is_in(self, epoch: int) -> None:
@@ -76,13 +92,13 @@ class Position:
         if not self.in_loop:
             self.epoch = epoch
 
-    def arrives(self, applied: int) -> None:
+    def arrives(self, applied: int, next_epoch: int | None) -> None:
         """The state after `applied` begins to arrive, for the step that follows. It overwrites all but a whole one."""
-        self.step = applied + 1
+        self.step, self._arriving_epoch = applied + 1, next_epoch
         if self.holding is not Holding.WHOLE:
             self.holding = Holding.SPOILED
 
-    def apply(self, step: int, joins: bool) -> bool:
+    def apply(self, step: int, joins: bool, next_epoch: int | None) -> bool:
         """`step` has been applied. Whether all of its state is here: the registered values of one that joins follow later.
 
         Raises InvalidTransition if that cannot be.
@@ -91,7 +107,7 @@ class Position:
             raise InvalidTransition(f"step {step} applied in step {self.step} by one that has {self.holding.value}")
         if joins and self._registers_values:
             self.holding = Holding.PARTIAL
-        self.next_step = self.step + 1
+        self.next_step, self.next_epoch = self.step + 1, next_epoch or 0
         return self.holding is Holding.WHOLE
 
     def give_up(self) -> bool:

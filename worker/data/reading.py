@@ -1,0 +1,167 @@
+"""Reads shards in sequence for the virtual workers of one process (EasyScale 3.2: a data worker serves several of them).
+
+For each virtual worker one shard is open, and stands at some sample. A request that begins further on reads up to there; one that
+begins before it opens the shard again. The samples of the last batches are kept, so that a step that is repeated reads nothing.
+
+What is drawn at random while a sample is read depends on the seed, the epoch, the shard and the sample's number alone: the
+generators are seeded for each sample. So it does not matter who reads it, nor from where, nor how far ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from ...protocol.errors import UserError
+from ..virtual import derive_seed, seed_everything
+from .partitions import Partition, Piece
+from .shards import Shards
+
+KEPT_BATCHES = 3  # that of the step in progress, of the next one, and one for a step that another has applied
+
+
+@dataclass(frozen=True)
+class StreamRequest:
+    """One micro-batch, and all that reading it depends on."""
+
+    step: int
+    virtual_worker: int
+    epoch: int
+    part: Partition | None  # that is read first
+    waiting: tuple[int, ...]  # shards that follow it
+    pieces: tuple[Piece, ...] | None  # exactly these instead, where they are known
+    size: int  # samples at most
+    seed: int  # of the job
+
+    def partitions(self) -> Iterator[tuple[Partition, int]]:
+        """What is read one after the other, at most so many samples of each."""
+        if self.pieces is not None:
+            yield from ((piece.partition, piece.count) for piece in self.pieces)
+            return
+        if self.part is not None:
+            yield self.part, self.size
+        yield from ((Partition(shard), self.size) for shard in self.waiting)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What came of a request. batch: None if there was no sample. ended: lengths of the shards whose ends were met."""
+
+    epoch: int
+    pieces: tuple[Piece, ...]
+    batch: Any
+    ended: dict[int, int]
+
+
+class _Shard:
+    """One that is open."""
+
+    def __init__(self, shards: Shards, number: int, epoch: int, seed: int) -> None:
+        self.number, self.epoch = number, epoch
+        self.at = 0  # the sample that comes next
+        self.ended = False
+        self._seed = seed
+        seed_everything(derive_seed(seed, "shard", epoch, number))
+        samples = shards.open(number)
+        if callable(set_epoch := getattr(samples, "set_epoch", None)):
+            set_epoch(epoch)
+        self._iterator = iter(samples)
+
+    def next(self) -> Any:
+        """The next sample. Raises StopIteration at the end."""
+        seed_everything(derive_seed(self._seed, "sample", self.epoch, self.number, self.at))
+        try:
+            sample = next(self._iterator)
+        except StopIteration:
+            self.ended = True
+            raise
+        self.at += 1
+        return sample
+
+    def close(self) -> None:
+        if callable(close := getattr(self._iterator, "close", None)):
+            close()
+
+
+class ShardReader:
+    """Reads what requests say. Lives in this process, or in one of its own."""
+
+    def __init__(self, shards: Shards, collate: Callable[[list[Any]], Any] | None, keeps: bool) -> None:
+        """keeps: batches share no memory with samples, or are copied on their way, so that samples may be kept."""
+        self._shards = shards
+        self._collate = collate or default_collate
+        self._keeps = keeps
+        self._open: dict[int, _Shard] = {}  # by virtual worker
+        self._kept: dict[int, dict[tuple[int, int, int], Any]] = {}  # by virtual worker: by epoch, shard and number
+
+    def keep_only(self, virtual_workers: Iterable[int]) -> None:
+        """Others are read elsewhere from now on."""
+        wanted = set(virtual_workers)
+        for virtual_worker in [each for each in self._open if each not in wanted]:
+            self._open.pop(virtual_worker).close()
+            self._kept.pop(virtual_worker, None)
+
+    def read(self, request: StreamRequest) -> Reading:
+        """Raises UserError if a shard has ended before the samples that it had when it was read before."""
+        samples: list[Any] = []
+        pieces: list[Piece] = []
+        ended: dict[int, int] = {}
+        for partition, most in request.partitions():
+            if len(samples) == request.size:
+                break
+            found = self._read_part(request, partition, min(most, request.size - len(samples)), ended)
+            if request.pieces is not None and len(found) < most:
+                self._is_shorter(partition, ended)
+            if found:
+                pieces.append(Piece(partition, len(found)))
+            samples.extend(found)
+        if not samples:
+            return Reading(request.epoch, (), None, ended)
+        seed_everything(derive_seed(request.seed, "data", request.step, request.virtual_worker))
+        return Reading(request.epoch, tuple(pieces), self._collate(samples), ended)
+
+    def _read_part(self, request: StreamRequest, partition: Partition, count: int, ended: dict[int, int]) -> list[Any]:
+        """So many samples of a partition, or all if it has fewer: then its shard's length is in `ended`."""
+        found: list[Any] = []
+        kept = self._kept.setdefault(request.virtual_worker, {})
+        for place in range(count):
+            number = partition.after(place).first
+            key = (request.epoch, partition.shard, number)
+            if key not in kept:
+                try:
+                    sample = self._pull(request, partition.shard, number)
+                except StopIteration:
+                    ended[partition.shard] = self._open[request.virtual_worker].at
+                    return found
+                if not self._keeps:
+                    found.append(sample)
+                    continue
+                kept[key] = sample
+                if len(kept) > KEPT_BATCHES * request.size:
+                    del kept[next(iter(kept))]
+            found.append(kept[key])
+        return found
+
+    def _pull(self, request: StreamRequest, number: int, wanted: int) -> Any:
+        """Sample `wanted` of a shard, from its source. Raises StopIteration if it has none."""
+        shard = self._open.get(request.virtual_worker)
+        if shard is None or (shard.number, shard.epoch) != (number, request.epoch) or shard.at > wanted:
+            if shard is not None:
+                shard.close()
+            shard = _Shard(self._shards, number, request.epoch, request.seed)
+            self._open[request.virtual_worker] = shard
+        if shard.ended:
+            raise StopIteration
+        while shard.at < wanted:
+            shard.next()
+        return shard.next()
+
+    def _is_shorter(self, partition: Partition, ended: dict[int, int]) -> None:
+        name = self._shards.names[partition.shard]
+        raise UserError(
+            f"shard {name} ended after {ended[partition.shard]} samples, and had more when it was read before: it must give the "
+            "same samples in the same order each time it is opened"
+        )

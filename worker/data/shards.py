@@ -1,0 +1,127 @@
+"""Data that can only be read in sequence, as a script describes it: `Shards`, and PyTorch's `IterableDataset`.
+
+A shard is whatever `open` understands: a path, an address, a number. What `open` returns is iterated for samples, and must give
+the same ones in the same order each time it is opened in an epoch. If it has `state_dict()` and `load_state_dict(state)`, as the
+datasets of Hugging Face and of torchdata have, whoever takes a shard over in its middle goes on from such a state. Otherwise
+the shard is opened again and read up to there.
+
+An `IterableDataset` divides itself: it asks `torch.utils.data.get_worker_info()` which part of how many it is to give. Here each
+virtual worker is one such part.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import PurePath
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from ...protocol.errors import UserError
+
+
+class Shards:
+    """`Shards(paths, open=read)`: a dataset of shards, each read in sequence by one virtual worker at a time.
+
+    There should be many more shards than virtual workers (EDL 5.3). Where there are fewer, several virtual workers read the same
+    one, each all of it, and each takes its own samples.
+    """
+
+    def __init__(self, shards: Iterable[Any], open: Callable[[Any], Iterable[Any]]) -> None:
+        """open(shard): its samples. Raises UserError where that cannot be."""
+        self.shards = [shards] if isinstance(shards, str | PurePath) else list(shards)
+        if not self.shards:
+            raise UserError("elastic.Shards has no shard: did a pattern match no file?")
+        if not callable(open):
+            raise UserError(f"open={open!r} cannot be called: it must take a shard and return its samples")
+        self._open = open
+        self.ordered = False  # the parts of an `IterableDataset`, which are all read at once anyway
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the shards: what they are called in errors, and known by after a restart."""
+        return tuple(
+            str(shard) if isinstance(shard, str | int | PurePath) else f"number {number}"
+            for number, shard in enumerate(self.shards)
+        )
+
+    def open(self, number: int) -> Iterable[Any]:
+        """The samples of one shard. Raises UserError if `open` returns nothing that can be iterated."""
+        found = self._open(self.shards[number])
+        if not hasattr(found, "__iter__"):
+            what = type(found).__name__
+            raise UserError(f"open({self.names[number]!r}) returned a {what}: it must return the samples of the shard")
+        return found
+
+
+def divided(dataset: IterableDataset[Any], parts: int) -> Shards:
+    """An iterable dataset as so many shards, one for each virtual worker."""
+    shards = Shards(range(parts), lambda number: _Part(dataset, number, parts))
+    shards.ordered = True
+    return shards
+
+
+class _PartInfo:
+    """What `get_worker_info()` returns while a part is read. Notices whether it is asked which part."""
+
+    def __init__(self, dataset: Any, number: int, parts: int) -> None:
+        self.dataset = dataset
+        self.num_workers = parts
+        self._number = number
+        self.asked = False
+
+    @property
+    def id(self) -> int:
+        self.asked = True
+        return self._number
+
+    @property
+    def seed(self) -> int:
+        return torch.initial_seed()
+
+
+class _Part:
+    """The part of an iterable dataset that one virtual worker reads."""
+
+    def __init__(self, dataset: IterableDataset[Any], number: int, parts: int) -> None:
+        self._dataset = copy.copy(dataset)  # what an iteration notes in the dataset is its own, as in a data worker
+        self._info = _PartInfo(self._dataset, number, parts)
+        for name in ("state_dict", "load_state_dict", "set_epoch"):
+            if callable(method := getattr(self._dataset, name, None)):
+                setattr(self, name, method)
+
+    def __iter__(self) -> Iterator[Any]:
+        with _as_worker(self._info):
+            iterator = iter(self._dataset)
+        while True:
+            with _as_worker(self._info):
+                try:
+                    sample = next(iterator)
+                except StopIteration:
+                    return
+            if not self._info.asked and self._info.num_workers > 1:
+                raise UserError(_does_not_divide(self._dataset, self._info.num_workers))
+            yield sample
+
+
+@contextmanager
+def _as_worker(info: _PartInfo) -> Iterator[None]:
+    """`torch.utils.data.get_worker_info()` returns `info` meanwhile. A context of torch's own does not exist."""
+    module = torch.utils.data._utils.worker
+    before, module._worker_info = module._worker_info, info  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        module._worker_info = before
+
+
+def _does_not_divide(dataset: Any, parts: int) -> str:
+    name = type(dataset).__name__
+    return (
+        f"the IterableDataset {name} does not look at torch.utils.data.get_worker_info(), so each of the {parts} virtual workers "
+        "would read all of it: let __iter__ give part `info.id` of `info.num_workers`; or pass elastic.Shards(files, open=read), "
+        "or elastic.Shards([dataset], open=iter), of which each virtual worker reads everything and takes its own samples"
+    )

@@ -1,0 +1,199 @@
+"""The micro-batches of shards that are read in sequence: what `sampling` and `loading` are for data that has an index.
+
+`partitions` says which virtual worker reads what; `reading` reads it. This module keeps what has been read one step ahead, and
+tells the other workers which shards have ended there (`inband.Participant`). So all know at each boundary how many samples each
+virtual worker has in the step to come, and whether there is one in this epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ...protocol.errors import UserError
+from ..inband import Part
+from .partitions import HandOut, Rules, Share, Stand, weights
+from .reading import Reading, ShardReader, StreamRequest
+from .sampling import move_to
+from .shards import Shards
+
+
+class Source(Protocol):
+    """Who reads."""
+
+    def ask(self, request: StreamRequest) -> None:
+        """It will be wanted."""
+
+    def get(self, request: StreamRequest) -> Reading:
+        """What came of it. Raises what reading raised."""
+
+    def keep_only(self, virtual_workers: range) -> None:
+        """Others are read elsewhere from now on."""
+
+
+class Here:
+    """This process reads, when something is asked for."""
+
+    def __init__(self, reader: ShardReader) -> None:
+        self._reader = reader
+
+    def ask(self, request: StreamRequest) -> None:
+        pass
+
+    def get(self, request: StreamRequest) -> Reading:
+        return self._reader.read(request)
+
+    def keep_only(self, virtual_workers: range) -> None:
+        self._reader.keep_only(virtual_workers)
+
+
+class Streams:
+    """Which samples a virtual worker trains in a step, and the batches themselves. For the training thread."""
+
+    name = "shards"
+    slots = 0
+    steps_per_epoch: int | None = None  # nobody knows, before the end of an epoch
+
+    def __init__(self, shards: Shards, rules: Rules, source: Source, device: torch.device) -> None:
+        self.virtual_workers = rules.virtual_workers
+        self.batch_size = rules.batch_size
+        self._rules = rules
+        self._source = source
+        self._device = device
+        self._hand_out = HandOut(rules, shards.names)
+        self._hosted = range(0)
+        self._end: int | None = None
+        self._epochs = 0
+        self._asked: dict[tuple[int, int], StreamRequest] = {}  # by step and virtual worker: under way
+        self._stock: dict[tuple[int, int], Reading] = {}  # read, and not given away yet
+
+    # -- which samples
+
+    @property
+    def next_epoch(self) -> int:
+        """That of the step to come."""
+        return self._hand_out.epoch
+
+    def total_steps(self, epochs: int) -> int | None:
+        """Of a job of so many epochs: nobody knows."""
+        self._epochs = epochs
+        return None
+
+    def within(self, step: int) -> int:
+        """What a step is called in the questions that follow."""
+        return step
+
+    def has_samples(self, step: int, virtual_worker: int) -> bool:
+        """Whether it has any in the step to come."""
+        return self._share(virtual_worker).count > 0
+
+    def weight(self, step: int, virtual_worker: int) -> float:
+        """What to multiply a mean gradient by, so that the mean over all N virtual workers is that over the step's samples."""
+        return weights(share.count for share in self._hand_out.shares)[virtual_worker]
+
+    def _share(self, virtual_worker: int) -> Share:
+        return self._hand_out.shares[virtual_worker]
+
+    # -- reading
+
+    def assign(self, step: int, hosted: range, end: int | None) -> None:
+        """From `step` on the virtual workers `hosted` are read, until step `end`."""
+        self._hosted, self._end = hosted, end
+        self._stock = {key: found for key, found in self._stock.items() if key[1] in hosted}
+        self._asked = {key: request for key, request in self._asked.items() if key[1] in hosted}
+        self._source.keep_only(hosted)
+
+    def begin(self, step: int) -> None:
+        """`step` is to come: read what follows it, and before the job's first step that one, too. Raises what reading raises."""
+        if not self._hosted:
+            return
+        if not self._hand_out.begun:
+            assert len(self._hosted) == self.virtual_workers, "only one worker holds a job's first state"
+            for virtual_worker in self._hosted:
+                self._ask(self._hand_out.stand, step, virtual_worker)
+            self._hand_out.first(self._ends(step))
+        following = self._hand_out.following
+        if following.epoch >= self._epochs or (self._end is not None and step + 1 >= self._end):
+            return
+        for virtual_worker in self._hosted:
+            self._ask(following, step + 1, virtual_worker)
+
+    def batch(self, step: int, virtual_worker: int) -> Any:
+        """The micro-batch, on the device. The caller seeds the generators afterwards: reading draws from them."""
+        share = self._share(virtual_worker)
+        found = self._stock.pop((step, virtual_worker), None)
+        if found is None or found.epoch != self.next_epoch or share.stream != virtual_worker:
+            request = self._request(self._hand_out.stand, step, virtual_worker, share)
+            self._source.ask(request)
+            found = self._source.get(request)
+        elif found.pieces != share.pieces:
+            shard = next(piece for piece in found.pieces if piece not in share.pieces).partition.shard
+            raise UserError(
+                f"shard {self._hand_out.names[shard]} has more samples than when it was read before: it must give the "
+                "same samples in the same order each time it is opened"
+            )
+        return move_to(found.batch, self._device)
+
+    def applied(self, step: int) -> None:
+        """The step in progress has been applied."""
+        self._hand_out.applied()
+        self._stock = {key: found for key, found in self._stock.items() if key[0] > step}
+        self._asked = {key: request for key, request in self._asked.items() if key[0] > step}
+
+    def _ask(self, stand: Stand, step: int, virtual_worker: int) -> None:
+        key = (step, virtual_worker)
+        if key not in self._stock and key not in self._asked:
+            self._asked[key] = self._request(stand, step, virtual_worker)
+            self._source.ask(self._asked[key])
+
+    def _request(self, stand: Stand, step: int, virtual_worker: int, share: Share | None = None) -> StreamRequest:
+        n = self.virtual_workers
+        return StreamRequest(
+            step=step,
+            virtual_worker=virtual_worker,
+            epoch=stand.epoch,
+            part=stand.parts[virtual_worker],
+            waiting=stand.waiting[virtual_worker::n] if share is None else (),
+            pieces=share.pieces if share is not None else None,
+            size=self.batch_size,
+            seed=self._rules.seed,
+        )
+
+    def _ends(self, step: int) -> dict[int, int]:
+        """The lengths of shards whose ends are met in `step`, all of whose batches have been asked for."""
+        for key in [key for key in self._asked if key[0] == step]:
+            self._stock[key] = self._source.get(self._asked.pop(key))
+        return {shard: n for key, found in self._stock.items() if key[0] == step for shard, n in found.ended.items()}
+
+    # -- in band
+
+    def numbers(self, part: Part) -> Sequence[int]:
+        return ()
+
+    def wants(self, part: Part) -> bool:
+        return bool(self._news(part))
+
+    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
+        return False
+
+    def letter(self, part: Part) -> Any:
+        return [[shard, length] for shard, length in self._news(part).items()]
+
+    def read(self, part: Part, letters: Sequence[Any]) -> None:
+        for letter in letters:
+            self._hand_out.learn({int(shard): int(length) for shard, length in letter or ()})
+
+    def _news(self, part: Part) -> dict[int, int]:
+        """Lengths that the others may not know."""
+        return {} if part.joins else self._hand_out.unknown(self._ends(part.step + 1))
+
+    # -- as it travels with the state
+
+    def state(self) -> dict[str, Any]:
+        return self._hand_out.state()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Raises UserError if the state is that of other data."""
+        self._hand_out.load(state)
