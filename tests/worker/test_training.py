@@ -155,3 +155,9 @@ def test_data_that_is_read_in_sequence_gives_the_bits_of_one_worker_alone(ranks:
     (expected,) = ranks.outcome(case, ALONE).states
     assert set(ranks.outcome(case, CHANGING).states) == {expected}
     assert set(ranks.outcome(case, ALL).states) == {expected}
+
+
+def test_processes_that_read_shards_change_no_bit(ranks: Ranks) -> None:
+    (expected,) = ranks.outcome("sequential", ALONE).states
+    assert set(ranks.outcome("read_ahead", ALONE).states) == {expected}
+    assert set(ranks.outcome("read_ahead", CHANGING).states) == {expected}

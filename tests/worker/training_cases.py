@@ -257,3 +257,8 @@ def one_shard(run: Run) -> list[Any]:
 
 def iterable(run: Run) -> list[Any]:
     return sequential(run, Divided())
+
+
+def read_ahead(run: Run) -> list[Any]:
+    """The result must be that of `sequential`."""
+    return sequential(run, num_workers=3)

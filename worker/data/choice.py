@@ -13,12 +13,13 @@ from ...protocol.errors import UserError
 from ..inband import Participant
 from ..state.training_state import DataPosition
 from .feed import Batching, Sampling
+from .lanes import Lanes
 from .loading import Loader
 from .partitions import Rules
 from .reading import ShardReader
 from .sampling import SerialSampler
 from .shards import Shards, divided
-from .streams import Here, Streams
+from .streams import Here, Source, Streams
 
 
 @dataclass(frozen=True)
@@ -83,5 +84,10 @@ def _streams_of(shards: Shards, wanted: Wanted) -> Streams:
         wanted.seed,
         wanted.shuffle and not shards.ordered,
     )
-    reader = ShardReader(shards, wanted.collate, keeps=wanted.collate is None)
-    return Streams(shards, rules, Here(reader), wanted.device)
+    if wanted.num_workers < 0:
+        raise UserError(f"num_workers is {wanted.num_workers}: at least 0 is needed")
+    if wanted.num_workers:
+        source: Source = Lanes(ShardReader(shards, wanted.collate, keeps=True), wanted.num_workers)
+    else:
+        source = Here(ShardReader(shards, wanted.collate, keeps=wanted.collate is None))
+    return Streams(shards, rules, source, wanted.device)

@@ -36,6 +36,10 @@ class StreamRequest:
     size: int  # samples at most
     seed: int  # of the job
 
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.step, self.virtual_worker
+
     def partitions(self) -> Iterator[tuple[Partition, int]]:
         """What is read one after the other, at most so many samples of each."""
         if self.pieces is not None:
