@@ -284,10 +284,10 @@ def test_a_process_that_is_being_stopped_holds_all_of_its_gpus():
     job = world.submit(command(2, processes=Processes.PER_SERVER))
     world.pass_time(2)
     world.ask(Cancel(job=job.id))
-    other = world.submit(command(1))
-    assert world.running(other.id) == []
+    others = [world.submit(command(1)) for _ in range(2)]
+    assert [world.running(other.id) for other in others] == [[], []]
     world.reap()
-    assert len(world.running(other.id)) == 1
+    assert [len(world.running(other.id)) for other in others] == [1, 1]
 
 
 def test_a_gang_runs_though_one_of_its_processes_has_ended_before_it_was_heard_of():
