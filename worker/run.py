@@ -24,7 +24,7 @@ import atexit
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -36,8 +36,11 @@ from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
 from . import warm
+from .checking import check_model, check_optimizers, check_schedulers, check_update
 from .control import OUT_OF_ROOM, ClusterControl
-from .data.choice import Wanted, feed_of
+from .data.choice import Job, feed_of
+from .data.dataloader import Wanted
+from .data.loading import LoaderOptions
 from .data.shards import Shards as Shards
 from .driver import Control, LocalControl, end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
@@ -86,6 +89,14 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         return self._trainer.batches()
+
+    def __len__(self) -> int:
+        """Global steps of an epoch. A pass has as many batches for each virtual worker, so for this worker as many times those
+        that it hosts; in a pass that it begins in the middle there are fewer. TypeError where nobody knows: shards."""
+        steps = self._trainer.steps_per_epoch
+        if steps is None:
+            raise TypeError("an epoch of data that is read in sequence has no length")
+        return steps
 
 
 class Run:
@@ -145,6 +156,16 @@ class Run:
         """Global steps applied since the beginning of the job."""
         return self._trainer.steps_done if self._trainer else 0
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global steps of one epoch. Raises UserError before `prepare`, and where nobody knows: shards."""
+        steps = self._require_trainer("run.steps_per_epoch").steps_per_epoch
+        if steps is None:
+            raise UserError(
+                "run.steps_per_epoch: how many steps an epoch of shards has is not known before they are read"
+            )
+        return steps
+
     # -- the loop
 
     def register(self, name: str, get: Callable[[], Any], set: Callable[[Any], None]) -> None:
@@ -173,54 +194,55 @@ class Run:
         model: M,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         max_grad_norm: float | None = None,
         before_update: Callable[[], None] | None = None,
         after_update: Callable[[], None] | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Sequence[Any]] | None = None,
         drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         prefetch_factor: int = 2,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        pin_memory: bool | None = None,
+        generator: torch.Generator | None = None,
         overlap: bool = True,
     ) -> tuple[M, Any, Batches]:
         """Make a model, its optimizer and a dataset elastic. The optimizer comes back as an `ElasticOptimizer`, typed
         Any so that a script can go on calling it `optimizer`; several come back as a tuple, and each is stepped for each batch.
 
-        dataset: one with an index (map-style), `elastic.Shards`, or an `IterableDataset` that asks `get_worker_info()` which part
-        it is to give.
+        dataset: one with an index (map-style), a tuple of tensors with a row for each sample, `elastic.Shards`, or an
+        `IterableDataset` that asks `get_worker_info()` which part it is to give. Or a `DataLoader`, which then says what else is
+        to be said of data (its `batch_size`, `sampler`, `collate_fn` and so on).
         batch_size: samples of one virtual worker's micro-batch, over which the loss must be a mean. N of them are a step.
         scheduler: stepped by the runtime once after every global step (one that is stepped per epoch: register it).
         max_grad_norm: clips the global gradient to this norm before the update.
         before_update: called on every worker with the global gradient in the parameters' `grad`, just before the update.
         after_update: called on every worker after it; the one place where a script may change parameters itself.
-        shuffle: visit the samples in another order in each epoch; of `Shards`: the shards.
+        shuffle: visit the samples in another order in each epoch; of `Shards`: the shards. Default true, unless `sampler` or
+        `batch_sampler` gives the order: one pass over it is an epoch. It is drawn from once for each epoch, under a seed of
+        (seed, epoch). A batch of `batch_sampler` is one virtual worker's micro-batch.
         drop_last: leave out an epoch's last step if it would have fewer than N * batch_size samples.
         num_workers: processes that read batches ahead (0: this one, when it needs them), `prefetch_factor` each. They work
-        on a copy of the dataset; one with a method `set_epoch(epoch)` is told the epoch.
+        on a copy of the dataset; one with a method `set_epoch(epoch)` is told the epoch. `worker_init_fn(number)` is called in
+        each when it begins.
+        pin_memory: default true where there is a GPU. generator: shuffles as its `initial_seed()` says, besides the job's seed.
         overlap: reduce gradients while the backward pass still computes others, if the script allows it.
         Raises UserError where the arguments cannot work.
         """
         if self._trainer is not None:
             raise UserError("prepare() was called twice: a run trains one model")
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        schedulers = [scheduler] if isinstance(scheduler, Scheduler) else list(scheduler or ())
-        feed = feed_of(
-            dataset,
-            Wanted(
-                self._virtual_workers,
-                batch_size,
-                self._seed,
-                shuffle,
-                drop_last,
-                collate,
-                self._device,
-                num_workers,
-                prefetch_factor,
-            ),
-        )
+        check_model(model)
+        optimizers = check_optimizers(model, optimizer)
+        schedulers = check_schedulers(scheduler)
+        check_update(max_grad_norm, before_update, after_update)
+        wanted = Wanted(batch_size, shuffle, sampler, batch_sampler, drop_last, generator)
+        options = LoaderOptions(collate_fn, num_workers, prefetch_factor, worker_init_fn, pin_memory)
+        feed = feed_of(dataset, wanted, options, Job(self._virtual_workers, self._seed, self._device))
         model.to(self._device)
         state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered, feed.position)
         update = Update(optimizers, schedulers, self._scaler, max_grad_norm, before_update, after_update)
@@ -301,9 +323,9 @@ class Run:
         else:
             self.finish()
 
-    def _require_trainer(self) -> Trainer:
+    def _require_trainer(self, what: str = "run.epochs()") -> Trainer:
         if self._trainer is None:
-            raise UserError("call run.prepare(model, optimizer, dataset, batch_size=...) before run.epochs()")
+            raise UserError(f"call run.prepare(model, optimizer, dataset, batch_size=...) before {what}")
         return self._trainer
 
     # -- what is done once

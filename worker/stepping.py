@@ -161,8 +161,7 @@ class Stepping:
         self._loader.begin(step)
         if send:
             self._transfers.send()
-        within = self._sampler.within(step)
-        self._hosted = [v for v in mine if self._sampler.has_samples(within, v)]
+        self._hosted = [v for v in mine if self._sampler.has_samples(step, v)]
         self._accumulation.begin()
         self._communicator.part_begins()
         self._proposal = proposal
@@ -179,7 +178,7 @@ class Stepping:
         self._buffers.begin_micro_batch()
         self._current = virtual_worker
         self._stepped.clear()
-        weight = self._sampler.weight(self._sampler.within(step), virtual_worker)
+        weight = self._sampler.weight(step, virtual_worker)
         last = virtual_worker == self._ranges[self._rank][-1]  # in a short step others may follow, which have no sample
         self._accumulation.expect(virtual_worker, weight, self._reducer if last else None)
         seed_everything(derive_seed(recipe.seed, "model", step, virtual_worker))

@@ -112,6 +112,11 @@ class Trainer:
         return self._held.next_step
 
     @property
+    def steps_per_epoch(self) -> int | None:
+        """Global steps of one epoch, if anybody knows."""
+        return self._sampler.steps_per_epoch
+
+    @property
     def finished(self) -> bool:
         if self._total_steps is not None and self._held.next_step >= self._total_steps:
             return True
@@ -135,7 +140,7 @@ class Trainer:
         known = [total for total in (self._sampler.total_steps(epochs), self._recipe.max_steps) if total is not None]
         self._total_steps = total_steps = min(known, default=None)
         self._stepping.prepare(total_steps)
-        samples = self._sampler.virtual_workers * self._sampler.batch_size
+        samples = self._sampler.samples_per_step
         registers = self._held.parts.registers_values
         arrived = Arrived(total_steps, self._sampler.steps_per_epoch, samples, registers, epochs)
         instruction = self._obey(arrived)

@@ -15,7 +15,7 @@ from elasticd.protocol.model import Roster, WorkerId
 from elasticd.worker import events as e
 from elasticd.worker.communication.communicator import Communicator
 from elasticd.worker.data.loading import Loader
-from elasticd.worker.data.sampling import SerialSampler
+from elasticd.worker.data.sampling import OwnOrder, SerialSampler
 from elasticd.worker.gradients.update import Update
 from elasticd.worker.state.training_state import TrainingState
 from elasticd.worker.stepping import Recipe
@@ -131,8 +131,8 @@ def test_a_script_that_ends_does_nothing_more_of_what_it_was_instructed_to() -> 
     control = Control()
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sampler = SerialSampler(4, 1, 1, 0, True, False)
-    loader = Loader((torch.zeros(4, 1), torch.zeros(4, 1)), sampler, None, 0, torch.device("cpu"), 0, 2)
+    sampler = SerialSampler(OwnOrder(4, 0, shuffle=True), 1, 1)
+    loader = Loader(torch.utils.data.TensorDataset(torch.zeros(4, 1)), sampler, 0, torch.device("cpu"))
     recipe = Recipe(1, 0, torch.device("cpu"), canonical=True, overlap=False, max_steps=None)
     update = Update([optimizer], [], None, None, None, None)
     trainer = Trainer(recipe, control, TrainingState(model, [optimizer]), update, sampler, loader, None)

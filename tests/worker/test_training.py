@@ -36,8 +36,9 @@ class Outcome:
 ALONE = [[0, [0]]]
 ALL = [[0, [0, 1, 2, 3]]]
 CHANGING = [[0, [0]], [5, [0, 1, 2]], [9, [1, 2]], [13, [3, 1]], [17, [3, 1, 4, 5]]]
-QUICK = ["plain", "many_segments", "mixed_precision"]
+QUICK = ["plain", "many_segments", "mixed_precision", "own_batches"]
 OTHERS = [
+    "own_sampler",
     "several_optimizers_and_schedulers",
     "several_types",
     "unfreezing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import UserDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,11 +50,17 @@ def network(width: int = 16) -> nn.Sequential:
 
 
 def train(
-    run: Run, model: nn.Module, optimizers: Any, before_epoch: Any = lambda epoch: None, **options: Any
+    run: Run,
+    model: nn.Module,
+    optimizers: Any,
+    before_epoch: Any = lambda epoch: None,
+    data: torch.utils.data.DataLoader[Any] | None = None,
+    **options: Any,
 ) -> list[Any]:
     """The ordinary loop."""
     single = isinstance(optimizers, torch.optim.Optimizer)
-    model, prepared, batches = run.prepare(model, optimizers, Points(), batch_size=5, **options)
+    source: Any = (Points(), 5) if data is None else (data,)
+    model, prepared, batches = run.prepare(model, optimizers, *source, **options)
     for epoch in run.epochs(EPOCHS):
         before_epoch(epoch)
         for x, y in batches:
@@ -75,6 +82,59 @@ def data_workers(run: Run) -> list[Any]:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     return train(run, model, optimizer, num_workers=2, prefetch_factor=3)
+
+
+def own_sampler(run: Run) -> list[Any]:
+    """A sampler with a generator of its own, more samples an epoch than there are, processes that read."""
+    model = network()
+    sampler = torch.utils.data.WeightedRandomSampler(
+        torch.linspace(0.1, 1, SIZE).tolist(), SIZE + 20, generator=torch.Generator()
+    )
+    loader = torch.utils.data.DataLoader(Points(), batch_size=5, sampler=sampler, num_workers=1)
+    return train(run, model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), data=loader)
+
+
+class Lengths(torch.utils.data.Sampler[list[int]]):
+    """Batches of two to five samples, in another order in each epoch."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order, begin = torch.randperm(SIZE).tolist(), 0
+        for _ in range(len(self)):
+            size = 2 + begin % 4
+            yield order[begin : begin + size]
+            begin += size
+
+    def __len__(self) -> int:
+        return 26
+
+
+class Encoding(UserDict[str, Any]):
+    """As Hugging Face's `BatchEncoding`: a mapping with a method `to`."""
+
+    def to(self, device: torch.device) -> Encoding:
+        return Encoding({key: value.to(device) for key, value in self.items()})
+
+
+def encode(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> Encoding:
+    x, y = torch.utils.data.default_collate(samples)
+    return Encoding({"inputs": x, "labels": y})
+
+
+def own_batches(run: Run) -> list[Any]:
+    """Batches of different sizes, in a mapping of the script's own, of which the last step has two."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(
+        model, optimizer, Points(), batch_sampler=Lengths(), collate_fn=encode, num_workers=1
+    )
+    assert len(batches) == run.steps_per_epoch == 7
+    for _ in run.epochs(EPOCHS):
+        for batch in batches:
+            assert type(batch) is Encoding
+            functional.cross_entropy(model(batch["inputs"]), batch["labels"]).backward()
+            optimizer.step()
+    run.finish()
+    return [model.state_dict(), optimizer.state_dict()]
 
 
 def no_overlap(run: Run) -> list[Any]:

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import elasticd
-from elasticd.worker.data.sampling import SerialSampler, fetch
+from elasticd.worker.data.fetching import fetch
+from elasticd.worker.data.sampling import OwnOrder, SerialSampler
 from elasticd.worker.gradients.ddp import CanonicalState, canonical_hook
 from elasticd.worker.virtual import derive_seed, seed_everything
 
@@ -64,15 +65,14 @@ def train_ddp(recipe: Recipe, canonical: bool) -> dict[str, Any]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model, optimizer, scheduler = build(recipe)
     dataset = recipe.dataset(full_steps(ranks))
-    sampler = SerialSampler(full_steps(ranks), ranks, BATCH_SIZE, SEED)
+    sampler = SerialSampler(OwnOrder(full_steps(ranks), SEED, shuffle=True), ranks, BATCH_SIZE)
     parallel = DistributedDataParallel(model, bucket_cap_mb=0.01)  # several buckets
     if canonical:
         parallel.register_comm_hook(CanonicalState(), canonical_hook)
     seen: list[float] = []
     for step in range(EPOCHS * STEPS_PER_EPOCH):
-        epoch, within = divmod(step, STEPS_PER_EPOCH)
         seed_everything(derive_seed(SEED, "data", step, rank))
-        batch = fetch(dataset, sampler.indices(epoch, within, rank))
+        batch = fetch(dataset, sampler.indices(step, rank))
         seed_everything(derive_seed(SEED, "model", step, rank))
         recipe.loss(parallel, batch).backward()  # type: ignore[no-untyped-call]
         if recipe.max_grad_norm is not None:

@@ -1,40 +1,43 @@
-"""From what a script calls its dataset to what a step asks of it (`feed`)."""
+"""From what a script calls its dataset to what a step asks of it (`feed`).
+
+The names are PyTorch's. A `DataLoader` may stand in place of the data set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from ...protocol.errors import UserError
 from ..inband import Participant
 from ..state.training_state import DataPosition
+from ..virtual import derive_seed
+from .dataloader import Wanted, taken_over
+from .drawing import DrawnOrder, OrderWatch
 from .feed import Batching, Sampling
 from .lanes import Lanes
-from .loading import Loader
+from .loading import Loader, LoaderOptions
 from .partitions import Rules
 from .reading import ShardReader
-from .sampling import SerialSampler
+from .sampling import BatchSchedule, Order, OwnOrder, Schedule, SerialSampler
 from .shards import Shards, divided
 from .streams import Here, Source, Streams
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a script says about its data, as in `Run.prepare`."""
+class Job:
+    """What does not depend on the data. updates: made from each batch, one step each."""
 
     virtual_workers: int
-    batch_size: int
     seed: int
-    shuffle: bool
-    drop_last: bool
-    collate: Callable[[list[Any]], Any] | None
     device: torch.device
-    num_workers: int
-    prefetch_factor: int
+    updates: int = 1
 
 
 @dataclass(frozen=True)
@@ -47,47 +50,129 @@ class Feed:
     participants: tuple[Participant, ...] = ()
 
 
-def feed_of(dataset: Any, wanted: Wanted) -> Feed:
+def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed:
     """Raises UserError where a dataset and what is wanted cannot work together."""
-    if isinstance(dataset, IterableDataset):
-        dataset = divided(dataset, wanted.virtual_workers)
-    if isinstance(dataset, Shards):
-        streams = _streams_of(dataset, wanted)
+    if isinstance(data, DataLoader):
+        data, wanted, options = taken_over(data, wanted, options)
+    _check(wanted, options)
+    if isinstance(data, IterableDataset):
+        data = divided(data, job.virtual_workers)
+    if isinstance(data, Shards):
+        streams = _streams_of(data, wanted, options, job)
         return Feed(streams, streams, streams, (streams,))
-    sampler = SerialSampler.of(
-        dataset, wanted.virtual_workers, wanted.batch_size, wanted.seed, wanted.shuffle, wanted.drop_last
-    )
-    loader = Loader(
-        dataset,
-        sampler,
-        wanted.collate,
-        wanted.seed,
-        wanted.device,
-        wanted.num_workers,
-        wanted.prefetch_factor,
-    )
-    return Feed(sampler, loader)
+    dataset = _map_style(data)
+    seed = job.seed
+    if wanted.generator is not None:
+        seed = derive_seed(seed, "generator", wanted.generator.initial_seed())
+    schedule = _schedule(dataset, wanted, seed, job)
+    return Feed(schedule, Loader(dataset, schedule, job.seed, job.device, options), None, (OrderWatch(schedule),))
 
 
-def _streams_of(shards: Shards, wanted: Wanted) -> Streams:
-    if wanted.batch_size < 1:
-        raise UserError(f"batch_size is {wanted.batch_size}; it must be at least 1")
+def _schedule(dataset: Any, wanted: Wanted, seed: int, job: Job) -> Schedule:
+    if wanted.batch_sampler is not None:
+        order: Order = DrawnOrder(wanted.batch_sampler, seed, "batch_sampler")
+        return BatchSchedule(order, job.virtual_workers, wanted.drop_last, job.updates)
+    batch_size = _batch_size(wanted)
+    if wanted.sampler is not None:
+        order = DrawnOrder(wanted.sampler, seed, "sampler")
+    else:
+        order = OwnOrder(len(dataset), seed, wanted.shuffle is not False)
+    return SerialSampler(order, job.virtual_workers, batch_size, wanted.drop_last, job.updates)
+
+
+def _streams_of(shards: Shards, wanted: Wanted, options: LoaderOptions, job: Job) -> Streams:
+    given = {"sampler": wanted.sampler, "batch_sampler": wanted.batch_sampler, "generator": wanted.generator}
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"{name}= says in which order samples are read, and this dataset can only be read in sequence"
+            )
     if wanted.drop_last:
         raise UserError(
             "drop_last=True: which steps of an epoch are short is not known beforehand where data is read in sequence. Leave it "
             "out: a short step counts by its samples"
         )
+    if job.updates > 1:
+        raise UserError(
+            "updates= needs a dataset with an index, whose batches can be read again; this one is read in sequence"
+        )
     rules = Rules(
         len(shards.shards),
-        wanted.virtual_workers,
-        wanted.batch_size,
-        wanted.seed,
-        wanted.shuffle and not shards.ordered,
+        job.virtual_workers,
+        _batch_size(wanted),
+        job.seed,
+        wanted.shuffle is not False and not shards.ordered,
     )
-    if wanted.num_workers < 0:
-        raise UserError(f"num_workers is {wanted.num_workers}: at least 0 is needed")
-    if wanted.num_workers:
-        source: Source = Lanes(ShardReader(shards, wanted.collate, keeps=True), wanted.num_workers)
+    collate_fn = options.collate_fn
+    if options.num_workers:
+        source: Source = Lanes(ShardReader(shards, collate_fn, keeps=True), options.num_workers)
     else:
-        source = Here(ShardReader(shards, wanted.collate, keeps=wanted.collate is None))
-    return Streams(shards, rules, source, wanted.device)
+        source = Here(ShardReader(shards, collate_fn, keeps=collate_fn is None))
+    return Streams(shards, rules, source, job.device)
+
+
+def _batch_size(wanted: Wanted) -> int:
+    if wanted.batch_size is None:
+        raise UserError("prepare() needs batch_size=, the samples of one virtual worker's micro-batch")
+    return wanted.batch_size
+
+
+# ------------------------------------------------------------------------------------------------- what cannot be meant
+
+
+def _map_style(data: Any) -> Any:
+    """A data set whose samples have numbers. Raises UserError for what has none."""
+    if isinstance(data, str | Path) or data is None:
+        raise UserError(f"the dataset is {data!r}: give an object with `__len__` and `__getitem__`")
+    if not hasattr(data, "__getitem__"):
+        raise UserError(
+            f"the dataset is a {type(data).__name__}: give one with `__len__` and `__getitem__` (map-style), or, where it can "
+            "only be read in sequence, elastic.Shards or an IterableDataset"
+        )
+    if isinstance(data, Mapping):
+        names = ", ".join(repr(key) for key in list(data)[:3])
+        raise UserError(
+            f"the dataset is a mapping with {names}: give one of them, such as dataset[{next(iter(data), '')!r}]"
+        )
+    if not hasattr(data, "__len__"):
+        raise UserError(f"the dataset, a {type(data).__name__}, has no `__len__`: the number of steps follows from it")
+    if isinstance(data, tuple) and not hasattr(data, "_fields"):
+        others = sorted({type(part).__name__ for part in data if not isinstance(part, torch.Tensor)})
+        if others or not data:
+            raise UserError(
+                f"the dataset is a tuple with {' and '.join(others) or 'nothing'} in it: a tuple is of tensors, one row for each "
+                "sample (torch.as_tensor); samples themselves come in a list"
+            )
+        sizes = [len(part) for part in data]
+        if len(set(sizes)) > 1:
+            raise UserError(
+                f"the dataset's tensors have {' and '.join(map(str, sizes))} rows: each sample is one row of each"
+            )
+        return TensorDataset(*data)
+    return data
+
+
+def _check(wanted: Wanted, options: LoaderOptions) -> None:
+    size = wanted.batch_size
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+        raise UserError(f"batch_size is {size!r}; it must be a whole number")
+    if size is not None and size < 1:
+        raise UserError(f"batch_size is {size}; it must be at least 1")
+    if wanted.sampler is not None and wanted.shuffle:
+        raise UserError("sampler= gives the order, so shuffle=True cannot be meant: leave shuffle= out")
+    if isinstance(wanted.sampler, DistributedSampler):
+        raise UserError(
+            "sampler= is a DistributedSampler, which takes a part of the samples for one process: leave it out, the runtime "
+            "divides them among the virtual workers itself (shuffle=, drop_last=)"
+        )
+    if wanted.batch_sampler is not None and (size is not None or wanted.sampler is not None or wanted.shuffle):
+        raise UserError("batch_sampler= gives whole batches: leave batch_size=, sampler= and shuffle= out")
+    if options.num_workers < 0 or options.prefetch_factor < 1:
+        raise UserError(
+            f"num_workers is {options.num_workers}, prefetch_factor {options.prefetch_factor}: at least 0 and 1 are needed"
+        )
+    for name, value in (("collate_fn", options.collate_fn), ("worker_init_fn", options.worker_init_fn)):
+        if value is not None and not callable(value):
+            raise UserError(f"{name}= takes a function, not {value!r}")
+    if wanted.generator is not None and not isinstance(wanted.generator, torch.Generator):
+        raise UserError(f"generator= takes a torch.Generator, not {wanted.generator!r}")

@@ -9,7 +9,10 @@ class Sampling(Protocol):
     """Which virtual worker has how many samples in a step."""
 
     virtual_workers: int
-    batch_size: int
+
+    @property
+    def samples_per_step(self) -> int:
+        """Of a full one, or the mean."""
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -21,9 +24,6 @@ class Sampling(Protocol):
 
     def total_steps(self, epochs: int) -> int | None:
         """Of a job of so many epochs, if anybody knows."""
-
-    def within(self, step: int) -> int:
-        """What a step of the job is called in the questions that follow."""
 
     def has_samples(self, step: int, virtual_worker: int) -> bool:
         """Whether the virtual worker has any."""

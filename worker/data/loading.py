@@ -1,6 +1,6 @@
 """Micro-batches for the virtual workers of this worker, read ahead in other processes if that is wanted (EasyScale 3.2, Fig. 7).
 
-What a batch contains is a pure function of (seed, step, virtual worker): the samples by `data.SerialSampler`, their random
+What a batch contains is a pure function of (seed, step, virtual worker): the samples by `sampling.Schedule`, their random
 augmentation by a seed of their own. So it does not matter which process reads it, nor when. The data workers are shared by
 all virtual workers hosted here, and read ahead across steps and epochs. When the assignment changes, what has been read for
 others is dropped, and what is still wanted is kept.
@@ -9,14 +9,29 @@ others is dropped, and what is still wanted is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from ...protocol.errors import UserError
 from ..virtual import derive_seed, seed_everything
-from .sampling import SerialSampler, columns, fetch, move_to
+from .fetching import columns, fetch, move_to
+from .sampling import Schedule
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How batches are read: the arguments of a `DataLoader`, by its names."""
+
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    num_workers: int = 0  # processes that read ahead; 0: batches are read here, when they are asked for
+    prefetch_factor: int = 2  # batches that each of them reads ahead
+    worker_init_fn: Callable[[int], Any] | None = None
+    pin_memory: bool | None = None  # None: if there is a GPU
+    timeout: float = 0  # seconds after which a batch that does not come from a process is an error; 0: never
+    multiprocessing_context: Any = None
 
 
 class Request(NamedTuple):
@@ -26,26 +41,26 @@ class Request(NamedTuple):
     virtual_worker: int
     epoch: int
     seed: int
-    indices: tuple[int, ...]
+    indices: tuple[Any, ...]
 
 
 class _Reader(Dataset[Any]):
     """Reads what a request says. Lives in the data workers' processes, or in this one."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
-        self._dataset = dataset
-        self._collate = collate
-        self._draws = collate is not None or columns(dataset) is None  # rows of tensors are taken as they are
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
+        self.dataset = dataset
+        self._collate_fn = collate_fn
+        self._draws = collate_fn is not None or columns(dataset) is None  # rows of tensors are taken as they are
         self._epoch: int | None = None
 
     def __getitem__(self, request: Request) -> tuple[tuple[int, int], Any]:
         if request.epoch != self._epoch:
             self._epoch = request.epoch
-            if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
+            if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
                 set_epoch(request.epoch)
         if self._draws:
             seed_everything(request.seed)
-        batch = fetch(self._dataset, request.indices, self._collate)
+        batch = fetch(self.dataset, request.indices, self._collate_fn)
         return (request.step, request.virtual_worker), batch
 
 
@@ -53,26 +68,14 @@ class Loader:
     """The micro-batches, in the order in which they are asked for."""
 
     def __init__(
-        self,
-        dataset: Any,
-        sampler: SerialSampler,
-        collate: Callable[[list[Any]], Any] | None,
-        seed: int,
-        device: torch.device,
-        workers: int,
-        prefetch_factor: int,
+        self, dataset: Any, schedule: Schedule, seed: int, device: torch.device, options: LoaderOptions | None = None
     ) -> None:
-        """workers: processes that read ahead, 0: read here, when the batch is asked for. prefetch_factor: batches that each of
-        them reads ahead. A dataset with `set_epoch(epoch)` is told the epoch before its first sample.
-        Raises UserError for numbers that cannot be."""
-        if workers < 0 or prefetch_factor < 1:
-            raise UserError(f"num_workers is {workers}, prefetch_factor {prefetch_factor}: at least 0 and 1 are needed")
-        self._reader = _Reader(dataset, collate)
-        self._sampler = sampler
+        """A dataset with `set_epoch(epoch)` is told the epoch before its first sample."""
+        self._options = options or LoaderOptions()
+        self._reader = _Reader(dataset, self._options.collate_fn)
+        self._schedule = schedule
         self._seed = seed
         self._device = device
-        self._workers = workers
-        self._prefetch_factor = prefetch_factor
         self._hosted = range(0)
         self._cursor = (0, 0)  # step, virtual worker: what is to be read ahead next
         self._end = 0  # step
@@ -96,16 +99,16 @@ class Loader:
 
     def batch(self, step: int, virtual_worker: int) -> Any:
         """The micro-batch, on the device. The caller seeds the generators afterwards: reading draws from them."""
-        if self._workers == 0:
+        if self._options.num_workers == 0:
             _, batch = self._reader[self._request(step, virtual_worker)]
         else:
             batch = self._ahead((step, virtual_worker))
         return move_to(batch, self._device)
 
     def _request(self, step: int, virtual_worker: int) -> Request:
-        epoch, within = divmod(step, self._sampler.steps_per_epoch)
-        indices = tuple(self._sampler.indices(epoch, within, virtual_worker))
-        return Request(step, virtual_worker, epoch, derive_seed(self._seed, "data", step, virtual_worker), indices)
+        epoch, indices = self._schedule.epoch(step), tuple(self._schedule.indices(step, virtual_worker))
+        read = step // self._schedule.updates  # updates from one batch have the same augmentation, too
+        return Request(step, virtual_worker, epoch, derive_seed(self._seed, "data", read, virtual_worker), indices)
 
     # -- reading ahead
 
@@ -126,14 +129,19 @@ class Loader:
         return self._stock.pop(key)
 
     def _start(self) -> Iterator[tuple[tuple[int, int], Any]]:
+        options = self._options
+        init = options.worker_init_fn
         loader: DataLoader[Any] = DataLoader(
             self._reader,
             batch_size=None,
             sampler=_Requests(self),
-            num_workers=self._workers,
-            prefetch_factor=self._prefetch_factor,
+            num_workers=options.num_workers,
+            prefetch_factor=options.prefetch_factor,
             collate_fn=_as_it_is,
-            pin_memory=self._device.type == "cuda",
+            pin_memory=self._device.type == "cuda" if options.pin_memory is None else options.pin_memory,
+            worker_init_fn=None if init is None else partial(_begin_process, init),
+            timeout=options.timeout,
+            multiprocessing_context=options.multiprocessing_context,
         )
         return iter(loader)
 
@@ -143,7 +151,7 @@ class Loader:
         while step < self._end:
             for candidate in range(virtual_worker, self._hosted.stop):
                 key = (step, candidate)
-                wanted = self._sampler.has_samples(step % self._sampler.steps_per_epoch, candidate)
+                wanted = self._schedule.has_samples(step, candidate)
                 if wanted and key not in self._stock and key not in self._under_way:
                     self._cursor = (step, candidate + 1)
                     self._under_way.add(key)
@@ -165,3 +173,12 @@ class _Requests(Iterator[Request]):
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _begin_process(worker_init_fn: Callable[[int], Any], number: int) -> None:
+    """A process that reads begins. The script finds its own dataset where PyTorch has it."""
+    info = get_worker_info()
+    assert info is not None
+    assert isinstance(info.dataset, _Reader)
+    object.__setattr__(info, "dataset", info.dataset.dataset)  # it refuses other assignments
+    worker_init_fn(number)

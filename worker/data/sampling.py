@@ -1,147 +1,205 @@
 """Data read serially (Elan V-C): the state of the data is one integer, the step.
 
-Epoch e visits the samples in a permutation drawn from (job seed, e). Step s of it takes the next N*B of them, cut into N
+An epoch has an order of samples, which is a function of (job seed, epoch). Step s of it takes the next N*B of them, cut into N
 contiguous slices, one for each virtual worker. Whatever happens to the number of workers in between, every epoch visits every
-sample exactly once, and nothing has to be handed over.
+sample of its order exactly once, and nothing has to be handed over. Where a script has batches of its own (`batch_sampler`), step
+s takes the next N of those, one for each virtual worker.
 
 The last step of an epoch may be short. Its slices then differ in size, and some may be empty; `weight` makes up for it, so
-that the mean over virtual workers is the mean over the step's samples.
+that the mean over virtual workers is the mean over the step's samples. The same holds for batches of different sizes.
+
+A job may make several updates from one batch (`updates`): each is a step, and so many steps after each other have one batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy
-import torch
-from torch.utils.data import TensorDataset, default_collate
 
 from ...protocol.errors import UserError
 from ..virtual import derive_seed
 
 
-class SerialSampler:
-    """Which samples a virtual worker trains in a step. Pure, but for a cache of the present epoch's order."""
+class Order(Protocol):
+    """The samples, or batches of samples, of each epoch."""
 
-    def __init__(
-        self, size: int, virtual_workers: int, batch_size: int, seed: int, shuffle: bool = True, drop_last: bool = False
-    ) -> None:
-        """size: samples in the data set. batch_size: samples of one virtual worker in a full step.
-        drop_last: leave out a last step that would be short."""
-        if min(size, virtual_workers, batch_size) < 1:
-            raise ValueError(
-                f"{size} samples, {virtual_workers} virtual workers, batches of {batch_size}: all must be >= 1"
-            )
+    size: int  # the same in every epoch
+
+    def of(self, epoch: int) -> Sequence[Any]:
+        """Those of one epoch, in their order: the same on every worker, whenever it asks."""
+
+    def fingerprint(self, epoch: int) -> int:
+        """63 bits that are different, as good as certainly, where the order is."""
+
+
+class OwnOrder:
+    """A permutation of a data set, or its own order."""
+
+    def __init__(self, size: int, seed: int, shuffle: bool) -> None:
         self.size = size
-        self.virtual_workers = virtual_workers
-        self.batch_size = batch_size
         self._seed = seed
         self._shuffle = shuffle
-        self._drop_last = drop_last
-        self._order: tuple[int, numpy.ndarray[Any, numpy.dtype[numpy.int64]]] | None = None
+        self._drawn: tuple[int, Sequence[Any]] = (-1, ())
 
-    @classmethod
-    def of(
-        cls, dataset: Any, virtual_workers: int, batch_size: int, seed: int, shuffle: bool, drop_last: bool
-    ) -> SerialSampler:
-        """For a map-style data set, or a tuple (list) of tensors. Raises UserError where there would be nothing to train."""
-        if batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        rows = isinstance(dataset, tuple | list) and all(isinstance(part, torch.Tensor) for part in dataset)
-        size = len(dataset[0]) if rows else len(dataset)
-        if size < 1:
-            raise UserError("the dataset is empty")
-        if drop_last and size < virtual_workers * batch_size:
-            full = f"{virtual_workers} * {batch_size}"
-            raise UserError(f"drop_last leaves nothing of {size} samples: one step needs {full}")
-        return cls(size, virtual_workers, batch_size, seed, shuffle, drop_last)
+    def of(self, epoch: int) -> Sequence[Any]:
+        if not self._shuffle:
+            return range(self.size)
+        if self._drawn[0] != epoch:
+            # Sorting raw 64-bit keys, not Generator.permutation: NumPy keeps only the raw stream the same in all versions.
+            keys = numpy.random.PCG64(derive_seed(self._seed, "epoch", epoch)).random_raw(self.size)
+            self._drawn = epoch, _Numbers(numpy.argsort(keys, kind="stable"))
+        return self._drawn[1]
+
+    def fingerprint(self, epoch: int) -> int:
+        return derive_seed(self._seed, "order", epoch, self.size, int(self._shuffle))
+
+
+class _Numbers(Sequence[int]):
+    """An array whose slices are lists of plain numbers."""
+
+    def __init__(self, array: numpy.ndarray[Any, numpy.dtype[numpy.int64]]) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._array[place].tolist()
+
+
+class Schedule:
+    """Which samples each virtual worker trains in each step of the job (`feed.Sampling`)."""
+
+    next_epoch: int | None = None  # it follows from the step
+
+    def __init__(self, order: Order, virtual_workers: int, steps: int, updates: int) -> None:
+        """steps: in which an epoch's data are read. updates: that are made from the batches of each."""
+        self.order = order
+        self.virtual_workers = virtual_workers
+        self.updates = updates
+        self._steps = steps
 
     @property
     def steps_per_epoch(self) -> int:
-        full = self.virtual_workers * self.batch_size
-        return self.size // full if self._drop_last else -(-self.size // full)
+        """Updates in one epoch."""
+        return self._steps * self.updates
 
     @property
-    def next_epoch(self) -> int | None:
-        """Of the step to come, where that does not follow from its number: never here."""
-        return None
+    def samples_per_step(self) -> int:
+        """Of a full step, where all have one size; else the mean."""
+        raise NotImplementedError
 
     def total_steps(self, epochs: int) -> int | None:
         """Of a job of so many epochs."""
         return epochs * self.steps_per_epoch
 
-    def within(self, step: int) -> int:
-        """A step of the job, counted within its epoch."""
-        return step % self.steps_per_epoch
+    def epoch(self, step: int) -> int:
+        """To which a step belongs."""
+        return step // self.steps_per_epoch
 
-    def indices(self, epoch: int, step: int, virtual_worker: int) -> list[int]:
-        """Samples of `virtual_worker` in `step` (counted within the epoch); may be empty in a short last step."""
-        begin, end = self._slice(step, virtual_worker)
-        found: list[int] = self._order_of(epoch)[begin:end].tolist()
-        return found
+    def indices(self, step: int, virtual_worker: int) -> list[Any]:
+        """Samples of `virtual_worker` in `step`; may be empty in a short last step."""
+        return self._indices(*self._reading(step), virtual_worker)
 
     def has_samples(self, step: int, virtual_worker: int) -> bool:
-        """Whether `virtual_worker` has any sample in `step` (counted within the epoch)."""
-        begin, end = self._slice(step, virtual_worker)
-        return end > begin
+        """Whether `virtual_worker` has any sample in `step`."""
+        return self._sizes(*self._reading(step))[virtual_worker] > 0
 
     def weight(self, step: int, virtual_worker: int) -> float:
         """What to multiply a mean gradient by, so that the mean over all N virtual workers is that over the step's samples."""
-        begin, end = self._slice(step, virtual_worker)
-        return (end - begin) * self.virtual_workers / self._step_size(step)
+        sizes = self._sizes(*self._reading(step))
+        return sizes[virtual_worker] * self.virtual_workers / sum(sizes)
 
-    def _step_size(self, step: int) -> int:
-        if not 0 <= step < self.steps_per_epoch:
-            raise ValueError(f"step {step} is not one of the epoch's {self.steps_per_epoch}")
-        full = self.virtual_workers * self.batch_size
-        return min(full, self.size - step * full)
+    def _reading(self, step: int) -> tuple[int, int]:
+        """The epoch of a step, and which of its batches it trains."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        return epoch, within // self.updates
 
-    def _slice(self, step: int, virtual_worker: int) -> tuple[int, int]:
-        each, larger = divmod(self._step_size(step), self.virtual_workers)
-        begin = step * self.virtual_workers * self.batch_size + each * virtual_worker + min(virtual_worker, larger)
-        return begin, begin + each + (virtual_worker < larger)
+    def _indices(self, epoch: int, step: int, virtual_worker: int) -> list[Any]:
+        raise NotImplementedError
 
-    def _order_of(self, epoch: int) -> numpy.ndarray[Any, numpy.dtype[numpy.int64]]:
-        if self._order is None or self._order[0] != epoch:
-            order = numpy.arange(self.size, dtype=numpy.int64)
-            if self._shuffle:
-                # Sorting raw 64-bit keys, not Generator.permutation: NumPy keeps only the raw stream the same in all versions.
-                keys = numpy.random.PCG64(derive_seed(self._seed, "epoch", epoch)).random_raw(self.size)
-                order = numpy.argsort(keys, kind="stable")
-            self._order = epoch, order
-        return self._order[1]
+    def _sizes(self, epoch: int, step: int) -> Sequence[int]:
+        """Samples of each virtual worker."""
+        raise NotImplementedError
 
 
-def fetch(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
-    """One batch: of a map-style data set, or of a tuple (list) of tensors that have one row for each sample."""
-    if collate is None and (found := columns(dataset)) is not None:
-        rows = torch.as_tensor(indices, dtype=torch.int64)
-        return tuple(column[rows.to(column.device)] for column in found)
-    if hasattr(dataset, "__getitems__"):
-        items = list(dataset.__getitems__(list(indices)))
-    else:
-        items = [dataset[index] for index in indices]
-    return (collate or default_collate)(items)
+class SerialSampler(Schedule):
+    """Slices of an order of samples."""
+
+    def __init__(
+        self,
+        order: Order,
+        virtual_workers: int,
+        batch_size: int,
+        drop_last: bool = False,
+        updates: int = 1,
+    ) -> None:
+        """batch_size: samples of one virtual worker in a full step. drop_last: leave out a last step that would be short.
+        Raises UserError where there would be nothing to train."""
+        full = virtual_workers * batch_size
+        size = order.size
+        if size < 1:
+            raise UserError("the dataset is empty")
+        if drop_last and size < full:
+            raise UserError(
+                f"drop_last leaves nothing of {size} samples: one step needs {virtual_workers} * {batch_size}"
+            )
+        super().__init__(order, virtual_workers, size // full if drop_last else -(-size // full), updates)
+        self.batch_size = batch_size
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.virtual_workers * self.batch_size
+
+    def _indices(self, epoch: int, step: int, virtual_worker: int) -> list[Any]:
+        sizes = self._sizes(epoch, step)
+        begin = step * self.samples_per_step + sum(sizes[:virtual_worker])
+        return list(self.order.of(epoch)[begin : begin + sizes[virtual_worker]])
+
+    def _sizes(self, epoch: int, step: int) -> Sequence[int]:
+        full = self.samples_per_step
+        each, larger = divmod(min(full, self.order.size - step * full), self.virtual_workers)
+        return [each + (v < larger) for v in range(self.virtual_workers)]
 
 
-def columns(dataset: Any) -> tuple[torch.Tensor, ...] | None:
-    """The tensors of a data set that consists of them, one row for each sample; None if it is something else."""
-    if isinstance(dataset, TensorDataset):
-        return dataset.tensors
-    if isinstance(dataset, tuple | list) and dataset and all(isinstance(column, torch.Tensor) for column in dataset):
-        return tuple(dataset)
-    return None
+class BatchSchedule(Schedule):
+    """Batches of the script's own, handed to the virtual workers in turn."""
+
+    def __init__(self, order: Order, virtual_workers: int, drop_last: bool = False, updates: int = 1) -> None:
+        """order: of batches, each a list of samples. drop_last: leave out a last step with less than a batch for each virtual
+        worker. Raises UserError where there would be nothing to train."""
+        if order.size < 1:
+            raise UserError("batch_sampler= has no batch")
+        if drop_last and order.size < virtual_workers:
+            raise UserError(f"drop_last leaves nothing of {order.size} batches: one step needs {virtual_workers}")
+        steps = order.size // virtual_workers if drop_last else -(-order.size // virtual_workers)
+        super().__init__(order, virtual_workers, steps, updates)
+
+    @property
+    def samples_per_step(self) -> int:
+        batches = self.order.of(0)
+        return sum(len(batch) for batch in batches) * self.virtual_workers // len(batches)
+
+    def _indices(self, epoch: int, step: int, virtual_worker: int) -> list[Any]:
+        position = step * self.virtual_workers + virtual_worker
+        batches = self.order.of(epoch)
+        return list(batches[position]) if position < len(batches) else []
+
+    def _sizes(self, epoch: int, step: int) -> Sequence[int]:
+        batches = self.order.of(epoch)
+        begin = step * self.virtual_workers
+        sizes = [len(batch) for batch in batches[begin : begin + self.virtual_workers]]
+        return [*sizes, *[0] * (self.virtual_workers - len(sizes))]
 
 
-def move_to(batch: Any, device: torch.device) -> Any:
-    """`batch` with all its tensors on `device`; mappings, lists and (named) tuples are followed, all else is kept."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: move_to(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move_to(value, device) for value in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(move_to(value, device) for value in batch)
-    return batch
+def fingerprint(order: Sequence[Any]) -> int:
+    """63 bits of an order that a script has drawn."""
+    try:
+        numbers = numpy.asarray(order)
+        text = numbers.astype(numpy.int64).tobytes() if numbers.dtype.kind in "iu" else repr(order).encode()
+    except ValueError:  # batches of different sizes
+        text = repr(order).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

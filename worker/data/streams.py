@@ -14,9 +14,9 @@ import torch
 
 from ...protocol.errors import UserError
 from ..inband import Part
+from .fetching import move_to
 from .partitions import HandOut, Rules, Share, Stand, weights
 from .reading import Reading, ShardReader, StreamRequest
-from .sampling import move_to
 from .shards import Shards
 
 
@@ -59,6 +59,7 @@ class Streams:
     def __init__(self, shards: Shards, rules: Rules, source: Source, device: torch.device) -> None:
         self.virtual_workers = rules.virtual_workers
         self.batch_size = rules.batch_size
+        self.samples_per_step = rules.virtual_workers * rules.batch_size
         self._rules = rules
         self._source = source
         self._device = device
@@ -80,10 +81,6 @@ class Streams:
         """Of a job of so many epochs: nobody knows."""
         self._epochs = epochs
         return None
-
-    def within(self, step: int) -> int:
-        """What a step is called in the questions that follow."""
-        return step
 
     def has_samples(self, step: int, virtual_worker: int) -> bool:
         """Whether it has any in the step to come."""

@@ -1,0 +1,74 @@
+"""Wrong objects get the right sentence at `prepare`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elasticd.protocol.errors import UserError
+from elasticd.worker.driver import LocalControl
+from elasticd.worker.run import Run
+
+DATA = torch.zeros(8, 2), torch.zeros(8, 1)
+
+
+def prepare(model: Any = None, optimizer: Any = None, *data: Any, **options: Any) -> Any:
+    model = nn.Linear(2, 1) if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer
+    run = Run(LocalControl.alone(2), None, 2, seed=1)
+    return run.prepare(model, optimizer, *(data or (DATA, 2)), **options)
+
+
+def another(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+SYNC = nn.Sequential(nn.Linear(2, 1), nn.SyncBatchNorm(1))
+PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau(another(nn.Linear(1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "options", "said"),
+    [
+        ([nn.Linear(2, 1)], another(nn.Linear(2, 1)), {}, r"one model, not a list of several: .* torch.nn.ModuleDict"),
+        ({"g": nn.Linear(2, 1)}, another(nn.Linear(2, 1)), {}, "one model, not a dict of several"),
+        ("resnet", another(nn.Linear(2, 1)), {}, "the model is 'resnet'"),
+        (
+            another(nn.Linear(2, 1)),
+            nn.Linear(2, 1),
+            {},
+            r"the model is a SGD: prepare\(\) takes \(model, optimizer, dataset",
+        ),
+        (nn.ReLU(), another(nn.Linear(2, 1)), {}, "the model, a ReLU, has no parameters to train"),
+        (nn.DataParallel(nn.Linear(2, 1)), None, {}, "wrapped in DataParallel: give what is in it, model.module"),
+        (SYNC, None, {}, "1 is a SyncBatchNorm: .* Use torch.nn.GroupNorm, or BatchNorm"),
+        (None, "adam", {}, "the optimizer is 'adam': give a torch.optim.Optimizer"),
+        (None, [], {}, "no optimizer"),
+        (None, [3], {}, "optimizer 0 is 3"),
+        (None, another(nn.Linear(2, 1)), {}, "the optimizer, SGD, has none of this model's parameters"),
+        (
+            None,
+            None,
+            {"scheduler": PLATEAU},
+            r"scheduler= is a ReduceLROnPlateau, whose step needs a metric: .* scheduler.step",
+        ),
+        (None, None, {"scheduler": "cosine"}, "scheduler= is 'cosine'"),
+        (None, None, {"max_grad_norm": 0}, "max_grad_norm is 0; it must be a number greater than 0"),
+        (None, None, {"before_update": 3}, "before_update= takes a function without arguments, not 3"),
+    ],
+)
+def test_wrong_objects_get_the_right_sentence(model: Any, optimizer: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        prepare(model, optimizer, **options)
+
+
+def test_the_length_of_the_batches_is_that_of_an_epoch_in_global_steps() -> None:
+    run = Run(LocalControl.alone(2), None, 2, seed=1)
+    with pytest.raises(UserError, match=r"call run.prepare\(.*\) before run.steps_per_epoch"):
+        _ = run.steps_per_epoch
+    model = nn.Linear(2, 1)
+    _, _, batches = run.prepare(model, another(model), DATA, 3)
+    assert len(batches) == run.steps_per_epoch == 2

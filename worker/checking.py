@@ -1,0 +1,93 @@
+"""Whether what a script gives `prepare` can be trained: each wrong object gets the sentence that says what to give instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ..protocol.errors import UserError
+
+
+def check_model(model: Any) -> None:
+    """Raises UserError for what is no model, or one that cannot be trained so."""
+    if isinstance(model, list | tuple | Mapping):
+        raise UserError(
+            f"prepare() takes one model, not a {type(model).__name__} of several: put them in one, "
+            "torch.nn.ModuleDict({'first': …, 'second': …})"
+        )
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"the model is {_a(model)}: prepare() takes (model, optimizer, dataset, batch_size=…)")
+    wrapped = type(model).__name__
+    if isinstance(model, DistributedDataParallel | DataParallel):
+        raise UserError(
+            f"the model is wrapped in {wrapped}: give what is in it, model.module; the runtime reduces gradients"
+        )
+    if wrapped.startswith(("FSDP", "FullyShardedDataParallel")):
+        raise UserError(
+            f"the model is wrapped in {wrapped}: each worker has to hold all of it, so give the plain model"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise UserError(
+                f"{name or 'the model'} is a SyncBatchNorm: the virtual workers of one GPU run one after the other, and a "
+                "layer of the first cannot wait for the statistics of the next. Use torch.nn.GroupNorm, or BatchNorm, "
+                "whose statistics are virtual worker 0's (as in DistributedDataParallel with broadcast_buffers)"
+            )
+    if not any(True for _ in model.parameters()):
+        raise UserError(f"the model, a {wrapped}, has no parameters to train")
+
+
+def check_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.optim.Optimizer]:
+    """One or several, as a list. Raises UserError for what is none, or another model's."""
+    if not isinstance(optimizers, torch.optim.Optimizer | list | tuple):
+        raise UserError(
+            f"the optimizer is {_a(optimizers)}: give a torch.optim.Optimizer, or a list of them, made before prepare()"
+        )
+    several = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    if not several:
+        raise UserError("prepare() was given no optimizer: give one, or a list of them")
+    known = {id(parameter) for parameter in model.parameters()}
+    for position, each in enumerate(several):
+        if not isinstance(each, torch.optim.Optimizer):
+            raise UserError(f"optimizer {position} is {_a(each)}: give a torch.optim.Optimizer")
+        its = [parameter for group in each.param_groups for parameter in group["params"]]
+        if its and not any(id(parameter) in known for parameter in its):
+            raise UserError(
+                f"the optimizer, {type(each).__name__}, has none of this model's parameters: make it of "
+                "model.parameters(), after the model has its last form"
+            )
+    return several
+
+
+def check_schedulers(schedulers: Any) -> list[LRScheduler]:
+    """None, one or several that are stepped after each global step, as a list. Raises UserError for others."""
+    if schedulers is None:
+        return []
+    several = list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
+    for each in several:
+        if isinstance(each, ReduceLROnPlateau):
+            raise UserError(
+                "scheduler= is a ReduceLROnPlateau, whose step needs a metric: leave it out of prepare(), and call "
+                "scheduler.step(metric) between two epochs, with the same metric on every worker"
+            )
+        if not isinstance(each, LRScheduler):
+            raise UserError(f"scheduler= is {_a(each)}: give one of torch.optim.lr_scheduler, or a list of them")
+    return several
+
+
+def check_update(max_grad_norm: Any, before_update: Any, after_update: Any) -> None:
+    """Raises UserError for what cannot be meant."""
+    number = isinstance(max_grad_norm, int | float) and not isinstance(max_grad_norm, bool)
+    if max_grad_norm is not None and not (number and max_grad_norm > 0):
+        raise UserError(f"max_grad_norm is {max_grad_norm!r}; it must be a number greater than 0")
+    for name, hook in (("before_update", before_update), ("after_update", after_update)):
+        if hook is not None and not callable(hook):
+            raise UserError(f"{name}= takes a function without arguments, not {_a(hook)}")
+
+
+def _a(value: Any) -> str:
+    return repr(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"

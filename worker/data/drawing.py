@@ -1,0 +1,150 @@
+"""The order that a script's own sampler gives to an epoch.
+
+A sampler is drawn from once per epoch, under a seed of (job seed, epoch), on every worker alike. So the order does not depend on
+who asks, nor on how many epochs a process has seen before. Whatever the sampler draws from is seeded: the global generators, and
+generators that it keeps as attributes. A sampler with `set_epoch(epoch)` is told the epoch, as DistributedDataParallel's is.
+
+What else a sampler remembers cannot be seeded. So the workers compare what they have drawn, in band: `OrderWatch`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+
+from ...protocol.errors import UserError
+from ..inband import Part
+from ..virtual import derive_seed, seed_everything
+from .sampling import Schedule, fingerprint
+
+
+class DrawnOrder:
+    """The order of a sampler, or the batches of a batch sampler."""
+
+    def __init__(self, sampler: Any, seed: int, name: str) -> None:
+        """name: of the argument that it was given as. Raises UserError for what has no length, or is no sampler."""
+        if not hasattr(sampler, "__iter__") or isinstance(sampler, str | dict):
+            raise UserError(f"{name}= takes an object that is iterated once for each epoch, not {_a(sampler)}")
+        if iter(sampler) is sampler:
+            raise UserError(
+                f"{name}= is an iterator, which can be read once: give an object whose `__iter__` begins a new epoch each time"
+            )
+        try:
+            self.size = len(sampler)
+        except TypeError:
+            raise UserError(
+                f"{name}= has no length: give {type(sampler).__name__} a method `__len__`, the same in every epoch, so that "
+                "the number of steps is known"
+            ) from None
+        self._sampler = sampler
+        self._seed = seed
+        self._name = name
+        self._drawn: dict[int, tuple[Sequence[Any], int]] = {}
+
+    def of(self, epoch: int) -> Sequence[Any]:
+        return self._of(epoch)[0]
+
+    def fingerprint(self, epoch: int) -> int:
+        return self._of(epoch)[1]
+
+    def _of(self, epoch: int) -> tuple[Sequence[Any], int]:
+        if epoch not in self._drawn:
+            drawn = self._draw(epoch)
+            # While one epoch is trained the next may be read ahead.
+            self._drawn = {kept: self._drawn[kept] for kept in list(self._drawn)[-1:]}
+            self._drawn[epoch] = drawn, fingerprint(drawn)
+        return self._drawn[epoch]
+
+    def _draw(self, epoch: int) -> list[Any]:
+        with _generators_kept():
+            value = derive_seed(self._seed, "sampler", epoch)
+            seed_everything(value)
+            _begin_epoch(self._sampler, epoch, value, set())
+            drawn = list(self._sampler)
+        if len(drawn) != self.size:
+            raise UserError(
+                f"{self._name}= has given {len(drawn)} in epoch {epoch}, and its length is {self.size}: an epoch has as many "
+                "steps as every other"
+            )
+        return drawn
+
+
+def _begin_epoch(sampler: Any, epoch: int, seed: int, seen: set[int]) -> None:
+    """Tell a sampler, and those that it keeps, the epoch; seed the generators that they keep."""
+    seen.add(id(sampler))
+    if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+        set_epoch(epoch)
+    for value in list(getattr(sampler, "__dict__", {}).values()):
+        if isinstance(value, torch.Generator):
+            value.manual_seed(seed)
+        elif isinstance(value, random.Random):
+            value.seed(seed)
+        elif isinstance(value, numpy.random.RandomState):
+            value.seed(seed & 0xFFFFFFFF)
+        elif isinstance(value, numpy.random.Generator):
+            value.bit_generator.state = type(value.bit_generator)(seed).state
+        elif isinstance(value, torch.utils.data.Sampler) and id(value) not in seen:
+            _begin_epoch(value, epoch, seed, seen)
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """The global generators are afterwards what they were before: an order is drawn in the middle of a step, too."""
+    python, arrays = random.getstate(), numpy.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(arrays)
+
+
+class OrderWatch:
+    """Compares the orders that the workers have (`inband.Participant`): two that differ would train samples twice, or never."""
+
+    name = "order"
+    slots = 2
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+
+    def numbers(self, part: Part) -> Sequence[int]:
+        own = self._own(part)
+        return own, -own
+
+    def wants(self, part: Part) -> bool:
+        return False
+
+    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
+        return greatest[0] != -greatest[1]
+
+    def letter(self, part: Part) -> Any:
+        return [self._own(part), self._schedule.order.size]
+
+    def read(self, part: Part, letters: Sequence[Any]) -> None:
+        told = [letter for letter in letters if letter is not None]
+        if len({own for own, _ in told}) < 2:
+            return
+        epoch = self._schedule.epoch(part.step)
+        sizes = sorted({size for _, size in told})
+        if len(sizes) > 1:
+            text = f"their datasets have {' and '.join(map(str, sizes))} samples: give all servers the same files"
+        else:
+            text = (
+                "their samplers have given different orders: derive it from the epoch alone, which "
+                "`set_epoch(epoch)` is told, and from torch's, NumPy's or Python's generators, which are seeded for it"
+            )
+        raise UserError(f"the workers do not read the same data in epoch {epoch} (step {part.step}): {text}")
+
+    def _own(self, part: Part) -> int:
+        return self._schedule.order.fingerprint(self._schedule.epoch(part.step))
+
+
+def _a(value: Any) -> str:
+    return f"{value!r}" if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"

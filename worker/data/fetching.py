@@ -1,0 +1,70 @@
+"""How one batch is read from a map-style data set, and how it gets to the device."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset, default_collate
+
+
+def fetch(dataset: Any, indices: Sequence[Any], collate_fn: Callable[[list[Any]], Any] | None = None) -> Any:
+    """One batch of a map-style data set."""
+    if collate_fn is None and (found := columns(dataset)) is not None:
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        return tuple(column[rows.to(column.device)] for column in found)
+    if callable(many := getattr(dataset, "__getitems__", None)):
+        items = list(many(list(indices)))
+    else:
+        items = [dataset[index] for index in indices]
+    return (collate_fn or default_collate)(items)
+
+
+def columns(dataset: Any) -> tuple[torch.Tensor, ...] | None:
+    """The tensors of a data set that does no more than give their rows; None if it is something else."""
+    if not isinstance(dataset, TensorDataset) or hasattr(dataset, "__getitems__"):
+        return None
+    return dataset.tensors if type(dataset).__getitem__ is TensorDataset.__getitem__ else None
+
+
+def move_to(batch: Any, device: torch.device) -> Any:
+    """`batch` with all its tensors on `device`, and its types kept.
+
+    Whatever has a method `to` moves itself, as tensors do (a `PackedSequence`, Hugging Face's `BatchEncoding`). Mappings, lists,
+    tuples, named ones too, and dataclasses are followed. All else is kept as it is.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if callable(to := getattr(batch, "to", None)) and not isinstance(batch, type):
+        moved = to(device)
+        return batch if moved is None else moved
+    if isinstance(batch, Mapping):
+        return _with_values(batch, {key: move_to(value, device) for key, value in batch.items()})
+    if isinstance(batch, tuple):
+        values = [move_to(value, device) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    if isinstance(batch, list):
+        moved = copy.copy(batch)
+        moved[:] = [move_to(value, device) for value in batch]
+        return moved
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        moved = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            object.__setattr__(moved, field.name, move_to(getattr(batch, field.name), device))  # a frozen one, too
+        return moved
+    return batch
+
+
+def _with_values(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    """A mapping of the same type, with other values."""
+    if type(mapping) is dict:
+        return values
+    if not hasattr(mapping, "__setitem__"):
+        return type(mapping)(values)  # type: ignore[call-arg]
+    moved: Any = copy.copy(mapping)
+    for key, value in values.items():
+        moved[key] = value
+    return moved
