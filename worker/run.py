@@ -42,6 +42,8 @@ from .data.choice import Job, feed_of
 from .data.dataloader import Wanted
 from .data.loading import LoaderOptions
 from .data.shards import Shards as Shards
+from .data.sources import Lines as Lines
+from .data.sources import TarSamples as TarSamples
 from .driver import Control, LocalControl, end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
 from .events import MetricsReported

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .worker.run import Run, Shards, join
+    from .worker.run import Lines, Run, Shards, TarSamples, join
 
-__all__ = ["Run", "Shards", "__version__", "join"]
+__all__ = ["Lines", "Run", "Shards", "TarSamples", "__version__", "join"]
 
 
 def __getattr__(name: str) -> object:
-    if name in ("Run", "Shards", "join"):
+    if name in __all__:
         from .worker import run
 
         return getattr(run, name)

@@ -2,6 +2,7 @@
 
 For each virtual worker one shard is open, and stands at some sample. A request that begins further on reads up to there; one that
 begins before it opens the shard again. The samples of the last batches are kept, so that a step that is repeated reads nothing.
+Samples that know where they stand, by `state_dict()`, are asked now and then (`Mark`); who opens the shard later begins there.
 
 What is drawn at random while a sample is read depends on the seed, the epoch, the shard and the sample's number alone: the
 generators are seeded for each sample. So it does not matter who reads it, nor from where, nor how far ahead.
@@ -24,6 +25,16 @@ KEPT_BATCHES = 3  # that of the step in progress, of the next one, and one for a
 
 
 @dataclass(frozen=True)
+class Mark:
+    """Where a shard can be opened: before its sample `at`, with this state."""
+
+    epoch: int
+    shard: int
+    at: int
+    state: Any
+
+
+@dataclass(frozen=True)
 class StreamRequest:
     """One micro-batch, and all that reading it depends on."""
 
@@ -35,6 +46,8 @@ class StreamRequest:
     pieces: tuple[Piece, ...] | None  # exactly these instead, where they are known
     size: int  # samples at most
     seed: int  # of the job
+    marks: tuple[Mark, ...] = ()  # of the shards to be read, if there are any
+    wants_mark: bool = False  # of where it begins
 
     @property
     def key(self) -> tuple[int, int]:
@@ -58,20 +71,25 @@ class Reading:
     pieces: tuple[Piece, ...]
     batch: Any
     ended: dict[int, int]
+    mark: Mark | None = None  # at or before its first sample
 
 
 class _Shard:
     """One that is open."""
 
-    def __init__(self, shards: Shards, number: int, epoch: int, seed: int) -> None:
+    def __init__(self, shards: Shards, number: int, epoch: int, seed: int, mark: Mark | None) -> None:
         self.number, self.epoch = number, epoch
-        self.at = 0  # the sample that comes next
+        self.at = mark.at if mark is not None else 0  # the sample that comes next
         self.ended = False
         self._seed = seed
         seed_everything(derive_seed(seed, "shard", epoch, number))
         samples = shards.open(number)
         if callable(set_epoch := getattr(samples, "set_epoch", None)):
             set_epoch(epoch)
+        if mark is not None:
+            samples.load_state_dict(mark.state)  # type: ignore[attr-defined]
+        self._state_dict = getattr(samples, "state_dict", None)
+        self._can_mark = callable(self._state_dict) and callable(getattr(samples, "load_state_dict", None))
         self._iterator = iter(samples)
 
     def next(self) -> Any:
@@ -84,6 +102,13 @@ class _Shard:
             raise
         self.at += 1
         return sample
+
+    def mark(self) -> Mark | None:
+        """Where it stands, if its samples can tell."""
+        if not self._can_mark or not self.at or self.ended:
+            return None
+        assert self._state_dict is not None
+        return Mark(self.epoch, self.number, self.at, self._state_dict())
 
     def close(self) -> None:
         if callable(close := getattr(self._iterator, "close", None)):
@@ -113,6 +138,7 @@ class ShardReader:
         samples: list[Any] = []
         pieces: list[Piece] = []
         ended: dict[int, int] = {}
+        mark = self._mark(request) if request.wants_mark else None
         for partition, most in request.partitions():
             if len(samples) == request.size:
                 break
@@ -123,9 +149,9 @@ class ShardReader:
                 pieces.append(Piece(partition, len(found)))
             samples.extend(found)
         if not samples:
-            return Reading(request.epoch, (), None, ended)
+            return Reading(request.epoch, (), None, ended, mark)
         seed_everything(derive_seed(request.seed, "data", request.step, request.virtual_worker))
-        return Reading(request.epoch, tuple(pieces), self._collate(samples), ended)
+        return Reading(request.epoch, tuple(pieces), self._collate(samples), ended, mark)
 
     def _read_part(self, request: StreamRequest, partition: Partition, count: int, ended: dict[int, int]) -> list[Any]:
         """So many samples of a partition, or all if it has fewer: then its shard's length is in `ended`."""
@@ -155,7 +181,7 @@ class ShardReader:
         if shard is None or (shard.number, shard.epoch) != (number, request.epoch) or shard.at > wanted:
             if shard is not None:
                 shard.close()
-            shard = _Shard(self._shards, number, request.epoch, request.seed)
+            shard = _Shard(self._shards, number, request.epoch, request.seed, _nearest(request, number, wanted))
             self._open[request.virtual_worker] = shard
         if shard.ended:
             raise StopIteration
@@ -163,9 +189,22 @@ class ShardReader:
             shard.next()
         return shard.next()
 
+    def _mark(self, request: StreamRequest) -> Mark | None:
+        """Where the shard stands that the request begins with, if that is before its first sample."""
+        shard, part = self._open.get(request.virtual_worker), request.part
+        if shard is None or part is None or (shard.number, shard.epoch) != (part.shard, request.epoch):
+            return None
+        return shard.mark() if shard.at <= part.first else None
+
     def _is_shorter(self, partition: Partition, ended: dict[int, int]) -> None:
         name = self._shards.names[partition.shard]
         raise UserError(
             f"shard {name} ended after {ended[partition.shard]} samples, and had more when it was read before: it must give the "
             "same samples in the same order each time it is opened"
         )
+
+
+def _nearest(request: StreamRequest, shard: int, wanted: int) -> Mark | None:
+    """The last mark from which sample `wanted` of a shard can be reached."""
+    fit = [each for each in request.marks if (each.epoch, each.shard) == (request.epoch, shard) and each.at <= wanted]
+    return max(fit, key=lambda each: each.at, default=None)

@@ -14,10 +14,13 @@ import torch
 
 from ...protocol.errors import UserError
 from ..inband import Part
+from ..state.plain import pack, unpack
 from .fetching import move_to
-from .partitions import HandOut, Rules, Share, Stand, weights
-from .reading import Reading, ShardReader, StreamRequest
+from .partitions import HandOut, Partition, Rules, Share, Stand, weights
+from .reading import Mark, Reading, ShardReader, StreamRequest
 from .shards import Shards
+
+MARK_STEPS = 128  # so often all are told where shards stand: whoever takes one over reads no more than the samples since
 
 
 class Source(Protocol):
@@ -69,6 +72,7 @@ class Streams:
         self._epochs = 0
         self._asked: dict[tuple[int, int], StreamRequest] = {}  # by step and virtual worker: under way
         self._stock: dict[tuple[int, int], Reading] = {}  # read, and not given away yet
+        self._marks: dict[int, Mark] = {}  # by shard: where it can be opened, as all workers know
 
     # -- which samples
 
@@ -136,6 +140,9 @@ class Streams:
     def applied(self, step: int) -> None:
         """The step in progress has been applied."""
         self._hand_out.applied()
+        stand = self._hand_out.stand
+        live = {(stand.epoch, part.shard) for part in stand.parts if part is not None}
+        self._marks = {shard: mark for shard, mark in self._marks.items() if (mark.epoch, shard) in live}
         self._stock = {key: found for key, found in self._stock.items() if key[0] > step}
         self._asked = {key: request for key, request in self._asked.items() if key[0] > step}
 
@@ -156,7 +163,14 @@ class Streams:
             pieces=share.pieces if share is not None else None,
             size=self.batch_size,
             seed=self._rules.seed,
+            marks=self._marks_for(stand.parts[virtual_worker], share),
+            wants_mark=step % MARK_STEPS == 0,
         )
+
+    def _marks_for(self, part: Partition | None, share: Share | None) -> tuple[Mark, ...]:
+        pieces = share.pieces if share is not None else ()
+        shards = {each.shard for each in (part, *(piece.partition for piece in pieces)) if each is not None}
+        return tuple(self._marks[shard] for shard in sorted(shards & self._marks.keys()))
 
     def _ends(self, step: int) -> dict[int, int]:
         """The lengths of shards whose ends are met in `step`, all of whose batches have been asked for."""
@@ -170,27 +184,48 @@ class Streams:
         return ()
 
     def wants(self, part: Part) -> bool:
-        return bool(self._news(part))
+        news, marks = self._news(part)
+        return bool(news or marks)
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         return False
 
     def letter(self, part: Part) -> Any:
-        return [[shard, length] for shard, length in self._news(part).items()]
+        news, marks = self._news(part)
+        return {"lengths": news, "marks": [_plain(mark, self._hand_out.names) for mark in marks]}
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
         for letter in letters:
-            self._hand_out.learn({int(shard): int(length) for shard, length in letter or ()})
+            if letter is not None:
+                self._hand_out.learn(letter["lengths"])
+                self._marks.update(
+                    {shard: Mark(epoch, shard, at, state) for epoch, shard, at, state in letter["marks"]}
+                )
 
-    def _news(self, part: Part) -> dict[int, int]:
-        """Lengths that the others may not know."""
-        return {} if part.joins else self._hand_out.unknown(self._ends(part.step + 1))
+    def _news(self, part: Part) -> tuple[dict[int, int], list[Mark]]:
+        """Lengths that the others may not know, and marks that they do not."""
+        if part.joins:
+            return {}, []
+        following = part.step + 1
+        news = self._hand_out.unknown(self._ends(following))
+        return news, [
+            found.mark for key, found in self._stock.items() if key[0] == following and found.mark is not None
+        ]
 
     # -- as it travels with the state
 
     def state(self) -> dict[str, Any]:
-        return self._hand_out.state()
+        marks = [pack(_plain(mark, self._hand_out.names), "the position of a shard") for mark in self._marks.values()]
+        return {**self._hand_out.state(), "marks": marks}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Raises UserError if the state is that of other data."""
         self._hand_out.load(state)
+        marks = (Mark(*unpack(mark)) for mark in state["marks"])
+        self._marks = {mark.shard: mark for mark in marks}
+
+
+def _plain(mark: Mark, names: Sequence[str]) -> list[Any]:
+    """As it is told. Raises UserError if a shard's state is nothing that can be."""
+    pack(mark.state, f"state_dict() of shard {names[mark.shard]}")
+    return [mark.epoch, mark.shard, mark.at, mark.state]
