@@ -161,6 +161,15 @@ def test_an_iterable_dataset_that_does_not_divide_itself_is_refused_by_name() ->
     assert sorted(flat(seen)) == list(range(11))
 
 
+def test_an_iterable_dataset_that_holds_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    class Holding(Counting):
+        def __init__(self) -> None:
+            self.file = (tmp_path / "a").open("w")
+
+    with pytest.raises(UserError, match=r"the IterableDataset Holding cannot be copied.*in its __iter__"):
+        batches_of(Holding())
+
+
 def test_what_an_iterable_dataset_notes_of_its_iteration_is_each_virtual_workers_own() -> None:
     class Noting(Counting):
         at = 0
@@ -350,6 +359,15 @@ def test_wrong_shards_get_the_right_sentence(tmp_path: Path) -> None:
         elastic.Lines(tmp_path / "a", part=3, parts=3)
     with pytest.raises(UserError, match="cannot be divided by bytes"):
         elastic.Lines(tmp_path / "a.gz", part=1, parts=3)
+
+
+def test_reading_processes_are_begun_by_the_scripts_own_function(tmp_path: Path) -> None:
+    batches_of(
+        elastic.Shards([range(9), range(9)], open=iter),
+        num_workers=2,
+        worker_init_fn=lambda number: (tmp_path / str(number)).touch(),
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_an_error_of_a_reading_process_is_that_of_the_script() -> None:

@@ -286,13 +286,18 @@ class Shard:
 
 
 class Divided(torch.utils.data.IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """The same, as PyTorch has it: each worker of a data loader reads some of the shards."""
+    """The same, as PyTorch has it: each worker of a data loader reads some of the shards, in each epoch others."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         info = torch.utils.data.get_worker_info()
         assert info is not None
         for number in range(info.id, len(LENGTHS), info.num_workers):
-            yield from Shard(number)
+            yield from Shard((number + self.epoch) % len(LENGTHS))
 
 
 def sequential(run: Run, dataset: Any = None, **options: Any) -> list[Any]:

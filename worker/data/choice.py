@@ -101,11 +101,12 @@ def _streams_of(shards: Shards, wanted: Wanted, options: LoaderOptions, job: Job
         job.virtual_workers,
         _batch_size(wanted),
         job.seed,
-        wanted.shuffle is not False and not shards.ordered,
+        wanted.shuffle is not False and not shards.divided,
+        shards.divided,
     )
     collate_fn = options.collate_fn
     if options.num_workers:
-        source: Source = Lanes(ShardReader(shards, collate_fn, keeps=True), options.num_workers)
+        source: Source = Lanes(ShardReader(shards, collate_fn, keeps=True), options.num_workers, options.worker_init_fn)
     else:
         source = Here(ShardReader(shards, collate_fn, keeps=collate_fn is None))
     return Streams(shards, rules, source, job.device)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 import torch.multiprocessing  # so that tensors come back in shared memory
@@ -25,8 +27,12 @@ _reader: ShardReader | None = None  # of a reading process
 class Lanes:
     """The training process's side: a `streams.Source`."""
 
-    def __init__(self, reader: ShardReader, workers: int) -> None:
+    reads_at_once = False
+
+    def __init__(self, reader: ShardReader, workers: int, worker_init_fn: Callable[[int], Any] | None = None) -> None:
+        """worker_init_fn: called in each process when it begins, with its number."""
         self._reader = reader
+        self._init = worker_init_fn
         self._workers = workers
         self._lanes: list[ProcessPoolExecutor] = []  # made when something is first asked for
         self._asked: dict[tuple[int, int], tuple[StreamRequest, Future[Reading]]] = {}  # by step and virtual worker
@@ -49,20 +55,22 @@ class Lanes:
 
     def _lane(self, virtual_worker: int) -> ProcessPoolExecutor:
         if not self._lanes:
-            self._lanes = [self._new() for _ in range(self._workers)]
+            self._lanes = [self._new(number) for number in range(self._workers)]
         return self._lanes[virtual_worker % self._workers]
 
-    def _new(self) -> ProcessPoolExecutor:
-        arguments = (self._reader, os.getpid())
+    def _new(self, number: int) -> ProcessPoolExecutor:
+        arguments = (self._reader, os.getpid(), self._init, number)
         return ProcessPoolExecutor(1, get_context(), initializer=_begin, initargs=arguments)
 
 
-def _begin(reader: ShardReader, parent: int) -> None:
+def _begin(reader: ShardReader, parent: int, init: Callable[[int], Any] | None, number: int) -> None:
     """This process reads from now on, as long as its parent lives."""
     global _reader
     _reader = reader
     torch.set_num_threads(1)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    if init is not None:
+        init(number)
 
 
 def _end_with(parent: int) -> None:

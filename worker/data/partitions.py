@@ -15,6 +15,10 @@ A shard's length is not known before its end has been read. So the batches of st
 that are met there are told in band (`HandOut.learn`), so that at the boundary all workers know those that step s + 1 depends on.
 An epoch ends when no stream has a sample left; by then all lengths are known, and from then on nothing has to be told.
 
+Parts of a dataset that divides itself have other lengths in each epoch (`Rules.volatile`), so these are learnt anew. Whether an
+epoch ends is found out only by reading on. So a stream that finds nothing more to read also reads its first batch of the next
+epoch (`HandOut.next_first`), and the ends that it meets there are told as well.
+
 Towards an epoch's end streams run dry at different times. Those that have samples in a step are moved to the front: the
 virtual workers without any are the last ones, as in a short last step of `sampling`.
 """
@@ -90,13 +94,15 @@ class Stand:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the hand-out depends on beside the lengths. shards: how many there are. batch_size: of one virtual worker."""
+    """What the hand-out depends on beside the lengths. shards: how many there are. batch_size: of one virtual worker. volatile:
+    each epoch has shards of other lengths."""
 
     shards: int
     virtual_workers: int
     batch_size: int
     seed: int
     shuffle: bool = True
+    volatile: bool = False
 
     def begin(self, epoch: int, lengths: Mapping[int, int]) -> Stand:
         """An epoch begins."""
@@ -113,7 +119,11 @@ class Rules:
         begun = {shard for share in shares for shard in share.begun}
         waiting = tuple(shard for shard in stand.waiting if shard not in begun) if begun else stand.waiting
         following = self._supply(Stand(stand.epoch, tuple(share.rest for share in shares), waiting), lengths)
-        return self.begin(stand.epoch + 1, lengths) if following.dry else following
+        return self.after(stand.epoch, lengths) if following.dry else following
+
+    def after(self, epoch: int, lengths: Mapping[int, int]) -> Stand:
+        """The beginning of the epoch that follows."""
+        return self.begin(epoch + 1, {} if self.volatile else lengths)
 
     def shares(self, stand: Stand, lengths: Mapping[int, int]) -> list[Share]:
         """By virtual worker, those with samples first. lengths: as in `follow`."""
@@ -189,18 +199,26 @@ class HandOut:
         """names: of the shards, for errors, and to know them again."""
         self.rules = rules
         self.names = names
-        self.lengths: dict[int, int] = {}  # by shard, in samples: as of the step to come
+        self._known: dict[int, dict[int, int]] = {}  # by epoch: lengths by shard, as of the step to come
         self.begun = False  # are the lengths known on which the step to come depends? Not before the job's first step
         self._stand: Stand | None = None  # of the step to come; None: nothing has been read yet
-        self._learnt: dict[int, int] = {}  # in the step in progress
+        self._learnt: dict[int, dict[int, int]] = {}  # likewise: in the step in progress
         self._shares: list[Share] | None = None
         self._following: Stand | None = None
 
     @property
     def stand(self) -> Stand:
         if self._stand is None:
-            self._stand = self.rules.begin(0, self.lengths)
+            self._stand = self.rules.begin(0, {})
         return self._stand
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """By shard, in samples: those that the step to come depends on, and others."""
+        return self._of(self._known, self.epoch)
+
+    def _of(self, lengths: dict[int, dict[int, int]], epoch: int) -> dict[int, int]:
+        return lengths.setdefault(epoch if self.rules.volatile else 0, {})
 
     @property
     def epoch(self) -> int:
@@ -221,44 +239,56 @@ class HandOut:
             self._following = self.rules.follow(self.stand, self.lengths)
         return self._following
 
+    def next_first(self, stream: int, empty: bool) -> Stand | None:
+        """What the stream has to read of the next epoch now, since it has nothing to read in this one. empty: nothing came of its
+        batch of the step after the one to come. None: it does not have to."""
+        following = self.following
+        dry = empty or following.parts[stream] is None
+        if self.rules.volatile and following.epoch == self.epoch and dry:
+            return self.rules.after(self.epoch, {})
+        return None
+
     def first(self, lengths: Mapping[int, int]) -> None:
         """All batches of the job's first step have been read, and met these shards' ends. Raises UserError without a sample."""
-        self._merge(self.lengths, lengths)
+        self._check(lengths, self.epoch)
+        self.lengths.update(lengths)
         self.begun = True
         self._forget()
         self._skip_what_is_dry()
 
-    def learn(self, lengths: Mapping[int, int]) -> None:
+    def learn(self, lengths: Mapping[int, int], epoch: int) -> None:
         """In the step in progress these ends have been met, by whoever read the batches of the next. Raises UserError."""
-        self._merge(self._learnt, lengths)
+        self._check(lengths, epoch)
+        self._of(self._learnt, epoch).update(lengths)
 
     def applied(self) -> None:
         """The step in progress is over: the next one is to come."""
         self._stand = self.following
-        self.lengths.update(self._learnt)
+        for key, learnt in self._learnt.items():
+            self._known.setdefault(key, {}).update(learnt)
         self._forget()
         self._skip_what_is_dry()
 
-    def unknown(self, lengths: Mapping[int, int]) -> dict[int, int]:
+    def unknown(self, lengths: Mapping[int, int], epoch: int) -> dict[int, int]:
         """Those of `lengths` that are not known yet. Raises UserError if others are known to be different."""
-        self._check(lengths)
-        return {shard: length for shard, length in lengths.items() if shard not in self.lengths}
+        self._check(lengths, epoch)
+        known = self._of(self._known, epoch)
+        return {shard: length for shard, length in lengths.items() if shard not in known}
 
     def _skip_what_is_dry(self) -> None:
         """The end of the epoch may have been found only by reading on."""
         if not any(share.count for share in self.shares):
             if not any(self.lengths.values()):
                 raise UserError(f"none of the {self.rules.shards} shards has a sample")
-            self._stand = self.rules.begin(self.stand.epoch + 1, self.lengths)
+            self._stand = self.rules.after(self.epoch, self.lengths)
             self._forget()
+        if self.rules.volatile:
+            self._known = {epoch: known for epoch, known in self._known.items() if epoch >= self.epoch}
 
-    def _merge(self, into: dict[int, int], lengths: Mapping[int, int]) -> None:
-        self._check(lengths)
-        into.update(lengths)
-
-    def _check(self, lengths: Mapping[int, int]) -> None:
+    def _check(self, lengths: Mapping[int, int], epoch: int) -> None:
+        before, now = self._of(self._known, epoch), self._of(self._learnt, epoch)
         for shard, length in lengths.items():
-            known = self.lengths.get(shard, self._learnt.get(shard, length))
+            known = before.get(shard, now.get(shard, length))
             if known != length:
                 raise UserError(
                     f"shard {self.names[shard]} had {known} samples when it was read before, and has {length} now: it must give "
@@ -278,7 +308,11 @@ class HandOut:
             "epoch": stand.epoch,
             "parts": [None if part is None else [part.shard, part.first, part.stride] for part in stand.parts],
             "waiting": list(stand.waiting),
-            "lengths": [self.lengths.get(shard, -1) for shard in range(self.rules.shards)],
+            "lengths": [
+                [epoch, [known.get(shard, -1) for shard in range(self.rules.shards)]]
+                for epoch, known in sorted(self._known.items())
+                if known
+            ],
             "begun": self.begun,
         }
 
@@ -289,7 +323,10 @@ class HandOut:
         try:
             parts = tuple(None if part is None else Partition(*part) for part in state["parts"])
             self._stand = Stand(int(state["epoch"]), parts, tuple(state["waiting"]))
-            self.lengths = {shard: length for shard, length in enumerate(state["lengths"]) if length >= 0}
+            self._known = {
+                int(epoch): {shard: length for shard, length in enumerate(lengths) if length >= 0}
+                for epoch, lengths in state["lengths"]
+            }
             self.begun = bool(state["begun"])
         except (KeyError, TypeError, ValueError) as error:
             raise PeerError(f"this is not where a job is in its shards: {error}") from None

@@ -48,6 +48,7 @@ class StreamRequest:
     seed: int  # of the job
     marks: tuple[Mark, ...] = ()  # of the shards to be read, if there are any
     wants_mark: bool = False  # of where it begins
+    peeks: bool = False  # only the ends are wanted: no batch
 
     @property
     def key(self) -> tuple[int, int]:
@@ -148,8 +149,8 @@ class ShardReader:
             if found:
                 pieces.append(Piece(partition, len(found)))
             samples.extend(found)
-        if not samples:
-            return Reading(request.epoch, (), None, ended, mark)
+        if not samples or request.peeks:
+            return Reading(request.epoch, tuple(pieces), None, ended, mark)
         seed_everything(derive_seed(request.seed, "data", request.step, request.virtual_worker))
         return Reading(request.epoch, tuple(pieces), self._collate(samples), ended, mark)
 

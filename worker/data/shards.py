@@ -38,7 +38,7 @@ class Shards:
         if not callable(open):
             raise UserError(f"open={open!r} cannot be called: it must take a shard and return its samples")
         self._open = open
-        self.ordered = False  # the parts of an `IterableDataset`, which are all read at once anyway
+        self.divided = False  # parts of an `IterableDataset`: read all at once, other ones in each epoch
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,8 +60,18 @@ class Shards:
 def divided(dataset: IterableDataset[Any], parts: int) -> Shards:
     """An iterable dataset as so many shards, one for each virtual worker."""
     shards = Shards(range(parts), lambda number: _Part(dataset, number, parts))
-    shards.ordered = True
+    shards.divided = True
     return shards
+
+
+def _own_copy(dataset: IterableDataset[Any]) -> IterableDataset[Any]:
+    try:
+        return copy.deepcopy(dataset)
+    except (TypeError, ValueError, AttributeError, NotImplementedError, copy.Error) as error:
+        raise UserError(
+            f"the IterableDataset {type(dataset).__name__} cannot be copied, of which each virtual worker reads one ({error}): "
+            "open files and connections in its __iter__, not in its __init__"
+        ) from None
 
 
 class _PartInfo:
@@ -87,7 +97,7 @@ class _Part:
     """The part of an iterable dataset that one virtual worker reads."""
 
     def __init__(self, dataset: IterableDataset[Any], number: int, parts: int) -> None:
-        self._dataset = copy.copy(dataset)  # what an iteration notes in the dataset is its own, as in a data worker
+        self._dataset = _own_copy(dataset)  # what an iteration notes in the dataset is its own, as in a data worker
         self._info = _PartInfo(self._dataset, number, parts)
         for name in ("state_dict", "load_state_dict", "set_epoch"):
             if callable(method := getattr(self._dataset, name, None)):

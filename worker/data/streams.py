@@ -8,6 +8,7 @@ virtual worker has in the step to come, and whether there is one in this epoch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -20,11 +21,15 @@ from .partitions import HandOut, Partition, Rules, Share, Stand, weights
 from .reading import Mark, Reading, ShardReader, StreamRequest
 from .shards import Shards
 
-MARK_STEPS = 128  # so often all are told where shards stand: whoever takes one over reads no more than the samples since
+MARK_STEPS = (
+    128  # so often all are told where shards stand: whoever takes one over reads no more than the samples since
+)
 
 
 class Source(Protocol):
     """Who reads."""
+
+    reads_at_once: bool  # in `ask`, which may raise what reading raises
 
     def ask(self, request: StreamRequest) -> None:
         """It will be wanted."""
@@ -37,16 +42,19 @@ class Source(Protocol):
 
 
 class Here:
-    """This process reads, when something is asked for."""
+    """This process reads, as soon as something is asked for: reading draws random numbers, and may do so now."""
+
+    reads_at_once = True
 
     def __init__(self, reader: ShardReader) -> None:
         self._reader = reader
+        self._read: dict[tuple[int, int], Reading] = {}
 
     def ask(self, request: StreamRequest) -> None:
-        pass
+        self._read[request.key] = self._reader.read(request)
 
     def get(self, request: StreamRequest) -> Reading:
-        return self._reader.read(request)
+        return self._read.pop(request.key)
 
     def keep_only(self, virtual_workers: range) -> None:
         self._reader.keep_only(virtual_workers)
@@ -72,6 +80,9 @@ class Streams:
         self._epochs = 0
         self._asked: dict[tuple[int, int], StreamRequest] = {}  # by step and virtual worker: under way
         self._stock: dict[tuple[int, int], Reading] = {}  # read, and not given away yet
+        self._firsts: dict[
+            tuple[int, int], Reading
+        ] = {}  # by epoch and virtual worker: what the next epoch begins with
         self._marks: dict[int, Mark] = {}  # by shard: where it can be opened, as all workers know
 
     # -- which samples
@@ -103,6 +114,7 @@ class Streams:
         """From `step` on the virtual workers `hosted` are read, until step `end`."""
         self._hosted, self._end = hosted, end
         self._stock = {key: found for key, found in self._stock.items() if key[1] in hosted}
+        self._firsts = {key: found for key, found in self._firsts.items() if key[1] in hosted}
         self._asked = {key: request for key, request in self._asked.items() if key[1] in hosted}
         self._source.keep_only(hosted)
 
@@ -120,6 +132,8 @@ class Streams:
             return
         for virtual_worker in self._hosted:
             self._ask(following, step + 1, virtual_worker)
+        if self._source.reads_at_once:
+            self._look_into_next_epoch(step + 1)
 
     def batch(self, step: int, virtual_worker: int) -> Any:
         """The micro-batch, on the device. The caller seeds the generators afterwards: reading draws from them."""
@@ -144,6 +158,7 @@ class Streams:
         live = {(stand.epoch, part.shard) for part in stand.parts if part is not None}
         self._marks = {shard: mark for shard, mark in self._marks.items() if (mark.epoch, shard) in live}
         self._stock = {key: found for key, found in self._stock.items() if key[0] > step}
+        self._firsts = {key: found for key, found in self._firsts.items() if key[0] > stand.epoch}
         self._asked = {key: request for key, request in self._asked.items() if key[0] > step}
 
     def _ask(self, stand: Stand, step: int, virtual_worker: int) -> None:
@@ -178,6 +193,20 @@ class Streams:
             self._stock[key] = self._source.get(self._asked.pop(key))
         return {shard: n for key, found in self._stock.items() if key[0] == step for shard, n in found.ended.items()}
 
+    def _look_into_next_epoch(self, following: int) -> None:
+        """Streams that have nothing to read in step `following` read what the next epoch begins with, for its shards' ends."""
+        self._ends(following)
+        for virtual_worker in self._hosted:
+            reading = self._stock.get((following, virtual_worker))
+            if reading is None:
+                continue
+            stand = self._hand_out.next_first(virtual_worker, empty=not reading.pieces)
+            key = (self.next_epoch + 1, virtual_worker)
+            if stand is not None and stand.epoch < self._epochs and key not in self._firsts:
+                request = replace(self._request(stand, following, virtual_worker), peeks=True)
+                self._source.ask(request)
+                self._firsts[key] = self._source.get(request)
+
     # -- in band
 
     def numbers(self, part: Part) -> Sequence[int]:
@@ -197,17 +226,22 @@ class Streams:
     def read(self, part: Part, letters: Sequence[Any]) -> None:
         for letter in letters:
             if letter is not None:
-                self._hand_out.learn(letter["lengths"])
+                for epoch, lengths in letter["lengths"].items():
+                    self._hand_out.learn(lengths, epoch)
                 self._marks.update(
                     {shard: Mark(epoch, shard, at, state) for epoch, shard, at, state in letter["marks"]}
                 )
 
-    def _news(self, part: Part) -> tuple[dict[int, int], list[Mark]]:
-        """Lengths that the others may not know, and marks that they do not."""
+    def _news(self, part: Part) -> tuple[dict[int, dict[int, int]], list[Mark]]:
+        """Lengths that the others may not know, by epoch, and marks that they do not."""
         if part.joins:
             return {}, []
-        following = part.step + 1
-        news = self._hand_out.unknown(self._ends(following))
+        hand_out, following = self._hand_out, part.step + 1
+        ends = {hand_out.following.epoch: self._ends(following)}
+        self._look_into_next_epoch(following)
+        for (epoch, _), reading in self._firsts.items():
+            ends.setdefault(epoch, {}).update(reading.ended)
+        news = {epoch: unknown for epoch, met in ends.items() if (unknown := hand_out.unknown(met, epoch))}
         return news, [
             found.mark for key, found in self._stock.items() if key[0] == following and found.mark is not None
         ]
