@@ -1,0 +1,102 @@
+"""The examples of `docs/scripts.md` run as they stand, each section's in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs/scripts.md"
+LIMIT_S = 300.0
+OPTIONAL = {"wds": "webdataset", "datasets": "datasets"}  # names in examples, and what they need
+
+# What a reader has already, by section: the examples use it.
+COMMON = """
+import glob, io, json, os, tarfile
+import torch
+from torch import nn
+import elasticd as elastic
+
+torch.manual_seed(1)
+"""
+BEFORE = {
+    "Data that is read in sequence": """
+os.makedirs("data")
+rows = [(float(number), 2.0 * number) for number in range(60)]
+for shard in range(6):
+    part = rows[10 * shard : 10 * shard + 10]
+    with open(f"data/{shard}.csv", "w") as file:
+        file.writelines(f"{x},{y}\\n" for x, y in part)
+    with open(f"data/{shard}.jsonl", "w") as file:
+        file.writelines(json.dumps({"x": [x], "y": [y]}) + "\\n" for x, y in part)
+    with tarfile.open(f"data/{shard}.tar", "w") as archive:
+        for x, y in part:
+            for name, value in (("x", x), ("y", y)):
+                member = tarfile.TarInfo(f"{x:04.0f}.{name}.json")
+                content = json.dumps([value]).encode()
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+with open("corpus.jsonl", "w") as file:
+    file.writelines(json.dumps({"x": [x], "y": [y]}) + "\\n" for x, y in rows)
+""",
+}
+# What is held against each example's names when it has run.
+AFTER = {
+    "Data that is read in sequence": """
+def numbers(sample):
+    sample = sample["x"] if isinstance(sample, dict) else sample[0]
+    return float(sample[0])
+
+def check(names):
+    if "batches" in names:
+        assert names["run"].steps_done >= 2 * 60 // (4 * 4)
+    shards = names["dataset"] if "dataset" in names else names["shards"]
+    found = [numbers(sample) for shard in range(len(shards.shards)) for sample in shards.open(shard)]
+    assert sorted(found) == [float(number) for number in range(60)], found
+""",
+}
+
+
+def sections() -> dict[str, list[str]]:
+    """The examples of the page, by heading."""
+    found: dict[str, list[str]] = {}
+    for section in PAGE.read_text().split("\n## ")[1:]:
+        heading, _, text = section.partition("\n")
+        if examples := re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            found[heading] = examples
+    return found
+
+
+def available(example: str) -> bool:
+    needed = [module for name, module in OPTIONAL.items() if re.search(rf"\b{name}\.", example)]
+    return all(importlib.util.find_spec(module) is not None for module in needed)
+
+
+@pytest.mark.parametrize("heading", sections())
+def test_the_examples_of_a_section_run(heading: str, tmp_path: Path) -> None:
+    examples = [example for example in sections()[heading] if available(example)]
+    lines = [COMMON, BEFORE.get(heading, ""), AFTER.get(heading, "def check(names): pass")]
+    for name, module in OPTIONAL.items():
+        if importlib.util.find_spec(module) is not None:
+            lines.append(f"import {module} as {name}")
+    for example in examples:
+        lines += [
+            "model = nn.Linear(1, 1)",
+            "optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)",
+            "loss_fn = nn.MSELoss()",
+            "names = dict(globals())",
+            f"exec(compile({example!r}, 'docs/scripts.md', 'exec'), names)",
+            "check(names)",
+        ]
+    script = tmp_path / "examples.py"
+    script.write_text("\n".join(lines) + "\n")
+    environment = {**os.environ, "ELASTIC_VIRTUAL_WORKERS": "4", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stderr
