@@ -24,7 +24,7 @@ import atexit
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -48,6 +48,8 @@ from .driver import Control, LocalControl, end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
 from .events import MetricsReported
 from .gradients.update import ElasticOptimizer, ElasticScaler, Update
+from .hostloop import Position, Steps
+from .sharing import Shared
 from .state.checkpoint import CheckpointWriter
 from .state.training_state import TrainingState
 from .stepping import Recipe
@@ -118,7 +120,9 @@ class Run:
         self._registered: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
         self._scaler: torch.amp.GradScaler | None = None
         self._trainer: Trainer | None = None
+        self._update: Update | None = None
         self._epochs = 0  # of the script's loop; 0: it has not come to it
+        self._in_epochs = False  # the script has come to a loop over `epochs`
         cuda = torch.cuda.is_available() if environment is None else environment.gpu_kind is GpuKind.CUDA
         index = environment.gpu_index if environment is not None else 0
         self._device = torch.device("cuda", index) if cuda else torch.device("cpu")
@@ -168,6 +172,61 @@ class Run:
             )
         return steps
 
+    @property
+    def finished(self) -> bool:
+        """Have all steps of the job been applied?"""
+        return self._trainer is not None and self._trainer.finished
+
+    @property
+    def is_behind(self) -> bool:
+        """Is this worker's loop in an epoch that the job's state is past? It has taken over the state of others then, and what it
+        does until its next epoch begins, such as an evaluation, has been done."""
+        return self._trainer is not None and self._trainer.is_behind
+
+    @property
+    def last_lr(self) -> tuple[float, ...]:
+        """The learning rates that the step applied last was made with: of each group of each optimizer. None before the first."""
+        return self._update.rates if self._update else ()
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The global gradient's 2-norm before clipping, in the step applied last. None: nothing clips. `max_grad_norm=math.inf`
+        measures it and changes nothing."""
+        return self._update.clipping.norm if self._update else None
+
+    @property
+    def shared(self) -> Mapping[str, Shared]:
+        """What the bodies of the step applied last have told (`share`), by name: of all virtual workers, on every worker. It is
+        there in `before_update`, too."""
+        return self._trainer.stepping.sharing.values if self._trainer else {}
+
+    def on_leader(self, callback: Callable[[], None]) -> None:
+        """Call this once, as soon as this worker is the job's leader: to open what only the leader writes to. It is called when
+        the loop begins, or later between two steps, on the thread of the script."""
+        self._require_trainer("run.on_leader()").call_as_leader(callback)
+
+    # -- in a loop body
+
+    def share(self, **values: int | float | torch.Tensor) -> None:
+        """Tell all workers these values of the present virtual worker: numbers, or tensors of one element. They are there as
+        `run.shared` before the update, exact, on every worker. Call it in the loop body, before `optimizer.step()`; elsewhere it
+        raises UserError."""
+        trainer = self._require_trainer("run.share()")
+        trainer.stepping.share(self._body("share"), values)
+
+    def clip(self, max_norm: float) -> float | None:
+        """Clip the global gradient to this 2-norm before the update. For a body that calls `clip_grad_norm_`: its own gradient is
+        not the global one. Returns `grad_norm`, which is that of the step before. Call it where `share` may be."""
+        trainer = self._require_trainer("run.clip()")
+        trainer.stepping.clip(self._body("clip"), max_norm)
+        return self.grad_norm
+
+    def _body(self, what: str) -> int:
+        virtual_worker = self._trainer.stepping.virtual_worker if self._trainer else None
+        if virtual_worker is None:
+            raise UserError(f"{what}() belongs into the loop body, before optimizer.step()")
+        return virtual_worker
+
     # -- the loop
 
     def register(self, name: str, get: Callable[[], Any], set: Callable[[Any], None]) -> None:
@@ -213,6 +272,8 @@ class Run:
         pin_memory: bool | None = None,
         generator: torch.Generator | None = None,
         overlap: bool = True,
+        normalize: str | None = None,
+        scheduler_frequency: int = 1,
     ) -> tuple[M, Any, Batches]:
         """Make a model, its optimizer and a dataset elastic. The optimizer comes back as an `ElasticOptimizer`, typed
         Any so that a script can go on calling it `optimizer`; several come back as a tuple, and each is stepped for each batch.
@@ -234,6 +295,9 @@ class Run:
         each when it begins.
         pin_memory: default true where there is a GPU. generator: shuffles as its `initial_seed()` says, besides the job's seed.
         overlap: reduce gradients while the backward pass still computes others, if the script allows it.
+        normalize: the loss is a sum over items, such as tokens, and each body tells how many: `normalize="tokens"` with
+        `run.share(tokens=...)`. The gradient is then that of the mean over all items of the step.
+        scheduler_frequency: global steps between two of a scheduler's.
         Raises UserError where the arguments cannot work.
         """
         if self._trainer is not None:
@@ -247,12 +311,23 @@ class Run:
         feed = feed_of(dataset, wanted, options, Job(self._virtual_workers, self._seed, self._device))
         model.to(self._device)
         state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered, feed.position)
-        update = Update(optimizers, schedulers, self._scaler, max_grad_norm, before_update, after_update)
+        if scheduler_frequency < 1:
+            raise UserError(f"scheduler_frequency is {scheduler_frequency}; it must be at least 1")
+        update = self._update = Update(
+            optimizers, schedulers, self._scaler, max_grad_norm, before_update, after_update, scheduler_frequency
+        )
         env = self._env
         tell = self._control.tell
         writer = CheckpointWriter(Path(env.checkpoint_directory), env.checkpoint_keep, tell) if env else None
         trainer = Trainer(
-            self._recipe(overlap), self._control, state, update, feed.sampling, feed.batching, writer, feed.participants
+            self._recipe(overlap, normalize),
+            self._control,
+            state,
+            update,
+            feed.sampling,
+            feed.batching,
+            writer,
+            feed.participants,
         )
         self._trainer = trainer
         elastic = tuple(
@@ -262,7 +337,7 @@ class Run:
         single = isinstance(optimizer, torch.optim.Optimizer)
         return model, elastic[0] if single else elastic, Batches(trainer)
 
-    def _recipe(self, overlap: bool) -> Recipe:
+    def _recipe(self, overlap: bool, normalize: str | None) -> Recipe:
         env = self._env
         determinism = env.determinism if env else Determinism.ELASTIC
         if determinism is not Determinism.NONE:
@@ -275,7 +350,34 @@ class Run:
             canonical=determinism in (Determinism.ELASTIC, Determinism.HETEROGENEOUS),
             overlap=overlap,
             max_steps=env.max_steps if env else None,
+            normalize=normalize,
         )
+
+    def begin(self, epochs: int, max_steps: int | None = None) -> Position:
+        """Come to the loop, of so many epochs and at most `max_steps` global steps: wait for a place in the job and its state.
+
+        Returns where the job is. `epochs` and `batches`, or `steps`, follow; `epochs` does this by itself where it is not called.
+        Raises UserError where there cannot be such a loop.
+        """
+        trainer = self._require_trainer()
+        if epochs < 1 or (max_steps is not None and max_steps < 1):
+            raise UserError(f"begin({epochs}, {max_steps}): at least one epoch and one step are needed")
+        if trainer.over and not self._epochs:
+            raise UserError("the loop begins after save() or finish(), which end the training: begin it before")
+        if self._epochs:
+            raise UserError("begin() was called twice: a run has one loop, with as many epochs as all of it needs")
+        self._epochs = epochs
+        atexit.register(self._at_exit)
+        epoch = trainer.arrive(epochs, max_steps)
+        return Position(epoch, trainer.applied)
+
+    def steps(self) -> Steps:
+        """The global steps that are left of an epoch, one after the other (`hostloop`); sized: steps of a whole epoch. Each gives
+        the batches of this worker's virtual workers, whose gradients are complete when the next one is asked for.
+
+        A second pass is over the next epoch, unless a loop over `epochs` counts them. After the last, call `finish`.
+        """
+        return Steps(self._require_trainer("run.steps()"), counts_epochs=not self._in_epochs)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left, up to `count`. A joiner begins in the one that the job is in; a leaver ends inside.
@@ -288,11 +390,14 @@ class Run:
             raise UserError(f"epochs({count}): at least one epoch is needed")
         if trainer.over and not self._epochs:
             raise UserError("epochs() was called after save() or finish(), which end the training: call it before")
-        if self._epochs:
+        if self._in_epochs:
             raise UserError("epochs() was called twice: a run has one loop, with as many epochs as all of it needs")
-        self._epochs = count
-        atexit.register(self._at_exit)
-        epoch = trainer.arrive(count)
+        if self._epochs not in (0, count):
+            raise UserError(f"epochs({count}) was called after begin({self._epochs}): say the same in both")
+        if not self._epochs:
+            self.begin(count)
+        self._in_epochs = True
+        epoch = trainer.epoch
         try:
             while epoch < count:
                 trainer.epoch_begins(epoch)

@@ -26,6 +26,7 @@ from .gradients.layout import Layout
 from .gradients.reduction import CanonicalReducer, PlainReducer, Reducer
 from .gradients.update import Update
 from .inband import InBand, Part
+from .sharing import Sharing
 from .state.held import HeldState
 from .state.transfers import StateTransfers
 from .virtual import derive_seed, seed_everything
@@ -41,6 +42,7 @@ class Recipe:
     canonical: bool  # reduce in the canonical order (determinism elastic and heterogeneous)
     overlap: bool  # reduce while the backward pass goes on
     max_steps: int | None
+    normalize: str | None = None  # the loss is a sum over so many items: what bodies share under this name
 
 
 class Stepping:
@@ -78,7 +80,10 @@ class Stepping:
         self._current: int | None = None  # virtual worker whose batch the script has
         self._stepped: set[int] = set()  # optimizers that the script has stepped for it
         self._proposal = 0
+        self.sharing = Sharing()
         self.in_band = InBand()
+        self.in_band.add(self.sharing)
+        self.in_band.add(update.clipping)
         self._lay_out(trained(held.parts.model))
 
     def _lay_out(self, parameters: list[torch.nn.Parameter]) -> None:
@@ -105,6 +110,24 @@ class Stepping:
     def in_batch(self) -> bool:
         """Has the script a batch for which it has not called `optimizer.step()`?"""
         return self._current is not None
+
+    @property
+    def optimizers(self) -> int:
+        """How many the script has: each is stepped for each batch."""
+        return len(self._held.parts.optimizers)
+
+    @property
+    def virtual_worker(self) -> int | None:
+        """The one whose batch the script has, as `in_batch` says."""
+        return self._current
+
+    def share(self, virtual_worker: int, values: dict[str, Any]) -> None:
+        """What its body tells all workers (`sharing`). Raises UserError."""
+        self.sharing.tell(virtual_worker, self._weight(virtual_worker), values)
+
+    def clip(self, virtual_worker: int, max_norm: float) -> None:
+        """How its body wants the global gradient clipped. Raises UserError."""
+        self._update.clipping.ask(virtual_worker, max_norm)
 
     # -- a whole step
 
@@ -163,6 +186,8 @@ class Stepping:
             self._transfers.send()
         self._hosted = [v for v in mine if self._sampler.has_samples(step, v)]
         self._accumulation.begin()
+        self.sharing.begin()
+        self._update.clipping.begin()
         self._communicator.part_begins()
         self._proposal = proposal
 
@@ -178,11 +203,14 @@ class Stepping:
         self._buffers.begin_micro_batch()
         self._current = virtual_worker
         self._stepped.clear()
-        weight = self._sampler.weight(step, virtual_worker)
+        weight = self._weight(virtual_worker) if recipe.normalize is None else 1.0  # a sum has its weight in it
         last = virtual_worker == self._ranges[self._rank][-1]  # in a short step others may follow, which have no sample
         self._accumulation.expect(virtual_worker, weight, self._reducer if last else None)
         seed_everything(derive_seed(recipe.seed, "model", step, virtual_worker))
         return batch
+
+    def _weight(self, virtual_worker: int) -> float:
+        return self._sampler.weight(self._step, virtual_worker)
 
     def optimizer_stepped(self, optimizer: int) -> bool:
         """The script has called `step()` of this optimizer: with the last one the virtual worker's gradient is complete.
@@ -237,10 +265,19 @@ class Stepping:
     def _apply(self) -> None:
         self._held.settle()
         self._buffers.apply()  # before the update, after which a script may change them
-        self._update.apply(self._parameters)
+        self._update.apply(self._parameters, self._step, self._recipe.virtual_workers, self._items())
         for parameter in self._parameters:
             parameter.grad = None
         self._accumulation.applied()
         self._held.next_step = self._step + 1
         self._loader.applied(self._step)
         self._tell(StepApplied(self._step, self._sampler.next_epoch))
+
+    def _items(self) -> float:
+        """What the step's gradient is to be divided by. 0: nothing. Raises UserError if no body has told."""
+        name = self._recipe.normalize
+        if name is None:
+            return 0.0
+        if name not in self.sharing.values:
+            raise UserError(f"prepare() was given normalize={name!r}: call run.share({name}=...) in every loop body")
+        return self.sharing.values[name].total

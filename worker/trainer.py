@@ -14,7 +14,7 @@ run again in the next generation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..protocol.errors import UserError
@@ -89,6 +89,9 @@ class Trainer:
         self._epochs = 0
         self._entered: EnterGeneration | None = None  # the generation in use
         self._failure: str | None = None  # why its communicator is of no use any more
+        self._by_host = False  # what steps the optimizers is the end of a body
+        self._has_passed = False  # has a host come to the end of an epoch?
+        self._became_leader: list[Callable[[], None]] = []  # to be called; empty when they have been
 
     # -- what a script may ask
 
@@ -117,6 +120,26 @@ class Trainer:
         return self._sampler.steps_per_epoch
 
     @property
+    def applied(self) -> int:
+        """Applied global steps, whatever the script has called since."""
+        return self._held.next_step
+
+    @property
+    def epoch(self) -> int:
+        """That of the script's loop."""
+        return self._script.epoch
+
+    @property
+    def is_behind(self) -> bool:
+        """Is the script's loop in an epoch that the job's state is past?"""
+        return self._held.is_behind
+
+    @property
+    def stepping(self) -> Stepping:
+        """The steps, for what a loop body asks."""
+        return self._stepping
+
+    @property
     def finished(self) -> bool:
         if self._total_steps is not None and self._held.next_step >= self._total_steps:
             return True
@@ -134,10 +157,11 @@ class Trainer:
 
     # -- the loop
 
-    def arrive(self, epochs: int) -> int:
+    def arrive(self, epochs: int, max_steps: int | None = None) -> int:
         """Everything is prepared: wait for a generation and for the state. Returns the epoch to begin with."""
         self._epochs = epochs
-        known = [total for total in (self._sampler.total_steps(epochs), self._recipe.max_steps) if total is not None]
+        totals = (self._sampler.total_steps(epochs), self._recipe.max_steps, max_steps)
+        known = [total for total in totals if total is not None]
         self._total_steps = total_steps = min(known, default=None)
         self._stepping.prepare(total_steps)
         samples = self._sampler.samples_per_step
@@ -153,8 +177,25 @@ class Trainer:
         """The script's loop has come to `epoch`: values that others registered there hold now."""
         self._held.epoch_begins(epoch)
 
+    def call_as_leader(self, callback: Callable[[], None]) -> None:
+        """As soon as this worker leads, once. On the training thread, between two steps."""
+        self._became_leader.append(callback)
+        if self.is_leader and self._script.at is not ScriptAt.BEFORE:
+            self._tell_leader()
+
+    def _tell_leader(self) -> None:
+        while self.is_leader and self._became_leader:
+            self._became_leader.pop(0)()
+
     def batches(self) -> Iterator[Any]:
         """The micro-batches of this worker for the rest of the present epoch. Raises UserError where there can be none."""
+        self._by_host = False
+        self._begin_reading()
+        while (instruction := self.next_step()) is not None:
+            yield from self.run_step(instruction)
+
+    def _begin_reading(self) -> None:
+        """A pass begins. Raises UserError where there can be none."""
         if self._script.at not in (ScriptAt.BETWEEN, ScriptAt.READING):
             raise UserError("batches are there in the loop over run.epochs(), and nowhere else")
         if self._script.at is ScriptAt.READING:
@@ -163,18 +204,41 @@ class Trainer:
                 "by all workers or by none. Let it run on, or leave the loop over epochs, too"
             )
         self._script.go(ScriptAt.READING)
-        while True:
-            instruction = self._obey(StepWanted(self._script.epoch))
-            if not isinstance(instruction, RunStep):
-                self._script.go(ScriptAt.BETWEEN)
-                return
-            try:
-                yield from self._stepping.run(instruction)
-            except CommunicatorBroken as error:
-                self._failure = str(error)
+
+    def next_step(self) -> RunStep | None:
+        """The script wants its next step. None: there is none left in its epoch."""
+        instruction = self._obey(StepWanted(self._script.epoch))
+        if isinstance(instruction, RunStep):
+            return instruction
+        self._script.go(ScriptAt.BETWEEN)
+        return None
+
+    def run_step(self, instruction: RunStep) -> Iterator[Any]:
+        """The batches of this worker's part of a step, which is not applied if a collective fails meanwhile."""
+        try:
+            yield from self._stepping.run(instruction)
+        except CommunicatorBroken as error:
+            self._failure = str(error)
+
+    def steps_begin(self, counts_epochs: bool) -> None:
+        """A host's pass over the steps of an epoch begins. counts_epochs: that after another one is of the next epoch."""
+        if counts_epochs and self._script.at is ScriptAt.BETWEEN:
+            self.epoch_begins(self._script.epoch + self._has_passed)
+            self._has_passed = True
+        self._by_host = True
+        self._begin_reading()
+
+    def body_is_done(self) -> None:
+        """A host's step is over for one virtual worker: its gradient is complete."""
+        for optimizer in range(self._stepping.optimizers):
+            self._step(optimizer)
 
     def optimizer_stepped(self, optimizer: int) -> None:
         """The script has called `step()` of this optimizer. Raises UserError where it may not."""
+        if not self._by_host:
+            self._step(optimizer)
+
+    def _step(self, optimizer: int) -> None:
         if self._stepping.optimizer_stepped(optimizer):
             try:
                 self._stepping.complete_own_part()
@@ -212,6 +276,7 @@ class Trainer:
             instruction = self._control.next()
             match instruction:
                 case EnterLoop() | RunStep() | EndEpoch() | Continue():
+                    self._tell_leader()
                     return instruction
                 case ExitScript(code):
                     raise ScriptExit(code)

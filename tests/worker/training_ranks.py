@@ -5,7 +5,8 @@
 For each errand a process is forked for each worker; each writes what it ends with to DIRECTORY, and the worst of their exit codes
 is the answer, one line on standard output.
 
-CASE is a function of `training_cases`, and after a colon the job's determinism (default elastic).
+CASE is a function of `training_cases`, or MODULE.FUNCTION of another module beside it; and after a colon
+the job's determinism (default elastic).
 
 TIMETABLE is a list of [first step, [workers]]. All switch as it says; a worker that is new in an entry is a joiner. One worker
 alone is what `python script.py` does.
@@ -16,6 +17,7 @@ The process imports once what a training script needs, and stays single-threaded
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import training_cases
+import training_cases as training_cases  # here already when ranks are forked
 import zmq
 
 from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
@@ -150,10 +152,11 @@ def digest(value: Any) -> Any:
 
 def rank_main(case: str, me: int, address: str, entries: list[tuple[int, list[int]]]) -> dict[str, Any]:
     name, _, determinism = case.partition(":")
+    module, _, name = name.rpartition(".")
     place = environment(me, Determinism(determinism or "elastic"))
     run = Run(Rehearsal(Timetable(me, entries), address, place), place, VIRTUAL_WORKERS, seed=3)
     try:
-        state = getattr(training_cases, name)(run)
+        state = getattr(importlib.import_module(module or "training_cases"), name)(run)
     except ScriptExit:
         return {"worker": me, "left": run.steps_done}
     norm = float(sum(value.float().square().sum() for value in state[0].values()))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...protocol.errors import UserError
+from .clipping import Clipping, divide
 
 
 class Update:
@@ -25,23 +26,26 @@ class Update:
         max_grad_norm: float | None = None,
         before_update: Callable[[], None] | None = None,
         after_update: Callable[[], None] | None = None,
+        scheduler_frequency: int = 1,
     ) -> None:
         """before_update: called with the global gradient in the parameters' `grad`, on every worker. after_update: with the new
-        parameters, on every worker."""
+        parameters, on every worker. scheduler_frequency: steps between two of a scheduler's."""
         self.optimizers = list(optimizers)
         self.schedulers = list(schedulers)
         self.scaler = scaler
-        self._max_grad_norm = max_grad_norm
+        self.clipping = Clipping(max_grad_norm)
+        self.rates: tuple[float, ...] = ()  # of the step applied last: each group of each optimizer
+        self._scheduler_frequency = scheduler_frequency
         self._before_update = before_update
         self._after_update = after_update
 
-    def apply(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Update the parameters from their `grad`, the mean over all virtual workers."""
+    def apply(self, parameters: Sequence[torch.nn.Parameter], step: int, virtual_workers: int, items: float) -> None:
+        """Update the parameters from their `grad`, the mean over all virtual workers, or over `items` if not 0."""
         if self.scaler is not None:
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
-        if self._max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
+        divide(parameters, virtual_workers, items)
+        self.clipping.apply(parameters)
         if self._before_update is not None:
             self._before_update()
         for optimizer in self.optimizers:
@@ -51,8 +55,11 @@ class Update:
                 self.scaler.step(optimizer)
         if self.scaler is not None:
             self.scaler.update()
-        for scheduler in self.schedulers:
-            scheduler.step()
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        self.rates = tuple(float(group["lr"]) for group in groups if "lr" in group)
+        if (step + 1) % self._scheduler_frequency == 0:
+            for scheduler in self.schedulers:
+                scheduler.step()
         if self._after_update is not None:
             self._after_update()
 

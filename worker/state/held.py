@@ -38,6 +38,11 @@ class HeldState:
         self._writer = writer
         self._deferred: tuple[int, dict[str, Any]] | None = None  # registered values that belong to a later epoch
 
+    @property
+    def is_behind(self) -> bool:
+        """Is the script's loop in an epoch that this state is past?"""
+        return self._deferred is not None
+
     # -- taking over
 
     def load(self, generation: int) -> CheckpointLoaded | CheckpointMissing:

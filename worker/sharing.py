@@ -1,0 +1,107 @@
+"""Values of each virtual worker that travel with its step: every worker has all of them before the update.
+
+A loop body tells a loss or a count of tokens (`Run.share`). In the step's in-band exchange the values of all virtual workers
+reach every worker, joiners and those that host nothing too, as they were told: floating-point numbers of 64 bits. Whatever is
+computed from them is computed in the order of the virtual workers, so it is the same for any number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..protocol.errors import UserError
+from .inband import Part
+
+Number = int | float | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the virtual workers have told under one name in one step, in their order; without those that had no sample."""
+
+    virtual_workers: tuple[int, ...]
+    values: tuple[float, ...]
+    weights: tuple[float, ...]  # by samples: as their gradients are weighted, 1.0 each in a full step
+
+    @property
+    def total(self) -> float:
+        """The sum, rounded once."""
+        return math.fsum(self.values)
+
+    @property
+    def mean(self) -> float:
+        """The mean, weighted by samples."""
+        weighted = [value * weight for value, weight in zip(self.values, self.weights, strict=True)]
+        return math.fsum(weighted) / math.fsum(self.weights)
+
+
+class Sharing:
+    """The values of one step after the other. Takes part in the step's exchange (`inband.Participant`)."""
+
+    name = "shared"
+    slots = 0
+
+    def __init__(self) -> None:
+        self.values: dict[str, Shared] = {}  # of the step that was read last
+        self._own: dict[int, tuple[float, dict[str, Number]]] = {}
+
+    def begin(self) -> None:
+        """A step begins, or begins again."""
+        self.values = {}
+        self._own = {}
+
+    def tell(self, virtual_worker: int, weight: float, values: Mapping[str, Any]) -> None:
+        """Raises UserError for what is no number."""
+        told = self._own.setdefault(virtual_worker, (weight, {}))[1]
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                value = value.detach().clone()  # read when the step's part is complete: a GPU may still compute it
+            elif isinstance(value, bool) or not isinstance(value, int | float):
+                raise UserError(f"share({name}=...) takes a number or a tensor of one element, not {_described(value)}")
+            told[name] = value
+
+    def numbers(self, part: Part) -> Sequence[int]:
+        """None: they travel in letters."""
+        return ()
+
+    def wants(self, part: Part) -> bool:
+        """Whether a body of this worker has told something."""
+        return bool(self._own)
+
+    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
+        """Never called: it has no integers."""
+        return False
+
+    def letter(self, part: Part) -> Any:
+        """What this worker's bodies have told. Of those that have told nothing, only that."""
+        bodies = {virtual_worker: self._own.get(virtual_worker, (1.0, {})) for virtual_worker in part.hosted}
+        return [
+            [virtual_worker, weight, {name: float(value) for name, value in told.items()}]
+            for virtual_worker, (weight, told) in bodies.items()
+        ]
+
+    def read(self, part: Part, letters: Sequence[Any]) -> None:
+        """Raises UserError if one virtual worker has told what another has not."""
+        bodies = sorted((body for letter in letters for body in letter or ()), key=lambda body: int(body[0]))
+        names = sorted({name for _, _, told in bodies for name in told})
+        for name in names:
+            lacking = [virtual_worker for virtual_worker, _, told in bodies if name not in told]
+            if lacking:
+                raise UserError(
+                    f"share({name}=...) was called in step {part.step}, but not for virtual worker {lacking[0]}: "
+                    "call it in every loop body of a step, or in none"
+                )
+        order = tuple(virtual_worker for virtual_worker, _, _ in bodies)
+        weights = tuple(weight for _, weight, _ in bodies)
+        self.values = {name: Shared(order, tuple(told[name] for _, _, told in bodies), weights) for name in names}
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {value.numel()} elements"
+    return f"a {type(value).__name__}"
