@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
@@ -56,11 +57,17 @@ class Lanes:
     def _lane(self, virtual_worker: int) -> ProcessPoolExecutor:
         if not self._lanes:
             self._lanes = [self._new(number) for number in range(self._workers)]
+            weakref.finalize(self, _end, self._lanes)
         return self._lanes[virtual_worker % self._workers]
 
     def _new(self, number: int) -> ProcessPoolExecutor:
         arguments = (self._reader, os.getpid(), self._init, number)
         return ProcessPoolExecutor(1, get_context(), initializer=_begin, initargs=arguments)
+
+
+def _end(lanes: list[ProcessPoolExecutor]) -> None:
+    for lane in lanes:
+        lane.shutdown(wait=False, cancel_futures=True)
 
 
 def _begin(reader: ShardReader, parent: int, init: Callable[[int], Any] | None, number: int) -> None:

@@ -21,6 +21,7 @@ from ..virtual import derive_seed, seed_everything
 from .partitions import Partition, Piece
 from .shards import Shards
 
+SPREAD = 0x9E3779B97F4A7C15  # seeds of neighbouring samples differ in all their bits (Steele et al., 2014: SplitMix)
 KEPT_BATCHES = 3  # that of the step in progress, of the next one, and one for a step that another has applied
 
 
@@ -82,8 +83,8 @@ class _Shard:
         self.number, self.epoch = number, epoch
         self.at = mark.at if mark is not None else 0  # the sample that comes next
         self.ended = False
-        self._seed = seed
-        seed_everything(derive_seed(seed, "shard", epoch, number))
+        self._seed = derive_seed(seed, "shard", epoch, number)
+        seed_everything(self._seed)
         samples = shards.open(number)
         if callable(set_epoch := getattr(samples, "set_epoch", None)):
             set_epoch(epoch)
@@ -95,7 +96,7 @@ class _Shard:
 
     def next(self) -> Any:
         """The next sample. Raises StopIteration at the end."""
-        seed_everything(derive_seed(self._seed, "sample", self.epoch, self.number, self.at))
+        seed_everything((self._seed + (self.at + 1) * SPREAD) % 2**63)
         try:
             sample = next(self._iterator)
         except StopIteration:
@@ -158,8 +159,8 @@ class ShardReader:
         """So many samples of a partition, or all if it has fewer: then its shard's length is in `ended`."""
         found: list[Any] = []
         kept = self._kept.setdefault(request.virtual_worker, {})
-        for place in range(count):
-            number = partition.after(place).first
+        first, stride = partition.first, partition.stride
+        for number in range(first, first + count * stride, stride):
             key = (request.epoch, partition.shard, number)
             if key not in kept:
                 try:
