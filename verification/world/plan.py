@@ -73,6 +73,7 @@ class Script:
     registers: bool = False  # values of its own
     after_s: float = 0.2  # of its own code after the training, where it does not lead
     odd_metrics: bool = False  # it reports NaN and infinity
+    sequential: bool = False  # nobody knows how many steps its epochs have, before the last
 
 
 @dataclass(frozen=True)
@@ -587,6 +588,7 @@ def _job(chance: random.Random, name: str, shape: Shape, cluster_gpus: int) -> J
         registers=registers,
         after_s=after_s,
         odd_metrics=chance.random() < 0.2,
+        sequential=steps % 3 == 0,  # nothing is drawn: recorded histories stay what they are
     )
     return JobPlan(at, spec, script)
 

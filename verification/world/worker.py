@@ -124,6 +124,12 @@ class Worker(Process):
     def _epochs(self) -> int:
         return -(-self._script.steps // self._steps_per_epoch)
 
+    def _next_epoch_after(self, step: int) -> int | None:
+        """The epoch of the step after this one, where only its data says."""
+        if not self._script.sequential:
+            return None
+        return self._epochs if step + 1 >= self._script.steps else (step + 1) // self._steps_per_epoch
+
     def begin(self) -> None:
         """The process has been started."""
         ending = self._script.ending
@@ -155,7 +161,11 @@ class Worker(Process):
     def _arrive(self, task: int) -> None:
         if self._runs(task):
             self._arrived = True
-            arrived = w.Arrived(self._script.steps, self._steps_per_epoch, 8, self._script.registers)
+            script = self._script
+            if script.sequential:
+                arrived = w.Arrived(None, None, 8, script.registers, self._epochs)
+            else:
+                arrived = w.Arrived(script.steps, self._steps_per_epoch, 8, script.registers)
             self._tell(arrived)
             if self._script.odd_metrics:
                 self._tell(w.MetricsReported({"loss": float("nan"), "accuracy": float("inf"), "epoch": 1.0}))
@@ -351,7 +361,9 @@ class Worker(Process):
         self._applied, self._state, self._values = begins.step, begins.state, begins.step
         self._doing = None
         assert self._machine is not None
-        fact = w.CheckpointLoaded(begins.step, begins.epoch) if newest is not None else w.CheckpointMissing()
+        fact: w.ThreadFact = w.CheckpointMissing()
+        if newest is not None:
+            fact = w.CheckpointLoaded(begins.step, begins.epoch, self._next_epoch_after(begins.step))
         actions = self._machine.handle(self.now, fact)
         if self._machine.applied == begins.step:
             self._least_epoch = begins.epoch
@@ -443,7 +455,7 @@ class Worker(Process):
             self._values = result.step
         self._applied, self._state = result.step, result.state
         self.lineage = group.lineage
-        self._tell(w.StepApplied(result.step))
+        self._tell(w.StepApplied(result.step, self._next_epoch_after(result.step)))
         generation = group.roster.generation
         self._world.oracle.applied(self.job, WorkerId(self.name), generation, self.lineage, result.step, result.state)
         if self._runs(task):
@@ -507,7 +519,7 @@ class Worker(Process):
         self._world.moment(Moment.JOIN, self.job)
         self._initial = hash((self._pid, carried.state))
         if group is self._group and isinstance(self._doing, w.ReceiveState) and not self._hung:
-            self._answer(w.StateArriving(carried.applied))
+            self._answer(w.StateArriving(carried.applied, self._next_epoch_after(carried.applied)))
 
     def state_came(self, group: Group, carried: Carried) -> None:
         doing = self._doing
@@ -518,7 +530,7 @@ class Worker(Process):
         self.lineage = group.lineage
         self._epoch = self._least_epoch = carried.epoch
         self._taken = doing
-        self._tell(w.StateTaken(carried.applied, carried.epoch))
+        self._tell(w.StateTaken(carried.applied, carried.epoch, self._next_epoch_after(carried.applied)))
         if isinstance(doing, w.TakeState) and self._doing is doing:
             self._soon(SCRIPT_S, self._want)
 
