@@ -18,11 +18,15 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import elasticd as elastic
 from elasticd.protocol.errors import UserError
+from elasticd.worker.data.choice import Job, feed_of
+from elasticd.worker.data.dataloader import Wanted
+from elasticd.worker.data.loading import LoaderOptions
 from elasticd.worker.data.partitions import Partition, Piece
 from elasticd.worker.data.reading import Mark, Reading, ShardReader, StreamRequest
 from elasticd.worker.data.shards import divided
-from elasticd.worker.data.streams import MARK_STEPS
+from elasticd.worker.data.streams import MARK_STEPS, Streams
 from elasticd.worker.driver import LocalControl
+from elasticd.worker.inband import Part
 from elasticd.worker.run import Run
 
 
@@ -54,7 +58,7 @@ def flat(batches: list[Any]) -> list[Any]:
 
 def request(virtual_worker: int = 0, first: int = 0, **options: Any) -> StreamRequest:
     known: dict[str, Any] = {
-        "step": 1,
+        "number": 1,
         "epoch": 0,
         "part": Partition(0, first),
         "waiting": (),
@@ -103,6 +107,31 @@ def test_a_job_may_end_in_the_middle_of_an_epoch_and_other_shards_are_not_opened
                 break
         break
     assert len(opened) == 2
+
+
+def test_several_updates_are_made_from_each_batch() -> None:
+    def feed(updates: int) -> Any:
+        shards = elastic.Shards([range(10), range(10, 13), range(13, 31)], open=iter)
+        job = Job(4, 3, torch.device("cpu"), updates)
+        found = feed_of(shards, Wanted(3, None, None, None, False, None), LoaderOptions(), job).batching
+        assert isinstance(found, Streams)
+        found.total_steps(1)
+        found.assign(0, range(4), None)
+        return found
+
+    def trains(streams: Streams) -> Iterator[list[list[int]]]:
+        step = 0
+        while streams.next_epoch == 0:
+            streams.begin(step)
+            yield [streams.batch(step, v).tolist() for v in range(4) if streams.has_samples(step, v)]
+            part = Part(step, (0, 1, 2, 3))
+            if streams.wants(part):
+                streams.read(part, [streams.letter(part)])
+            streams.applied(step)
+            step += 1
+
+    once, twice = list(trains(feed(1))), list(trains(feed(2)))
+    assert twice == [batches for batches in once for _ in range(2)]
 
 
 def test_what_is_random_depends_on_the_sample_alone() -> None:

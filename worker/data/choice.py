@@ -92,10 +92,6 @@ def _streams_of(shards: Shards, wanted: Wanted, options: LoaderOptions, job: Job
             "drop_last=True: which steps of an epoch are short is not known beforehand where data is read in sequence. Leave it "
             "out: a short step counts by its samples"
         )
-    if job.updates > 1:
-        raise UserError(
-            "updates= needs a dataset with an index, whose batches can be read again; this one is read in sequence"
-        )
     rules = Rules(
         len(shards.shards),
         job.virtual_workers,
@@ -106,10 +102,12 @@ def _streams_of(shards: Shards, wanted: Wanted, options: LoaderOptions, job: Job
     )
     collate_fn = options.collate_fn
     if options.num_workers:
-        source: Source = Lanes(ShardReader(shards, collate_fn, keeps=True), options.num_workers, options.worker_init_fn)
+        source: Source = Lanes(ShardReader(shards, collate_fn, keeps=True), options)
     else:
-        source = Here(ShardReader(shards, collate_fn, keeps=collate_fn is None))
-    return Streams(shards, rules, source, job.device)
+        own = collate_fn is not None  # which may put a sample into a batch as it is, and the script may change it there
+        again = job.updates > 1
+        source = Here(ShardReader(shards, collate_fn, keeps=not own or again, copies=own and again))
+    return Streams(shards, rules, source, job.device, job.updates)
 
 
 def _batch_size(wanted: Wanted) -> int:

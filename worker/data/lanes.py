@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.multiprocessing  # so that tensors come back in shared memory
 
+from .loading import LoaderOptions
 from .reading import Reading, ShardReader, StreamRequest
 
 LOOK_S = 1.0  # how often a reading process looks whether the one that it reads for is still there
@@ -30,16 +31,14 @@ class Lanes:
 
     reads_at_once = False
 
-    def __init__(self, reader: ShardReader, workers: int, worker_init_fn: Callable[[int], Any] | None = None) -> None:
-        """worker_init_fn: called in each process when it begins, with its number."""
+    def __init__(self, reader: ShardReader, options: LoaderOptions) -> None:
         self._reader = reader
-        self._init = worker_init_fn
-        self._workers = workers
+        self._options = options
         self._lanes: list[ProcessPoolExecutor] = []  # made when something is first asked for
-        self._asked: dict[tuple[int, int], tuple[StreamRequest, Future[Reading]]] = {}  # by step and virtual worker
+        self._asked: dict[tuple[int, int], tuple[StreamRequest, Future[Reading]]] = {}  # by number and virtual worker
 
     def ask(self, request: StreamRequest) -> None:
-        overtaken = [key for key in self._asked if key[0] < request.step - 1]  # of steps that others have applied
+        overtaken = [key for key in self._asked if key[0] < request.number - 1]  # of steps that others have applied
         for key in overtaken:
             del self._asked[key]
         self._asked[request.key] = request, self._lane(request.virtual_worker).submit(_read, request)
@@ -47,7 +46,13 @@ class Lanes:
     def get(self, request: StreamRequest) -> Reading:
         asked, future = self._asked.pop(request.key)
         assert asked is request, "what is wanted is what was asked for last"
-        return future.result()
+        try:
+            return future.result(self._options.timeout or None)
+        except TimeoutError:
+            if future.done():
+                raise  # that of the script's own code
+            limit_s = self._options.timeout
+            raise RuntimeError(f"a batch of shards has not come from its process within timeout={limit_s} s") from None
 
     def keep_only(self, virtual_workers: range) -> None:
         self._asked = {key: each for key, each in self._asked.items() if key[1] in virtual_workers}
@@ -56,13 +61,15 @@ class Lanes:
 
     def _lane(self, virtual_worker: int) -> ProcessPoolExecutor:
         if not self._lanes:
-            self._lanes = [self._new(number) for number in range(self._workers)]
+            self._lanes = [self._new(number) for number in range(self._options.num_workers)]
             weakref.finalize(self, _end, self._lanes)
-        return self._lanes[virtual_worker % self._workers]
+        return self._lanes[virtual_worker % len(self._lanes)]
 
     def _new(self, number: int) -> ProcessPoolExecutor:
-        arguments = (self._reader, os.getpid(), self._init, number)
-        return ProcessPoolExecutor(1, get_context(), initializer=_begin, initargs=arguments)
+        arguments = (self._reader, os.getpid(), self._options.worker_init_fn, number)
+        wanted = self._options.multiprocessing_context
+        context = get_context(wanted) if wanted is None or isinstance(wanted, str) else wanted
+        return ProcessPoolExecutor(1, context, initializer=_begin, initargs=arguments)
 
 
 def _end(lanes: list[ProcessPoolExecutor]) -> None:

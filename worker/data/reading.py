@@ -10,6 +10,7 @@ generators are seeded for each sample. So it does not matter who reads it, nor f
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ class Mark:
 class StreamRequest:
     """One micro-batch, and all that reading it depends on."""
 
-    step: int
+    number: int  # of the batch: that of the step, where each step has another
     virtual_worker: int
     epoch: int
     part: Partition | None  # that is read first
@@ -53,7 +54,7 @@ class StreamRequest:
 
     @property
     def key(self) -> tuple[int, int]:
-        return self.step, self.virtual_worker
+        return self.number, self.virtual_worker
 
     def partitions(self) -> Iterator[tuple[Partition, int]]:
         """What is read one after the other, at most so many samples of each."""
@@ -120,11 +121,15 @@ class _Shard:
 class ShardReader:
     """Reads what requests say. Lives in this process, or in one of its own."""
 
-    def __init__(self, shards: Shards, collate: Callable[[list[Any]], Any] | None, keeps: bool) -> None:
-        """keeps: batches share no memory with samples, or are copied on their way, so that samples may be kept."""
+    def __init__(
+        self, shards: Shards, collate: Callable[[list[Any]], Any] | None, keeps: bool, copies: bool = False
+    ) -> None:
+        """keeps: samples may be kept, since nobody changes them: batches share no memory with them, or are copied on their way.
+        copies: batches are made of copies of the samples, so that they share none."""
         self._shards = shards
         self._collate = collate or default_collate
         self._keeps = keeps
+        self._copies = copies
         self._open: dict[int, _Shard] = {}  # by virtual worker
         self._kept: dict[int, dict[tuple[int, int, int], Any]] = {}  # by virtual worker: by epoch, shard and number
 
@@ -152,7 +157,9 @@ class ShardReader:
             samples.extend(found)
         if not samples or request.peeks:
             return Reading(request.epoch, tuple(pieces), None, ended, mark)
-        seed_everything(derive_seed(request.seed, "data", request.step, request.virtual_worker))
+        if self._copies:
+            samples = copy.deepcopy(samples)
+        seed_everything(derive_seed(request.seed, "data", request.number, request.virtual_worker))
         return Reading(request.epoch, tuple(pieces), self._collate(samples), ended, mark)
 
     def _read_part(self, request: StreamRequest, partition: Partition, count: int, ended: dict[int, int]) -> list[Any]:

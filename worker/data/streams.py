@@ -3,6 +3,9 @@
 `partitions` says which virtual worker reads what; `reading` reads it. This module keeps what has been read one step ahead, and
 tells the other workers which shards have ended there (`inband.Participant`). So all know at each boundary how many samples each
 virtual worker has in the step to come, and whether there is one in this epoch.
+
+Where a job makes several updates from one batch (`updates`), so many steps after each other have the same *number*, and the same
+batches. What is told, is told in the last of them.
 """
 
 from __future__ import annotations
@@ -67,22 +70,22 @@ class Streams:
     slots = 0
     steps_per_epoch: int | None = None  # nobody knows, before the end of an epoch
 
-    def __init__(self, shards: Shards, rules: Rules, source: Source, device: torch.device) -> None:
+    def __init__(self, shards: Shards, rules: Rules, source: Source, device: torch.device, updates: int = 1) -> None:
+        """updates: that are made from each batch."""
         self.virtual_workers = rules.virtual_workers
         self.batch_size = rules.batch_size
         self.samples_per_step = rules.virtual_workers * rules.batch_size
         self._rules = rules
         self._source = source
         self._device = device
+        self._updates = updates
         self._hand_out = HandOut(rules, shards.names)
         self._hosted = range(0)
         self._end: int | None = None
         self._epochs = 0
-        self._asked: dict[tuple[int, int], StreamRequest] = {}  # by step and virtual worker: under way
+        self._asked: dict[tuple[int, int], StreamRequest] = {}  # by number and virtual worker: under way
         self._stock: dict[tuple[int, int], Reading] = {}  # read, and not given away yet
-        self._firsts: dict[
-            tuple[int, int], Reading
-        ] = {}  # by epoch and virtual worker: what the next epoch begins with
+        self._firsts: dict[tuple[int, int], Reading] = {}  # what an epoch begins with, by epoch and virtual worker
         self._marks: dict[int, Mark] = {}  # by shard: where it can be opened, as all workers know
 
     # -- which samples
@@ -122,25 +125,27 @@ class Streams:
         """`step` is to come: read what follows it, and before the job's first step that one, too. Raises what reading raises."""
         if not self._hosted:
             return
+        number = step // self._updates
         if not self._hand_out.begun:
             assert len(self._hosted) == self.virtual_workers, "only one worker holds a job's first state"
             for virtual_worker in self._hosted:
-                self._ask(self._hand_out.stand, step, virtual_worker)
-            self._hand_out.first(self._ends(step))
+                self._ask(self._hand_out.stand, number, virtual_worker)
+            self._hand_out.first(self._ends(number))
         following = self._hand_out.following
-        if following.epoch >= self._epochs or (self._end is not None and step + 1 >= self._end):
+        past_end = self._end is not None and (number + 1) * self._updates >= self._end
+        if following.epoch >= self._epochs or past_end:
             return
         for virtual_worker in self._hosted:
-            self._ask(following, step + 1, virtual_worker)
+            self._ask(following, number + 1, virtual_worker)
         if self._source.reads_at_once:
-            self._look_into_next_epoch(step + 1)
+            self._look_into_next_epoch(number + 1)
 
     def batch(self, step: int, virtual_worker: int) -> Any:
         """The micro-batch, on the device. The caller seeds the generators afterwards: reading draws from them."""
-        share = self._share(virtual_worker)
-        found = self._stock.pop((step, virtual_worker), None)
+        share, number = self._share(virtual_worker), step // self._updates
+        found = self._stock.pop((number, virtual_worker), None)
         if found is None or found.epoch != self.next_epoch or share.stream != virtual_worker:
-            request = self._request(self._hand_out.stand, step, virtual_worker, share)
+            request = self._request(self._hand_out.stand, number, virtual_worker, share)
             self._source.ask(request)
             found = self._source.get(request)
         elif found.pieces != share.pieces:
@@ -153,24 +158,27 @@ class Streams:
 
     def applied(self, step: int) -> None:
         """The step in progress has been applied."""
+        if (step + 1) % self._updates:
+            return
+        number = step // self._updates
         self._hand_out.applied()
         stand = self._hand_out.stand
         live = {(stand.epoch, part.shard) for part in stand.parts if part is not None}
         self._marks = {shard: mark for shard, mark in self._marks.items() if (mark.epoch, shard) in live}
-        self._stock = {key: found for key, found in self._stock.items() if key[0] > step}
+        self._stock = {key: found for key, found in self._stock.items() if key[0] > number}
         self._firsts = {key: found for key, found in self._firsts.items() if key[0] > stand.epoch}
-        self._asked = {key: request for key, request in self._asked.items() if key[0] > step}
+        self._asked = {key: request for key, request in self._asked.items() if key[0] > number}
 
-    def _ask(self, stand: Stand, step: int, virtual_worker: int) -> None:
-        key = (step, virtual_worker)
+    def _ask(self, stand: Stand, number: int, virtual_worker: int) -> None:
+        key = (number, virtual_worker)
         if key not in self._stock and key not in self._asked:
-            self._asked[key] = self._request(stand, step, virtual_worker)
+            self._asked[key] = self._request(stand, number, virtual_worker)
             self._source.ask(self._asked[key])
 
-    def _request(self, stand: Stand, step: int, virtual_worker: int, share: Share | None = None) -> StreamRequest:
+    def _request(self, stand: Stand, number: int, virtual_worker: int, share: Share | None = None) -> StreamRequest:
         n = self.virtual_workers
         return StreamRequest(
-            step=step,
+            number=number,
             virtual_worker=virtual_worker,
             epoch=stand.epoch,
             part=stand.parts[virtual_worker],
@@ -179,7 +187,7 @@ class Streams:
             size=self.batch_size,
             seed=self._rules.seed,
             marks=self._marks_for(stand.parts[virtual_worker], share),
-            wants_mark=step % MARK_STEPS == 0,
+            wants_mark=number % MARK_STEPS == 0,
         )
 
     def _marks_for(self, part: Partition | None, share: Share | None) -> tuple[Mark, ...]:
@@ -187,14 +195,14 @@ class Streams:
         shards = {each.shard for each in (part, *(piece.partition for piece in pieces)) if each is not None}
         return tuple(self._marks[shard] for shard in sorted(shards & self._marks.keys()))
 
-    def _ends(self, step: int) -> dict[int, int]:
-        """The lengths of shards whose ends are met in `step`, all of whose batches have been asked for."""
-        for key in [key for key in self._asked if key[0] == step]:
+    def _ends(self, number: int) -> dict[int, int]:
+        """The lengths of shards whose ends the batches of this number meet, all of which have been asked for."""
+        for key in [key for key in self._asked if key[0] == number]:
             self._stock[key] = self._source.get(self._asked.pop(key))
-        return {shard: n for key, found in self._stock.items() if key[0] == step for shard, n in found.ended.items()}
+        return {shard: n for key, found in self._stock.items() if key[0] == number for shard, n in found.ended.items()}
 
     def _look_into_next_epoch(self, following: int) -> None:
-        """Streams that have nothing to read in step `following` read what the next epoch begins with, for its shards' ends."""
+        """Streams that have no batch of number `following` read what the next epoch begins with, for its shards' ends."""
         self._ends(following)
         for virtual_worker in self._hosted:
             reading = self._stock.get((following, virtual_worker))
@@ -234,9 +242,9 @@ class Streams:
 
     def _news(self, part: Part) -> tuple[dict[int, dict[int, int]], list[Mark]]:
         """Lengths that the others may not know, by epoch, and marks that they do not."""
-        if part.joins:
+        if part.joins or (part.step + 1) % self._updates:
             return {}, []
-        hand_out, following = self._hand_out, part.step + 1
+        hand_out, following = self._hand_out, part.step // self._updates + 1
         ends = {hand_out.following.epoch: self._ends(following)}
         self._look_into_next_epoch(following)
         for (epoch, _), reading in self._firsts.items():
