@@ -109,29 +109,44 @@ def test_a_job_may_end_in_the_middle_of_an_epoch_and_other_shards_are_not_opened
     assert len(opened) == 2
 
 
+def feed(dataset: Any, updates: int = 1) -> Streams:
+    found = feed_of(dataset, Wanted(3), LoaderOptions(), Job(4, 3, torch.device("cpu"), updates)).batching
+    assert isinstance(found, Streams)
+    return found
+
+
+def trains(streams: Streams, epochs: int, step: int = 0, end: int | None = None) -> list[list[list[int]]]:
+    """The batches of each step, where one worker hosts all."""
+    streams.total_steps(epochs)
+    streams.assign(step, range(4), end)
+    found = []
+    while streams.next_epoch < epochs and step != end:
+        streams.begin(step)
+        found.append([streams.batch(step, v).tolist() for v in range(4) if streams.has_samples(step, v)])
+        part = Part(step, (0, 1, 2, 3))
+        if streams.wants(part):
+            streams.read(part, [streams.letter(part)])
+        streams.applied(step)
+        step += 1
+    return found
+
+
 def test_several_updates_are_made_from_each_batch() -> None:
-    def feed(updates: int) -> Any:
-        shards = elastic.Shards([range(10), range(10, 13), range(13, 31)], open=iter)
-        job = Job(4, 3, torch.device("cpu"), updates)
-        found = feed_of(shards, Wanted(3, None, None, None, False, None), LoaderOptions(), job).batching
-        assert isinstance(found, Streams)
-        found.total_steps(1)
-        found.assign(0, range(4), None)
-        return found
-
-    def trains(streams: Streams) -> Iterator[list[list[int]]]:
-        step = 0
-        while streams.next_epoch == 0:
-            streams.begin(step)
-            yield [streams.batch(step, v).tolist() for v in range(4) if streams.has_samples(step, v)]
-            part = Part(step, (0, 1, 2, 3))
-            if streams.wants(part):
-                streams.read(part, [streams.letter(part)])
-            streams.applied(step)
-            step += 1
-
-    once, twice = list(trains(feed(1))), list(trains(feed(2)))
+    shards = elastic.Shards([range(10), range(10, 13), range(13, 31)], open=iter)
+    once, twice = trains(feed(shards), 1), trains(feed(shards, updates=2), 1)
     assert twice == [batches for batches in once for _ in range(2)]
+
+
+@pytest.mark.parametrize("divides_itself", [False, True])
+def test_a_job_that_has_ended_can_be_given_more_epochs_or_steps(divides_itself: bool) -> None:
+    dataset = Counting() if divides_itself else elastic.Shards([range(10), range(10, 13), range(13, 41)], open=iter)
+    whole = trains(feed(dataset), 3)
+    for epochs, end in ((1, None), (2, None), (3, 2), (3, 5)):
+        first, second = feed(dataset), feed(dataset)
+        begun = trains(first, epochs, end=end)
+        assert 0 < len(begun) < len(whole)
+        second.load(first.state())
+        assert begun + trains(second, 3, step=len(begun)) == whole
 
 
 def test_what_is_random_depends_on_the_sample_alone() -> None:

@@ -200,7 +200,7 @@ class HandOut:
         self.rules = rules
         self.names = names
         self._known: dict[int, dict[int, int]] = {}  # by epoch: lengths by shard, as of the step to come
-        self.begun = False  # are the lengths known on which the step to come depends? Not before the job's first step
+        self.begun = False  # are the lengths known on which the step to come depends? Not before a job's first step
         self._stand: Stand | None = None  # of the step to come; None: nothing has been read yet
         self._learnt: dict[int, dict[int, int]] = {}  # likewise: in the step in progress
         self._shares: list[Share] | None = None
@@ -249,7 +249,7 @@ class HandOut:
         return None
 
     def first(self, lengths: Mapping[int, int]) -> None:
-        """All batches of the job's first step have been read, and met these shards' ends. Raises UserError without a sample."""
+        """All batches of the step to come have been read, and met these shards' ends. Raises UserError without a sample."""
         self._check(lengths, self.epoch)
         self.lengths.update(lengths)
         self.begun = True

@@ -122,18 +122,17 @@ class Streams:
         self._source.keep_only(hosted)
 
     def begin(self, step: int) -> None:
-        """`step` is to come: read what follows it, and before the job's first step that one, too. Raises what reading raises."""
+        """`step` is to come: read what follows it, and that one, too, where nobody has. Raises what reading raises."""
         if not self._hosted:
             return
         number = step // self._updates
         if not self._hand_out.begun:
-            assert len(self._hosted) == self.virtual_workers, "only one worker holds a job's first state"
+            assert len(self._hosted) == self.virtual_workers, "only one worker holds the state that a job begins with"
             for virtual_worker in self._hosted:
                 self._ask(self._hand_out.stand, number, virtual_worker)
             self._hand_out.first(self._ends(number))
         following = self._hand_out.following
-        past_end = self._end is not None and (number + 1) * self._updates >= self._end
-        if following.epoch >= self._epochs or past_end:
+        if following.epoch >= self._epochs or self._is_past_end(number + 1):
             return
         for virtual_worker in self._hosted:
             self._ask(following, number + 1, virtual_worker)
@@ -163,11 +162,16 @@ class Streams:
         number = step // self._updates
         self._hand_out.applied()
         stand = self._hand_out.stand
+        if stand.epoch >= self._epochs or self._is_past_end(number + 1):
+            self._hand_out.begun = False  # nobody has looked ahead; but the job may be given more epochs or steps
         live = {(stand.epoch, part.shard) for part in stand.parts if part is not None}
         self._marks = {shard: mark for shard, mark in self._marks.items() if (mark.epoch, shard) in live}
         self._stock = {key: found for key, found in self._stock.items() if key[0] > number}
         self._firsts = {key: found for key, found in self._firsts.items() if key[0] > stand.epoch}
         self._asked = {key: request for key, request in self._asked.items() if key[0] > number}
+
+    def _is_past_end(self, number: int) -> bool:
+        return self._end is not None and number * self._updates >= self._end
 
     def _ask(self, stand: Stand, number: int, virtual_worker: int) -> None:
         key = (number, virtual_worker)
