@@ -20,6 +20,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,7 @@ from .events import (
     ReadLogPiece,
     SendController,
     SendWorker,
+    ServerChanged,
     SignalProcess,
     StartProcess,
     TimePassed,
@@ -85,6 +87,7 @@ from .metrics import Tally, figures
 from .ports import Ports
 from .processes import Processes
 from .reach import Reach
+from .renewing import Renewing, fits
 from .scratch import Scratch
 
 if TYPE_CHECKING:
@@ -130,9 +133,13 @@ class AgentDaemon:
         self._sparing = SparingBySubject()
         self._from_controller: Codec[ToAgentFromController] = Codec(ToAgentFromController)
         self._from_worker: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
-        inventory = topology.discover(
-            state, time.time(), options.cpu_slots, options.gpu_kind, options.nvml_library, Path(options.sysfs)
-        )
+
+        def discover() -> topology.Inventory:
+            return topology.discover(
+                state, time.time(), options.cpu_slots, options.gpu_kind, options.nvml_library, Path(options.sysfs)
+            )
+
+        inventory = discover()
         self._ports = Ports()
         gpus = self._ports.keep(inventory.gpus)
         around = Surroundings(
@@ -200,7 +207,7 @@ class AgentDaemon:
         self._health = health.Health(options.rules)
         self._boot = shim.boot_id()
         self._health.restore(now, watching.load(state), self._boot)
-        self._health.begin(now, inventory.troubles)
+        self._health.begin(now, inventory.troubles, [gpu.index for gpu in gpus])
         self._machine = AgentMachine(
             server,
             secrets.token_hex(8),
@@ -219,6 +226,11 @@ class AgentDaemon:
             watching.Owned(self._processes.roots, self._machine.used_gpus),
             self._loop.wake,
         )
+        self._around = around
+        self._renewing = None
+        if options.cpu_slots is None:
+            interval_s = options.health.interval_s
+            self._renewing = Renewing(inventory, discover, options.nvml_library, interval_s, self._loop.wake)
         self._checks = Checks(self._errands, self._check, self._begin_start, self._on_unfit)
         self._processes.generation_of = self._machine.generation_of
         self._server = server
@@ -235,6 +247,8 @@ class AgentDaemon:
         try:
             self._dispatch(self._processes.adopt())
             self._watch.start()
+            if self._renewing is not None:
+                self._renewing.start()
             readiness.notify("READY=1")
             log.info("agent runs")
             self._loop.run()
@@ -245,6 +259,8 @@ class AgentDaemon:
     def close(self) -> None:
         """Let go of everything; the workers go on."""
         self._watch.close()
+        if self._renewing is not None:
+            self._renewing.close()
         self._checks.close()
         if self._exporter is not None:
             self._exporter.close()
@@ -353,6 +369,29 @@ class AgentDaemon:
         self._keep_health.ask(self._health.kept(self._boot))
         self._dispatch(HealthChanged(self._health.troubles()))
 
+    def _renew(self, renewing: Renewing, inventory: topology.Inventory) -> None:
+        """Other GPUs answer than before: offer these, unless that would take one from a worker."""
+        now, before = self._clock.now(), self._server.gpus
+        if not fits(before, inventory.gpus, self._machine.used_gpus()):
+            if self._sparing.worth("inventory", now) is not None:
+                log.warning(
+                    "other GPUs answer than before; they are not offered while workers run on some that are gone"
+                )
+            return
+        renewing.use(inventory)
+        gpus = self._ports.keep(inventory.gpus)
+        log.info("the server has other GPUs than before: %d, and there were %d", len(gpus), len(before))
+        cpus = inventory.cpus if self._options.cpu_affinity else {}
+        self._around = replace(self._around, gpus=gpus, cpus=cpus)
+        self._disk.surround(self._around)
+        self._watch.learn(inventory.gpus, inventory.wiring)
+        same = {(gpu.index, gpu.uuid) for gpu in before}
+        self._health.begin(now, inventory.troubles, [gpu.index for gpu in gpus if (gpu.index, gpu.uuid) in same])
+        self._keep_health.ask(self._health.kept(self._boot))
+        self._dispatch(HealthChanged(self._health.troubles()))
+        self._server = msgspec.structs.replace(self._server, gpus=gpus, wiring=inventory.wiring)
+        self._dispatch(ServerChanged(self._server))
+
     def _on_health_kept(self, error: str) -> None:
         if error and self._sparing.worth("health", self._clock.now()) is not None:
             log.warning("%s", error)
@@ -361,6 +400,8 @@ class AgentDaemon:
         self._errands.deliver()
         for seen in self._watch.deliver():
             self._observe(seen)
+        if self._renewing is not None and (inventory := self._renewing.deliver()) is not None:
+            self._renew(self._renewing, inventory)
         now, over_at = self._clock.now(), self._health.next_deadline()
         if over_at is not None and now >= over_at:
             self._observe(health.TimePassed())

@@ -125,6 +125,10 @@ class Disk:
         self._rules = rules or Rules(Scratch(state / "scratch"))
         self._boot = shim.boot_id()  # it stays the same; and later there may be no file to be had
 
+    def surround(self, around: Surroundings) -> None:
+        """Workers are told this from now on."""
+        self._around = around
+
     # -- starts
 
     def prepare(self, start: StartWorker, watched: Watched) -> Prepared | Failed:

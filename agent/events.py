@@ -15,7 +15,7 @@ from ..protocol.messages import (
     ToWorkerFromAgent,
     WorkerExit,
 )
-from ..protocol.model import Fault, JobId, Trouble, WorkerId, WorkerStatus
+from ..protocol.model import Fault, JobId, Server, Trouble, WorkerId, WorkerStatus
 from .identity import Identity
 
 # ------------------------------------------------------------------------------------------------------------------- events
@@ -90,6 +90,13 @@ class IdentityWritten:
 
 
 @dataclass(frozen=True)
+class ServerChanged:
+    """The server offers something else than before, or is wired otherwise."""
+
+    server: Server
+
+
+@dataclass(frozen=True)
 class HealthChanged:
     """These are the troubles of this server and its GPUs now, all of them."""
 
@@ -112,6 +119,7 @@ Event = (
     | LogRead
     | IdentityWritten
     | HealthChanged
+    | ServerChanged
     | TimePassed
 )
 

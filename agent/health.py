@@ -21,7 +21,7 @@ GPU that the last one has found broken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -227,14 +227,18 @@ class Health:
             if kept.boot != boot or one.over_s is not None:
                 self._end(now, key, case)
 
-    def begin(self, now: float, found: tuple[Trouble, ...]) -> None:
-        """What was found when the agent started. A look at the GPU may tell that it is over.
+    def begin(self, now: float, found: tuple[Trouble, ...], gpus: Collection[int] | None = None) -> None:
+        """What was found when an inventory was made. A look at the GPU may tell that it is over. `gpus`: those in it; what is
+        known of others is forgotten. None: whichever.
 
-        What only such a start can find is over where this one has not: a driver that was installed needs no probation, as
+        What only an inventory can find is over where this one has not: a driver that was installed needs no probation, as
         nothing has failed; a GPU that was missing or did not answer does.
         """
         there = {(trouble.gpu, trouble.code) for trouble in found}
         for key, case in list(self._cases.items()):
+            if gpus is not None and key[0] is not None and key[0] not in gpus:
+                del self._cases[key]
+                continue
             if key[1] in OF_THE_START and key not in there and case.over_s is None:
                 self._end(now, key, case)
             if key[1] in OF_THE_SERVER and key not in there:

@@ -81,6 +81,7 @@ from .events import (
     ReadLogPiece,
     SendController,
     SendWorker,
+    ServerChanged,
     SignalProcess,
     Started,
     StartProcess,
@@ -241,6 +242,10 @@ class AgentMachine:
                 self._troubles = troubles
                 beat = AgentHeartbeat(server=self._server.server, troubles=troubles)
                 return [SendController(beat)] if self._session.phase is Phase.STANDS else []
+            case ServerChanged(server):
+                self._server = server
+                self._session.say_again(now)
+                return self._pass_time(now)
             case ProcessFailed(worker, reason, fault):
                 return self._end(worker, None, reason, fault)
             case ProcessExited(worker, exit_code, reason, known, path):
@@ -631,7 +636,9 @@ class AgentMachine:
 
 def _refused(start: StartWorker, reason: str, fault: Fault) -> WorkerExit:
     """A worker that is not started."""
-    return WorkerExit(job=start.job, worker=start.worker, exit_code=None, reason=reason, fault=fault, uid=start.uid)
+    return WorkerExit(
+        job=start.job, worker=start.worker, exit_code=None, reason=reason, fault=fault, uid=start.uid, begun=False
+    )
 
 
 def _newer(order: Order, kept: Order) -> bool:

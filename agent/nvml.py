@@ -1,4 +1,5 @@
-"""What NVIDIA's driver tells of a server's GPUs through its library (NVML), as plain values. Asked once, when the agent starts.
+"""What NVIDIA's driver tells of a server's GPUs through its library (NVML), as plain values. Everything is asked when the
+agent starts, and again when what answers has changed (`count`).
 
 Whatever single thing is not told is unknown, and never an error: a driver too old, a virtual machine. A GPU that does not tell
 who it is has an error, with which it stays in the list.
@@ -70,6 +71,36 @@ class Told:
     driver: str = ""
 
 
+@dataclass(frozen=True)
+class Counted:
+    """What answers, as far as an inventory depends on it."""
+
+    driver: str
+    gpus: frozenset[str]  # UUIDs of whole GPUs
+    parts: frozenset[tuple[str, str]]  # of a whole GPU and of its instance; "": the GPU is divided, into none
+
+    @classmethod
+    def of(cls, told: Told) -> Counted:
+        """When all that has been told was told."""
+        cards = [card for card in told.cards if card.uuid]
+        return cls(
+            driver=told.driver,
+            gpus=frozenset(card.parent or card.uuid for card in cards),
+            parts=frozenset(
+                (card.parent or card.uuid, card.uuid if card.parent else "") for card in cards if _part(card)
+            ),
+        )
+
+    def outdates(self, before: Counted) -> bool:
+        """Is an inventory of `before` wrong now? Not if GPUs do not answer any more: they are lost, and keep their places."""
+        parts = frozenset(pair for pair in before.parts if pair[0] in self.gpus)
+        return self.driver != before.driver or bool(self.gpus - before.gpus) or self.parts != parts
+
+
+def _part(card: Card) -> bool:
+    return bool(card.parent) or card.divided
+
+
 @contextmanager
 def session(library: str | None) -> Iterator[None]:
     """NVML, initialised. Raises DriverFailed."""
@@ -115,6 +146,28 @@ def look() -> Told:
     return Told(tuple(cards), _levels(handles), _direct(handles), version)
 
 
+def count() -> Counted:
+    """What answers now. NVML is initialised. Raises DriverFailed."""
+    gpus: list[str] = []
+    parts: list[tuple[str, str]] = []
+    try:
+        number = int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError as error:
+        raise DriverFailed(str(error), absent=False) from None
+    for index in range(number):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = text(pynvml.nvmlDeviceGetUUID(handle))
+            if _divided(handle):
+                own = [text(pynvml.nvmlDeviceGetUUID(part)) for part in _parts_of(handle)]
+                parts += [(uuid, each) for each in own or [""]]
+            gpus.append(uuid)
+        except pynvml.NVMLError:
+            continue  # it is lost, or has been for long
+    version = text(ask("its version", pynvml.nvmlSystemGetDriverVersion) or "")
+    return Counted(version, frozenset(gpus), frozenset(parts))
+
+
 def _cards(index: int, handle: Any) -> list[Card]:
     """A GPU, or its instances. Raises NVMLError if it does not tell who it is."""
     card = Card(
@@ -134,26 +187,29 @@ def _cards(index: int, handle: Any) -> list[Card]:
 
 
 def _instances(whole: Card, handle: Any) -> list[Card]:
-    found: list[Card] = []
+    return [
+        Card(
+            index=whole.index,
+            name=text(pynvml.nvmlDeviceGetName(part)),
+            uuid=text(pynvml.nvmlDeviceGetUUID(part)),
+            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(part).total),
+            pci=whole.pci,
+            node=whole.node,
+            cpus=whole.cpus,
+            pcie=whole.pcie,
+            parent=whole.uuid,
+        )
+        for part in _parts_of(handle)
+    ]
+
+
+def _parts_of(handle: Any) -> Iterator[Any]:
+    """Handles of the instances of a GPU. Raises NVMLError."""
     for number in range(int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))):
         try:
-            part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
         except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
             continue
-        found.append(
-            Card(
-                index=whole.index,
-                name=text(pynvml.nvmlDeviceGetName(part)),
-                uuid=text(pynvml.nvmlDeviceGetUUID(part)),
-                memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(part).total),
-                pci=whole.pci,
-                node=whole.node,
-                cpus=whole.cpus,
-                pcie=whole.pcie,
-                parent=whole.uuid,
-            )
-        )
-    return found
 
 
 def _divided(handle: Any) -> bool:

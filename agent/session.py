@@ -140,6 +140,11 @@ class Session:
         self._due_at = now + REFUSED_RETRY_S
         return news
 
+    def say_again(self, now: float) -> None:
+        """What a hello says has changed. Where none has been taken yet, or one was refused, the next one says it anyhow."""
+        if self._phase in (Phase.STANDS, Phase.ASKED):
+            self._lose(now)
+
     def hello_not_sent(self) -> None:
         """The hello that was due found no connection. When answers to earlier ones come says nothing of the controller then."""
         self._unanswered.clear()

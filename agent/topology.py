@@ -2,9 +2,10 @@
 
 Theory of operation
 -------------------
-The inventory is made once, when the agent starts. CPU slots are offered only where the configuration says so. Otherwise there are
-GPUs, and what is wrong with them is a *trouble* of the GPU or of the server: a driver that does not start, a GPU that does not
-answer or is not there any more. Such a GPU stays in the list with its number (`numbers`), so that nobody takes it for another.
+The inventory is made when the agent starts, and again when other GPUs, other instances or another driver answer (`renewing`).
+CPU slots are offered only where the configuration says so. Otherwise there are GPUs, and what is wrong with them is a
+*trouble* of the GPU or of the server: a driver that does not start, a GPU that does not answer or is not there any more. Such
+a GPU stays in the list with its number (`numbers`), so that nobody takes it for another.
 
 A GPU's *place* (`model.GpuPlace`) is what the scheduler and the replication compare. NVML names the closest common ancestor of
 two GPUs in the PCIe tree; the GPUs with an ancestor no higher than a given level form groups (Elan IV builds its tree of workers
@@ -46,7 +47,7 @@ from ..protocol.model import (
 )
 from . import numbers, nvml, sysfs
 from .numbers import Known
-from .nvml import NVSWITCH, Card, DriverFailed, Levels, Told
+from .nvml import NVSWITCH, Card, Counted, DriverFailed, Levels, Told
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Inventory:
     troubles: tuple[Trouble, ...] = ()
     wiring: Wiring = field(default_factory=Wiring)
     cpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # near a GPU, by its index
+    counted: Counted | None = None  # what answered then; None: no driver, or nobody asked
 
 
 def interface_of(address: str) -> str:
@@ -125,7 +127,7 @@ def discover(
     troubles = tuple(_troubles(bound, now_s))
     for trouble in troubles:
         log.error("%s", trouble.text)
-    return Inventory(tuple(sorted(gpus, key=lambda gpu: gpu.index)), troubles, wiring, near)
+    return Inventory(tuple(sorted(gpus, key=lambda gpu: gpu.index)), troubles, wiring, near, Counted.of(told))
 
 
 def _asked(library: str | None) -> Told:
@@ -155,7 +157,7 @@ def _asked(library: str | None) -> Told:
 def no_driver(error: DriverFailed, now_s: float) -> Trouble:
     """Of a server without a working driver."""
     if error.absent:
-        text = f"no NVIDIA driver ({error}): install it and restart the agent, or set cpu_slots in the agent's configuration"
+        text = f"no NVIDIA driver ({error}): install it, or set cpu_slots in the agent's configuration and restart the agent"
         code = "no-driver"
     else:
         text = f"the NVIDIA driver does not work ({error}): see nvidia-smi; after an update of the driver restart the server"
@@ -174,7 +176,7 @@ def _troubles(bound: numbers.Bound, now_s: float) -> Iterable[Trouble]:
         elif card.divided:
             text = (
                 f"GPU {number} is in MIG mode and has no instance: make some (nvidia-smi mig -cgi ... -C) "
-                "or switch it off (nvidia-smi -mig 0), then restart the agent"
+                "or switch it off (nvidia-smi -mig 0)"
             )
             yield Trouble(code="mig-empty", severity=Severity.NO_NEW_WORK, text=text, gpu=number, since_s=now_s)
     for number, (known, failing) in sorted(bound.missing.items()):

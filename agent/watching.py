@@ -7,6 +7,9 @@ looked at has a thread, a `Looker`: the driver's events (XIDs, at once), the dri
 directory. The loop's thread only takes what they have put down (`deliver`), and notices who has not come back for too long
 (`overdue`): that is an observation as well. No thread is waited for.
 
+Other GPUs may answer than those of the inventory: one was replaced or divided, or the driver was installed only now. Then an
+inventory is made anew, in a thread too (`renewing`); whoever applies it says so (`learn`).
+
 What is known of a GPU is looked for by its UUID each time, since the driver numbers the GPUs anew when one is gone. The
 instances of a divided GPU (MIG) share what happens to it.
 """
@@ -143,13 +146,9 @@ class Watch:
             Looker(name, lambda name=name, path=path: self._look_at_disk(name, path), interval_s)  # type: ignore[misc]
             for name, path in disks.items()
         ]
-        if self._driver.numbers:
-            patience_s = EVENT_WAIT_MS / 1000 + HANGS_S
-            self._asking = [
-                Looker("the driver's events", self._wait_for_event, 0.0, patience_s),
-                Looker("the driver", self._look_at_gpus, interval_s),
-            ]
         self._interval_s = interval_s
+        if self._driver.numbers:
+            self._asking = self._ask_driver()
 
     @property
     def driver(self) -> Driver:
@@ -158,6 +157,23 @@ class Watch:
     def start(self) -> None:
         for looker in (*self._asking, *self._files):
             looker.start()
+
+    def learn(self, gpus: Sequence[Gpu], wiring: Wiring) -> None:
+        """These are the server's GPUs from now on."""
+        self._driver.learn(gpus, wiring)
+        if self._driver.numbers and not self._asking:
+            self._asking = self._ask_driver()
+            for looker in self._asking:
+                looker.start()
+        elif self._asking:
+            self._asking[-1].look_now()
+
+    def _ask_driver(self) -> list[Looker]:
+        patience_s = EVENT_WAIT_MS / 1000 + HANGS_S
+        return [
+            Looker("the driver's events", self._wait_for_event, 0.0, patience_s),
+            Looker("the driver", self._look_at_gpus, self._interval_s),
+        ]
 
     def close(self) -> None:
         for looker in (*self._asking, *self._files):
@@ -248,11 +264,8 @@ class Driver:
     """The driver's library, asked by several threads. NVML itself bears that."""
 
     def __init__(self, gpus: Sequence[Gpu], wiring: Wiring, library: str | None, owned: Owned) -> None:
-        parents = {each.index: each.parent for each in wiring.gpus if each.parent}
         self.numbers: dict[str, tuple[int, ...]] = {}  # of the GPU with this UUID, or of its instances
-        for gpu in gpus:
-            if uuid := parents.get(gpu.index) or gpu.uuid:
-                self.numbers[uuid] = (*self.numbers.get(uuid, ()), gpu.index)
+        self.learn(gpus, wiring)
         self._library = library
         self._owned = owned
         self._lock = threading.Lock()  # of what follows; held only for a moment
@@ -261,6 +274,15 @@ class Driver:
         self._asked_for: frozenset[str] = frozenset()  # whose events are waited for, or cannot be
         self._events: Any = None
         self._registered: dict[int, str] = {}  # UUIDs by the addresses of handles
+
+    def learn(self, gpus: Sequence[Gpu], wiring: Wiring) -> None:
+        """These are the server's GPUs."""
+        parents = {each.index: each.parent for each in wiring.gpus if each.parent}
+        numbers: dict[str, tuple[int, ...]] = {}
+        for gpu in gpus:
+            if uuid := parents.get(gpu.index) or gpu.uuid:
+                numbers[uuid] = (*numbers.get(uuid, ()), gpu.index)
+        self.numbers = numbers
 
     def look(self) -> dict[int, GpuReading]:
         """All GPUs, by number. Raises DriverFailed."""
@@ -360,25 +382,34 @@ class Driver:
         with self._lock:
             was, self._initialised = self._initialised, False
         if was:
-            try:
-                pynvml.nvmlShutdown()
-            except pynvml.NVMLError as error:
-                log.info("NVML does not end: %s", error)
+            self._end_session()
+
+    def _end_session(self) -> None:
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError as error:
+            log.info("NVML does not end: %s", error)
 
     def _register(self) -> None:
         """Ask for the events of all GPUs that answer, if that has not been done. What has been asked for goes on."""
-        if self._events is not None and self._answering in (frozenset(), self._asked_for):
+        if self._events is not None and not self._answering & self.numbers.keys() - self._asked_for:
             return
         handles, _ = self._handles()
         if self._events is None:
-            self._events = pynvml.nvmlEventSetCreate()
-        for uuid in handles.keys() & self.numbers.keys() - self._asked_for:
+            nvml.begin(self._library)  # a session of its own: others may end theirs while this one waits
+            try:
+                self._events = pynvml.nvmlEventSetCreate()
+            except pynvml.NVMLError:
+                self._end_session()
+                raise
+        known = handles.keys() & self.numbers.keys()
+        for uuid in known - self._asked_for:
             try:
                 pynvml.nvmlDeviceRegisterEvents(handles[uuid], pynvml.nvmlEventTypeXidCriticalError, self._events)
                 self._registered[_address_of(handles[uuid])] = uuid
             except pynvml.NVMLError as error:
                 log.info("GPU %s does not tell of XIDs: %s", uuid, error)
-        self._asked_for = frozenset(handles)
+        self._asked_for = frozenset(known)
 
     def _forget_events(self) -> None:
         events, self._events, self._registered = self._events, None, {}
@@ -388,6 +419,7 @@ class Driver:
                 pynvml.nvmlEventSetFree(events)
             except pynvml.NVMLError as error:
                 log.info("the driver's events are not freed: %s", error)
+            self._end_session()
 
 
 def _address_of(handle: Any) -> int:

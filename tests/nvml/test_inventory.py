@@ -11,7 +11,8 @@ import pytest
 
 from elasticd.agent import numbers
 from elasticd.agent.numbers import Known, bind
-from elasticd.agent.nvml import Card
+from elasticd.agent.nvml import Card, Counted
+from elasticd.agent.renewing import fits
 from elasticd.agent.topology import ranges
 from elasticd.ctl.standins import library, sysfs
 from elasticd.protocol.errors import OperatorError
@@ -249,3 +250,64 @@ def test_a_record_that_cannot_be_read_stops_the_agent_and_is_named(tmp_path: Pat
 def test_processors_are_written_as_the_kernel_does() -> None:
     assert ranges((0, 1, 2, 5, 64, 65)) == "0-2,5,64-65"
     assert ranges(()) == ""
+
+
+A, B = "GPU-a", "GPU-b"
+
+
+@pytest.mark.parametrize(
+    ("now", "outdated"),
+    [
+        (Counted("1", frozenset({A, B}), frozenset({(B, "MIG-1")})), False),
+        (Counted("1", frozenset({A}), frozenset()), False),  # the other one is lost
+        (Counted("2", frozenset({A, B}), frozenset({(B, "MIG-1")})), True),
+        (Counted("1", frozenset({A, B, "GPU-c"}), frozenset({(B, "MIG-1")})), True),
+        (Counted("1", frozenset({A, "GPU-c"}), frozenset()), True),
+        (Counted("1", frozenset({A, B}), frozenset({(B, "MIG-1"), (B, "MIG-2")})), True),
+        (Counted("1", frozenset({A, B}), frozenset()), True),
+        (Counted("1", frozenset({A, B}), frozenset({(A, ""), (B, "MIG-1")})), True),
+    ],
+)
+def test_an_inventory_is_out_of_date_where_more_or_something_else_answers(now: Counted, outdated: bool) -> None:
+    before = Counted("1", frozenset({A, B}), frozenset({(B, "MIG-1")}))
+    assert now.outdates(before) is outdated
+
+
+COUNT = """
+import json, sys
+from pathlib import Path
+from elasticd.agent import nvml
+from elasticd.agent.topology import discover
+found = discover(Path(sys.argv[1]), 1.0)
+with nvml.session(None):
+    now = nvml.count()
+print(json.dumps([found.counted == now, len(now.gpus), len(now.parts)]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "lines", "gpus", "parts"),
+    [
+        ("a100", (), 8, 0),
+        ("a100", ("gpu 3 divided",), 8, 1),
+        ("a100", ("gpu 3 error 15",), 7, 0),
+        ("gtx1080", (), 4, 0),
+        ("a100-mig", (), None, None),
+    ],
+)
+def test_a_count_is_what_the_inventory_was_made_of(standin: Make, tmp_path, model, lines, gpus, parts) -> None:
+    same, *found = standin(model, *lines).run(COUNT, str(tmp_path))
+    assert same
+    if gpus is not None:
+        assert found == [gpus, parts]
+
+
+def test_a_gpu_with_a_worker_must_be_there_under_its_number() -> None:
+    def gpu(index: int, uuid: str) -> Gpu:
+        return Gpu(index=index, kind=GpuKind.CUDA, name="A100", uuid=uuid)
+
+    before = (gpu(0, A), gpu(1, B))
+    assert fits(before, (gpu(0, A), gpu(1, "GPU-c"), gpu(2, "GPU-d")), [0])
+    assert not fits(before, (gpu(0, A), gpu(1, "GPU-c")), [1])
+    assert not fits(before, (gpu(0, B), gpu(1, A)), [0])
+    assert not fits(before, (gpu(1, B),), [0, 1])
