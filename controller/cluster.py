@@ -285,6 +285,10 @@ class Cluster:
         self.dirty.clear()
         return dirty
 
+    def clock_goes_since(self, since_s: float) -> None:
+        """An earlier controller's clock has gone on without a leap since then, as far as is recorded."""
+        self._clock_set_s = min(self._clock_set_s, since_s)
+
     def clock_was_set(self, now: float, by_s: float) -> None:
         """The controller's clock was set to `now`, forward by so much (back: less than 0)."""
         self._clock_set_s = now

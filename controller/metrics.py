@@ -91,11 +91,9 @@ def _jobs(cluster: Cluster, now: float) -> Iterator[Figure]:
     phases, events = cluster.index.phases, cluster.tallies.events
     counts = {phase.value: float(len(phases[phase])) for phase in LIVE}
     yield labelled(Kind.GAUGE, "jobs", "Jobs that are not over, by phase.", "phase", counts)
-    waiting = phases[JobPhase.PENDING].values()
-    longest_s = max((now - job.submission.submitted_s for job in waiting), default=0.0)
-    yield gauge(
-        "queue_oldest_wait_seconds", "Since the oldest pending job was submitted; 0: none is.", max(0.0, longest_s)
-    )
+    oldest_s = cluster.index.oldest_pending_s()
+    longest_s = max(0.0, now - oldest_s) if oldest_s is not None else 0.0
+    yield gauge("queue_oldest_wait_seconds", "Since the oldest pending job was submitted; 0: none is.", longest_s)
     yield counter("jobs_submitted", "Jobs that were submitted.", events.get(EventKind.SUBMITTED, 0))
     ended = {phase.value: float(events.get(kind, 0)) for phase, kind in ENDED.items()}
     yield labelled(Kind.COUNTER, "jobs_ended", "Jobs that are over, by how they ended.", "phase", ended)

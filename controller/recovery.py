@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from ..protocol.messages import EventKind, EventView, Submitted
 from ..protocol.model import JobId, ServerId, job_number
 from ..protocol.times import MOST_SAVE_S
 from . import usage
-from .cluster import KEPT_EVENTS, Cluster
+from .cluster import KEPT_EVENTS, TRUSTED_AFTER_S, Cluster
 from .intake.statuses import mended_progress, usable_measurement, usable_resize
 from .jobs import account, archive
 from .jobs.job import Job
@@ -121,6 +121,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     cluster.events.extend(sorted(events, key=lambda event: event.number)[-KEPT_EVENTS:])
     cluster.next_job = max(cluster.first_job, max(map(job_number, submitted), default=0) + 1)
     cluster.next_job = max(cluster.next_job, cluster.archive.highest_number + 1)
+    cluster.clock_goes_since(trusted_since(cluster.events, now))
     cluster.next_event = max((event.number for event in events), default=0) + 1
     if policy is not None and (trouble := recover_policy(cluster, policy)):
         cluster.tell(now, EventKind.POLICY, None, trouble)
@@ -235,3 +236,17 @@ def differences(before: Cluster, after: Cluster) -> tuple[str, ...]:
         if waits[0] != waits[1]:
             odd.append(f"{name} waits for {waits[0]} before, for {waits[1]} after")
     return tuple(odd)
+
+
+def trusted_since(events: Sequence[EventView], now: float) -> float:
+    """Since when the clock has not been set, as far as the recorded events tell: up to `now` their times only grow, and no two
+    that follow each other are as far apart as would need trust anew.
+
+    So a controller that is restarted often comes to trust its clock.
+    """
+    since_s = now
+    for event in reversed(events):
+        if not 0 <= since_s - event.time_s < TRUSTED_AFTER_S:
+            break
+        since_s = event.time_s
+    return since_s

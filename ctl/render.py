@@ -55,8 +55,22 @@ def printable(text: str) -> str:
 
 
 def plain(view: object) -> Any:
-    """`view` as values that `json` can write."""
-    return msgspec.to_builtins(view)
+    """`view` as values that `json` can write; GPU-seconds with their sum."""
+    found = msgspec.to_builtins(view)
+    _add_sums(found)
+    return found
+
+
+def _add_sums(value: object) -> None:
+    if isinstance(value, list):
+        for each in value:
+            _add_sums(each)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            if name == "gpu_seconds" and isinstance(each, dict):
+                each["held_gpu_s"] = sum(each.values())
+            else:
+                _add_sums(each)
 
 
 def span(seconds: float) -> str:
@@ -409,12 +423,13 @@ def _usage_row(row: UsageRow, by: UsageBy, unit_s: float) -> Row:
 
 
 def usage_line(report: UsageReport, whole_life: bool) -> str:
-    """What the numbers of a report are, and of which days."""
+    """What the numbers of a report are, and of which days; where there are none, that nobody held a GPU."""
     unit = "GPU-seconds" if _unit_s(_sum(report.rows)) == 1.0 else "GPU-hours"
+    what = f"{unit}," if report.rows else "no GPU was held"
     if whole_life:
-        return f"{unit}, since the job was submitted"
+        return f"{what} since the job was submitted"
     first, last = (time.strftime("%Y-%m-%d", time.gmtime(at)) for at in (report.since_s, report.until_s - 1))
-    return f"{unit}, from {first} to {last} (UTC)"
+    return f"{what} from {first} to {last} (UTC)"
 
 
 def _sum(rows: Sequence[UsageRow]) -> GpuSeconds:

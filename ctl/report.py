@@ -73,7 +73,8 @@ def report(
         rows = [render.plain(row) | {"held_gpu_s": row.gpu_seconds.held_gpu_s} for row in found.rows]
         print_json({"rows": rows, "since_s": found.since_s, "until_s": found.until_s, "time_s": found.time_s})
     else:
-        show(render.usage_table(found.rows, request.by))
+        if found.rows:
+            show(render.usage_table(found.rows, request.by))
         print(render.usage_line(found, job is not None), file=sys.stderr)
 
 

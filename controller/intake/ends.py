@@ -50,8 +50,10 @@ def worker_ended(
     phase: WorkerPhase | None,
     fault: Fault,
     log: str = "",
+    begun: bool = True,
 ) -> None:
-    """A worker's process is gone. `phase`: the last one that its agent heard of; `log`: path of its log there."""
+    """A worker's process is gone. `phase`: the last one that its agent heard of; `log`: path of its log there; `begun`: False
+    where its agent has refused to start it."""
     worker = entry.worker
     status = job.statuses.get(worker)
     last = phase if phase is not None else status.phase if status is not None else None
@@ -89,7 +91,7 @@ def worker_ended(
             end_job(cluster, now, job, JobPhase.FINISHED, "", 0)
         return
     if of_gang:
-        process_ended(cluster, now, job, entry, exit_code, reason, fault)
+        process_ended(cluster, now, job, entry, exit_code, reason, fault, begun)
         return
     cluster.tell(now, EventKind.LOST, job.id, f"{worker} on {entry.gpu}: {reason}")
     add_broken(job, broken)

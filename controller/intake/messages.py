@@ -556,7 +556,9 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
         _on_status(cluster, now, session, status, message.uid)
     job, entry = found[0], found[0].worker(message.worker) or found[1]
     path = message.log if len(message.log) <= MAX_PATH else ""
-    worker_ended(cluster, now, job, entry, message.exit_code, message.reason, message.phase, message.fault, path)
+    worker_ended(
+        cluster, now, job, entry, message.exit_code, message.reason, message.phase, message.fault, path, message.begun
+    )
     return True
 
 

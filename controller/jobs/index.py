@@ -10,12 +10,15 @@ what nobody asks for costs nothing.
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...protocol.model import GpuAddress, JobId, JobPhase, ServerId
 from .job import Job
 from .records import JobRecord, WorkerState
+
+FEW = 64
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Index:
         self._of_owner: dict[str, int] = {}
         self._without_target = 0
         self._phases: dict[JobPhase, dict[JobId, Job]] = {phase: {} for phase in JobPhase}
+        self._submitted: list[tuple[float, JobId]] = []  # a heap of pending jobs, and of some that were
 
     # -- told by whoever changes a job
 
@@ -104,6 +108,13 @@ class Index:
         """The jobs in memory by their phase. Not to be changed, nor to be kept."""
         self._catch_up()
         return self._phases
+
+    def oldest_pending_s(self) -> float | None:
+        """When the pending job was submitted that was so first (Unix time); None: no job is pending."""
+        pending = self.phases[JobPhase.PENDING]
+        while self._submitted and self._submitted[0][1] not in pending:
+            heapq.heappop(self._submitted)
+        return self._submitted[0][0] if self._submitted else None
 
     @property
     def without_target(self) -> int:
@@ -179,6 +190,13 @@ class Index:
             del self._numbers[at]
             del self._by_number[job.number]
 
+    def _note_pending(self, job: Job) -> None:
+        heapq.heappush(self._submitted, (job.submission.submitted_s, job.id))
+        pending = self._phases[JobPhase.PENDING]
+        if len(self._submitted) > 2 * len(pending) + FEW:  # most are pending no more, or stand there twice
+            self._submitted = [(each.submission.submitted_s, name) for name, each in pending.items()]
+            heapq.heapify(self._submitted)
+
     def _say(self, job: Job, before: _Facts, now: _Facts) -> None:
         name = job.id
         if before.live is not now.live:
@@ -190,6 +208,8 @@ class Index:
                 del self._phases[before.phase][name]
             if now.phase is not None:
                 self._phases[now.phase][name] = job
+            if now.phase is JobPhase.PENDING:
+                self._note_pending(job)
         self._without_target += now.without_target - before.without_target
         for table, was, is_ in (
             (self._over, before.over, now.over),

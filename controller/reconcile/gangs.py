@@ -25,6 +25,7 @@ from ...protocol.messages import EventKind
 from ...protocol.model import Fault, JobPhase, ServerId, Severity
 from ...protocol.texts import gpu_count
 from ...protocol.times import SILENT_SERVER_S
+from .. import accounting
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
@@ -55,7 +56,14 @@ def note_running(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def process_ended(
-    cluster: Cluster, now: float, job: Job, entry: WorkerRecord, exit_code: int | None, reason: str, fault: Fault
+    cluster: Cluster,
+    now: float,
+    job: Job,
+    entry: WorkerRecord,
+    exit_code: int | None,
+    reason: str,
+    fault: Fault,
+    begun: bool = True,
 ) -> None:
     """A process of a gang, which nobody has told to stop, has ended, and is among the past ones by now."""
     if exit_code == 0:
@@ -70,12 +78,12 @@ def process_ended(
     if fault is Fault.SCRIPT or (exit_code and exit_code > 0 and fault is not Fault.SERVER):
         end_job(cluster, now, job, JobPhase.FAILED, what, exit_code)
     else:
-        fall(cluster, now, job, what, exit_code, begun=_has_begun(job, entry, fault))
+        fall(cluster, now, job, what, exit_code, begun=_has_begun(job, entry, fault, begun))
 
 
-def _has_begun(job: Job, entry: WorkerRecord, fault: Fault) -> bool:
+def _has_begun(job: Job, entry: WorkerRecord, fault: Fault, begun: bool) -> bool:
     """May a command of the gang have done something? Its fellows, which were told to start with it, may have ended by now."""
-    never_ran = fault is Fault.SERVER and entry.state is not WorkerState.RUNNING
+    never_ran = entry.state is not WorkerState.RUNNING and (fault is Fault.SERVER or not begun)
     return not never_ran or _has_fellows(job)
 
 
@@ -151,6 +159,7 @@ def _give_up(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
     gone = [entry for entry in job.record.workers if entry.gpu.server == server]
     job.update(target=tuple(gpu for gpu in job.record.target if gpu.server != server))
     for entry in gone:
+        accounting.ends(cluster.usage, now, job, entry, Fault.LOST)
         job.end_worker(entry.worker, now, None, reason, Fault.LOST)
     if stood and gone:
         process_ended(cluster, now, job, gone[0], None, reason, Fault.LOST)

@@ -10,10 +10,10 @@ from ..cluster import Cluster
 from ..jobs.generations import GiveOrder, broken_to_list, choose_leader, doomed, gpu_place
 from ..jobs.job import Job
 from ..jobs.records import OrderRecord, WorkerRecord
+from .processes import meeting_port
 from .restarts import count_restart
 
 KEPT_ORDERS = 64
-FIRST_PORT = 29_500  # for a gang whose first server's agent is of a version that keeps no ports free
 
 
 def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
@@ -40,7 +40,7 @@ def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
         roster=Roster(generation=generation, members=members, leader=leader),
         kind=step.kind,
         broken=broken_to_list(job),
-        port=0 if job.elastic else _port(cluster, members[0].gpu),
+        port=0 if job.elastic else meeting_port(cluster, members[0].gpu),
     )
     before = job.newest
     job.update(generation=generation, orders=_bounded(job, (*job.record.orders, order)), last_leader=None)
@@ -74,13 +74,6 @@ def _bounded(job: Job, told: tuple[OrderRecord, ...]) -> tuple[OrderRecord, ...]
     later = [order for order in kept[:-1] if order.generation > job.record.committed]
     gone = next((order for order in later if doomed(job, order)), later[0])
     return tuple(order for order in kept if order is not gone)
-
-
-def _port(cluster: Cluster, gpu: GpuAddress) -> int:
-    """That the agent of its server keeps free for `gpu`."""
-    session = cluster.sessions.get(gpu.server)
-    found = (each.port for each in session.server.gpus if each.index == gpu.index) if session is not None else iter(())
-    return next(found, 0) or FIRST_PORT + gpu.index
 
 
 def _new_worker(job: Job, gpu: GpuAddress, generation: int, gpus: tuple[int, ...]) -> WorkerId:

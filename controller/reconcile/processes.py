@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ...protocol.messages import Rendezvous, StartWorker, StopWorker
-from ...protocol.model import WorkerId, WorkerPhase
+from ...protocol.model import GpuAddress, WorkerId, WorkerPhase
 from ...protocol.times import LEAST_SAVE_S, LEAVING_PATIENCE_S, MOST_SAVE_S, SAVE_MARGIN, STOP_GRACE_S
 from ..cluster import Cluster
 from ..jobs.generations import complete, unneeded
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
+
+FIRST_PORT = 29_500  # for a gang whose first server's agent is of a version that keeps no ports free
 
 
 def start_waiting(cluster: Cluster, now: float) -> None:
@@ -18,12 +22,31 @@ def start_waiting(cluster: Cluster, now: float) -> None:
         able = [entry for entry in waiting if all(map(cluster.gpu_free, entry.all_gpus))]
         if not job.elastic and not (len(able) == len(waiting) and complete(job)):
             continue
+        if not job.elastic:
+            _renew_port(cluster, job)
         for entry in able:
             job.told_s = now
             job.update_worker(entry.worker, state=WorkerState.STARTED, held_s=now)
         for entry in able:
             cluster.mark_dirty(job)
             send_start(cluster, job, entry)
+
+
+def meeting_port(cluster: Cluster, gpu: GpuAddress) -> int:
+    """That the agent of its server keeps free for `gpu`."""
+    session = cluster.sessions.get(gpu.server)
+    found = (each.port for each in session.server.gpus if each.index == gpu.index) if session is not None else iter(())
+    return next(found, 0) or FIRST_PORT + gpu.index
+
+
+def _renew_port(cluster: Cluster, job: Job) -> None:
+    """A gang is about to start: its first agent may have been restarted since the order, and keeps another port free now."""
+    newest = job.newest
+    if newest is None:
+        return
+    port = meeting_port(cluster, newest.roster.members[0].gpu)
+    if port != newest.port:
+        job.update(orders=(*job.record.orders[:-1], replace(newest, port=port)))
 
 
 def may_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> bool:

@@ -25,6 +25,7 @@ class WorkerExit(Message, frozen=True, kw_only=True):
     fault: Fault = Fault.KILLED  # whose it is, as far as the agent can know
     uid: str = ""  # of the job
     log: str = ""  # path of its log on this server, where the agent has seen it end
+    begun: bool = True  # False: its start was refused, so that it has done nothing
 
 
 class LocalWorker(msgspec.Struct, frozen=True, kw_only=True):

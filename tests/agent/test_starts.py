@@ -68,6 +68,7 @@ def test_ends_that_no_controller_takes_in_are_bounded_and_none_of_those_that_are
     another = WorkerId(f"{JOB}.7777")
     (refused,) = sent(driven.told(start(another)), WorkerExit)
     assert refused.fault is Fault.LOST, "it is not the server that is broken"
+    assert not refused.begun
     assert "no controller has taken in" in refused.reason
     (gone,) = sent(driven.told(StopWorker(job=JOB, worker=another, grace_s=1.0)), WorkerExit)
     assert (gone.worker, gone.fault) == (another, Fault.STOPPED)

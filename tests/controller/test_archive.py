@@ -16,13 +16,14 @@ from elasticd.controller.events import AgentMessage, ClockSet
 from elasticd.controller.jobs.archive import DAY_S, PREFIX, Archive, first_key_of, job_of, key_of
 from elasticd.controller.jobs.records import ArchivedJob, Submission
 from elasticd.controller.records import state_key, submission_key
-from elasticd.controller.recovery import differences, durable
+from elasticd.controller.recovery import differences, durable, trusted_since
 from elasticd.controller.requests import pages
 from elasticd.protocol.messages import (
     Cancel,
     Cancelled,
     EventKind,
     Events,
+    EventView,
     ForgetServer,
     GetEnded,
     GetEvents,
@@ -152,6 +153,29 @@ def test_jobs_that_ended_long_ago_leave_the_archive() -> None:
     assert archived(world) == []
     assert end_one(world) == "digits-4"
     assert archived(world) == ["digits-4"]
+
+
+def test_a_controller_that_is_restarted_often_comes_to_trust_its_clock() -> None:
+    world = with_ended(3, recent=0, days=2.0)
+    world.turn()
+    world.now += 4 * DAY_S
+    for _ in range(5):
+        world.restart()
+        end_one(world)
+        world.pass_time(cluster.TRUSTED_AFTER_S / 3)
+    assert not {"digits-1", "digits-2", "digits-3"} & set(archived(world))
+
+
+def test_a_leap_of_the_clock_between_two_controllers_is_not_trusted() -> None:
+    def event(number: int, time_s: float) -> EventView:
+        return EventView(number=number, time_s=time_s, kind=EventKind.SUBMITTED, job=None, text="")
+
+    steady = [event(number, 1000.0 * number) for number in range(1, 9)]
+    assert trusted_since(steady, 8500.0) == 1000.0
+    assert trusted_since(steady, 8000.0 + cluster.TRUSTED_AFTER_S) == 8000.0 + cluster.TRUSTED_AFTER_S
+    assert trusted_since(steady, 7999.0) == 7999.0
+    assert trusted_since([*steady[:4], event(5, 9e8)], 9e8 + 1) == 9e8
+    assert trusted_since([], 5.0) == 5.0
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from elasticd.controller.events import AgentMessage
@@ -20,6 +21,7 @@ from elasticd.protocol.messages import (
     Scale,
     StartWorker,
     StopWorker,
+    WorkerExit,
 )
 from elasticd.protocol.model import Fault, JobPhase, Processes, ServerId, Severity, Trouble, WorkerId, WorkerPhase
 from elasticd.protocol.times import JOIN_NOTICE_S, SILENT_SERVER_S
@@ -374,3 +376,50 @@ def test_a_job_that_joins_while_a_server_is_silent_does_not_say_that_it_waits_fo
     world.settle(job.id)
     assert world.roster(job.id) == ["run-1.0"]
     assert "where its command may still run" not in world.ask(GetJob(job=job.id)).job.reason
+
+
+def test_a_start_that_the_agent_has_refused_does_not_count_whosever_fault_that_was():
+    world = World({"s1": 1})
+    job = world.submit(command(1))
+    agent, process = world.find("run-1.0")
+    del agent.running["run-1.0"]
+    refused = WorkerExit(
+        job=job.id,
+        worker="run-1.0",
+        exit_code=None,
+        reason="too many ends",
+        fault=Fault.LOST,
+        uid=process.uid,
+        begun=False,
+    )
+    world.feed(AgentMessage(agent.server.server, refused, agent.identity))
+    world.pass_time(5)
+    assert (job.record.phase, job.record.restarts) == (JobPhase.RUNNING, 0)
+
+
+def test_a_gang_meets_at_the_port_that_is_kept_free_when_it_starts():
+    world = World({"s1": 2})
+    first = world.submit(command(2))
+    world.pass_time(2)
+    world.ask(Cancel(job=first.id))
+    second = world.submit(command(2))
+    agent = world.agents["s1"]
+    slots = tuple(msgspec.structs.replace(gpu, port=40_000 + gpu.index) for gpu in agent.server.gpus)
+    agent.server = msgspec.structs.replace(agent.server, gpus=slots)
+    agent.start += 1
+    world.hello("s1")
+    world.reap()
+    world.pass_time(2)
+    told = [start.rendezvous for start in starts(world) if start.job == second.id]
+    assert {one.port for one in told} == {40_000}
+
+
+def test_what_an_elastic_worker_on_a_server_that_is_given_up_held_was_lost():
+    world = World({"s1": 1, "s2": 1})
+    job = world.submit(job_spec("run", 2, 2, restarts=0, must_join=True))
+    world.pass_time(2)
+    world.agents["s2"].connected = False
+    world.pass_time(SILENT_SERVER_S + 30)
+    assert job.final
+    world.reap()
+    assert world.ask(GetJob(job=job.id)).job.gpu_seconds.lost_gpu_s > SILENT_SERVER_S

@@ -162,3 +162,16 @@ def test_a_dry_run_of_another_policy_reckons_with_the_reservation():
     answer = world.ask(SetPolicy(document={"policy": "fifo"}, source="test", dry_run=True))
     assert small.id not in [share.job for share in answer.shares]
     assert world.machine.cluster.reserved == big.id
+
+
+def test_a_dry_run_keeps_off_gpus_that_take_no_new_work():
+    world = World({"s1": 2})
+    job = world.submit(job_spec("runs", 1, 2))
+    world.settle(job.id)
+    assert len(job.record.target) == 2
+    bad = (Trouble(code="ecc-pending", gpu=gpu, severity=Severity.NO_NEW_WORK, text="bad memory") for gpu in (0, 1))
+    world.trouble("s1", *bad)
+    other = world.submit(job_spec("waits", 1, 1))
+    assert not other.record.target
+    answer = world.ask(SetPolicy(document={"policy": "max-min"}, source="test", dry_run=True))
+    assert other.id not in [one.job for one in answer.shares]

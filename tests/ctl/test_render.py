@@ -11,8 +11,8 @@ from elasticd.ctl import render
 from elasticd.ctl.client import accepted
 from elasticd.ctl.tables import lines
 from elasticd.protocol.errors import NotAllowed, RequestRefused, UserError
-from elasticd.protocol.messages import Failure, JobView, Refused
-from elasticd.protocol.model import GpuRange, JobSpec, ServerId, WorkerId
+from elasticd.protocol.messages import Failure, JobView, Refused, UsageReport
+from elasticd.protocol.model import GpuRange, GpuSeconds, JobSpec, ServerId, WorkerId
 
 SPEC = JobSpec(
     name="digits", command=("python", "train.py"), gpus=GpuRange(min=1, max=1), virtual_workers=1, workdir="/"
@@ -129,3 +129,16 @@ def test_the_global_batch_is_shown_as_far_as_it_is_known():
     spec = msgspec.to_builtins(msgspec.structs.replace(SPEC, virtual_workers=4))
     lines = render.job_lines(view(1, spec=spec, batch_samples=128), 10.0)
     assert "  global batch     128 samples (4 virtual workers x 32)" in lines
+
+
+def test_programs_are_told_the_sum_of_gpu_seconds() -> None:
+    told = GpuSeconds(used_gpu_s=1.0, idle_gpu_s=2.0, paused_gpu_s=3.0, lost_gpu_s=4.0)
+    (found,) = render.plain([view(1, gpu_seconds=told)])
+    assert found["gpu_seconds"]["held_gpu_s"] == told.held_gpu_s == 10.0
+
+
+def test_a_report_without_rows_says_so_in_words() -> None:
+    day = 86_400.0
+    report = UsageReport(rows=(), since_s=day, until_s=3 * day, time_s=3 * day)
+    assert render.usage_line(report, whole_life=False) == "no GPU was held from 1970-01-02 to 1970-01-03 (UTC)"
+    assert render.usage_line(report, whole_life=True) == "no GPU was held since the job was submitted"
