@@ -34,6 +34,7 @@ from ..protocol.times import (
     JOBS_DECIDED_AT_ONCE,
     SERVER_LEASE_S,
 )
+from ..scheduler.kinds import Demand, Stock, most_gpus
 from ..scheduler.measuring import OFF, Measuring
 from ..scheduler.policies import Policy
 from ..scheduler.scheduler import Scheduler
@@ -73,6 +74,7 @@ from .usage import Usage, first_kept
 
 MORE_THAN_ANY_SESSION = 1 << 62  # messages to an agent
 KEPT_EVENTS = 10_000
+KEPT_DEMANDS = 1000  # of which it is known how many GPUs could be had
 ARCHIVED_AT_ONCE = 64  # jobs in one event: as many leave the memory, and as many the archive
 LOOK_AT_AGES_S = 600.0  # between two looks for jobs that are too old to be kept
 TRUSTED_AFTER_S = 3600.0  # a clock that was set, or that a controller begins with: nothing is too old by it before
@@ -166,6 +168,7 @@ class Cluster:
         self.tallies = Tallies()
         self.sessions: dict[ServerId, Session] = {}
         self.known_gpus = 0  # of all servers known, absent ones included
+        self._most_gpus: dict[Demand, int] = {}  # as long as the servers that are known stay the same
         self.guests: dict[ServerId, Guest] = {}
         self.adopted: dict[ServerId, str] = {}  # to be taken over: the identity of the agent
         self.refused: OrderedDict[tuple[ServerId, str], None] = OrderedDict()  # agents that the operator was told of
@@ -300,7 +303,21 @@ class Cluster:
         name = session.server.server
         before = self.sessions.get(name)
         self.sessions[name] = session
+        if before is None or before.server.gpus != session.server.gpus:
+            self._most_gpus.clear()
         self.known_gpus += len(session.server.gpus) - (len(before.server.gpus) if before is not None else 0)
+
+    def stocks(self) -> list[Stock]:
+        """What each server that is known has, absent ones included."""
+        return [session.whole.stock for _, session in sorted(self.sessions.items())]
+
+    def most_gpus(self, demand: Demand) -> int:
+        """The largest share that such a job could have, alone on all servers that are known."""
+        if demand not in self._most_gpus:
+            if len(self._most_gpus) >= KEPT_DEMANDS:
+                self._most_gpus.clear()
+            self._most_gpus[demand] = most_gpus(demand, self.stocks())
+        return self._most_gpus[demand]
 
     @property
     def present_gpus(self) -> int:
@@ -426,6 +443,7 @@ class Cluster:
     def forget_server(self, server: ServerId) -> None:
         """It is not there, and will not come back."""
         self.known_gpus -= len(self.sessions.pop(server).server.gpus)
+        self._most_gpus.clear()
         self.health.pop(server, None)
         for gpu in [gpu for gpu in self.gpu_health if gpu.server == server]:
             del self.gpu_health[gpu]

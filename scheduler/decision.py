@@ -59,11 +59,10 @@ def told_by_hand(view: ClusterView, by_hand: Ints | None) -> str:
 
 
 def beside_by_hand(
-    view: ClusterView, row: int, share: int, by_hand: Ints | None, reason: Reason | None
+    view: ClusterView, row: int, share: int, by_hand: Callable[[], str], reason: Reason | None
 ) -> Reason | None:
-    """A reason, and who holds by hand what the job could use."""
-    held = told_by_hand(view, by_hand)
-    if not held or share >= view.jobs.max_gpus[row]:
+    """A reason, and who holds by hand what the job could use. `by_hand`: that in words (`told_by_hand`)."""
+    if share >= view.jobs.max_gpus[row] or not (held := by_hand()):
         return reason
     return Reason(reason.code, f"{reason.text}; {held}") if reason is not None else Reason(ReasonCode.MANUAL, held)
 

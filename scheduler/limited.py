@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 
-from .decision import Decision, beside_by_hand, packed, too_few, too_little_for
+from .decision import Decision, beside_by_hand, packed, told_by_hand, too_few, too_little_for
 from .kinds import Demand, most_gpus
 from .packing import pack
 from .placement.fewest_servers import layout_of
@@ -48,6 +49,10 @@ def decide_limited(
                 placed[row] = placed.get(row, 0) | gpus
     used = union(placed.values())
 
+    @cache
+    def held() -> str:
+        return told_by_hand(view, shares if view.manual_shares else None)
+
     def why(row: int) -> Reason | None:
         if row in view.manual_shares:
             return too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
@@ -60,8 +65,7 @@ def decide_limited(
         reason = (
             _limited(view, limit, int(view.jobs.min_gpus[row]), used, sharing.cap(row)) if not shares[row] else None
         )
-        by_hand = shares if view.manual_shares else None
-        return beside_by_hand(view, row, int(shares[row]), by_hand, reason or sharing.told(row))
+        return beside_by_hand(view, row, int(shares[row]), held, reason or sharing.told(row))
 
     return Decision(shares, dict(sorted(placed.items())), why, sharing.review_s, wanted)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 
@@ -44,15 +45,19 @@ def decide(
         regulated = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, jobs.max_gpus)
         shares = _beside(by_hand, rows, regulated, view.jobs)
 
+    @cache
+    def held() -> str:
+        return told_by_hand(view, by_hand)
+
     def why(row: int) -> Reason | None:
         if row in view.manual_shares:
             return too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
         if (least := int(view.jobs.min_gpus[row])) > gpus:
-            return _too_large(view, least, gpus, told_by_hand(view, by_hand))
+            return _too_large(view, least, gpus, held())
         if shares[row] < wanted[row]:
             return packed(int(wanted[row]), int(shares[row]))
         reason = given.why(row if rows is None else int(np.searchsorted(rows, row)))
-        return beside_by_hand(view, row, int(shares[row]), by_hand, reason)
+        return beside_by_hand(view, row, int(shares[row]), held, reason)
 
     placed = placement.place(view.servers, view.placements, shares, first)
     return Decision(shares, placed, why, given.review_s, wanted)

@@ -76,8 +76,8 @@ def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) ->
 
 def _never_fits(cluster: Cluster, spec: JobSpec) -> str:
     """Why it could not run even if all servers that are known were there, and nobody else; "": it could, or none is known yet."""
-    stocks = [session.whole.stock for _, session in sorted(cluster.sessions.items())]
-    return never_fits(Demand.of(spec), spec.gpus.min, stocks)
+    demand = Demand.of(spec)
+    return "" if cluster.most_gpus(demand) >= spec.gpus.min else never_fits(demand, spec.gpus.min, cluster.stocks())
 
 
 def _too_many(cluster: Cluster, who: Principal) -> str:
