@@ -123,6 +123,7 @@ class Run:
         self._update: Update | None = None
         self._epochs = 0  # of the script's loop; 0: it has not come to it
         self._in_epochs = False  # the script has come to a loop over `epochs`
+        self._looping = False  # and has not left it
         cuda = torch.cuda.is_available() if environment is None else environment.gpu_kind is GpuKind.CUDA
         index = environment.gpu_index if environment is not None else 0
         self._device = torch.device("cuda", index) if cuda else torch.device("cpu")
@@ -144,23 +145,37 @@ class Run:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker speaks for the job: for what is to be done once, such as an evaluation."""
-        return self._trainer.is_leader if self._trainer else False
+        """Whether this worker speaks for the job: for what is to be done once, such as writing a file. UserError before the
+        loop."""
+        return self._in_job(
+            "is_leader", "what every process may do needs no leader; the rest belongs into the loop"
+        ).is_leader
 
     @property
     def world_size(self) -> int:
-        """How many workers train now."""
-        return self._trainer.world_size if self._trainer else 1
+        """How many workers train now. UserError before the loop."""
+        return self._in_job(
+            "world_size", "what a result depends on is run.virtual_workers, which never changes"
+        ).world_size
 
     @property
     def rank(self) -> int:
-        """This worker's rank among them."""
-        return self._trainer.rank if self._trainer else 0
+        """This worker's rank among them. UserError before the loop."""
+        return self._in_job("rank", "to tell processes apart in a log, use os.getpid()").rank
 
     @property
     def steps_done(self) -> int:
-        """Global steps applied since the beginning of the job."""
-        return self._trainer.steps_done if self._trainer else 0
+        """Global steps applied since the beginning of the job. UserError before the loop."""
+        return self._in_job("steps_done", "read it in the loop, where the job's state has come").steps_done
+
+    def _in_job(self, what: str, instead: str) -> Trainer:
+        """The trainer, as soon as it has a place among the workers."""
+        if self._trainer is None or not self._trainer.has_place:
+            raise UserError(
+                f"run.{what} is not known before the loop over run.epochs(): this process may come to a job that has trained for "
+                f"long, and gets its place there. {instead[0].upper()}{instead[1:]}"
+            )
+        return self._trainer
 
     @property
     def steps_per_epoch(self) -> int:
@@ -396,7 +411,7 @@ class Run:
             raise UserError(f"epochs({count}) was called after begin({self._epochs}): say the same in both")
         if not self._epochs:
             self.begin(count)
-        self._in_epochs = True
+        self._in_epochs = self._looping = True
         epoch = trainer.epoch
         try:
             while epoch < count:
@@ -409,6 +424,8 @@ class Run:
             if _is_raising(sys._getframe(1)):
                 trainer.left_by_error()
             raise
+        finally:
+            self._looping = False
         self.finish()
 
     def finish(self) -> None:
@@ -438,24 +455,32 @@ class Run:
     # -- what is done once
 
     def report(self, **metrics: float) -> None:
-        """Show these numbers in `elasticctl status`. Only the leader's count."""
-        if self.is_leader:
+        """Show these numbers in `elasticctl status`. Only the leader's count. UserError before the loop."""
+        if self._in_job("report()", "call it in the loop, or after it").is_leader:
             self._control.tell(MetricsReported({name: float(value) for name, value in metrics.items()}))
 
     def log(self, text: str) -> None:
-        """Print a line, on the leader only."""
-        if self.is_leader:
+        """Print a line, on the leader only. UserError before the loop."""
+        if self._in_job("log()", "use print() before it, which each process does").is_leader:
             print(text, flush=True)
 
     def save(self, what: torch.nn.Module | Any, path: str | Path) -> None:
-        """Write a model's `state_dict` (or any value that `torch.save` takes) to `path`, once, by the leader, atomically."""
-        self.finish()
-        if not self.is_leader:
+        """Write a model's `state_dict` (or any value that `torch.save` takes) to `path`, once, by the leader, atomically.
+
+        In the loop, also within a step, it is the model after the last applied step. After the loop it ends the training, as
+        `finish`. UserError before the loop."""
+        trainer = self._in_job("save()", "call it in the loop, or after it")
+        # Who loops over `steps` alone has come to an end when none is left.
+        in_loop = self._looping if self._in_epochs else not trainer.finished
+        if not in_loop:
+            self.finish()
+        if not trainer.is_leader:
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        torch.save(what.state_dict() if isinstance(what, torch.nn.Module) else what, temporary)
+        with trainer.as_applied():
+            torch.save(what.state_dict() if isinstance(what, torch.nn.Module) else what, temporary)
         os.replace(temporary, target)
 
 

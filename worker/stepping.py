@@ -11,6 +11,7 @@ A step whose collectives fail is not applied here (`give_up`). A joiner takes pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,6 +160,11 @@ class Stepping:
         if restore_buffers:
             self._buffers.restore()
         self._accumulation.forget()
+
+    def as_applied(self) -> AbstractContextManager[None]:
+        """Meanwhile buffers that virtual workers have changed in a step in progress are those that it began with."""
+        in_progress = self._step == self._held.next_step
+        return self._buffers.as_begun() if in_progress else nullcontext()
 
     # -- its parts, in their order
 

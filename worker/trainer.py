@@ -15,6 +15,7 @@ run again in the next generation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ..protocol.errors import UserError
@@ -96,6 +97,11 @@ class Trainer:
     # -- what a script may ask
 
     @property
+    def has_place(self) -> bool:
+        """Is this worker in a generation, so that it has a rank there?"""
+        return self._entered is not None
+
+    @property
     def is_leader(self) -> bool:
         """Whether this worker speaks for the job now."""
         entered = self._entered
@@ -154,6 +160,10 @@ class Trainer:
     def broken_off(self) -> bool:
         """Has the script left its training by an exception, or has it a batch for which it has not called `optimizer.step()`?"""
         return self._script.at is ScriptAt.LEFT or self._stepping.in_batch
+
+    def as_applied(self) -> AbstractContextManager[None]:
+        """Meanwhile the model is that after the last applied step, also within another one."""
+        return self._stepping.as_applied()
 
     # -- the loop
 

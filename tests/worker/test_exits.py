@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import ClassVar
 import pytest
 import torch
 
+from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import Roster, WorkerId
 from elasticd.worker import events as e
 from elasticd.worker.communication.communicator import Communicator
 from elasticd.worker.data.loading import Loader
 from elasticd.worker.data.sampling import OwnOrder, SerialSampler
+from elasticd.worker.driver import LocalControl
 from elasticd.worker.gradients.update import Update
+from elasticd.worker.run import Run
 from elasticd.worker.state.training_state import TrainingState
 from elasticd.worker.stepping import Recipe
 from elasticd.worker.trainer import Trainer
@@ -151,3 +155,33 @@ def test_a_loop_after_the_end_of_the_training_is_refused_and_not_waited_for(tmp_
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, env={**os.environ})
     assert "UserError: epochs() was called after save() or finish()" in done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("run.is_leader", "run.is_leader is not known before the loop over run.epochs()"),
+        ("run.rank", "run.rank is not known before the loop"),
+        ("run.steps_done", "run.steps_done is not known before the loop"),
+        ("run.world_size", "What a result depends on is run.virtual_workers, which never changes"),
+        ("run.log('ready')", "Use print() before it"),
+        ("run.report(x=1)", "Call it in the loop, or after it"),
+        ("run.save(model, 'x.pt')", "run.save() is not known before the loop"),
+    ],
+)
+def test_what_nobody_knows_before_the_loop_is_refused_with_what_to_write(asked: str, said: str) -> None:
+    run, model = alone()
+    with pytest.raises(UserError, match=re.escape(said)):
+        exec(asked, {"run": run, "model": model})
+    for _ in run.epochs(1):
+        assert (run.is_leader, run.rank, run.world_size, run.steps_done) == (True, 0, 1, 0)
+        break
+    assert run.is_leader
+
+
+def alone() -> tuple[Run, torch.nn.Module]:
+    """A script outside a cluster that is about to begin its loop."""
+    run = Run(LocalControl.alone(2), None, 2, seed=1)
+    model = torch.nn.Linear(1, 1)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), (torch.zeros(4, 1),), batch_size=1)
+    return run, model

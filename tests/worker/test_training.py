@@ -113,8 +113,8 @@ def test_a_roster_may_be_replaced_by_another_while_both_are_more_workers_than_vi
     assert set(ranks.outcome("many_segments", moving).states) == {expected}
 
 
-@pytest.mark.parametrize("case", ["data_workers", *also("no_overlap")])
-def test_reading_ahead_and_overlapping_change_no_bit(ranks: Ranks, case: str) -> None:
+@pytest.mark.parametrize("case", ["data_workers", "saved_in_the_loop", *also("no_overlap")])
+def test_reading_ahead_overlapping_and_saving_change_no_bit(ranks: Ranks, case: str) -> None:
     (expected,) = ranks.outcome("plain", ALONE).states
     assert set(ranks.outcome(case, ALONE).states) == {expected}
     assert set(ranks.outcome(case, CHANGING).states) == {expected}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import UserDict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -134,6 +136,38 @@ def own_batches(run: Run) -> list[Any]:
             functional.cross_entropy(model(batch["inputs"]), batch["labels"]).backward()
             optimizer.step()
     run.finish()
+    return [model.state_dict(), optimizer.state_dict()]
+
+
+def saved_in_the_loop(run: Run) -> list[Any]:
+    """`run.save` in each body, within a step, and between epochs. The result must be that of `plain`."""
+    model = network()
+    path = Path(tempfile.mkdtemp()) / "model.pt"
+    applied: dict[str, Any] = {}
+
+    def keep() -> None:
+        applied.update({name: value.clone() for name, value in model.state_dict().items()})
+
+    def check() -> None:
+        run.save(model, path)
+        if run.is_leader:
+            found = torch.load(path)
+            assert all(torch.equal(found[name], value) for name, value in applied.items()), "not what was applied last"
+            path.unlink()
+
+    keep()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, optimizer, Points(), batch_size=5, after_update=keep)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            check()
+            loss.backward()
+            optimizer.step()
+            check()
+        check()
+    run.save(model, path)
+    assert path.exists() == run.is_leader
     return [model.state_dict(), optimizer.state_dict()]
 
 

@@ -5,7 +5,8 @@ Each virtual worker begins with the buffers that the step began with; what it ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -36,6 +37,18 @@ class ModelBuffers:
         """What the step began with holds again."""
         _copy(self.live, self._start)
         self._changed = False
+
+    @contextmanager
+    def as_begun(self) -> Iterator[None]:
+        """Meanwhile what the step began with holds."""
+        present = [buffer.clone() for buffer in self.live]
+        # `data`: a backward pass that is still to come finds them unchanged, as they are by then.
+        views = [buffer.data for buffer in self.live]
+        _copy(views, self._start)
+        try:
+            yield
+        finally:
+            _copy(views, present)
 
     def keep(self) -> None:
         """Virtual worker 0 has just run: this is what the job's buffers become."""
