@@ -54,6 +54,12 @@ def check_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.opti
     for position, each in enumerate(several):
         if not isinstance(each, torch.optim.Optimizer):
             raise UserError(f"optimizer {position} is {_a(each)}: give a torch.optim.Optimizer")
+        if isinstance(each, torch.optim.LBFGS):
+            raise UserError(
+                "the optimizer is LBFGS, which evaluates the loss of the whole step several times between two updates: a loop "
+                "over batches has each batch once. Use one that needs one gradient for each update; with those step(closure) "
+                "works"
+            )
         its = [parameter for group in each.param_groups for parameter in group["params"]]
         if its and not any(id(parameter) in known for parameter in its):
             raise UserError(

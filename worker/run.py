@@ -48,6 +48,7 @@ from .driver import Control, LocalControl, end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
 from .events import MetricsReported
 from .gradients.update import ElasticOptimizer, ElasticScaler, Update
+from .gradients.updates import Updates
 from .hostloop import Position, Steps
 from .sharing import Shared
 from .state.checkpoint import CheckpointWriter
@@ -101,6 +102,11 @@ class Batches:
         if steps is None:
             raise TypeError("an epoch of data that is read in sequence has no length")
         return steps
+
+    @property
+    def update(self) -> str:
+        """In the loop body: which of `prepare(…, updates=…)` the present step makes."""
+        return self._trainer.update
 
 
 class Run:
@@ -273,6 +279,7 @@ class Run:
         batch_size: int | None = None,
         *,
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
+        updates: Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         before_update: Callable[[], None] | None = None,
         after_update: Callable[[], None] | None = None,
@@ -298,6 +305,8 @@ class Run:
         to be said of data (its `batch_size`, `sampler`, `collate_fn` and so on).
         batch_size: samples of one virtual worker's micro-batch, over which the loss must be a mean. N of them are a step.
         scheduler: stepped by the runtime once after every global step (one that is stepped per epoch: register it).
+        updates: several from each batch, one after the other (a GAN's halves): by name, the optimizer or optimizers that are
+        stepped. Each is a global step, in which only their parameters are trained; `batches.update` has its name.
         max_grad_norm: clips the global gradient to this norm before the update.
         before_update: called on every worker with the global gradient in the parameters' `grad`, just before the update.
         after_update: called on every worker after it; the one place where a script may change parameters itself.
@@ -309,7 +318,8 @@ class Run:
         on a copy of the dataset; one with a method `set_epoch(epoch)` is told the epoch. `worker_init_fn(number)` is called in
         each when it begins.
         pin_memory: default true where there is a GPU. generator: shuffles as its `initial_seed()` says, besides the job's seed.
-        overlap: reduce gradients while the backward pass still computes others, if the script allows it.
+        overlap: reduce gradients while the backward pass still computes others, where one pass runs for a batch. False: later,
+        and the script may change each micro-batch's gradient before `optimizer.step()`.
         normalize: the loss is a sum over items, such as tokens, and each body tells how many: `normalize="tokens"` with
         `run.share(tokens=...)`. The gradient is then that of the mean over all items of the step.
         scheduler_frequency: global steps between two of a scheduler's.
@@ -321,9 +331,11 @@ class Run:
         optimizers = check_optimizers(model, optimizer)
         schedulers = check_schedulers(scheduler)
         check_update(max_grad_norm, before_update, after_update)
+        turns = Updates.of(updates, optimizers)
+        job = Job(self._virtual_workers, self._seed, self._device, len(turns))
         wanted = Wanted(batch_size, shuffle, sampler, batch_sampler, drop_last, generator)
         options = LoaderOptions(collate_fn, num_workers, prefetch_factor, worker_init_fn, pin_memory)
-        feed = feed_of(dataset, wanted, options, Job(self._virtual_workers, self._seed, self._device))
+        feed = feed_of(dataset, wanted, options, job)
         model.to(self._device)
         state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered, feed.position)
         if scheduler_frequency < 1:
@@ -335,7 +347,7 @@ class Run:
         tell = self._control.tell
         writer = CheckpointWriter(Path(env.checkpoint_directory), env.checkpoint_keep, tell) if env else None
         trainer = Trainer(
-            self._recipe(overlap, normalize),
+            self._recipe(overlap, normalize, turns),
             self._control,
             state,
             update,
@@ -352,7 +364,7 @@ class Run:
         single = isinstance(optimizer, torch.optim.Optimizer)
         return model, elastic[0] if single else elastic, Batches(trainer)
 
-    def _recipe(self, overlap: bool, normalize: str | None) -> Recipe:
+    def _recipe(self, overlap: bool, normalize: str | None, updates: Updates) -> Recipe:
         env = self._env
         determinism = env.determinism if env else Determinism.ELASTIC
         if determinism is not Determinism.NONE:
@@ -366,6 +378,7 @@ class Run:
             overlap=overlap,
             max_steps=env.max_steps if env else None,
             normalize=normalize,
+            updates=updates,
         )
 
     def begin(self, epochs: int, max_steps: int | None = None) -> Position:

@@ -26,6 +26,7 @@ from .gradients.buffers import ModelBuffers
 from .gradients.layout import Layout
 from .gradients.reduction import CanonicalReducer, PlainReducer, Reducer
 from .gradients.update import Update
+from .gradients.updates import Updates
 from .inband import InBand, Part
 from .sharing import Sharing
 from .state.held import HeldState
@@ -43,7 +44,18 @@ class Recipe:
     canonical: bool  # reduce in the canonical order (determinism elastic and heterogeneous)
     overlap: bool  # reduce while the backward pass goes on
     max_steps: int | None
+    updates: Updates  # made from each batch
     normalize: str | None = None  # the loss is a sum over so many items: what bodies share under this name
+
+
+@dataclass
+class Lane:
+    """What one of the updates from a batch trains, and what its gradient takes on its way."""
+
+    parameters: list[torch.nn.Parameter]
+    layout: Layout
+    accumulation: Accumulation
+    reducer: Reducer | None = None
 
 
 class Stepping:
@@ -85,26 +97,31 @@ class Stepping:
         self.in_band = InBand()
         self.in_band.add(self.sharing)
         self.in_band.add(update.clipping)
-        self._lay_out(trained(held.parts.model))
+        all_of_them = trained(held.parts.model)
+        owned = [self._owned(number, all_of_them) for number in range(len(recipe.updates))]
+        self._lanes = [self._lay_out(parameters) for parameters in owned]
+        self._lane = self._lanes[0]  # of the step in progress
 
-    def _lay_out(self, parameters: list[torch.nn.Parameter]) -> None:
-        """These are the parameters that are trained from now on."""
+    def _owned(self, step: int, parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+        """Those that a step trains."""
+        return self._recipe.updates.owned(step, parameters, self._held.parts.optimizers)
+
+    def _lay_out(self, parameters: list[torch.nn.Parameter]) -> Lane:
+        """A lane for these parameters."""
         recipe = self._recipe
-        self._parameters = parameters
         # There may be more workers than virtual workers: while a whole roster is being replaced, old and new are there.
-        self._layout = Layout(parameters, padding=max(recipe.virtual_workers, self._world_size))
-        self._accumulation = Accumulation(self._layout, recipe.virtual_workers, recipe.canonical, recipe.overlap)
-        self._reducer: Reducer | None = None
+        layout = Layout(parameters, padding=max(recipe.virtual_workers, self._world_size))
+        return Lane(parameters, layout, Accumulation(layout, recipe.virtual_workers, recipe.canonical, recipe.overlap))
 
     def prepare(self, total_steps: int | None) -> None:
         """The loop is about to begin; it ends after so many steps, if anybody knows."""
         self._total_steps = total_steps
-        self._accumulation.prepare()
+        for lane in self._lanes:
+            lane.accumulation.prepare()
 
     def enter(self, communicator: Communicator, rank: int, world_size: int) -> None:
         """The next steps are another generation's."""
         self._communicator, self._rank, self._world_size = communicator, rank, world_size
-        self._reducer = None
         self._ranges = ()
 
     @property
@@ -113,9 +130,9 @@ class Stepping:
         return self._current is not None
 
     @property
-    def optimizers(self) -> int:
-        """How many the script has: each is stepped for each batch."""
-        return len(self._held.parts.optimizers)
+    def optimizers(self) -> tuple[int, ...]:
+        """By their position: those that are stepped for each batch of the step in progress."""
+        return self._recipe.updates.optimizers(self._step)
 
     @property
     def virtual_worker(self) -> int | None:
@@ -130,18 +147,26 @@ class Stepping:
         """How its body wants the global gradient clipped. Raises UserError."""
         self._update.clipping.ask(virtual_worker, max_norm)
 
+    @property
+    def update(self) -> str:
+        """The name of the update that the step in progress makes."""
+        return self._recipe.updates.names[self._recipe.updates.number(self._step)]
+
     # -- a whole step
 
     def run(self, step: RunStep) -> Iterator[Any]:
         """The batches of this worker's part. Raises CommunicatorBroken, with nothing applied."""
-        self._begin(step.step, step.ranges, step.proposal, trained(self._held.parts.model), step.send)
+        parameters = self._owned(step.step, trained(self._held.parts.model))
+        self._begin(step.step, step.ranges, step.proposal, parameters, step.send)
         for virtual_worker in self._hosted:
             if self._communicator.aborted:
                 raise CommunicatorBroken("abandoned")
             yield self._begin_micro_batch(virtual_worker)
             if self._current is not None:
                 raise UserError(
-                    "the loop asked for the next batch before optimizer.step(): call it once for every batch"
+                    "the loop asked for the next batch before optimizer.step(): call it once for every batch. To accumulate "
+                    "gradients over k batches, do not count them yourself: ask for k times as many virtual workers, whose "
+                    "gradients are accumulated anyway. To leave a batch out, call optimizer.step() without backward()"
                 )
         if not self._hosted:
             self.complete_own_part()
@@ -159,7 +184,8 @@ class Stepping:
         self._current = None
         if restore_buffers:
             self._buffers.restore()
-        self._accumulation.forget()
+        for lane in self._lanes:
+            lane.accumulation.forget()
 
     def as_applied(self) -> AbstractContextManager[None]:
         """Meanwhile buffers that virtual workers have changed in a step in progress are those that it began with."""
@@ -178,30 +204,39 @@ class Stepping:
     ) -> None:
         self._buffers.begin()
         self._step = step
-        if not same(parameters, self._parameters) or self._world_size > self._layout.padding:
-            self._accumulation.close()
-            self._lay_out(parameters)
-        if ranges != self._ranges:
-            self._ranges, self._reducer = ranges, None
         mine = ranges[self._rank]
-        if self._reducer is None:
-            self._reducer = self._new_reducer()
+        if ranges != self._ranges:
+            self._ranges = ranges
+            for each in self._lanes:
+                each.reducer = None
             self._loader.assign(step, mine, self._total_steps)
+        self._lane = lane = self._lane_of(step, parameters)
+        if lane.reducer is None:
+            lane.reducer = self._new_reducer(lane.layout)
         self._loader.begin(step)
         if send:
             self._transfers.send()
         self._hosted = [v for v in mine if self._sampler.has_samples(step, v)]
-        self._accumulation.begin()
+        lane.accumulation.begin()
         self.sharing.begin()
         self._update.clipping.begin()
         self._communicator.part_begins()
         self._proposal = proposal
 
-    def _new_reducer(self) -> Reducer:
+    def _lane_of(self, step: int, parameters: list[torch.nn.Parameter]) -> Lane:
+        """That of a step, which trains these."""
+        number = self._recipe.updates.number(step)
+        lane = self._lanes[number]
+        if not same(parameters, lane.parameters) or self._world_size > lane.layout.padding:
+            lane.accumulation.close()
+            self._lanes[number] = self._lay_out(parameters)
+        return self._lanes[number]
+
+    def _new_reducer(self, layout: Layout) -> Reducer:
         n = self._recipe.virtual_workers
         if self._recipe.canonical:
-            return CanonicalReducer(self._communicator, self._ranges, n, self._layout)
-        return PlainReducer(self._communicator, self._layout, n)
+            return CanonicalReducer(self._communicator, self._ranges, n, layout)
+        return PlainReducer(self._communicator, layout, n)
 
     def _begin_micro_batch(self, virtual_worker: int) -> Any:
         recipe, step = self._recipe, self._step
@@ -211,7 +246,8 @@ class Stepping:
         self._stepped.clear()
         weight = self._weight(virtual_worker) if recipe.normalize is None else 1.0  # a sum has its weight in it
         last = virtual_worker == self._ranges[self._rank][-1]  # in a short step others may follow, which have no sample
-        self._accumulation.expect(virtual_worker, weight, self._reducer if last else None)
+        self._forget_others()
+        self._lane.accumulation.expect(virtual_worker, weight, self._lane.reducer if last else None)
         seed_everything(derive_seed(recipe.seed, "model", step, virtual_worker))
         return batch
 
@@ -225,15 +261,29 @@ class Stepping:
         """
         virtual_worker = self._current
         if virtual_worker is None or optimizer in self._stepped:
-            raise UserError("optimizer.step() was called twice for one batch, or outside the loop over batches")
+            raise UserError(
+                "optimizer.step() was called twice for one batch, or outside the loop over batches. Two updates from one batch "
+                "are two steps: prepare(…, updates={'first': optimizer, 'second': optimizer}), and `batches.update` says which"
+            )
+        updates = self._recipe.updates
+        updates.check_stepped(self._step, optimizer)
+        self._lane.accumulation.part_stepped()
         self._stepped.add(optimizer)
-        if len(self._stepped) < len(self._held.parts.optimizers):
+        if len(self._stepped) < len(updates.optimizers(self._step)):
             return False
         self._current = None
-        self._accumulation.completed()
+        self._lane.accumulation.completed()
+        self._forget_others()
         if virtual_worker == 0:
             self._buffers.keep()
         return virtual_worker == self._hosted[-1]
+
+    def _forget_others(self) -> None:
+        """What the script has computed for the parameters of other updates is no part of this one."""
+        for lane in self._lanes:
+            if lane is not self._lane:
+                for parameter in lane.parameters:
+                    parameter.grad = None
 
     def complete_own_part(self) -> None:
         """This worker's part of the step is issued. Raises CommunicatorBroken, with nothing applied."""
@@ -251,11 +301,12 @@ class Stepping:
     def _complete(self, before_update: Callable[[], None], joins: bool = False) -> None:
         """Reduce, read what was told in band, apply the update. Raises CommunicatorBroken, with nothing applied."""
         for virtual_worker in self._ranges[self._rank][len(self._hosted) :]:
-            self._accumulation.skip(virtual_worker)  # whose slice of a short last step is empty
-        assert self._reducer is not None
+            self._lane.accumulation.skip(virtual_worker)  # whose slice of a short last step is empty
+        reducer = self._lane.reducer
+        assert reducer is not None
         part = Part(self._step, tuple(self._hosted), joins)
-        gradient = self._accumulation.reduce(
-            self._reducer, lambda: self.in_band.issue(self._communicator, part, self._proposal)
+        gradient = self._lane.accumulation.reduce(
+            reducer, lambda: self.in_band.issue(self._communicator, part, self._proposal)
         )
         root = next(rank for rank, hosted in enumerate(self._ranges) if 0 in hosted)
         self._buffers.share(self._communicator, root)
@@ -264,17 +315,18 @@ class Stepping:
         self._transfers.sent()
         self.in_band.read(part)
         self._tell(WordRead(proposal))
-        for parameter, view in zip(self._layout.parameters, gradient.views, strict=True):
+        for parameter, view in zip(self._lane.layout.parameters, gradient.views, strict=True):
             parameter.grad = view
         self._apply()
 
     def _apply(self) -> None:
         self._held.settle()
         self._buffers.apply()  # before the update, after which a script may change them
-        self._update.apply(self._parameters, self._step, self._recipe.virtual_workers, self._items())
-        for parameter in self._parameters:
+        lane, stepped = self._lane, self._recipe.updates.optimizers(self._step)
+        self._update.apply(lane.parameters, stepped, self._step, self._recipe.virtual_workers, self._items())
+        for parameter in lane.parameters:
             parameter.grad = None
-        self._accumulation.applied()
+        lane.accumulation.applied()
         self._held.next_step = self._step + 1
         self._loader.applied(self._step)
         self._tell(StepApplied(self._step, self._sampler.next_epoch))

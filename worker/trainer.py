@@ -146,6 +146,11 @@ class Trainer:
         return self._stepping
 
     @property
+    def update(self) -> str:
+        """The name of the update that the step in progress makes."""
+        return self._stepping.update
+
+    @property
     def finished(self) -> bool:
         if self._total_steps is not None and self._held.next_step >= self._total_steps:
             return True
@@ -240,7 +245,7 @@ class Trainer:
 
     def body_is_done(self) -> None:
         """A host's step is over for one virtual worker: its gradient is complete."""
-        for optimizer in range(self._stepping.optimizers):
+        for optimizer in self._stepping.optimizers:
             self._step(optimizer)
 
     def optimizer_stepped(self, optimizer: int) -> None:
@@ -331,7 +336,9 @@ class Trainer:
         arrival = self._transfers.receive(keep_own)
         match arrival.instruction:
             case JoinStep() as step:
-                parameters = self._held.parts.trained_in(arrival.incoming.header)
+                updates = self._recipe.updates
+                optimizers = updates.optimizers(step.step) if len(updates) > 1 else None
+                parameters = self._held.parts.trained_in(arrival.incoming.header, optimizers)
                 self._stepping.join(step, parameters, lambda: self._transfers.take(arrival))
             case other:
                 assert isinstance(other, TakeState)

@@ -25,6 +25,7 @@ import elasticd as elastic
 torch.manual_seed(1)
 """
 BEFORE = {
+    "Two updates from a batch": "generator, discriminator = nn.Linear(3, 1), nn.Linear(1, 1)",
     "Data that is read in sequence": """
 os.makedirs("data")
 rows = [(float(number), 2.0 * number) for number in range(60)]
@@ -47,6 +48,14 @@ with open("corpus.jsonl", "w") as file:
 }
 # What is held against each example's names when it has run.
 AFTER = {
+    "Data with an index": """
+def check(names):
+    assert names["run"].steps_done >= 2 * (60 // (4 * 4))
+""",
+    "Two updates from a batch": """
+def check(names):
+    assert names["run"].steps_done == 2 * 2 * 4
+""",
     "Data that is read in sequence": """
 def numbers(sample):
     sample = sample["x"] if isinstance(sample, dict) else sample[0]
@@ -89,6 +98,7 @@ def test_the_examples_of_a_section_run(heading: str, tmp_path: Path) -> None:
             "model = nn.Linear(1, 1)",
             "optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)",
             "loss_fn = nn.MSELoss()",
+            "dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))",
             "names = dict(globals())",
             f"exec(compile({example!r}, 'docs/scripts.md', 'exec'), names)",
             "check(names)",

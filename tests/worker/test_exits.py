@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from elasticd.worker.data.loading import Loader
 from elasticd.worker.data.sampling import OwnOrder, SerialSampler
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.gradients.update import Update
+from elasticd.worker.gradients.updates import Updates
 from elasticd.worker.run import Run
 from elasticd.worker.state.training_state import TrainingState
 from elasticd.worker.stepping import Recipe
@@ -47,7 +49,13 @@ run = Run(control, None, 2, seed=1)
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = torch.randn(16, 2), torch.randn(16, 1)
-model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=2)
+hooked = []
+
+def hook():
+    for error in hooked:
+        raise error
+
+model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=2, before_update=hook)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 class Enough(Exception): pass
@@ -83,6 +91,9 @@ loop()
         ("pass", "sys.exit(0)", "ScriptEnded"),
         ("os.kill(os.getpid(), signal.SIGTERM)", "pass", "ScriptEnded"),
         ("raise Enough('now')", "pass", "ScriptEnded(reason='Enough: now')"),
+        ("return", "pass", "LoopEnded(epochs=2)"),
+        ("raise KeyboardInterrupt", "pass", "ScriptEnded(reason='KeyboardInterrupt: ')"),
+        ("hooked.append(Enough('in a hook'))", "pass", "ScriptEnded(reason='Enough: in a hook')"),
     ],
 )
 def test_only_a_loop_that_ended_or_was_left_by_break_has_finished(
@@ -93,7 +104,7 @@ def test_only_a_loop_that_ended_or_was_left_by_break_has_finished(
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=300, env={**os.environ})
     (line,) = done.stdout.splitlines()
     assert line.startswith(told), done.stderr
-    assert done.returncode == (1 if "Enough" in middle else 0)
+    assert done.returncode == (1 if "Enough" in middle else -signal.SIGINT if "Keyboard" in middle else 0)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +148,9 @@ def test_a_script_that_ends_does_nothing_more_of_what_it_was_instructed_to() -> 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sampler = SerialSampler(OwnOrder(4, 0, shuffle=True), 1, 1)
     loader = Loader(torch.utils.data.TensorDataset(torch.zeros(4, 1)), sampler, 0, torch.device("cpu"))
-    recipe = Recipe(1, 0, torch.device("cpu"), canonical=True, overlap=False, max_steps=None)
+    recipe = Recipe(
+        1, 0, torch.device("cpu"), canonical=True, overlap=False, max_steps=None, updates=Updates.of(None, [optimizer])
+    )
     update = Update([optimizer], [], None, None, None, None)
     trainer = Trainer(recipe, control, TrainingState(model, [optimizer]), update, sampler, loader, None)
     trainer.ended("SystemExit: 0")

@@ -36,8 +36,11 @@ class Outcome:
 ALONE = [[0, [0]]]
 ALL = [[0, [0, 1, 2, 3]]]
 CHANGING = [[0, [0]], [5, [0, 1, 2]], [9, [1, 2]], [13, [3, 1]], [17, [3, 1, 4, 5]]]
-QUICK = ["plain", "many_segments", "mixed_precision", "own_batches"]
+QUICK = ["plain", "many_segments", "mixed_precision", "own_batches", "adversarial"]
 OTHERS = [
+    "checkpointed",
+    "compiled_by_default",
+    "two_passes",
     "own_sampler",
     "several_optimizers_and_schedulers",
     "several_types",
@@ -113,11 +116,16 @@ def test_a_roster_may_be_replaced_by_another_while_both_are_more_workers_than_vi
     assert set(ranks.outcome("many_segments", moving).states) == {expected}
 
 
-@pytest.mark.parametrize("case", ["data_workers", "saved_in_the_loop", *also("no_overlap")])
+@pytest.mark.parametrize("case", ["data_workers", "saved_in_the_loop", *also("closures", "no_overlap")])
 def test_reading_ahead_overlapping_and_saving_change_no_bit(ranks: Ranks, case: str) -> None:
     (expected,) = ranks.outcome("plain", ALONE).states
     assert set(ranks.outcome(case, ALONE).states) == {expected}
     assert set(ranks.outcome(case, CHANGING).states) == {expected}
+
+
+@pytest.mark.cluster
+def test_activations_that_are_computed_again_change_no_bit(ranks: Ranks) -> None:
+    assert ranks.outcome("not_checkpointed", ALONE).states == ranks.outcome("checkpointed", ALONE).states
 
 
 @pytest.mark.parametrize("determinism", ["none", *also("static")])

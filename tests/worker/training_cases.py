@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import elasticd as elastic
 from elasticd.worker.run import Run
@@ -250,23 +251,82 @@ def unfreezing(run: Run) -> list[Any]:
     return train(run, model, optimizer, before_epoch)
 
 
-def gradients_that_are_changed(run: Run) -> list[Any]:
-    """Two backward passes for each batch, and noise added to what they give: nothing may be sent before `step`."""
+def two_passes(run: Run, noise: float = 0.0, **options: Any) -> list[Any]:
+    """Two backward passes for each batch."""
     model = network()
-    model, optimizer, batches = run.prepare(
-        model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), Points(), batch_size=5
-    )
+    raw = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5, **options)
     for _ in run.epochs(EPOCHS):
         for x, y in batches:
             functional.cross_entropy(model(x), y).backward()
             (0.1 * model(x).square().mean()).backward()
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.grad.add_(0.01 * torch.randn_like(parameter))
+            if noise:
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad.add_(noise * torch.randn_like(parameter))
             optimizer.step()
             optimizer.zero_grad()
     run.finish()
-    return [model.state_dict(), optimizer.state_dict()]
+    return [model.state_dict(), raw.state_dict()]
+
+
+def gradients_that_are_changed(run: Run) -> list[Any]:
+    """And noise added to what they give: nothing may be sent before `step`."""
+    return two_passes(run, noise=0.01, overlap=False)
+
+
+def closures(run: Run) -> list[Any]:
+    """`step(closure)`. The result must be that of `plain`."""
+    model = network()
+    raw = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+
+            def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = functional.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            assert optimizer.step(closure) > 0
+    run.finish()
+    return [model.state_dict(), raw.state_dict()]
+
+
+def adversarial(run: Run) -> list[Any]:
+    """A GAN: two updates from each batch, of two optimizers, each with a scheduler."""
+    torch.manual_seed(5)
+    generator = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 12))
+    discriminator = nn.Sequential(nn.Linear(12, 16), nn.LeakyReLU(0.2), nn.Dropout(0.1), nn.Linear(16, 1))
+    first = torch.optim.Adam(discriminator.parameters(), lr=0.01, betas=(0.5, 0.999))
+    second = torch.optim.SGD(generator.parameters(), lr=0.05, momentum=0.9)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.95) for each in (first, second)]
+    both = nn.ModuleDict({"generator": generator, "discriminator": discriminator})
+    _, (of_discriminator, of_generator), batches = run.prepare(
+        both,
+        [first, second],
+        Points(),
+        batch_size=5,
+        updates={"discriminator": first, "generator": second},
+        scheduler=schedulers,
+        max_grad_norm=1.0,
+    )
+    assert run.steps_per_epoch == len(batches) == 12
+    for _ in run.epochs(2):
+        for x, _ in batches:
+            made = generator(torch.randn(len(x), 4)) if len(x) > 1 else x
+            if batches.update == "discriminator":
+                score = torch.cat([discriminator(x), discriminator(made.detach())])
+                real = torch.cat([torch.ones(len(x), 1), torch.zeros(len(x), 1)])
+                functional.binary_cross_entropy_with_logits(score, real).backward()
+                of_discriminator.step()
+            else:
+                score = discriminator(made)
+                functional.binary_cross_entropy_with_logits(score, torch.ones(len(x), 1)).backward()
+                of_generator.step()
+    run.finish()
+    return [both.state_dict(), first.state_dict(), second.state_dict(), *(each.state_dict() for each in schedulers)]
 
 
 def global_gradient(run: Run) -> list[Any]:
@@ -297,6 +357,61 @@ def compiled(run: Run) -> list[Any]:
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
     return train(run, model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), drop_last=True)
+
+
+def compiled_by_default(run: Run) -> list[Any]:
+    """`torch.compile` with its default backend, which makes C++ of a model, under autocast."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    torch.manual_seed(5)
+    model = torch.compile(nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3)), dynamic=True)
+    raw = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run.finish()
+    return [model.state_dict(), raw.state_dict()]
+
+
+class Blocks(nn.Module):
+    """A tied embedding, and blocks with dropout whose activations are computed again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.embedding = nn.Embedding(7, 12)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Dropout(0.3), nn.Linear(24, 12)) for _ in range(3)
+        )
+        self.head = nn.Linear(12, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor, again: bool) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + (checkpoint(block, x, use_reentrant=False) if again else block(x))
+        return torch.as_tensor(self.head(x + self.embedding.weight.mean(0)))
+
+
+def checkpointed(run: Run, again: bool = True) -> list[Any]:
+    """Activation checkpointing, which draws the same dropout twice."""
+    model = Blocks()
+    raw = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x, again), y).backward()
+            optimizer.step()
+    run.finish()
+    return [model.state_dict(), raw.state_dict()]
+
+
+def not_checkpointed(run: Run) -> list[Any]:
+    """The result must be that of `checkpointed`."""
+    return checkpointed(run, again=False)
 
 
 LENGTHS = (31, 8, 0, 57, 22, 3, 40, 99)  # of the shards

@@ -7,8 +7,11 @@ everything goes into one gradient.
 Gradients are moved while the backward pass computes others: hooks tell which are complete, and a segment of parameters that is
 complete is put in its place, so that its memory is free for the next. In a step's last micro-batch the reducer is told, too,
 and sends what is complete (as DistributedDataParallel does, but in the parameters' order). That is right only if one backward
-pass runs for each micro-batch and nobody changes a gradient between it and `optimizer.step()`. So the first step of a process,
-in which everything waits for `optimizer.step()`, watches whether the script is like that.
+pass runs for each micro-batch. So the first step of a process, in which everything waits for `optimizer.step()`, watches
+whether the script is like that; one with several passes goes on so.
+
+A script that changes a gradient between `backward()` and `optimizer.step()` changes that of one micro-batch, which is seldom what
+it wants: clipping it would be right on one GPU. It is refused, unless it has asked for `overlap=False`.
 """
 
 from __future__ import annotations
@@ -40,7 +43,10 @@ class Accumulation:
         self._layout = layout
         self._n = virtual_workers
         self._canonical = canonical
-        self._overlap = overlap  # wanted, and nothing seen yet that forbids it
+        self._overlap = overlap
+        self._several = False  # backward passes run for one micro-batch
+        self._part_stepped = False  # the script has stepped one of several optimizers for the micro-batch
+        self._late = False  # and a backward pass has run since
         self._watched_steps = 0
         self._segment_of = [i for i, segment in enumerate(layout.segments) for _ in segment.positions]
         self._hooks: list[RemovableHandle] = []
@@ -83,12 +89,12 @@ class Accumulation:
         self._ends_step = last is not None
         self._target, self._adds = self._place_for(virtual_worker)
         self._versions: list[int | None] = [None] * len(self._layout.parameters)
-        self._twice = False
+        self._twice = self._part_stepped = self._late = False
         self._placed = 0  # segments
         self._waiting = [len(segment.positions) for segment in self._layout.segments]
         if not self._overlap:
             self._mode = _Mode.OFF
-        elif self._watched_steps == 0:
+        elif self._watched_steps == 0 or self._several:
             self._mode = _Mode.WATCHING
         else:
             self._mode = _Mode.PLACING
@@ -96,14 +102,20 @@ class Accumulation:
                 self._start(last)
 
     def completed(self) -> None:
-        """The script says that the gradient is complete. Raises UserError if what was sent was not."""
+        """The script says that the gradient is complete. Raises UserError if what was sent was not, and if somebody has changed
+        it since the backward pass."""
+        if self._mode is _Mode.PLACING and self._twice:
+            raise UserError(
+                "backward() was called twice for one batch, after steps in which it was called once: pass overlap=False to "
+                "prepare()"
+            )
         if self._mode is not _Mode.OFF and not self._was_untouched():
-            if self._mode is _Mode.PLACING:
-                raise UserError(
-                    "a gradient was changed between backward() and optimizer.step(), or backward() was called twice for one "
-                    "batch, after steps in which it was not: pass overlap=False to prepare()"
-                )
-            self._overlap = False
+            raise UserError(
+                "a gradient was changed between backward() and optimizer.step(). There it is that of one micro-batch, not the "
+                "step's. To clip the step's gradient, as clip_grad_norm_ does on one GPU: prepare(…, max_grad_norm=1.0). To "
+                "change it otherwise: prepare(…, before_update=f). If each micro-batch's is meant: prepare(…, overlap=False)"
+            )
+        self._several = self._several or self._twice
         self._mode = _Mode.OFF
         while self._placed < len(self._layout.segments):
             self._put_next()
@@ -113,6 +125,18 @@ class Accumulation:
             self._watched_steps += 1
         for parameter in self._layout.parameters:
             parameter.grad = None
+
+    def part_stepped(self) -> None:
+        """The script has stepped one of several optimizers, which are all stepped for each micro-batch. Raises UserError if it
+        computes gradients between those steps."""
+        if self._late:
+            raise UserError(
+                "backward() was called between two optimizers' step(), and the first of them has not been applied by then: with "
+                "several optimizers all are applied together. Two updates from one batch, as in a GAN, are two steps: "
+                "prepare(…, updates={'discriminator': first, 'generator': second}), and in the loop `if batches.update == "
+                "'discriminator':` with one half, `else:` with the other"
+            )
+        self._part_stepped = True
 
     def skip(self, virtual_worker: int) -> None:
         """`virtual_worker` has no sample in this step: its gradient is zero."""
@@ -217,21 +241,23 @@ class Accumulation:
 
     def _accumulated(self, position: int, parameter: torch.Tensor) -> None:
         """Autograd has completed this parameter's gradient, for one backward pass."""
+        self._late = self._late or self._part_stepped
         if self._mode is _Mode.OFF:
             return
-        if self._versions[position] is not None:
+        assert parameter.grad is not None
+        again = self._versions[position] is not None
+        self._versions[position] = parameter.grad._version
+        if again:
             self._twice = True
             return
-        assert parameter.grad is not None
-        self._versions[position] = parameter.grad._version
         if self._mode is _Mode.PLACING:
             self._waiting[self._segment_of[position]] -= 1
             while self._placed < len(self._waiting) and self._waiting[self._placed] == 0:
                 self._put_next()
 
     def _was_untouched(self) -> bool:
-        """Whether every gradient is as one backward pass has left it."""
-        return not self._twice and all(
+        """Whether every gradient is as the backward pass has left it."""
+        return all(
             (None if parameter.grad is None else parameter.grad._version) == version
             for parameter, version in zip(self._layout.parameters, self._versions, strict=True)
         )

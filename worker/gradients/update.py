@@ -39,16 +39,25 @@ class Update:
         self._before_update = before_update
         self._after_update = after_update
 
-    def apply(self, parameters: Sequence[torch.nn.Parameter], step: int, virtual_workers: int, items: float) -> None:
-        """Update the parameters from their `grad`, the mean over all virtual workers, or over `items` if not 0."""
+    def apply(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        stepped: Sequence[int],
+        step: int,
+        virtual_workers: int,
+        items: float,
+    ) -> None:
+        """Update the parameters from their `grad`, the mean over all virtual workers, or over `items` if not 0. stepped: positions
+        of the optimizers that do it."""
+        optimizers = [self.optimizers[position] for position in stepped]
         if self.scaler is not None:
-            for optimizer in self.optimizers:
+            for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
         divide(parameters, virtual_workers, items)
         self.clipping.apply(parameters)
         if self._before_update is not None:
             self._before_update()
-        for optimizer in self.optimizers:
+        for optimizer in optimizers:
             if self.scaler is None:
                 optimizer.step()
             else:
@@ -59,7 +68,8 @@ class Update:
         self.rates = tuple(float(group["lr"]) for group in groups if "lr" in group)
         if (step + 1) % self._scheduler_frequency == 0:
             for scheduler in self.schedulers:
-                scheduler.step()
+                if any(scheduler.optimizer is optimizer for optimizer in optimizers):
+                    scheduler.step()
         if self._after_update is not None:
             self._after_update()
 
@@ -71,13 +81,16 @@ class ElasticOptimizer:
         self._optimizer = optimizer
         self._stepped = stepped
 
-    def step(self, closure: Any = None) -> None:
-        """This micro-batch's gradient is complete; after the last one of a global step the update is applied."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """This micro-batch's gradient is complete; after the last one of a global step the update is applied.
+
+        closure: computes it, and is called once, here and now. Returns what it returns."""
+        loss = None
         if closure is not None:
-            raise UserError(
-                "optimizer.step(closure): an optimizer that evaluates the loss itself cannot be made elastic"
-            )
+            with torch.enable_grad():
+                loss = closure()
         self._stepped()
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: each micro-batch starts from no gradient anyway."""

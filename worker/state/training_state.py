@@ -106,13 +106,18 @@ class TrainingState:
 
     # -- taking
 
-    def trained_in(self, header: Mapping[str, Any]) -> list[torch.nn.Parameter]:
-        """This model's parameters that the header's script trains. Raises as `adopt`."""
+    def trained_in(
+        self, header: Mapping[str, Any], optimizers: Sequence[int] | None = None
+    ) -> list[torch.nn.Parameter]:
+        """This model's parameters that the header's script trains; only those of these optimizers, if any are given. Raises as
+        `adopt`."""
         self._check(header)
         known = {id(parameter) for parameter in self.model.parameters()}
-        found = [
-            parameter for position, parameter in enumerate(self._parameters()) if position in set(header["trained"])
-        ]
+        wanted = set(header["trained"])
+        if optimizers is not None:
+            groups = [group for position in optimizers for group in header["optimizers"][position]["groups"]]
+            wanted &= {position for group in groups for position in group["params"]}
+        found = [parameter for position, parameter in enumerate(self._parameters()) if position in wanted]
         return [
             parameter for parameter in found if isinstance(parameter, torch.nn.Parameter) and id(parameter) in known
         ]

@@ -1,0 +1,79 @@
+"""Several updates from one batch, such as the two halves of a GAN: each is a step of its own, with optimizers of its own.
+
+Steps take turns. In each, every worker trains the parameters of that update's optimizers alone; those of others are neither
+reduced nor changed, whatever gradients a backward pass leaves with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...protocol.errors import UserError
+
+
+class Updates:
+    """The updates that are made from each batch, in their order."""
+
+    def __init__(self, names: Sequence[str], optimizers: Sequence[tuple[int, ...]]) -> None:
+        """optimizers: of each update, by their position among all."""
+        self.names = tuple(names)
+        self._optimizers = tuple(optimizers)
+
+    @classmethod
+    def of(cls, updates: Any, optimizers: Sequence[torch.optim.Optimizer]) -> Updates:
+        """As a script gives them: a mapping from names to the optimizer, or optimizers, that are stepped. None: one update.
+
+        Raises UserError where they cannot be meant."""
+        if updates is None:
+            return cls(("",), (tuple(range(len(optimizers))),))
+        if not isinstance(updates, Mapping) or not updates or not all(isinstance(name, str) for name in updates):
+            raise UserError(
+                "updates= takes a mapping from a name to the optimizer that is stepped: "
+                "updates={'discriminator': first, 'generator': second}"
+            )
+        known = {id(optimizer): position for position, optimizer in enumerate(optimizers)}
+        found: list[tuple[int, ...]] = []
+        for name, value in updates.items():
+            several = [value] if isinstance(value, torch.optim.Optimizer) else list(value)
+            if not several or any(id(each) not in known for each in several):
+                raise UserError(f"updates= has for {name!r} an optimizer that prepare() was not given")
+            found.append(tuple(known[id(each)] for each in several))
+        missing = set(range(len(optimizers))) - {position for each in found for position in each}
+        if missing:
+            kind = type(optimizers[min(missing)]).__name__
+            raise UserError(f"updates= never steps optimizer {min(missing)}, {kind}: name it for one of the updates")
+        return cls(tuple(updates), found)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def number(self, step: int) -> int:
+        """Which update a step makes."""
+        return step % len(self.names)
+
+    def optimizers(self, step: int) -> tuple[int, ...]:
+        """By their position: those that the script steps in a step."""
+        return self._optimizers[self.number(step)]
+
+    def owned(
+        self, step: int, parameters: list[torch.nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> list[torch.nn.Parameter]:
+        """Those of `parameters` that a step trains."""
+        if len(self.names) == 1:
+            return parameters
+        groups = [group for position in self.optimizers(step) for group in optimizers[position].param_groups]
+        known = {id(parameter) for group in groups for parameter in group["params"]}
+        return [parameter for parameter in parameters if id(parameter) in known]
+
+    def check_stepped(self, step: int, optimizer: int) -> None:
+        """Raises UserError if a script steps an optimizer in another's update."""
+        if optimizer not in self.optimizers(step):
+            number = self.number(step)
+            theirs = next(name for name, those in zip(self.names, self._optimizers, strict=True) if optimizer in those)
+            raise UserError(
+                f"an optimizer of the update {theirs!r} was stepped in the update {self.names[number]!r}: write "
+                f"`if batches.update == {theirs!r}:` before it"
+            )
