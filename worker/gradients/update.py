@@ -47,8 +47,8 @@ class Update:
         virtual_workers: int,
         items: float,
     ) -> None:
-        """Update the parameters from their `grad`, the mean over all virtual workers, or over `items` if not 0. stepped: positions
-        of the optimizers that do it."""
+        """Update the parameters from their `grad`, the mean over all virtual workers, or over `items` if not 0. stepped:
+        positions of the optimizers that do it."""
         optimizers = [self.optimizers[position] for position in stepped]
         if self.scaler is not None:
             for optimizer in optimizers:
