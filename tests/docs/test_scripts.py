@@ -25,7 +25,11 @@ import elasticd as elastic
 torch.manual_seed(1)
 """
 BEFORE = {
-    "Two updates from a batch": "generator, discriminator = nn.Linear(3, 1), nn.Linear(1, 1)",
+    "Data with an index": "dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))",
+    "Two updates from a batch": """
+dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))
+generator, discriminator = nn.Linear(3, 1), nn.Linear(1, 1)
+""",
     "Data that is read in sequence": """
 os.makedirs("data")
 rows = [(float(number), 2.0 * number) for number in range(60)]
@@ -98,7 +102,6 @@ def test_the_examples_of_a_section_run(heading: str, tmp_path: Path) -> None:
             "model = nn.Linear(1, 1)",
             "optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)",
             "loss_fn = nn.MSELoss()",
-            "dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))",
             "names = dict(globals())",
             f"exec(compile({example!r}, 'docs/scripts.md', 'exec'), names)",
             "check(names)",
