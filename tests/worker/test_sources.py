@@ -307,8 +307,6 @@ def test_what_cannot_be_read_gets_the_sentence_that_says_what_can(data: Any, wan
 def test_functions_that_are_none_are_refused() -> None:
     with pytest.raises(UserError, match="collate_fn= takes a function, not 'pad'"):
         opened(options=LoaderOptions(collate_fn="pad"), batch_size=2)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="worker_init_fn= is for datasets with an index"):
-        opened(Stream(), LoaderOptions(worker_init_fn=offset), batch_size=2)
     with pytest.raises(UserError, match="num_workers is -1"):
         opened(options=LoaderOptions(num_workers=-1), batch_size=2)
 

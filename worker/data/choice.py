@@ -92,10 +92,6 @@ def _streams_of(shards: Shards, wanted: Wanted, options: LoaderOptions, job: Job
             "drop_last=True: which steps of an epoch are short is not known beforehand where data is read in sequence. Leave it "
             "out: a short step counts by its samples"
         )
-    if options.worker_init_fn is not None:
-        raise UserError(
-            "worker_init_fn= is for datasets with an index: what a shard needs, its `open` or `__iter__` can prepare"
-        )
     rules = Rules(
         len(shards.shards),
         job.virtual_workers,
