@@ -72,7 +72,7 @@ def has_joined(record: JobRecord) -> bool:
 
 def spent(now: float, job: Job) -> GpuSeconds:
     """What `job` has had so far."""
-    return account.advanced(job.record.gpu_account, now)[0].spent
+    return account.spent_by(job.record.gpu_account, now)
 
 
 def saved(usage: Usage, now: float, job: Job) -> None:

@@ -103,6 +103,18 @@ def advanced(account: Account, now: float) -> Booked:
     ), bookings
 
 
+def spent_by(account: Account, now: float) -> GpuSeconds:
+    """What has been had up to `now`: as `advanced` counts, without the days."""
+    if not account.holds or not 0 < now - account.since_s <= MOST_SLICE_S:
+        return account.spent
+    seconds, spent = now - account.since_s, account.spent
+    return replace(
+        spent,
+        used_gpu_s=spent.used_gpu_s + account.using * seconds,
+        idle_gpu_s=spent.idle_gpu_s + account.idling * seconds,
+    )
+
+
 def joined(account: Account) -> Booked:
     """A worker has called `elastic.join()`: what ran before was starting."""
     moved, bookings = _moved(account, Column.USED, Column.IDLE, account.unjoined)

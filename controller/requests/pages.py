@@ -21,7 +21,7 @@ from ..intake.guests import present
 from ..jobs.archive import PREFIX
 from ..jobs.job import Job
 from ..jobs.records import ArchivedJob
-from .views import job_view, server_view
+from .views import job_view, server_view, troubles_of
 
 MAX_ON_PAGE = 1000
 MOST_BYTES = 512 << 10  # of a page, by and large; one job may be more
@@ -48,12 +48,12 @@ def jobs_page(cluster: Cluster, now: float, who: Principal, request: GetJobs, fe
         raise UserError(f"after: {request.after[:80]!r} is not where a page has ended")
     numbers = cluster.index.live_numbers
     first = bisect.bisect_right(numbers, int(request.after)) if request.after else 0
-    views, bytes_, at = [], 0, first
+    views, bytes_, at, troubles = [], 0, first, troubles_of(cluster, now)
     for job in cluster.index.live_from(first, limit):
         at += 1
         if request.mine and not _is_of(who, job):
             continue
-        views.append(job_view(cluster, now, who, job))
+        views.append(job_view(cluster, now, who, job, troubles))
         bytes_ += _weight(views[-1])
         if bytes_ >= MOST_BYTES:
             break
@@ -111,11 +111,11 @@ def _ended(cluster: Cluster, now: float, who: Principal, after: str, limit: int,
     missing = tuple(key for key in keys if key not in in_memory and key not in fetched)
     if missing:
         raise NotAtHand(missing)
-    views, bytes_, at = [], 0, 0
+    views, bytes_, at, troubles = [], 0, 0, troubles_of(cluster, now)
     for job in _known(keys, in_memory, fetched):
         at += 1
         if job is not None and not (mine and not _is_of(who, job)):
-            views.append(job_view(cluster, now, who, job))
+            views.append(job_view(cluster, now, who, job, troubles))
             bytes_ += _weight(views[-1])
         if bytes_ >= MOST_BYTES:
             break

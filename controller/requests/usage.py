@@ -16,7 +16,7 @@ from ..jobs.account import DAY_S, day_of
 from ..usage import LAST_DAY, NOBODY, date_of
 from .finding import find_job
 from .pages import MAX_ON_PAGE, Fetched, jobs_page
-from .views import job_view
+from .views import job_view, troubles_of
 
 MOST_DAYS = 120  # on a page
 
@@ -30,7 +30,7 @@ def report(cluster: Cluster, now: float, who: Principal, request: GetUsage, fetc
     page = UsageReport(rows=(), since_s=first * DAY_S, until_s=(last + 1) * DAY_S, time_s=now)
     if request.job:
         job = find_job(cluster, who, request.job, fetched)
-        return replace(page, rows=(_row(job_view(cluster, now, who, job)),))
+        return replace(page, rows=(_row(job_view(cluster, now, who, job, troubles_of(cluster, now))),))
     if request.by is UsageBy.JOB:
         return _by_job(cluster, now, who, request, fetched, page)
     if request.by is UsageBy.DAY:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache, partial
 
 from msgspec.structs import replace
 
@@ -21,22 +22,29 @@ from ..intake.guests import MOST_TOLD, present, sentence, unknown_sentence
 from ..jobs.job import Job
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
 from ..reconcile.barring import sentence as leaving
-from ..reconcile.health import troubles
+from ..reconcile.health import troubles as troubles_told
 from ..reconcile.snapshot import fewest
 from ..sessions import Guest, Session
 from .authority import shown
 
 NAMES_TOLD = 8
 
+Troubles = Callable[[], str]
 
-def job_view(cluster: Cluster, now: float, who: Principal, job: Job) -> JobView:
+
+def troubles_of(cluster: Cluster, now: float) -> Troubles:
+    """Which servers take no new work, and why: put into words once, if anybody asks."""
+    return cache(partial(troubles_told, cluster, now))
+
+
+def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: Troubles) -> JobView:
     """One job in full, as `who` sees it."""
     kept, progress, newest = job.record, job.progress(), job.newest
     return JobView(
         job=job.id,
         spec=shown(who, job),
         phase=kept.phase,
-        reason=_reason(cluster, now, job),
+        reason=_reason(cluster, now, job, troubles),
         submitted_s=job.submission.submitted_s,
         started_s=kept.started_s,
         finished_s=kept.finished_s,
@@ -69,7 +77,7 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job) -> JobView:
 
 def full_view(cluster: Cluster, now: float, who: Principal, job: Job) -> JobView:
     """One job with what is known of its throughput."""
-    return replace(job_view(cluster, now, who, job), curve=_curve(cluster, now, job))
+    return replace(job_view(cluster, now, who, job, troubles_of(cluster, now)), curve=_curve(cluster, now, job))
 
 
 def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:
@@ -116,7 +124,7 @@ def _wanted(job: Job) -> int:
     return len(newest.roster.members)
 
 
-def _reason(cluster: Cluster, now: float, job: Job) -> str:
+def _reason(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> str:
     if job.final:
         return job.record.reason
     if cluster.awaited:
@@ -148,8 +156,8 @@ def _reason(cluster: Cluster, now: float, job: Job) -> str:
         return f"measures its throughput with {job.profiling.share} of its {len(job.own_gpus)} GPUs"
     if leaves := leaving(cluster, job):
         return leaves
-    reasons = (job.waiting_reason, troubles(cluster, now)) if job.waiting_reason or not job.record.target else ()
-    return "; ".join(filter(None, reasons))
+    waiting = job.waiting_reason
+    return "; ".join(filter(None, (waiting, troubles()))) if waiting or not job.record.target else ""
 
 
 def no_join(job: Job) -> str:

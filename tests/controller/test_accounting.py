@@ -442,7 +442,10 @@ def test_columns_sum_up_to_what_was_held_whatever_moves(seed: int) -> None:
         gap_s = rng.choice((0.0, rng.uniform(0, 100), rng.uniform(0, 2 * DAY_S)))
         held_s += one.holds * gap_s
         now += gap_s
+        short = account.spent_by(one, now)
         one, bookings = account.advanced(one, now)
+        for column, gpu_s in account.columns(one.spent).items():
+            assert account.columns(short)[column] == pytest.approx(gpu_s, abs=NEAR)
         match rng.randrange(6):
             case 0:
                 one, more = account.joined(one)
