@@ -96,11 +96,11 @@ def steps_twice(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("body", "options", "said"),
     [
-        (clips, {}, r"To clip the step's gradient, .* prepare\(…, max_grad_norm=1.0\)"),
+        (clips, {}, r"To clip the step's gradient: run.clip\(1.0\) in place of clip_grad_norm_"),
         (clips_later, {}, r"prepare\(…, max_grad_norm=1.0\)"),
         (clips_after_two_passes, {}, r"prepare\(…, max_grad_norm=1.0\)"),
         (forgets, {}, "a gradient was changed between backward"),
-        (unscales, {"scaler": True}, r"scaler.unscale_\(\): give prepare\(\) max_grad_norm="),
+        (unscales, {"scaler": True}, r"scaler.unscale_\(\): leave it out, .* write run.clip\(1.0\)"),
         (accumulates, {}, "To accumulate gradients over k batches, .* k times as many virtual workers"),
         (leaves_a_batch_out, {}, r"To leave a batch out, call optimizer.step\(\) without backward\(\)"),
         (steps_twice, {}, r"two steps: prepare\(…, updates="),
@@ -123,6 +123,12 @@ def passes_twice(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
     script.optimizer.step()
 
 
+def clips_the_step(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
+    script.loss(x, y).backward()
+    script.run.clip(0.05)
+    script.optimizer.step()
+
+
 def once(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
     script.loss(x, y).backward()
     script.optimizer.step()
@@ -135,6 +141,11 @@ def test_what_the_messages_advise_works() -> None:
         script.train(body)
         assert script.run.steps_done == 2 * script.run.steps_per_epoch
         ends.append(script.model[0].weight.detach().clone())
+    clipping, clipped = Script(), Script(max_grad_norm=0.05)
+    clipping.train(clips_the_step)
+    clipped.train(once)
+    assert torch.equal(clipping.model[0].weight, clipped.model[0].weight)
+    assert not torch.equal(ends[0], clipped.model[0].weight)
     torch.testing.assert_close(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[3])
 

@@ -112,8 +112,9 @@ class Accumulation:
         if self._mode is not _Mode.OFF and not self._was_untouched():
             raise UserError(
                 "a gradient was changed between backward() and optimizer.step(). There it is that of one micro-batch, not the "
-                "step's. To clip the step's gradient, as clip_grad_norm_ does on one GPU: prepare(…, max_grad_norm=1.0). To "
-                "change it otherwise: prepare(…, before_update=f). If each micro-batch's is meant: prepare(…, overlap=False)"
+                "step's. To clip the step's gradient: run.clip(1.0) in place of clip_grad_norm_, or prepare(…, "
+                "max_grad_norm=1.0). To change it otherwise: prepare(…, before_update=f). If each micro-batch's is meant: "
+                "prepare(…, overlap=False)"
             )
         self._several = self._several or self._twice
         self._mode = _Mode.OFF

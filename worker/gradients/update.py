@@ -123,7 +123,8 @@ class ElasticScaler:
     def unscale_(self, optimizer: Any) -> None:
         """Refused: a micro-batch's gradient is not the global one."""
         raise UserError(
-            "scaler.unscale_(): give prepare() max_grad_norm= or before_update=, which act on the global gradient"
+            "scaler.unscale_(): leave it out, the global gradient is unscaled before it is clipped. In place of clip_grad_norm_ "
+            "write run.clip(1.0), or give prepare() max_grad_norm= or before_update="
         )
 
     def __getattr__(self, name: str) -> Any:
