@@ -8,6 +8,7 @@ line ``epoch index`` for each sample that was read.
 
 import argparse
 import os
+import sys
 import time
 
 import torch
@@ -35,6 +36,17 @@ class Squares(torch.utils.data.Dataset):
         return self.x[index] + 0.01 * torch.randn(8), self.y[index]
 
 
+def ends_here(once: str | None) -> bool:
+    """Is it this process that ends in the middle of its loop?"""
+    if once is None:
+        return True
+    try:
+        os.close(os.open(once, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("output")
@@ -44,7 +56,9 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--useful", type=int, default=1 << 30)
     parser.add_argument("--touched")
-    parser.add_argument("--fail-at", type=int, default=-1)
+    parser.add_argument("--end", choices=["raise", "exit", "break"])
+    parser.add_argument("--end-at", type=int, default=-1)
+    parser.add_argument("--once", help="only the process that makes this file ends so")
     options = parser.parse_args()
 
     run = elastic.join()
@@ -70,8 +84,14 @@ def main() -> None:
             latest = float(loss.detach())
             optimizer.step()
             optimizer.zero_grad()
-            if run.steps_done == options.fail_at:
+            if run.steps_done == options.end_at and ends_here(options.once):
+                if options.end == "break":
+                    break
+                if options.end == "exit":
+                    sys.exit()
                 raise ValueError("told to fail here")
+        if options.end == "break" and run.steps_done == options.end_at:
+            break
         epochs_seen.append(epoch)
         run.log(f"epoch {epoch} done at step {run.steps_done} on {run.world_size}")
         run.report(loss=latest)  # a joiner may have had no batch in this epoch
