@@ -15,6 +15,8 @@ import msgspec
 
 from ..protocol.errors import UserError
 from ..protocol.limits import (
+    COMPARE_EVERY,
+    MAX_COMPARE_EVERY,
     MAX_GPUS,
     MAX_KEPT_CHECKPOINTS,
     MAX_MODEL,
@@ -25,7 +27,15 @@ from ..protocol.limits import (
     MAX_VIRTUAL_WORKERS,
     MIN_STEPS_PER_S,
 )
-from ..protocol.model import CAPTURED_VARIABLES, CheckpointSpec, Determinism, GpuRange, JobSpec, Processes
+from ..protocol.model import (
+    CAPTURED_VARIABLES,
+    CheckpointSpec,
+    Determinism,
+    GpuRange,
+    JobSpec,
+    OnDivergence,
+    Processes,
+)
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml
 from . import commands
@@ -70,6 +80,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     max_steps: int | None = None
     checkpoint: _Checkpoint | None = None
     determinism: str | None = None
+    compare_every: int | None = None
+    on_divergence: str | None = None
     priority: str | int | None = None
     model: str | None = None
     throughput: Any = None
@@ -156,6 +168,8 @@ def build(
             save_timeout_s=wait_s("checkpoint.save_timeout", checkpoint.save_timeout, None),
         ),
         determinism=_determinism(*pick("determinism", options.determinism, written.determinism)),
+        compare_every=_within(f"{source}: compare_every", written.compare_every, 1, MAX_COMPARE_EVERY) or COMPARE_EVERY,
+        on_divergence=_on_divergence(f"{source}: on_divergence", written.on_divergence),
         priority=_priority(*pick("priority", options.priority, written.priority)),
         model=_model(f"{source}: model", written.model),
         throughput=_throughput(f"{source}: throughput", written.throughput),
@@ -312,6 +326,16 @@ def _determinism(where: str, given: str | None) -> Determinism:
         return Determinism(given)
     except ValueError:
         known = ", ".join(level.value for level in Determinism)
+        raise UserError(f"{where}: {given!r} is not one of {known}") from None
+
+
+def _on_divergence(where: str, given: str | None) -> OnDivergence:
+    if given is None:
+        return OnDivergence.REPLACE
+    try:
+        return OnDivergence(given)
+    except ValueError:
+        known = ", ".join(each.value for each in OnDivergence)
         raise UserError(f"{where}: {given!r} is not one of {known}") from None
 
 

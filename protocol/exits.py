@@ -9,6 +9,8 @@ HUNG = 78  # its training thread took longer than it may, in a step, in a pause 
 SPOILED = 79  # it has lost its initial values to a state that has not come, and there is no checkpoint
 UNREACHABLE = 80  # a newcomer that could not connect to the other workers
 SPEECHLESS = 81  # its control thread could not begin, or has ended: no descriptors or threads left, or our mistake
+DIVERGED = 82  # its training state differs from that of most other workers
+DISAGREED = 83  # the workers' states differ, and nobody can tell which is right: the job fails
 
 
 def fault_of(exit_code: int | None) -> Fault:
@@ -18,6 +20,6 @@ def fault_of(exit_code: int | None) -> Fault:
     """
     if exit_code == HUNG:
         return Fault.SILENT
-    if exit_code is None or exit_code < 0 or exit_code in (SPOILED, UNREACHABLE, SPEECHLESS):
+    if exit_code is None or exit_code < 0 or exit_code in (SPOILED, UNREACHABLE, SPEECHLESS, DIVERGED):
         return Fault.KILLED
     return Fault.SCRIPT

@@ -12,6 +12,7 @@ from typing import NewType
 
 import msgspec
 
+from .limits import COMPARE_EVERY
 from .times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 
 JobId = NewType("JobId", str)  # "digits-3": the job's name and a number that the cluster never uses again
@@ -210,6 +211,13 @@ class Determinism(enum.Enum):
     HETEROGENEOUS = "heterogeneous"
 
 
+class OnDivergence(enum.Enum):
+    """What becomes of a worker whose training state differs from that of the others."""
+
+    REPLACE = "replace"  # it is replaced where most workers agree; else the job fails
+    FAIL = "fail"  # the job fails
+
+
 class Processes(enum.Enum):
     """How many processes run a job's command."""
 
@@ -229,6 +237,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     max_steps: int | None = None
     checkpoint: CheckpointSpec = CheckpointSpec()
     determinism: Determinism = Determinism.ELASTIC
+    compare_every: int = COMPARE_EVERY  # in one of so many steps each element of the workers' states is compared
+    on_divergence: OnDivergence = OnDivergence.REPLACE
     priority: int = 0  # greater goes first where a policy looks at it
     model: str = ""  # as the tables of throughputs call it; jobs of one model and command are of one kind
     throughput: dict[int, float] = {}  # steps per second by share, as far as the user knows them

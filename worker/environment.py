@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..protocol.errors import OperatorError, UserError
-from ..protocol.model import Determinism, GpuKind, JobId, WorkerId
+from ..protocol.limits import COMPARE_EVERY
+from ..protocol.model import Determinism, GpuKind, JobId, OnDivergence, WorkerId
 from ..protocol.times import PAUSE_TIMEOUT_S
 from .events import Limits, Place
 
@@ -30,6 +31,8 @@ class ClusterEnvironment:
     checkpoint_step: int | None = None  # a first holder must find a checkpoint of this step or a later one
     limits: Limits = field(default_factory=Limits)
     gpu_index: int = 0  # of its own GPU, among those that it sees
+    compare_every: int = COMPARE_EVERY
+    on_divergence: OnDivergence = OnDivergence.REPLACE
 
     def place(self, pid: int, address: str) -> Place:
         """What the worker's machine is told of it. address: of its control socket."""
@@ -75,6 +78,8 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
             checkpoint_keep=int(environ["ELASTICD_CHECKPOINT_KEEP"]),
             max_steps=int(max_steps) if max_steps else None,
             gpu_index=int(environ.get("ELASTICD_GPU_INDEX", "0")),
+            compare_every=int(environ.get("ELASTICD_COMPARE_EVERY", COMPARE_EVERY)),
+            on_divergence=OnDivergence(environ.get("ELASTICD_ON_DIVERGENCE", OnDivergence.REPLACE.value)),
             checkpoint_step=int(checkpoint_step) if checkpoint_step else None,
             limits=Limits(
                 step_timeout_s=float(step_timeout_s) if step_timeout_s else None,

@@ -143,6 +143,15 @@ class CollectiveFailed:
 
 
 @dataclass(frozen=True)
+class Diverged:
+    """This worker's state differs from that of the others, and it has to end; the step in progress is not applied, unless it is
+    the last one."""
+
+    code: int  # one of `protocol.exits`
+    reason: str
+
+
+@dataclass(frozen=True)
 class LoopEnded:
     """The script's loop has come to its end, or was left by `break` by a script that then ran to its end."""
 
@@ -180,6 +189,7 @@ ThreadFact = (
     | StepWanted
     | ValuesExchanged
     | CollectiveFailed
+    | Diverged
     | LoopEnded
     | TransfersCompleted
     | ScriptEnded

@@ -37,6 +37,7 @@ from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
 from . import warm
 from .checking import check_model, check_optimizers, check_schedulers, check_update
+from .comparison import Terms
 from .control import OUT_OF_ROOM, ClusterControl
 from .data.choice import Job, feed_of
 from .data.dataloader import Wanted
@@ -379,6 +380,9 @@ class Run:
             max_steps=env.max_steps if env else None,
             normalize=normalize,
             updates=updates,
+            comparing=Terms(env.compare_every, determinism is not Determinism.NONE, env.on_divergence)
+            if env
+            else Terms(),
         )
 
     def begin(self, epochs: int, max_steps: int | None = None) -> Position:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..protocol.errors import UserError
 from .communication.communicator import Communicator, CommunicatorBroken
+from .comparison import Comparison, Terms
 from .data.feed import Batching, Sampling
 from .events import Event, JoinStep, PartComputed, RunStep, StepApplied, WordRead
 from .gradients.accumulation import Accumulation, same, trained
@@ -46,6 +47,7 @@ class Recipe:
     max_steps: int | None
     updates: Updates  # made from each batch
     normalize: str | None = None  # the loss is a sum over so many items: what bodies share under this name
+    comparing: Terms = field(default_factory=Terms)
 
 
 @dataclass
@@ -71,6 +73,7 @@ class Stepping:
         update: Update,
         sampler: Sampling,
         loader: Batching,
+        comparison: Comparison,
     ) -> None:
         self._recipe = recipe
         self._tell = tell
@@ -80,7 +83,9 @@ class Stepping:
         self._update = update
         self._sampler = sampler
         self._loader = loader
+        self._comparison = comparison
         self._total_steps: int | None = 0
+        self._epochs = 0
 
         # the generation in use
         self._communicator = Communicator.alone()
@@ -95,6 +100,7 @@ class Stepping:
         self._proposal = 0
         self.sharing = Sharing()
         self.in_band = InBand()
+        self.in_band.add(comparison)  # first: nothing else is read where states differ
         self.in_band.add(self.sharing)
         self.in_band.add(update.clipping)
         all_of_them = trained(held.parts.model)
@@ -113,9 +119,9 @@ class Stepping:
         layout = Layout(parameters, padding=max(recipe.virtual_workers, self._world_size))
         return Lane(parameters, layout, Accumulation(layout, recipe.virtual_workers, recipe.canonical, recipe.overlap))
 
-    def prepare(self, total_steps: int | None) -> None:
-        """The loop is about to begin; it ends after so many steps, if anybody knows."""
-        self._total_steps = total_steps
+    def prepare(self, total_steps: int | None, epochs: int) -> None:
+        """The loop is about to begin; it ends after so many steps, if anybody knows, and after so many epochs."""
+        self._total_steps, self._epochs = total_steps, epochs
         for lane in self._lanes:
             lane.accumulation.prepare()
 
@@ -128,6 +134,13 @@ class Stepping:
     def in_batch(self) -> bool:
         """Has the script a batch for which it has not called `optimizer.step()`?"""
         return self._current is not None
+
+    @property
+    def finished(self) -> bool:
+        """Has the job no step left?"""
+        if self._total_steps is not None and self._held.next_step >= self._total_steps:
+            return True
+        return (self._sampler.next_epoch or 0) >= self._epochs
 
     @property
     def optimizers(self) -> tuple[int, ...]:
@@ -202,6 +215,7 @@ class Stepping:
         parameters: list[torch.nn.Parameter],
         send: bool = False,
     ) -> None:
+        self._comparison.begin(step)
         self._buffers.begin()
         self._step = step
         mine = ranges[self._rank]
@@ -317,9 +331,9 @@ class Stepping:
         self._tell(WordRead(proposal))
         for parameter, view in zip(self._lane.layout.parameters, gradient.views, strict=True):
             parameter.grad = view
-        self._apply()
+        self._apply(part)
 
-    def _apply(self) -> None:
+    def _apply(self, part: Part) -> None:
         self._held.settle()
         self._buffers.apply()  # before the update, after which a script may change them
         lane, stepped = self._lane, self._recipe.updates.optimizers(self._step)
@@ -329,6 +343,8 @@ class Stepping:
         lane.accumulation.applied()
         self._held.next_step = self._step + 1
         self._loader.applied(self._step)
+        if self.finished:
+            self._comparison.at_the_end(self._communicator, part)
         self._tell(StepApplied(self._step, self._sampler.next_epoch))
 
     def _items(self) -> float:

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 from ..protocol.errors import UserError
 from .communication.communicator import CommunicatorBroken
+from .comparison import Comparison
 from .data.feed import Batching, Sampling
 from .driver import Control
 from .events import (
@@ -27,6 +28,7 @@ from .events import (
     CollectiveFailed,
     CompleteTransfers,
     Continue,
+    Diverged,
     EndEpoch,
     EnterGeneration,
     EnterLoop,
@@ -83,11 +85,12 @@ class Trainer:
         buffers = ModelBuffers(state.model)
         self._held = HeldState(state, self._script, buffers.live, writer)
         self._transfers = StateTransfers(control, self._held, self._script, recipe.device)
-        self._stepping = Stepping(recipe, control.tell, self._held, self._transfers, buffers, update, sampler, loader)
+        self._comparison = Comparison(self._held, recipe.comparing, self._end_diverged)
+        self._stepping = Stepping(
+            recipe, control.tell, self._held, self._transfers, buffers, update, sampler, loader, self._comparison
+        )
         for participant in participants:
             self._stepping.in_band.add(participant)
-        self._total_steps: int | None = 0
-        self._epochs = 0
         self._entered: EnterGeneration | None = None  # the generation in use
         self._failure: str | None = None  # why its communicator is of no use any more
         self._by_host = False  # what steps the optimizers is the end of a body
@@ -152,9 +155,7 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        if self._total_steps is not None and self._held.next_step >= self._total_steps:
-            return True
-        return (self._sampler.next_epoch or 0) >= self._epochs
+        return self._stepping.finished
 
     @property
     def over(self) -> bool:
@@ -174,11 +175,10 @@ class Trainer:
 
     def arrive(self, epochs: int, max_steps: int | None = None) -> int:
         """Everything is prepared: wait for a generation and for the state. Returns the epoch to begin with."""
-        self._epochs = epochs
         totals = (self._sampler.total_steps(epochs), self._recipe.max_steps, max_steps)
         known = [total for total in totals if total is not None]
-        self._total_steps = total_steps = min(known, default=None)
-        self._stepping.prepare(total_steps)
+        total_steps = min(known, default=None)
+        self._stepping.prepare(total_steps, epochs)
         samples = self._sampler.samples_per_step
         registers = self._held.parts.registers_values
         arrived = Arrived(total_steps, self._sampler.steps_per_epoch, samples, registers, epochs)
@@ -277,6 +277,12 @@ class Trainer:
         while not isinstance(self._control.next(), Continue | ExitScript):
             pass
 
+    def _end_diverged(self, code: int, reason: str) -> NoReturn:
+        """This worker's state differs from that of the others."""
+        self._control.tell(Diverged(code, reason))
+        while True:
+            self._control.next()
+
     # -- what the machine wants
 
     def _obey(self, fact: ThreadFact) -> Instruction:
@@ -330,6 +336,7 @@ class Trainer:
         communicator = self._control.communicator
         self._stepping.enter(communicator, self.rank, self.world_size)
         self._transfers.enter(entered, communicator)
+        self._comparison.enter(entered)
 
     def _receive(self, keep_own: bool) -> StepWanted:
         """Receive the state, and take part in the first step, if there is one, without hosting anything in it."""

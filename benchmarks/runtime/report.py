@@ -19,6 +19,7 @@ TITLES = {
     "throughput": "Throughput while nothing changes, W = N (of stock DistributedDataParallel's, same W)",
     "reduction": "The canonical reduction alone",
     "hosting": "Hosting several virtual workers in one process",
+    "comparing": "Comparing the workers' states",
     "pauses": "Pauses: the longest time between two applied steps, less the median step",
     "losses": "From SIGKILL of a worker to the next step that is applied without it",
     "picture": "Thirty resizes of one job",

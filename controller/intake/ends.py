@@ -13,6 +13,9 @@ signal), or this controller (the server is lost). Only the script's own fault co
 A worker that ends on a GPU that is to be left, or that takes no new work, has been ended by that GPU (`bars`).
 Of a job that has not called `elastic.join()` nothing is known but exit codes: `reconcile.gangs` says what they mean for it.
 
+A worker whose state came to differ from that of the others has ended itself (`worker.comparison`), and so has its GPU: that is
+left alone for a while, and the job goes on. If nobody can tell who is right, or if it comes back on other GPUs, the job fails.
+
 What is the server's fault counts against the server (`health`), and the job is tried elsewhere. A script that fails where other
 jobs fail too, while it has run elsewhere, is believed: that is a server without its driver or its file system.
 """
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...protocol.exits import NO_CHECKPOINT
+from ...protocol.exits import DISAGREED, DIVERGED, NO_CHECKPOINT
 from ...protocol.messages import EventKind
 from ...protocol.model import Fault, GpuAddress, JobPhase, WorkerId, WorkerPhase
 from ...protocol.times import CUT_OFF_TIMEOUT_S, FIRST_HOLD_S, LONGEST_HOLD_S
@@ -31,13 +34,16 @@ from ..jobs.generations import broken_by_loss, cut_off, ending, holders, unconne
 from ..jobs.job import Avoidance, Job
 from ..jobs.records import WorkerRecord
 from ..reconcile.gangs import fall, names, not_to_start, process_ended
-from ..reconcile.health import script_is_innocent, second_opinion, start_failed
+from ..reconcile.health import diverged, script_is_innocent, second_opinion, start_failed
 from ..reconcile.orders import order_message
 from ..reconcile.processes import may_start, send_start, stop_worker
 from ..reconcile.restarts import end_job
 
 START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
 KEPT_BROKEN = 64
+DIVERGENCES_S = 86400.0  # for so long a job's divergences are remembered
+DIVERGENCES_ALLOWED = 4  # in that time; and
+DIVERGED_GPUS_ALLOWED = 2  # so many GPUs: one more, and it is not the hardware
 
 
 def worker_ended(
@@ -72,6 +78,11 @@ def worker_ended(
     ):
         fault, reason = Fault.SERVER, f"{reason} ({entry.gpu}: {why})"
         cluster.schedule_due = True
+    elif exit_code == DIVERGED and started and job.elastic:
+        fault = Fault.SERVER
+        for gpu in entry.all_gpus:
+            diverged(cluster, now, gpu, worker)
+        cluster.schedule_due = True
     elif fault is not Fault.NONE and not started and last is not WorkerPhase.FINISHED:
         fault, reason = _at_the_start(cluster, now, job, entry, exit_code, reason, fault)
     if exit_code == 0 and last is WorkerPhase.FINISHED:
@@ -95,6 +106,9 @@ def worker_ended(
         return
     cluster.tell(now, EventKind.LOST, job.id, f"{worker} on {entry.gpu}: {reason}")
     add_broken(job, broken)
+    if exit_code == DISAGREED or (exit_code == DIVERGED and _diverges_everywhere(job, now)):
+        end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
+        return
     if ending(job):
         return  # another worker is at the end of the training already: it decides
     alone = started or not holders(job)  # else the others have come as far as their loop, and it is a newcomer's affair
@@ -104,6 +118,16 @@ def worker_ended(
         _newcomer_failed(cluster, now, job, reason, exit_code, fault)
     elif fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT) and holders(job):
         _count_loss(cluster, now, job, f"{worker}: {reason}", exit_code)
+
+
+def _diverges_everywhere(job: Job, now: float) -> bool:
+    """Have workers come to differ from the others too often, or on too many GPUs, for it to be the hardware?"""
+    found = [
+        entry.gpu
+        for entry in job.record.past
+        if entry.exit_code == DIVERGED and entry.ended_s is not None and entry.ended_s > now - DIVERGENCES_S
+    ]
+    return len(found) > DIVERGENCES_ALLOWED or len(set(found)) > DIVERGED_GPUS_ALLOWED
 
 
 def _gpu_at_fault(cluster: Cluster, job: Job, entry: WorkerRecord, fault: Fault) -> str:

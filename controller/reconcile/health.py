@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from ...protocol.messages import EventKind
-from ...protocol.model import GpuAddress, JobId, ServerId
+from ...protocol.model import GpuAddress, JobId, ServerId, WorkerId
 from ...protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
 from ..bars import sentences
 from ..cluster import Cluster
@@ -38,6 +38,7 @@ TRIES_ON_ONE_SERVER = 4  # of a job that gets no other
 TRIES_IF_LATE = 1  # of a job that gets no other, where each takes as long as a worker may
 TRIES_IN_DOUBT = 7  # of such a job, where the server fails other jobs, too: five minutes with the times between
 KEPT_DOUBTS = 16
+DIVERGED_BACK_OFF_S = 60.0  # of a GPU where a worker has come to differ from the others of its job
 SERVERS_TOLD = 8
 LONGEST_TOLD = 1000  # characters, of one of them
 
@@ -56,11 +57,20 @@ def start_failed(cluster: Cluster, now: float, server: ServerId, reason: str, su
             _leave(cluster, job, server)
 
 
-def _back_off(now: float, health: Health, suspected: bool) -> None:
-    back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(health.failures, 30))
+def _back_off(now: float, health: Health, suspected: bool, first_s: float = FIRST_SERVER_BACK_OFF_S) -> None:
+    back_off_s = min(LONGEST_SERVER_BACK_OFF_S, first_s * 2.0 ** min(health.failures, 30))
     health.failures += 1
     health.suspected = suspected
     health.until_s = now + back_off_s
+
+
+def diverged(cluster: Cluster, now: float, gpu: GpuAddress, worker: WorkerId) -> None:
+    """The state of `worker` has come to differ from that of the others, which agree: its GPU may be faulty."""
+    health = cluster.gpu_health.setdefault(gpu, Health())
+    health.reason = f"the state of {worker} there came to differ from that of the other workers"
+    if health.until_s is None:
+        _back_off(now, health, suspected=False, first_s=DIVERGED_BACK_OFF_S)
+        weigh(cluster, now, gpu.server)
 
 
 def _leave(cluster: Cluster, job: Job, server: ServerId) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ...protocol.limits import (
+    MAX_COMPARE_EVERY,
     MAX_GPU_MEMORY_BYTES,
     MAX_GPU_TYPE,
     MAX_GPU_TYPES,
@@ -77,6 +78,8 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
         yield f"virtual_workers: {virtual} is less than gpus.max, {gpus.max}: a GPU would have nothing to do"
     if spec.max_steps is not None and not 1 <= spec.max_steps <= MAX_STEPS:
         yield f"max_steps: {spec.max_steps} is not allowed: 1 to {MAX_STEPS}"
+    if not 1 <= spec.compare_every <= MAX_COMPARE_EVERY:
+        yield f"compare_every: {spec.compare_every} is not allowed: 1 to {MAX_COMPARE_EVERY}"
     if not 0 < spec.checkpoint.every_s <= MAX_WAIT_S:
         yield f"checkpoint.every: {spec.checkpoint.every_s} s is not allowed: more than 0, at most {MAX_WAIT_S:.0f} s"
     waits = {

@@ -9,8 +9,9 @@ import pytest
 from elasticd.ctl.jobfile import Overrides, build
 from elasticd.ctl.render import point_line
 from elasticd.protocol.errors import UserError
+from elasticd.protocol.limits import COMPARE_EVERY
 from elasticd.protocol.messages import CurvePoint
-from elasticd.protocol.model import JobSpec
+from elasticd.protocol.model import JobSpec, OnDivergence
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -49,11 +50,21 @@ def test_limits_for_steps_and_pauses_are_durations(tmp_path: Path) -> None:
         ("start_timeout: soon", "start_timeout"),
         ("load_timeout: 0", "load_timeout"),
         ("checkpoint: {save_timeout: -1s}", "checkpoint.save_timeout"),
+        ("compare_every: 0", "compare_every"),
+        ("compare_every: 10000000", "compare_every"),
+        ("on_divergence: ignore", "on_divergence"),
     ],
 )
 def test_a_wrong_limit_is_refused_with_file_and_field(tmp_path: Path, text: str, field: str) -> None:
     with pytest.raises(UserError, match=f"job.yaml: {field}: "):
         built(tmp_path, text)
+
+
+def test_how_workers_are_compared_is_read(tmp_path: Path) -> None:
+    spec = built(tmp_path, "compare_every: 1\non_divergence: fail")
+    assert (spec.compare_every, spec.on_divergence) == (1, OnDivergence.FAIL)
+    spec = built(tmp_path, "")
+    assert (spec.compare_every, spec.on_divergence) == (COMPARE_EVERY, OnDivergence.REPLACE)
 
 
 @pytest.mark.parametrize(

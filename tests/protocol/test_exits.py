@@ -20,6 +20,8 @@ from elasticd.protocol.model import Fault
         (exits.SPOILED, Fault.KILLED),
         (exits.UNREACHABLE, Fault.KILLED),
         (exits.SPEECHLESS, Fault.KILLED),
+        (exits.DIVERGED, Fault.KILLED),
+        (exits.DISAGREED, Fault.SCRIPT),
     ],
 )
 def test_only_what_the_script_has_chosen_is_its_fault(exit_code: int | None, fault: Fault) -> None:

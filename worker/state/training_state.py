@@ -100,6 +100,15 @@ class TrainingState:
         """The tensors themselves, not copies, in the header's order."""
         return [tensor for _, tensor in self._pack_optimizers()[1]]
 
+    def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """The same, with names for people."""
+        named = self._pack_optimizers()[1]
+        parameters = len(self._named_parameters())
+        for position in range(parameters + len(list(self.model.buffers()))):
+            kind = "parameter" if position < parameters else "buffer"
+            named[position] = f"{kind} {named[position][0]}", named[position][1]
+        return named
+
     def registered_values(self) -> dict[str, Any]:
         """What the script has registered, packed."""
         return {name: pack(get(), f"the registered value {name!r}") for name, (get, _) in self._registered.items()}
@@ -215,10 +224,16 @@ class TrainingState:
             tensors.append((where, tensor.detach()))
             return len(tensors) - 1
 
-        return [self._pack_optimizer(each, positions, number) for each in self.optimizers], tensors
+        names = ["optimizer"] if len(self.optimizers) == 1 else [f"optimizer {i}" for i in range(len(self.optimizers))]
+        packed = [
+            self._pack_optimizer(name, optimizer, positions, number)
+            for name, optimizer in zip(names, self.optimizers, strict=True)
+        ]
+        return packed, tensors
 
     def _pack_optimizer(
         self,
+        name: str,
         optimizer: torch.optim.Optimizer,
         positions: Mapping[int, int],
         number: Callable[[torch.Tensor, str], int],
@@ -229,14 +244,14 @@ class TrainingState:
         return {
             "kind": type(optimizer).__qualname__,
             "states": [
-                [position, pack(dict(states[position]), f"optimizer.state[{position}]", number)]
+                [position, pack(dict(states[position]), f"{name}.state[{position}]", number)]
                 for position in sorted(position for position in states if position is not None)
             ],
             "groups": [
                 {
                     "params": [positions[id(parameter)] for parameter in group["params"]],
                     "options": pack(
-                        {key: group[key] for key in group if key != "params"}, f"optimizer.param_groups[{i}]", number
+                        {key: group[key] for key in group if key != "params"}, f"{name}.param_groups[{i}]", number
                     ),
                 }
                 for i, group in enumerate(optimizer.param_groups)

@@ -44,6 +44,7 @@ from ..events import (
     CollectiveFailed,
     CompleteTransfers,
     Continue,
+    Diverged,
     EndEpoch,
     EndProcess,
     EnterGeneration,
@@ -411,6 +412,9 @@ class Training:
 
     # -- failures
 
+    def _on_diverged(self, now: float, fact: Diverged) -> list[Action]:
+        return self._close(now, EndProcess(fact.code, fact.reason), fact.reason)
+
     def _on_failed(self, now: float, fact: CollectiveFailed) -> list[Action]:
         return self._give_up(now, fact.reason)
 
@@ -501,8 +505,10 @@ _TABLE: dict[tuple[Doing, type], _Method] = {
     (Doing.COMPUTING, LoopEnded): Training._on_loop_ended,
     (Doing.REDUCING, WordRead): Training._on_word,
     (Doing.REDUCING, CollectiveFailed): Training._on_failed,
+    (Doing.REDUCING, Diverged): Training._on_diverged,
     (Doing.REDUCING, LoopEnded): Training._on_loop_ended,
     (Doing.UPDATING, StepApplied): Training._on_applied,
+    (Doing.UPDATING, Diverged): Training._on_diverged,
     (Doing.UPDATING, LoopEnded): Training._on_loop_ended,
     (Doing.EXCHANGING, ValuesExchanged): Training._on_exchanged,
     (Doing.EXCHANGING, CollectiveFailed): Training._on_failed,

@@ -1,0 +1,98 @@
+"""Workers of which one comes to differ: `python divergence_ranks.py`, with an errand on its standard input, as JSON:
+
+    {"fault": FAULT, "victim": WORKER, "workers": COUNT, "every": STEPS, "on_divergence": WHAT, "determinism": LEVEL,
+     "address": ADDRESS, "directory": DIRECTORY}
+
+One worker begins alone, the others join before step 4. After step 8 a bit is flipped in the victim's memory: FAULT says of
+what. The workers that are left go on without one that ends. Each writes what it ends with to DIRECTORY; the exit codes are
+the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import training_cases
+from torch import nn
+from training_ranks import VIRTUAL_WORKERS, Rehearsal, Timetable, digest, environment, fork
+
+from elasticd.protocol.model import Determinism, OnDivergence
+from elasticd.worker import warm
+from elasticd.worker.membership import machine as m
+from elasticd.worker.run import Run
+
+FLIPPED_AFTER = 8
+
+
+class Survivors(Timetable):
+    """After the loss of one, the others go on."""
+
+    def failed(self, reason: str) -> list[m.Action]:
+        print(f"gives a step up: {reason}", file=sys.stderr)
+        return self._switch_to(self._position + 1)
+
+
+def flip(tensor: torch.Tensor) -> None:
+    """A bit of its last element: not the lowest, which the next update may round away."""
+    tensor.detach().reshape(-1)[-1:].view(torch.int32).bitwise_xor_(1 << 20)
+
+
+def script(run: Run, fault: str, victim: bool) -> list[Any]:
+    model = training_cases.network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    seen: list[int] = []
+    run.register("seen", lambda: list(seen), lambda values: seen.__setitem__(slice(None), values))
+
+    def after_update() -> None:
+        seen.append(run.steps_done)
+        if not victim or run.steps_done != FLIPPED_AFTER:
+            return
+        with torch.no_grad():
+            match fault:
+                case "parameter":
+                    flip(model[5].weight)
+                case "moment":
+                    flip(optimizer.state[model[0].weight]["exp_avg"])
+                case "buffer":
+                    flip(nn.Module.get_buffer(model, "1.running_var"))
+                case "rate":
+                    optimizer.param_groups[0]["lr"] *= 0.5
+                case "scheduler":
+                    scheduler.last_epoch += 1
+                case "registered":
+                    seen[-1] = 99
+                case _:
+                    assert fault == "none"
+
+    return [*training_cases.train(run, model, optimizer, scheduler=scheduler, after_update=after_update), seen]
+
+
+def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]]) -> None:
+    terms = {"compare_every": errand["every"], "on_divergence": OnDivergence(errand["on_divergence"])}
+    place = replace(environment(me, Determinism(errand["determinism"])), **terms)
+    run = Run(Rehearsal(Survivors(me, entries), errand["address"], place), place, VIRTUAL_WORKERS, seed=3)
+    state = script(run, errand["fault"], me == errand["victim"])
+    Path(errand["directory"], f"{me}.json").write_text(json.dumps(digest(state), sort_keys=True))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    warm.prepare()
+    errand = json.loads(sys.stdin.read())
+    workers = list(range(errand["workers"]))
+    left = [worker for worker in workers if worker != errand["victim"]]
+    entries = [(0, [0])] if len(workers) == 1 else [(0, [0]), (4, workers), (10**9, left)]
+    children = [fork(partial(train, me, errand, entries)) for me in workers]
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]))
+
+
+if __name__ == "__main__":
+    main()

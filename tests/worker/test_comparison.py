@@ -1,0 +1,123 @@
+"""A worker whose state comes to differ is found, named, and ends; the others train what they would have trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticd.protocol import exits
+
+HERE = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("communicator_world", HERE / "communicator_world.py")
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+
+FLIPPED_AFTER = 8  # steps; so the first step that must not be applied by the victim is this one
+
+
+@dataclass(frozen=True)
+class Outcome:
+    codes: list[int]  # exit codes, by worker
+    states: dict[int, str]  # of the workers that came to their end
+    told: str  # on stderr, by all of them
+
+    @property
+    def step(self) -> int:
+        """The one in which the difference was found."""
+        found = {int(number) for number in re.findall(r"^step (\d+): ", self.told, re.MULTILINE)}
+        (number,) = found
+        return number
+
+
+def train(directory: Path, fault: str, workers: int = 3, victim: int = 1, every: int = 1, **more: Any) -> Outcome:
+    directory.mkdir(exist_ok=True)
+    with _module.RendezvousServer() as server:
+        errand = {"on_divergence": "replace", "determinism": "elastic", **more}
+        errand |= {"fault": fault, "victim": victim, "workers": workers, "every": every}
+        errand |= {"address": server.address, "directory": str(directory)}
+        command = [sys.executable, str(HERE / "divergence_ranks.py")]
+        done = subprocess.run(
+            command, input=json.dumps(errand), capture_output=True, text=True, timeout=400, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    states = {int(path.stem): path.read_text() for path in directory.iterdir()}
+    return Outcome(json.loads(done.stdout), states, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What one worker alone ends with."""
+    outcome = train(tmp_path_factory.mktemp("alone"), "none", workers=1, victim=0)
+    assert outcome.codes == [0]
+    return outcome.states[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("parameter", "parameter 5.weight"),
+        ("moment", "optimizer.state[0]['exp_avg']"),
+        ("buffer", "buffer 1.running_var"),
+        ("rate", "optimizer.param_groups[0]['lr']"),
+        ("scheduler", "scheduler['last_epoch']"),
+        ("registered", "registered value 'seen'[8]"),
+    ],
+)
+def test_a_worker_that_differs_ends_and_the_others_train_what_they_would_have_trained(
+    fault: str, named: str, undisturbed: str, tmp_path: Path
+) -> None:
+    outcome = train(tmp_path / "three", fault)
+    assert outcome.codes == [0, exits.DIVERGED, 0], outcome.told
+    assert f"step 9: w.1 on s:1 differs from 2 workers that agree in {named}" in outcome.told
+    assert outcome.states == {0: undisturbed, 2: undisturbed}
+
+
+def test_the_leader_ends_like_any_other(undisturbed: str, tmp_path: Path) -> None:
+    outcome = train(tmp_path / "three", "parameter", victim=0)
+    assert outcome.codes == [exits.DIVERGED, 0, 0], outcome.told
+    assert outcome.states == {1: undisturbed, 2: undisturbed}
+
+
+@pytest.mark.parametrize("every", [3, 7])
+def test_a_difference_is_found_within_the_round(every: int, tmp_path: Path) -> None:
+    outcome = train(tmp_path / "three", "moment", every=every)
+    assert outcome.codes == [0, exits.DIVERGED, 0], outcome.told
+    assert FLIPPED_AFTER < outcome.step <= FLIPPED_AFTER + every
+
+
+def test_a_difference_that_no_round_comes_to_is_found_after_the_last_update(tmp_path: Path) -> None:
+    outcome = train(tmp_path / "three", "parameter", every=1000)
+    assert outcome.codes == [0, exits.DIVERGED, 0], outcome.told
+    assert outcome.step == 23
+
+
+@pytest.mark.parametrize("more", [{"workers": 2}, {"on_divergence": "fail"}])
+def test_where_nobody_can_tell_or_the_job_is_to_fail_all_workers_end_with_the_name(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    outcome = train(tmp_path / "all", "registered", **more)
+    assert set(outcome.codes) == {exits.DISAGREED}, outcome.told
+    assert outcome.states == {}
+    assert "in registered value 'seen'[8] (" in outcome.told
+
+
+def test_without_determinism_plain_values_alone_are_compared(tmp_path: Path) -> None:
+    assert train(tmp_path / "tensor", "moment", determinism="none").codes == [0, 0, 0]
+    assert train(tmp_path / "value", "rate", determinism="none").codes == [0, exits.DIVERGED, 0]
+
+
+def test_workers_that_do_not_differ_are_left_alone(undisturbed: str, tmp_path: Path) -> None:
+    outcome = train(tmp_path / "three", "none", victim=9)
+    assert outcome.codes == [0, 0, 0], outcome.told
+    assert outcome.states == dict.fromkeys(range(3), undisturbed)

@@ -1,0 +1,199 @@
+"""The workers' states are compared while they train, so that none of them differs from the others unnoticed.
+
+All workers hold the same state, bit for bit, when a step begins. In some steps each of them takes a digest of a part of it
+(`rotation` says which part when, `digests` how), and the greatest digest and the least travel in the step's word (`inband`).
+They are equal, or the states differ. Then the workers exchange the digest of each entry of that part, and all of them come to
+the same `verdict` before the step is applied: its gradient has come from states that differ.
+
+Everything is looked at in the second step after each change of workers, when newcomers have all of the state, and after the last
+update of the job. A newcomer tells nothing in its first step: its state is on the way.
+
+What belongs to the state is what a newcomer gets: `TrainingState.header` and `TrainingState.tensors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from ..protocol import exits
+from ..protocol.limits import COMPARE_EVERY
+from ..protocol.model import OnDivergence
+from .communication.communicator import Communicator, CommunicatorBroken
+from .events import EnterGeneration
+from .inband import NOTHING, InBand, Part
+from .state import rotation
+from .state.digests import ALIGNED, digests, mixed, of_values, together
+from .state.held import HeldState
+from .state.verdict import Entry, judge, sentence, value_entries
+
+_SILENT = (NOTHING,) * 4
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a job wants its workers' states compared."""
+
+    every: int = COMPARE_EVERY  # each element is looked at in one of so many steps
+    tensors: bool = True  # or plain values only
+    on_divergence: OnDivergence = OnDivergence.REPLACE
+
+
+class Comparison:
+    """This worker's part in it. A participant in what is told within a step; for the training thread."""
+
+    name = "comparison"
+    slots = 4
+
+    def __init__(self, held: HeldState, terms: Terms, end: Callable[[int, str], NoReturn]) -> None:
+        """end: ends this process, with this exit code and for this reason."""
+        self._held = held
+        self._terms = terms
+        self._end = end
+        self._workers: list[str] = []
+        self._rank = 0
+        self._begun = 0  # steps of this generation
+        self._looks = 1  # of a round
+        self._look: _Look | None = None
+        self._differ = False  # the digests of all workers, in this step
+
+    def enter(self, entered: EnterGeneration) -> None:
+        """The next steps are another generation's."""
+        self._workers = [f"{each.worker} on {each.gpu}" for each in entered.roster.members]
+        self._rank = entered.rank
+        self._begun = 0
+        self._look = None
+
+    def begin(self, step: int) -> None:
+        """A step begins: look at the state, if a look is due."""
+        begun, self._begun = self._begun, self._begun + 1
+        self._look = None
+        if begun == 0 or len(self._workers) < 2:
+            return
+        if begun == 1:
+            self._look = self._whole()
+            return
+        every = self._terms.every
+        look = rotation.look_of(step, every, self._looks)
+        if look is not None:
+            self._look = self._part(look)
+
+    def at_the_end(self, communicator: Communicator, part: Part) -> None:
+        """The job's last update is made. If the others cannot be reached any more, there is nothing to compare with."""
+        if len(self._workers) < 2:
+            return
+        self._look = None if part.joins else self._whole()
+        alone = InBand()
+        alone.add(self)
+        try:
+            alone.issue(communicator, part, NOTHING)
+            alone.complete(communicator, part)
+            alone.read(part)
+        except CommunicatorBroken:
+            return
+
+    # -- looking
+
+    def _tensors(self) -> tuple[list[tuple[str, torch.Tensor]], list[int]]:
+        """With how much of a round each of them takes."""
+        found = self._held.parts.named_tensors() if self._terms.tensors else []
+        return found, [rotation.length(each.nbytes, each.device.type != "cpu") for _, each in found]
+
+    def _whole(self) -> _Look:
+        tensors, lengths = self._tensors()
+        self._looks = rotation.count_looks(self._terms.every, lengths)
+        return _Look(tensors, self._values())
+
+    def _part(self, look: int) -> _Look:
+        tensors, lengths = self._tensors()
+        if look == 0:
+            self._looks = rotation.count_looks(self._terms.every, lengths)
+        elements = [each.numel() for _, each in tensors]
+        seen: list[tuple[str, torch.Tensor]] = []
+        for piece in rotation.pieces(look, self._looks, lengths, elements, ALIGNED):
+            name, tensor = tensors[piece.position]
+            whole = piece.end - piece.begin == tensor.numel()
+            seen.append((name, tensor if whole else tensor.reshape(-1)[piece.begin : piece.end]))
+        return _Look(seen, self._values() if look == 0 else None)
+
+    def _values(self) -> dict[str, Any]:
+        header = self._held.header({})
+        del header["counters"]
+        return header
+
+    # -- telling
+
+    def wants(self, part: Part) -> bool:
+        return False
+
+    def numbers(self, part: Part) -> Sequence[int]:
+        return _SILENT if self._look is None else self._look.numbers()
+
+    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
+        high, low, negative_high, negative_low = greatest
+        self._differ = high != NOTHING and (high != -negative_high or low != -negative_low)
+        return self._differ
+
+    def letter(self, part: Part) -> Any:
+        return self._look.entries() if self._differ and self._look is not None else None
+
+    def read(self, part: Part, letters: Sequence[Any]) -> None:
+        """Raises CommunicatorBroken where the others are to go on without a worker that is wrong."""
+        verdict = judge(letters) if self._differ else None
+        if verdict is None:
+            return
+        text = sentence(verdict, part.step, self._workers)
+        if not verdict.majority or self._terms.on_divergence is OnDivergence.FAIL:
+            self._end(exits.DISAGREED, text)
+        if self._rank in verdict.wrong:
+            self._end(exits.DIVERGED, text)
+        raise CommunicatorBroken(text)
+
+
+class _Look:
+    """The digests of a part of the state at one moment. Those of tensors are computed on their devices meanwhile."""
+
+    def __init__(self, tensors: Sequence[tuple[str, torch.Tensor]], header: dict[str, Any] | None) -> None:
+        self._header = header
+        by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
+        for name, tensor in tensors:
+            by_device.setdefault(tensor.device, []).append((name, tensor))
+        self._groups = [_Group(group) for group in by_device.values()]
+
+    def numbers(self) -> Sequence[int]:
+        values = [] if self._header is None else [of_values(self._header)]
+        digest = mixed([*values, *(group.number() for group in self._groups)])
+        high, low = digest >> 32, digest & 0xFFFFFFFF
+        return high, low, -high, -low
+
+    def entries(self) -> list[Entry]:
+        values = [] if self._header is None else value_entries(self._header, of_values)
+        return [*values, *(entry for group in self._groups for entry in group.entries())]
+
+
+class _Group:
+    """The digests of tensors on one device."""
+
+    def __init__(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._names = [name for name, _ in tensors]
+        self._each = digests([tensor for _, tensor in tensors])
+        number = together(self._each)
+        self._copied: torch.cuda.Event | None = None
+        if number.is_cuda:  # it is there long before anybody asks, without waiting for what is queued behind it
+            self._number = torch.empty((), dtype=torch.int64, pin_memory=True)
+            self._number.copy_(number, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+        else:
+            self._number = number
+
+    def number(self) -> int:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return int(self._number)
+
+    def entries(self) -> list[Entry]:
+        return [(name, digest, "") for name, digest in zip(self._names, self._each.tolist(), strict=True)]
