@@ -130,7 +130,7 @@ def _upper_halves(rows: torch.Tensor) -> torch.Tensor:
     """The rows' upper halves, added up. In the sum of the whole integers two changes of the highest bit cancel each other, and
     that is the sign of each wide number; of narrow ones it is that of every second or fourth."""
     found = torch.zeros(WIDTH, dtype=torch.int64, device=rows.device)
-    for part in rows.split(_ROWS_AT_ONCE):
+    for part in torch.split(rows, _ROWS_AT_ONCE):
         found += (part >> 32).sum(0)
     return found
 
