@@ -402,7 +402,7 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     resizes: tuple[Resize, ...] = ()  # the last few
     note: str = ""  # why it is broken, for people
-    saving_s: float = 0.0  # how long the last checkpoint took; 0: there was none
+    saving_s: float = 0.0  # how long the last checkpoint took; before the first one, how long it is taken to last
     longest_step_s: float = 0.0  # lately between two steps, what the script did there included; 0: not known yet
     saved: int | None = None  # step of the newest durable checkpoint that it has written or loaded
     saved_generation: int = 0  # that it belongs to: the lineage of the greatest goes on

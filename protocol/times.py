@@ -58,6 +58,7 @@ TELL_AGAIN_S = 10.0  # after an order or a start, until an agent is told again i
 LEAST_SAVE_S = 30.0  # for the step in progress to end and a checkpoint to be written, before a worker is killed
 MOST_SAVE_S = 3600.0
 SAVE_MARGIN = 3.0  # times what the last checkpoint and the longest step took
+SLOW_STORAGE_BYTES_S = 25e6  # what a checkpoint is taken to be written at, as long as none has been measured
 SAVE_RETRY_S = 5.0  # until a preempted worker that could not save tries again, unless another one does
 
 # --------------------------------------------------------------------------------------- a server that cannot start workers

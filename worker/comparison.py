@@ -121,7 +121,7 @@ class Comparison:
 
     def _values(self) -> dict[str, Any]:
         header = self._held.header({})
-        del header["counters"]
+        del header["counters"], header["settlements"]  # some workers may have kept more of these
         return header
 
     # -- telling

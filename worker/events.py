@@ -73,6 +73,7 @@ class Arrived:
     samples_per_step: int = 0
     registers_values: bool = False  # of the script's own, which follow the rest of a state (`ExchangeValues`)
     epochs: int | None = None  # that the script wants, where the number of steps is not known
+    state_bytes: int = 0  # about as much is written for a checkpoint
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class CheckpointLoaded:
     step: int
     epoch: int
     next_epoch: int | None = None  # of the step to come, where epochs have no known number of steps
+    total_steps: int | None = None  # of the job, where its script has decided that
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class StateArriving:
 
     applied: int
     next_epoch: int | None = None  # as in CheckpointLoaded
+    total_steps: int | None = None  # of the job, where its script has decided that
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class StateTaken:
     applied: int
     epoch: int
     next_epoch: int | None = None  # as in CheckpointLoaded
+    settled: int = 0  # decisions taken together since that step, which came with the state
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,39 @@ class ScriptEnded:
 
 
 @dataclass(frozen=True)
+class Progressed:
+    """The script's own code between two steps goes on, and does not hang. Answer: Resume, or what ends this worker.
+
+    interruptible: the job may be saved as it was when that code began. It then runs again.
+    """
+
+    interruptible: bool
+
+
+@dataclass(frozen=True)
+class SharingBegun:
+    """The script's own code between two steps waits for the others. No answer; what follows: SharingEnded or CollectiveFailed.
+
+    resumes: after CollectiveFailed that code goes on where it stands (Resume), even if this worker gets another's state.
+    Otherwise it does only where this worker keeps its own.
+    """
+
+    resumes: bool
+
+
+@dataclass(frozen=True)
+class SharingEnded:
+    """It waits no longer. No answer. `settled`: a decision has been taken together, which is part of the state from now on."""
+
+    settled: bool = False
+
+
+@dataclass(frozen=True)
+class EndDecided:
+    """The script has decided, alike on all workers, that the last applied step is the job's last. No answer."""
+
+
+@dataclass(frozen=True)
 class MetricsReported:
     """The script has numbers for people."""
 
@@ -193,6 +230,10 @@ ThreadFact = (
     | LoopEnded
     | TransfersCompleted
     | ScriptEnded
+    | Progressed
+    | SharingBegun
+    | SharingEnded
+    | EndDecided
 )
 
 Event = (
@@ -307,6 +348,11 @@ class RunStep:
 
 
 @dataclass(frozen=True)
+class Resume:
+    """Go on with the script's own code where it stands. No answer."""
+
+
+@dataclass(frozen=True)
 class EndEpoch:
     """There is no batch left in the script's epoch. Answer: StepWanted in the next one, or LoopEnded."""
 
@@ -395,6 +441,7 @@ Instruction = (
     | LoadCheckpoint
     | EnterLoop
     | RunStep
+    | Resume
     | EndEpoch
     | ReceiveState
     | JoinStep

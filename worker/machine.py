@@ -180,7 +180,7 @@ class WorkerMachine:
             training.position.epoch,
             training.position.total_steps,
             training.durations.longest_step_s,
-            checkpoints.took_s,
+            checkpoints.lasts_s,
             checkpoints.saved,
             checkpoints.saved_generation,
             training.waits_s(now),

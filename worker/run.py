@@ -36,6 +36,7 @@ from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
 from . import warm
+from .between import Function
 from .checking import check_model, check_optimizers, check_schedulers, check_update
 from .comparison import Terms
 from .control import OUT_OF_ROOM, ClusterControl
@@ -47,6 +48,7 @@ from .data.sources import Lines as Lines
 from .data.sources import TarSamples as TarSamples
 from .driver import Control, LocalControl, end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
+from .evaluation import Evaluation
 from .events import MetricsReported
 from .gradients.update import ElasticOptimizer, ElasticScaler, Update
 from .gradients.updates import Updates
@@ -126,6 +128,7 @@ class Run:
         self._virtual_workers = virtual_workers
         self._registered: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
         self._scaler: torch.amp.GradScaler | None = None
+        self._functions: list[Function] = []
         self._trainer: Trainer | None = None
         self._update: Update | None = None
         self._epochs = 0  # of the script's loop; 0: it has not come to it
@@ -235,6 +238,17 @@ class Run:
         raises UserError."""
         trainer = self._require_trainer("run.share()")
         trainer.stepping.share(self._body("share"), values)
+
+    def mean(self, **values: int | float | torch.Tensor) -> None:
+        """Have numbers of this micro-batch averaged over the step's global batch, in which each sample counts the same:
+        `run.mean(loss=loss)`. It is `share`, under the name of what most scripts want; `means` has the averages."""
+        self.share(**values)
+
+    @property
+    def means(self) -> Mapping[str, float]:
+        """The averages over the global batch of what bodies have told (`mean`, `share`), by name: of the last applied step in
+        which they have. The same on all workers, and part of the state."""
+        return dict(self._trainer.means) if self._trainer else {}
 
     def clip(self, max_norm: float) -> float | None:
         """Clip the global gradient to this 2-norm before the update. For a body that calls `clip_grad_norm_`: its own gradient is
@@ -356,6 +370,7 @@ class Run:
             feed.batching,
             writer,
             feed.participants,
+            self._functions,
         )
         self._trainer = trainer
         elastic = tuple(
@@ -469,10 +484,93 @@ class Run:
             raise UserError(f"call run.prepare(model, optimizer, dataset, batch_size=...) before {what}")
         return self._trainer
 
+    # -- between steps
+
+    def every(self, steps: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
+        """Have a function called on every worker after each so many steps: `@run.every(steps=1000)`, before `epochs`.
+
+        It is called when the step's update has been applied and the loop body has run for the last time, on all workers alike,
+        also on one that had no batch in that step: `run.steps_done` says after which. It may call `evaluate`, `agree` and `stop`.
+        """
+        if steps < 1:
+            raise UserError(f"every(steps={steps}): at least 1 is needed")
+
+        def add(function: Callable[[], None]) -> Callable[[], None]:
+            if self._epochs:
+                raise UserError("every() was called after epochs(): call it before, as all workers have to know it")
+            self._functions.append(Function(steps, function))
+            return function
+
+        return add
+
+    def evaluate(
+        self,
+        function: Callable[[Any], Any],
+        dataset: Any,
+        batch_size: int | None = None,
+        *,
+        metrics: Any = None,
+        model: torch.nn.Module | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+    ) -> Any:
+        """What `function(batch)` says of each batch of `dataset`, added up; the same bits for every number of workers.
+
+        The workers divide the batches among themselves. The function returns sums over its batch: a number, a tensor, or mappings
+        and lists of them; or None, where `metrics` has all. Tensors are added in double precision (integers in 64 bits), those
+        of one number come back as numbers. It is called without gradients, with the model that `prepare` was given in eval
+        mode, and it may be called again for the same batch: it must change nothing but `metrics`.
+
+        metrics: one of torchmetrics, or several, which the function updates. Afterwards they have the state of all batches.
+        model: another one that the function uses, to be put in eval mode (such as an average of the weights).
+        dataset: map-style, or a DataLoader of one, which says the rest, too. Samples come in their order.
+        collate_fn, num_workers: as a DataLoader takes them.
+
+        Call it on all workers, between two epochs or in a function of `every`; after the loop each worker computes all of it.
+        Raises UserError elsewhere, and for arguments that cannot work.
+        """
+        trainer = self._require_trainer("run.evaluate()")
+        models = [trainer.model] if model is None else [trainer.model, model]
+
+        def evaluation(seeds: tuple[int | str, ...]) -> Evaluation:
+            return Evaluation(
+                function,
+                dataset,
+                batch_size,
+                self._virtual_workers,
+                seeds,
+                self._device,
+                models,
+                metrics,
+                collate_fn,
+                num_workers,
+            )
+
+        return trainer.between.evaluate(evaluation)
+
+    def agree(self, value: Any, choose: Callable[[list[Any]], Any] | None = None) -> Any:
+        """One value on all workers, where each has its own: the leader's, or what `choose` makes of all in the order of ranks.
+
+        `run.agree(time.time() > end, any)`; also `all`, `max`, `min`, or a function of your own that depends on the list alone.
+        Values are numbers, text, bytes, None, lists, tuples and mappings of them.
+
+        What has been agreed upon stands as long as one worker is left that knows it, and is saved with the job. Call it on all
+        workers, between two epochs or in a function of `every`. Raises UserError elsewhere.
+        """
+        return self._require_trainer("run.agree()").between.agree(value, choose)
+
+    def stop(self) -> None:
+        """End the training with the last applied step, from a function of `every`: both loops end, as after the last epoch.
+
+        Call it on all workers alike, because of what `evaluate` or `agree` has said. Raises UserError in the loop body.
+        """
+        self._require_trainer("run.stop()").between.stop()
+
     # -- what is done once
 
     def report(self, **metrics: float) -> None:
-        """Show these numbers in `elasticctl status`. Only the leader's count. UserError before the loop."""
+        """Show these numbers in `elasticctl status`. Only the leader's count: `run.report(**run.means)` are those of
+        all. UserError before the loop."""
         if self._in_job("report()", "call it in the loop, or after it").is_leader:
             self._control.tell(MetricsReported({name: float(value) for name, value in metrics.items()}))
 

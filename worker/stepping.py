@@ -140,6 +140,8 @@ class Stepping:
         """Has the job no step left?"""
         if self._total_steps is not None and self._held.next_step >= self._total_steps:
             return True
+        if self._held.end is not None and self._held.next_step >= self._held.end:
+            return True
         return (self._sampler.next_epoch or 0) >= self._epochs
 
     @property
@@ -171,7 +173,8 @@ class Stepping:
         """The batches of this worker's part. Raises CommunicatorBroken, with nothing applied."""
         parameters = self._owned(step.step, trained(self._held.parts.model))
         self._begin(step.step, step.ranges, step.proposal, parameters, step.send)
-        for virtual_worker in self._hosted:
+        hosted = self._hosted
+        for virtual_worker in hosted:
             if self._communicator.aborted:
                 raise CommunicatorBroken("abandoned")
             yield self._begin_micro_batch(virtual_worker)
@@ -181,7 +184,7 @@ class Stepping:
                     "gradients over k batches, do not count them yourself: ask for k times as many virtual workers, whose "
                     "gradients are accumulated anyway. To leave a batch out, call optimizer.step() without backward()"
                 )
-        if not self._hosted:
+        if not hosted:
             self.complete_own_part()
 
     def join(self, step: JoinStep, parameters: list[torch.nn.Parameter], take_state: Callable[[], None]) -> None:
@@ -328,6 +331,7 @@ class Stepping:
         before_update()
         self._transfers.sent()
         self.in_band.read(part)
+        self._held.means.update((name, shared.mean) for name, shared in self.sharing.values.items())
         self._tell(WordRead(proposal))
         for parameter, view in zip(self._lane.layout.parameters, gradient.views, strict=True):
             parameter.grad = view

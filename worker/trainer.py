@@ -18,7 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
+import torch
+
 from ..protocol.errors import UserError
+from .between import Between, Function, ScriptExit, Superseded
 from .communication.communicator import CommunicatorBroken
 from .comparison import Comparison
 from .data.feed import Batching, Sampling
@@ -41,6 +44,7 @@ from .events import (
     LoadCheckpoint,
     LoopEnded,
     ReceiveState,
+    Resume,
     RunStep,
     SaveCheckpoint,
     ScriptEnded,
@@ -59,10 +63,6 @@ from .state.transfers import StateTransfers
 from .stepping import Recipe, Stepping
 
 
-class ScriptExit(SystemExit):
-    """This worker is no longer needed here: the script ends, and nothing is lost."""
-
-
 class Trainer:
     """Runs the steps of one job on this worker. Driven by `run.Run`; single-threaded."""
 
@@ -76,14 +76,16 @@ class Trainer:
         loader: Batching,
         writer: CheckpointWriter | None,
         participants: Sequence[Participant] = (),
+        functions: Sequence[Function] = (),
     ) -> None:
-        """participants: what takes part in each step's in-band exchange, in the same order on every worker."""
+        """participants: what takes part in each step's in-band exchange, in the same order on every worker. functions: what
+        `run.every` was given; it may still grow until the loop begins."""
         self._recipe = recipe
         self._control = control
         self._sampler = sampler
         self._script = Script()
         buffers = ModelBuffers(state.model)
-        self._held = HeldState(state, self._script, buffers.live, writer)
+        self._held = HeldState(state, self._script, buffers.live, writer, control.tell)
         self._transfers = StateTransfers(control, self._held, self._script, recipe.device)
         self._comparison = Comparison(self._held, recipe.comparing, self._end_diverged)
         self._stepping = Stepping(
@@ -91,6 +93,17 @@ class Trainer:
         )
         for participant in participants:
             self._stepping.in_band.add(participant)
+        self.between = Between(
+            recipe.virtual_workers,
+            recipe.seed,
+            recipe.device,
+            control.tell,
+            self._obey,
+            self._held,
+            self._script,
+            functions,
+        )
+        self._first: Instruction | None = None  # to be carried out before all others
         self._entered: EnterGeneration | None = None  # the generation in use
         self._failure: str | None = None  # why its communicator is of no use any more
         self._by_host = False  # what steps the optimizers is the end of a body
@@ -109,6 +122,15 @@ class Trainer:
         """Whether this worker speaks for the job now."""
         entered = self._entered
         return entered is not None and entered.roster.workers[entered.rank] == entered.roster.leader
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Of what loop bodies have told, over the global batch, as known last."""
+        return self._held.means
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self._held.parts.model
 
     @property
     def rank(self) -> int:
@@ -181,7 +203,9 @@ class Trainer:
         self._stepping.prepare(total_steps, epochs)
         samples = self._sampler.samples_per_step
         registers = self._held.parts.registers_values
-        arrived = Arrived(total_steps, self._sampler.steps_per_epoch, samples, registers, epochs)
+        arrived = Arrived(
+            total_steps, self._sampler.steps_per_epoch, samples, registers, epochs, self._held.about_bytes
+        )
         instruction = self._obey(arrived)
         assert isinstance(instruction, EnterLoop)
         self._script.epoch = instruction.epoch
@@ -219,13 +243,17 @@ class Trainer:
                 "by all workers or by none. Let it run on, or leave the loop over epochs, too"
             )
         self._script.go(ScriptAt.READING)
+        if self._held.owes_functions:
+            self._first = self.between.call_functions()
 
     def next_step(self) -> RunStep | None:
         """The script wants its next step. None: there is none left in its epoch."""
+        self._held.interlude = None  # that code is over
         instruction = self._obey(StepWanted(self._script.epoch))
         if isinstance(instruction, RunStep):
             return instruction
         self._script.go(ScriptAt.BETWEEN)
+        self.between.epoch_read(self._script.epoch)
         return None
 
     def run_step(self, instruction: RunStep) -> Iterator[Any]:
@@ -234,6 +262,8 @@ class Trainer:
             yield from self._stepping.run(instruction)
         except CommunicatorBroken as error:
             self._failure = str(error)
+        if self._held.next_step > instruction.step:
+            self._first = self.between.step_applied()
 
     def steps_begin(self, counts_epochs: bool) -> None:
         """A host's pass over the steps of an epoch begins. counts_epochs: that after another one is of the next epoch."""
@@ -264,6 +294,7 @@ class Trainer:
         """The loop over `epochs` epochs is over, or there is none. Nothing happens if it was over before."""
         if self._script.at is not ScriptAt.OVER:
             self._script.go(ScriptAt.OVER)
+            self._held.interlude = None
             self._obey(LoopEnded(epochs))
 
     def left_by_error(self) -> None:
@@ -292,11 +323,15 @@ class Trainer:
             happened = CollectiveFailed(self._failure)
         self._failure = None
         while True:
-            if happened is not None:
-                self._control.tell(happened)
-            instruction = self._control.next()
+            if self._first is not None:
+                instruction, self._first = self._first, None
+            else:
+                if happened is not None:
+                    self._control.tell(happened)
+                instruction = self._control.next()
             match instruction:
-                case EnterLoop() | RunStep() | EndEpoch() | Continue():
+                case EnterLoop() | RunStep() | EndEpoch() | Continue() | Resume():
+                    self._held.script_resumes()
                     self._tell_leader()
                     return instruction
                 case ExitScript(code):
@@ -314,6 +349,8 @@ class Trainer:
             case GiveUpStep(restore_buffers):
                 self._transfers.forget()
                 self._stepping.give_up(restore_buffers)
+            case LoadCheckpoint() | ReceiveState() if self.between.in_function:
+                raise Superseded(instruction)
             case LoadCheckpoint(generation):
                 return self._held.load(generation)
             case ReceiveState(keep_own):
@@ -337,8 +374,9 @@ class Trainer:
         self._stepping.enter(communicator, self.rank, self.world_size)
         self._transfers.enter(entered, communicator)
         self._comparison.enter(entered)
+        self.between.enter(entered, communicator)
 
-    def _receive(self, keep_own: bool) -> StepWanted:
+    def _receive(self, keep_own: bool) -> StepWanted | None:
         """Receive the state, and take part in the first step, if there is one, without hosting anything in it."""
         arrival = self._transfers.receive(keep_own)
         match arrival.instruction:
@@ -347,6 +385,9 @@ class Trainer:
                 optimizers = updates.optimizers(step.step) if len(updates) > 1 else None
                 parameters = self._held.parts.trained_in(arrival.incoming.header, optimizers)
                 self._stepping.join(step, parameters, lambda: self._transfers.take(arrival))
+                self._first = self.between.step_applied()
+                if self._first is not None:
+                    return None
             case other:
                 assert isinstance(other, TakeState)
                 self._transfers.take(arrival)

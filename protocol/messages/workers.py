@@ -20,6 +20,7 @@ class Ready(Message, frozen=True, kw_only=True):
     worker: WorkerId
     base: int  # the generation that I am training in; 0: in none (newcomer, or my communicator is broken)
     applied: int | None
+    settled: int = 0  # decisions that the script's workers have taken together since that step, which I know
 
 
 class Prepare(Message, frozen=True, kw_only=True):
@@ -41,6 +42,7 @@ class Prepared(Message, frozen=True, kw_only=True):
     worker: WorkerId
     base: int  # as in Ready, and what it says now: it may have moved since
     applied: int | None
+    settled: int = 0
     error: str = ""
 
 

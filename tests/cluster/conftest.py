@@ -91,14 +91,15 @@ class Cluster:
         return isinstance(answer, Pong) and answer.servers == len(self.names)
 
     def submit(self, *arguments: str, gpus: tuple[int, int] = (1, 4), virtual_workers: int = 4, name: str = "job",
-               checkpoint_every_s: float = 600.0, **changes: Any) -> str:  # fmt: skip
+               checkpoint_every_s: float = 600.0, save_timeout_s: float | None = None, script: Path = SCRIPT,
+               **changes: Any) -> str:  # fmt: skip
         spec = JobSpec(
             name=name,
-            command=(sys.executable, str(SCRIPT), *arguments),
+            command=(sys.executable, str(script), *arguments),
             gpus=GpuRange(min=gpus[0], max=gpus[1]),
             virtual_workers=virtual_workers,
             workdir=str(self.directory),
-            checkpoint=CheckpointSpec(every_s=checkpoint_every_s),
+            checkpoint=CheckpointSpec(every_s=checkpoint_every_s, save_timeout_s=save_timeout_s),
             user="tester",
             **changes,
         )

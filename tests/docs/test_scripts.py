@@ -13,11 +13,15 @@ import pytest
 
 PAGE = Path(__file__).parents[2] / "docs/scripts.md"
 LIMIT_S = 300.0
-OPTIONAL = {"wds": "webdataset", "datasets": "datasets"}  # names in examples, and what they need
+OPTIONAL = {
+    "wds": "webdataset",
+    "datasets": "datasets",
+    "torchmetrics": "torchmetrics",
+}  # names in examples, and what they need
 
 # What a reader has already, by section: the examples use it.
 COMMON = """
-import glob, io, json, os, tarfile
+import glob, io, json, os, tarfile, time
 import torch
 from torch import nn
 import elasticd as elastic
@@ -49,6 +53,11 @@ for shard in range(6):
 with open("corpus.jsonl", "w") as file:
     file.writelines(json.dumps({"x": [x], "y": [y]}) + "\\n" for x, y in rows)
 """,
+    "Evaluation, averages and decisions": """
+numbers = torch.linspace(-1, 1, 60).reshape(-1, 1)
+train_set = torch.utils.data.TensorDataset(numbers[:48], 2 * numbers[:48])
+test_set = torch.utils.data.TensorDataset(numbers[48:], 2 * numbers[48:])
+""",
 }
 # What is held against each example's names when it has run.
 AFTER = {
@@ -71,6 +80,20 @@ def check(names):
     shards = names["dataset"] if "dataset" in names else names["shards"]
     found = [numbers(sample) for shard in range(len(shards.shards)) for sample in shards.open(shard)]
     assert sorted(found) == [float(number) for number in range(60)], found
+""",
+    "Evaluation, averages and decisions": """
+def check(names):
+    run, model = names["run"], names["model"]
+    by_hand = ((model(numbers[48:]) - 2 * numbers[48:]) ** 2).sum().item()
+    if "error" in names:
+        assert abs(float(names["error"].compute()) * 12 - by_hand) < 1e-4
+    if "total" in names:
+        assert abs(names["total"]["loss"] - by_hand) < 1e-4 and names["total"]["count"] == 12
+    if "best" in names:
+        assert names["best"]["bad"] == 3 and run.steps_done < 300, (names["best"], run.steps_done)
+        assert abs(names["loss"] - by_hand) < 1e-4, (names["loss"], by_hand)
+    if "validate" in names:
+        assert run.steps_done == 6 and run.means["loss"] > 0
 """,
 }
 

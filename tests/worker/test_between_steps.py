@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from elasticd.protocol import times
 from elasticd.protocol.model import WorkerPhase
 from elasticd.worker import events as e
 
@@ -41,6 +42,21 @@ def test_the_leader_saves_when_it_is_time_and_tells_what_that_took() -> None:
     story.wait(7.0)
     story.tell(e.CheckpointSaved(1))
     assert (story.status.saved, story.status.saving_s) == (1, 7.0)
+
+
+def test_the_first_checkpoint_of_a_large_model_is_given_time_before_anybody_has_measured_it() -> None:
+    story = Story(checkpoint_every_s=60.0)
+    story.tell(e.Arrived(STEPS, STEPS_PER_EPOCH, 8, state_bytes=2_000_000_000))
+    story.alone()
+    story.tell(e.CheckpointMissing())
+    story.take()
+    assert story.status.saving_s == 2_000_000_000 / times.SLOW_STORAGE_BYTES_S
+    story.step()
+    story.wait(60.0)
+    story.tell(e.StepWanted(0))
+    story.wait(7.0)
+    story.tell(e.CheckpointSaved(1))
+    assert story.status.saving_s == 7.0, "it is known now"
 
 
 def test_a_follower_does_not_save() -> None:

@@ -326,6 +326,8 @@ class Worker(Process):
                 code, reason = self._ended or (0, "finished")
                 own_s = 0.2 if self.leads else self._script.after_s
                 self._soon(SCRIPT_S if self._ended else own_s, self.exits, code, reason)
+            case w.Resume():
+                raise AssertionError("the script of a history does nothing together with others between two steps")
             case w.ExitScript(code):
                 assert self._machine is not None
                 if self._machine.phase is WorkerPhase.LEFT:

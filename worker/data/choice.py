@@ -60,7 +60,7 @@ def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed
     if isinstance(data, Shards):
         streams = _streams_of(data, wanted, options, job)
         return Feed(streams, streams, streams, (streams,))
-    dataset = _map_style(data)
+    dataset = map_style(data)
     seed = job.seed
     if wanted.generator is not None:
         seed = derive_seed(seed, "generator", wanted.generator.initial_seed())
@@ -119,7 +119,7 @@ def _batch_size(wanted: Wanted) -> int:
 # ------------------------------------------------------------------------------------------------- what cannot be meant
 
 
-def _map_style(data: Any) -> Any:
+def map_style(data: Any) -> Any:
     """A data set whose samples have numbers. Raises UserError for what has none."""
     if isinstance(data, str | Path) or data is None:
         raise UserError(f"the dataset is {data!r}: give an object with `__len__` and `__getitem__`")

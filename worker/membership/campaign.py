@@ -97,6 +97,7 @@ class Campaign:
                 worker=message.worker,
                 base=message.base,
                 applied=message.applied,
+                settled=message.settled,
             )
             return self.on_ready(now, ready, stand)
         self._prepared.add(message.worker)
@@ -121,10 +122,10 @@ class Campaign:
     def _choose_holders(self, base: int, readies: list[Ready]) -> tuple[WorkerId, ...]:
         if base:
             return tuple(ready.worker for ready in readies if ready.base == base)
-        newest = max((ready.applied for ready in readies if ready.applied is not None), default=None)
+        newest = max(((ready.applied, ready.settled) for ready in readies if ready.applied is not None), default=None)
         if newest is None:
             return (self._me,)
-        return tuple(ready.worker for ready in readies if ready.applied == newest)
+        return tuple(ready.worker for ready in readies if (ready.applied, ready.settled) == newest)
 
     def _message(self) -> Prepare:
         return Prepare(
@@ -138,4 +139,5 @@ class Campaign:
 
 def _same_place(one: Ready | Prepared, other: Ready | Prepared) -> bool:
     """Do both say the same to a leader? How far somebody is who trains goes on changing, and does not matter."""
-    return one.base == other.base and (one.base > 0 or one.applied == other.applied)
+    same_state = (one.applied, one.settled) == (other.applied, other.settled)
+    return one.base == other.base and (one.base > 0 or same_state)

@@ -16,8 +16,9 @@ communicator beside the one in use (`Prepare`), and collects `Prepared`. Then it
   in are broken, and each has stopped). `base` is 0.
 
 **Holders** are the members that have the state when a generation begins: in band all that come from `base`; by message
-those with the greatest applied step; if nobody has any state the leader alone, which reads the last checkpoint or starts
-anew. All others receive the state during the first step and host no virtual worker in it.
+those with the greatest applied step, and among these those who know the most decisions that the script has taken since
+(`settled`, see `between`); if nobody has any state the leader alone, which reads the last checkpoint or starts anew. All
+others receive the state during the first step and host no virtual worker in it.
 
 **Cancelling**: a newer order ends the older campaign at once, unless its number is in flight in a control word: then the step
 decides. Communicators that do not stand yet are dropped at once. Prepared ones are kept until a generation at or above theirs
@@ -68,6 +69,7 @@ from .words import Propose as Propose
 from .words import Report as Report
 from .words import SendFollower as SendFollower
 from .words import SendLeader as SendLeader
+from .words import Settled as Settled
 from .words import Stall as Stall
 from .words import StateLost as StateLost
 from .words import StepApplied as StepApplied
@@ -135,6 +137,7 @@ class Membership:
         self._attempt = 0
         self._superseded = 0  # a generation committed by message while this worker still trained in a lower one
         self._applied: int | None = None
+        self._settled = 0  # since then
         self._order: Order | None = None
         self._proposed = 0  # in flight in the present step's control word
         self._decided = 0  # read from it
@@ -233,10 +236,13 @@ class Membership:
                 return self._on_step_started(last)
             case WordRead(generation):
                 return self._on_word(generation)
-            case StepApplied(step):
-                return self._on_applied(step)
+            case StepApplied(step, settled):
+                return self._on_applied(step, settled)
+            case Settled():
+                self._settled += 1
+                return []
             case StateLost():
-                self._applied = None
+                self._applied, self._settled = None, 0
                 return []
             case BoundaryReached():
                 return self._on_boundary(now)
@@ -313,7 +319,14 @@ class Membership:
             self._retry_at = now + RETRY_INTERVAL_S
         if self._me not in order.roster.workers:
             return overtaken
-        ready = Ready(job=self._job, generation=order.generation, worker=self._me, base=base, applied=self._applied)
+        ready = Ready(
+            job=self._job,
+            generation=order.generation,
+            worker=self._me,
+            base=base,
+            applied=self._applied,
+            settled=self._settled,
+        )
         if self._leads():
             return [*overtaken, *self._on_ready(now, ready)]
         self._retry_at = now + RETRY_INTERVAL_S
@@ -423,6 +436,7 @@ class Membership:
             worker=self._me,
             base=base,
             applied=self._applied,
+            settled=self._settled,
             error=error,
         )
 
@@ -496,10 +510,10 @@ class Membership:
             self._proposed = 0  # another leader's number won
         return []
 
-    def _on_applied(self, step: int) -> list[Action]:
+    def _on_applied(self, step: int, settled: int) -> list[Action]:
         if self._applied is not None and step <= self._applied:
             raise InvalidTransition(f"step {step} applied after step {self._applied}")
-        self._applied = step
+        self._applied, self._settled = step, settled
         return []
 
     def _on_boundary(self, now: float) -> list[Action]:
@@ -571,6 +585,7 @@ _ALLOWED: dict[type, frozenset[Stage]] = {
     StepStarted: _IN_GENERATION,
     WordRead: _IN_GENERATION,
     StepApplied: _IN_GENERATION,
+    Settled: _IN_GENERATION,
     BoundaryReached: _IN_GENERATION,
     StateLost: _IN_GENERATION | {Stage.STOPPED},
     CollectiveFailed: _IN_GENERATION | {Stage.STOPPED},

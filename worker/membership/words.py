@@ -65,6 +65,12 @@ class StepApplied:
     """The optimizer has applied `step`; the worker now holds the state of that step."""
 
     step: int
+    settled: int = 0  # decisions taken together since then, which come with the state
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The script's workers have taken a decision together since the last applied step, and this worker knows it."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ Event = (
     | StepStarted
     | WordRead
     | StepApplied
+    | Settled
     | StateLost
     | BoundaryReached
     | CollectiveFailed

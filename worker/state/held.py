@@ -4,18 +4,20 @@ Its tensors stand in their places: they are the model's and the optimizers' own.
 or from another worker (`transfers`): its tensors are put in their places first, then follows what is not a tensor.
 
 The script's registered values may be of a later epoch than the script has come to: others are past the end of an epoch that
-this worker's script has still to run. Such values are kept, and handed to the script when its loop is there (`epoch_begins`).
+this worker's script has still to run. Such values hold in the steps that it takes part in before it goes on. Then it has its own
+again (`script_resumes`), and those of the others when its loop is there (`epoch_begins`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..events import CheckpointLoaded, CheckpointMissing, SaveCheckpoint
-from ..script import Script
+from ..events import CheckpointFailed, CheckpointLoaded, CheckpointMissing, Event, SaveCheckpoint
+from ..interlude import Interlude, Settlements, end_of
+from ..script import Script, ScriptAt
 from .checkpoint import CheckpointWriter, latest
 from .training_state import TrainingState
 
@@ -29,6 +31,7 @@ class HeldState:
         script: Script,
         mutable: Sequence[torch.Tensor],
         writer: CheckpointWriter | None,
+        tell: Callable[[Event], None],
     ) -> None:
         """mutable: those of its tensors that change in the middle of a step. writer: None outside a cluster."""
         self.parts = parts
@@ -36,7 +39,21 @@ class HeldState:
         self.next_step = 0  # the state is that after the step before
         self._script = script
         self._writer = writer
+        self._tell = tell
+        self.settlements = Settlements()
+        self.end: int | None = None  # steps of the whole job, where its script has decided that
+        self.interlude: Interlude | None = None  # the script's code between two steps that runs now
+        self.means: dict[str, float] = {}  # those known last, of the loop body's numbers over the global batch
+        self.state_epoch = 0  # of the state that was taken over last
+        self.owes_functions = False  # those that come after the last applied step have not been called
         self._deferred: tuple[int, dict[str, Any]] | None = None  # registered values that belong to a later epoch
+        self._own: dict[str, Any] | None = None  # those of a script that has still to come to that epoch
+
+    @property
+    def about_bytes(self) -> int:
+        """How much a state has, before the optimizers have any: as with Adam, which keeps two values for each parameter."""
+        parameters = sum(each.numel() * each.element_size() for each in self.parts.model.parameters())
+        return 3 * parameters + sum(each.numel() * each.element_size() for each in self.mutable)
 
     @property
     def is_behind(self) -> bool:
@@ -53,7 +70,7 @@ class HeldState:
             return CheckpointMissing(trouble)
         self.put(document.header, document.tensors)
         applied, epoch = self.take(document.header)
-        return CheckpointLoaded(applied, epoch, next_epoch(document.header))
+        return CheckpointLoaded(applied, epoch, next_epoch(document.header), self.end)
 
     def put(self, header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
         """Put the tensors of a state in their places."""
@@ -64,9 +81,19 @@ class HeldState:
 
     def take(self, header: dict[str, Any]) -> tuple[int, int]:
         """The tensors of a state stand in their places: make the rest of it this worker's own. Returns its step and epoch."""
-        self.parts.finish(header)
         applied, epoch = int(header["counters"]["applied"]), int(header["counters"]["epoch"])
+        behind = self._script.at is not ScriptAt.BEFORE and epoch > self._script.epoch
+        if behind and self._own is None:
+            self._own = self.parts.registered_values()
+        self.parts.finish(header)
+        self._deferred = (epoch, header["registered"]) if behind else None
         self.next_step = applied + 1
+        self.interlude = None
+        self.means = dict(header.get("means", {}))
+        self.settlements.take(header.get("settlements", {}))
+        self.end = end_of(header)
+        self.state_epoch = epoch
+        self.owes_functions = bool(header["counters"].get("owes_functions", 0))
         self._script.state_is_of(epoch)
         return applied, epoch
 
@@ -75,15 +102,31 @@ class HeldState:
     def header(self, counters: dict[str, int]) -> dict[str, Any]:
         """Of the state of now. Its registered values may belong to a later epoch than the script has come to."""
         header = self.parts.header(counters)
+        header["means"] = dict(self.means)
+        header["settlements"] = self.settlements.plain()
+        if self.end is not None:
+            header["counters"]["end"] = self.end
         if self._deferred is not None:
             header["counters"]["epoch"], header["registered"] = self._deferred
         return header
 
     def save(self, save: SaveCheckpoint) -> None:
-        """Begin to write the state of now."""
+        """Begin to write the state of now; in the middle of the script's code between two steps, that in which it has begun."""
         assert self._writer is not None
-        header = self.header({"applied": save.step, "epoch": save.epoch, "generation": save.generation})
+        counters = {"applied": save.step, "epoch": save.epoch, "generation": save.generation}
+        if self.interlude is None:
+            header = self.header(counters)
+        elif self.interlude.interruptible:
+            header = self.interlude.header(counters, self.settlements)
+        else:
+            self._tell(CheckpointFailed(save.number, "the script has changed tensors between two steps, and goes on"))
+            return
         self._writer.save(save, header, self.parts.tensors(), mutable=self.mutable)
+
+    def interlude_begins(self, after_step: bool, interruptible: bool = True) -> None:
+        """The script's code between two steps begins. after_step: it is what `run.every` has been given."""
+        header = self.header({}) if self._writer is not None and interruptible else None
+        self.interlude = Interlude(header, self.parts.tensors() if header else [], after_step)
 
     def settle(self) -> None:
         """A checkpoint of the present state may still be copied: it is about to change."""
@@ -101,6 +144,12 @@ class HeldState:
         self._script.state_is_of(epoch)
         self._deferred = (epoch, registered)
         self.epoch_begins(self._script.epoch)
+
+    def script_resumes(self) -> None:
+        """The script goes on where it stands, which may be in an epoch before that of the state: with its own values of there."""
+        if self._own is not None:
+            self.parts.set_registered(self._own)
+            self._own = None
 
     def epoch_begins(self, epoch: int) -> None:
         """The script's loop has come to `epoch`: values that others registered there hold now."""

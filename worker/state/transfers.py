@@ -16,6 +16,7 @@ import torch
 from ..communication.communicator import Communicator, CommunicatorBroken
 from ..driver import Control
 from ..events import EnterGeneration, Instruction, StateArriving, StateTaken, TransfersCompleted, ValuesExchanged
+from ..interlude import end_of
 from ..script import Script
 from .held import HeldState, next_epoch
 from .replication import Incoming, Replication
@@ -92,7 +93,8 @@ class StateTransfers:
 
         def places(header: dict[str, Any]) -> list[torch.Tensor] | None:
             nonlocal instruction
-            self._control.tell(StateArriving(int(header["counters"]["applied"]), next_epoch(header)))
+            applied = int(header["counters"]["applied"])
+            self._control.tell(StateArriving(applied, next_epoch(header), end_of(header)))
             instruction = self._control.next()
             return None if keep_own else self._held.parts.adopt(header)
 
@@ -106,7 +108,9 @@ class StateTransfers:
         tensors = incoming.wait()
         if incoming.places is None:
             self._held.put(incoming.header, tensors)
-        self._control.tell(StateTaken(*self._held.take(incoming.header), next_epoch(incoming.header)))
+        applied, epoch = self._held.take(incoming.header)
+        settled = self._held.settlements.decisions
+        self._control.tell(StateTaken(applied, epoch, next_epoch(incoming.header), settled))
 
     # -- what the users' code has changed
 

@@ -28,6 +28,7 @@ class Doing(enum.Enum):
     EXCHANGING = "waiting for the others' registered values"
     SCRIPT = "running the script's own code between two steps"
     PAUSED = "running the script's own code between two epochs"
+    SHARING = "waiting for the others between two steps"
     SENDING = "sending the state to joiners"
     SAVING = "writing a checkpoint"
     STANDING_BY = "standing by until the state is saved"
@@ -36,7 +37,15 @@ class Doing(enum.Enum):
 
 
 ALONE = (Doing.LOADING, Doing.UPDATING, Doing.SCRIPT, Doing.PAUSED, Doing.SAVING)  # and may take as long as a pause
-TOGETHER = (Doing.RECEIVING, Doing.TAKING, Doing.JOINING, Doing.REDUCING, Doing.EXCHANGING, Doing.SENDING)
+TOGETHER = (
+    Doing.RECEIVING,
+    Doing.TAKING,
+    Doing.JOINING,
+    Doing.REDUCING,
+    Doing.EXCHANGING,
+    Doing.SHARING,
+    Doing.SENDING,
+)
 WITH_STATE = (Doing.TAKING, Doing.JOINING, Doing.SENDING)
 IN_STEP = (Doing.COMPUTING, Doing.REDUCING)
 
@@ -55,8 +64,10 @@ TRANSITIONS: dict[Doing, frozenset[Doing]] = {
     Doing.REDUCING: frozenset({Doing.UPDATING, Doing.WAITING, Doing.SENDING, Doing.CLOSING}),
     Doing.UPDATING: frozenset({Doing.SCRIPT, Doing.SENDING, Doing.CLOSING}),
     Doing.EXCHANGING: _AFTER_BOUNDARY | {Doing.SCRIPT, Doing.RECEIVING},
-    Doing.SCRIPT: _AFTER_BOUNDARY | {Doing.SCRIPT, Doing.EXCHANGING, Doing.RECEIVING, Doing.SENDING},
-    Doing.PAUSED: _AFTER_BOUNDARY | {Doing.RECEIVING, Doing.SENDING},  # its registered values have been exchanged
+    Doing.SCRIPT: _AFTER_BOUNDARY | {Doing.SCRIPT, Doing.EXCHANGING, Doing.RECEIVING, Doing.SENDING, Doing.SHARING},
+    Doing.SHARING: frozenset({Doing.SCRIPT, Doing.PAUSED, Doing.WAITING, Doing.CLOSING}),
+    Doing.PAUSED: _AFTER_BOUNDARY
+    | {Doing.RECEIVING, Doing.SENDING, Doing.SHARING},  # its registered values have been exchanged
     Doing.SENDING: frozenset({Doing.SAVING, Doing.CLOSING}),
     Doing.SAVING: frozenset({Doing.STANDING_BY, Doing.CLOSING}),
     Doing.STANDING_BY: frozenset({Doing.SAVING, Doing.CLOSING}),
@@ -80,6 +91,10 @@ class Activity:
         self.since = now
         if doing not in TOGETHER:
             self.come_out_by = None
+
+    def goes_on(self, now: float) -> None:
+        """It does not hang."""
+        self.since = now
 
     def become(self, doing: Doing) -> None:
         """The same, but it has begun with what the thread does now. Raises InvalidTransition."""

@@ -45,6 +45,7 @@ from ..events import (
     CompleteTransfers,
     Continue,
     Diverged,
+    EndDecided,
     EndEpoch,
     EndProcess,
     EnterGeneration,
@@ -58,9 +59,13 @@ from ..events import (
     LoopEnded,
     PartComputed,
     Place,
+    Progressed,
     ReceiveState,
+    Resume,
     RunStep,
     ScriptEnded,
+    SharingBegun,
+    SharingEnded,
     StateArriving,
     StateTaken,
     StepApplied,
@@ -102,6 +107,10 @@ class Training:
         self.suspension = Suspension(self._me)
 
         self._boundary_at: float | None = None  # the last one; None: nothing to measure from
+        self._shared_in = Doing.SCRIPT  # what the thread does again when it waits for the others no longer
+        self._outlives_state = False  # the code that shares goes on even where another's state comes
+        self._code_waits: Doing | None = None  # such code, in this; its sharing has failed
+        self._function_waits = False  # other code, the same
 
         self._note = ""
         self._closing = Closing(
@@ -244,6 +253,7 @@ class Training:
         decided = self._membership.handle(now, ms.Arrived())
         self.position.arrived(fact.total_steps, fact.steps_per_epoch, fact.registers_values, fact.epochs)
         self._reporting.samples_per_step = fact.samples_per_step
+        self.checkpoints.expect(fact.state_bytes)
         self._go(now, Doing.WAITING)
         if self.suspension:
             return self._closing.suspended(now)
@@ -257,6 +267,7 @@ class Training:
         enter = EnterGeneration(roster, switch.attempt, self._generation.rank, self._generation.plan)
         actions: list[Action] = [*self._builds.used(roster.generation), enter]
         if not holds:
+            self._function_waits = False
             self._reporting.times.restarted()
             self._go(now, Doing.RECEIVING)
             return [*actions, ReceiveState(keep_own=self.position.whole)]
@@ -266,6 +277,7 @@ class Training:
             return [*actions, *self._entered(now)]
         if not self.checkpoints.wanted:
             return [*actions, *self._begin_anew(now, "")]
+        self._function_waits = False
         self._go(now, Doing.LOADING)
         return [*actions, LoadCheckpoint(roster.generation)]
 
@@ -274,6 +286,8 @@ class Training:
         if needed is not None and fact.step < needed:
             return self._refuse(now, needed, f"the newest that this worker finds is that of step {fact.step}")
         self._has_state(now, fact.step, fact.epoch, fact.next_epoch)
+        if fact.total_steps is not None:
+            self.position.ends_at(fact.total_steps)
         assert self._generation.roster is not None
         self.checkpoints.loaded(fact.step, fact.epoch, self._generation.roster.generation)
         return self._entered(now)
@@ -298,9 +312,9 @@ class Training:
         text = f"the job has a checkpoint of step {needed} or later; {found}: is its directory the same on all servers?"
         return self._close(now, EndProcess(exits.NO_CHECKPOINT, text), text)
 
-    def _has_state(self, now: float, applied: int, epoch: int, next_epoch: int | None) -> None:
+    def _has_state(self, now: float, applied: int, epoch: int, next_epoch: int | None, settled: int = 0) -> None:
         """All of the state after `applied` is here."""
-        self._membership.handle(now, ms.StepApplied(applied))
+        self._membership.handle(now, ms.StepApplied(applied, settled))
         self.position.has_state(applied, epoch, next_epoch)
         self._reporting.change(now)
 
@@ -351,6 +365,14 @@ class Training:
 
     def _proceed(self, now: float) -> list[Action]:
         """In the same generation."""
+        if self._function_waits:  # the inner one, if code waits, too
+            self._function_waits = False
+            self._go(now, Doing.SCRIPT)
+            return [Resume()]
+        if self._code_waits is not None:
+            doing, self._code_waits = self._code_waits, None
+            self._go(now, doing)
+            return [Resume()]
         position, saved = self.position, self._save_if_due(now)
         self._boundary_at = now
         if not position.in_loop:
@@ -394,6 +416,8 @@ class Training:
 
     def _on_arriving(self, now: float, fact: StateArriving) -> list[Action]:
         self.position.arrives(fact.applied, fact.next_epoch)
+        if fact.total_steps is not None:
+            self.position.ends_at(fact.total_steps)
         if self.position.no_step:
             self._go(now, Doing.TAKING)
             return [TakeState()]
@@ -405,9 +429,39 @@ class Training:
         if fact.applied + 1 != self.position.step:
             raise InvalidTransition(f"the state of step {fact.applied} came in step {self.position.step}")
         self._membership.handle(now, ms.StateLost())  # whatever it had before
-        self._has_state(now, fact.applied, fact.epoch, fact.next_epoch)
+        self._has_state(now, fact.applied, fact.epoch, fact.next_epoch, fact.settled)
         if self.doing is Doing.TAKING:
             self._go(now, Doing.SCRIPT)
+        return []
+
+    # -- the script's own code between two steps
+
+    def _on_progressed(self, now: float, fact: Progressed) -> list[Action]:
+        if self.suspension and fact.interruptible:
+            return self._closing.suspended(now)
+        self._activity.goes_on(now)
+        return [Resume()]
+
+    def _on_sharing_begun(self, now: float, fact: SharingBegun) -> list[Action]:
+        self._shared_in, self._outlives_state = self.doing, fact.resumes
+        self._go(now, Doing.SHARING)
+        return []
+
+    def _on_sharing_ended(self, now: float, fact: SharingEnded) -> list[Action]:
+        self._go(now, self._shared_in)
+        if fact.settled:
+            self._membership.handle(now, ms.Settled())
+        return []
+
+    def _on_sharing_failed(self, now: float, fact: CollectiveFailed) -> list[Action]:
+        if self._outlives_state:
+            self._code_waits = self._shared_in
+        else:
+            self._function_waits = True
+        return self._give_up(now, fact.reason)
+
+    def _on_end_decided(self, now: float, fact: EndDecided) -> list[Action]:
+        self.position.ends_at(self.position.next_step)
         return []
 
     # -- failures
@@ -517,4 +571,15 @@ _TABLE: dict[tuple[Doing, type], _Method] = {
     (Doing.PAUSED, StepWanted): Training._on_wanted,
     (Doing.PAUSED, LoopEnded): Training._on_loop_ended,
     (Doing.SENDING, TransfersCompleted): Training._on_sent,
+    (Doing.SHARING, SharingEnded): Training._on_sharing_ended,
+    (Doing.SHARING, CollectiveFailed): Training._on_sharing_failed,
+    **{
+        (doing, fact): method
+        for doing in (Doing.SCRIPT, Doing.PAUSED)
+        for fact, method in (
+            (Progressed, Training._on_progressed),
+            (SharingBegun, Training._on_sharing_begun),
+            (EndDecided, Training._on_end_decided),
+        )
+    },
 }

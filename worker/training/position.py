@@ -110,6 +110,10 @@ class Position:
         self.next_step, self.next_epoch = self.step + 1, next_epoch or 0
         return self.holding is Holding.WHOLE
 
+    def ends_at(self, total_steps: int) -> None:
+        """The job has no more steps than that."""
+        self.total_steps = total_steps
+
     def give_up(self) -> bool:
         """The step in progress is given up. Whether the state is lost with it, since its registered values will not follow."""
         if self.holding is not Holding.PARTIAL:

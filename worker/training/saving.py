@@ -6,6 +6,7 @@ overtakes.
 
 from __future__ import annotations
 
+from ...protocol import times
 from ..events import CheckpointFailed, CheckpointSaved, SaveCheckpoint
 
 SAVES_UNDER_WAY = 3  # one is written, one waits for its turn, one is copied
@@ -20,7 +21,8 @@ class Checkpoints:
         self._begun = 0
         self._under_way: dict[int, tuple[SaveCheckpoint, float]] = {}  # by number, the newest last: since when
         self.trouble = ""  # with the last one
-        self.took_s = 0.0  # the last one; 0: there was none
+        self._took_s: float | None = None  # the last one
+        self._expected_s = 0.0
         self.saved: int | None = None  # step of the newest durable one
         self.saved_generation = 0  # whose checkpoint that is now
         self.durable: tuple[int, int] | None = None  # its step and epoch
@@ -29,6 +31,15 @@ class Checkpoints:
     def wanted(self) -> bool:
         """Does the job have checkpoints at all?"""
         return self._every_s is not None
+
+    def expect(self, size: int) -> None:
+        """One has about so many bytes."""
+        self._expected_s = min(size / times.SLOW_STORAGE_BYTES_S, times.MOST_SAVE_S)
+
+    @property
+    def lasts_s(self) -> float:
+        """How long the last one took; before the first, how long it may last. A preempted job gets that time."""
+        return self._expected_s if self._took_s is None else self._took_s
 
     def due(self, now: float) -> bool:
         """Is it time for the next one? If so, the time until the one after it begins."""
@@ -59,7 +70,7 @@ class Checkpoints:
         if isinstance(fact, CheckpointSaved):
             self._under_way = {number: other for number, other in self._under_way.items() if number > fact.number}
             self._is_durable(save.step, save.epoch, save.generation)
-            self.took_s, self.trouble = now - begun, ""
+            self._took_s, self.trouble = now - begun, ""
         elif save.generation == generation:  # else others save now
             self.trouble = f"no checkpoint of step {save.step}: {fact.reason}"
         return True

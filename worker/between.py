@@ -1,0 +1,284 @@
+"""What a script's own code may do together with the other workers between two steps: evaluate, decide, end the job.
+
+Between two steps all workers have the same state, and run the same code. What is found out there is a settlement (`interlude`),
+which is a part of the state. A worker whose script comes to such code later than its state (it has missed a step, or has joined
+in the middle of an epoch) finds it there and waits for nobody.
+
+*Evaluations* are pure: if a worker is lost in the middle, the others compute what is missing by themselves, and go on.
+
+*Decisions* are not: the values that they are taken from exist once. If a worker is lost while they are exchanged, some may know
+the decision and others not. Those who do not stand still, as after a loss in a step. In the next generation only those who know
+the most decisions are holders of the state; the others get the state with the decision. If nobody knows it, it is taken anew.
+So a decision that any worker has acted upon stands as long as one of those who know it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+
+from ..protocol import exits
+from ..protocol.errors import UserError
+from .communication.communicator import Communicator, CommunicatorBroken
+from .communication.exchange import tell_each_other
+from .evaluation import Evaluation
+from .events import (
+    CollectiveFailed,
+    EndDecided,
+    EnterGeneration,
+    Event,
+    Instruction,
+    Progressed,
+    Resume,
+    SharingBegun,
+    SharingEnded,
+    ThreadFact,
+)
+from .hosting import assign
+from .interlude import Place
+from .script import Script, ScriptAt
+from .state.held import HeldState
+from .state.plain import pack, unpack
+
+T = TypeVar("T")
+IN_BODY = (
+    "{call} was called in the loop over batches, whose body runs once for each virtual worker: call it between two epochs, or in "
+    "a function `@run.every(steps=100)`, which runs on every worker after each hundredth step"
+)
+
+
+class ScriptExit(SystemExit):
+    """This worker is no longer needed here: the script ends, and nothing is lost."""
+
+
+class Superseded(BaseException):
+    """A function that `run.every` was given ends here: another worker's state is to come, in which it has run already."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        super().__init__()
+        self.instruction = instruction
+
+
+@dataclass
+class Function:
+    """One that `run.every` was given."""
+
+    steps: int
+    call: Callable[[], Any]
+    together: bool = False  # it has evaluated or decided something: it may last
+
+
+class Between:
+    """The script's code between two steps, of one worker. For the training thread."""
+
+    def __init__(
+        self,
+        virtual_workers: int,
+        seed: int,
+        device: torch.device,
+        tell: Callable[[Event], None],
+        obey: Callable[[ThreadFact], Instruction],
+        held: HeldState,
+        script: Script,
+        functions: Sequence[Function],
+    ) -> None:
+        """obey: tell a fact of the thread and do what follows, until it is the script's turn."""
+        self._virtual_workers = virtual_workers
+        self._seed = seed
+        self._device = device
+        self._tell = tell
+        self._obey = obey
+        self._held = held
+        self._script = script
+        self._functions = functions
+        self._function: Function | None = None  # that runs now
+        self._after = 0  # so many steps
+        self._read = -1, 0  # the last epoch whose batches have come to their end, and the steps done there
+        self._calls: dict[str, int] = {}  # by place: so many have been made there
+        self._entered: EnterGeneration | None = None
+        self._communicator = Communicator.alone()
+        self._all_have_state = True
+
+    def enter(self, entered: EnterGeneration, communicator: Communicator) -> None:
+        """This is the generation in use."""
+        self._entered, self._communicator = entered, communicator
+        self._all_have_state = not entered.transfers
+
+    def epoch_read(self, epoch: int) -> None:
+        """The loop over its batches has come to its end."""
+        self._read = epoch, self._held.next_step
+        self._calls.clear()
+        self._held.interlude_begins(after_step=False)
+
+    @property
+    def in_function(self) -> bool:
+        return self._function is not None
+
+    # -- after each step
+
+    def step_applied(self) -> Instruction | None:
+        """Call what `run.every` was given. Returns an instruction to be carried out before anything else, if there is one."""
+        self._all_have_state = True
+        self._held.settlements.step_applied()
+        return self.call_functions()
+
+    def call_functions(self) -> Instruction | None:
+        """The same; the step may have been applied before a restart."""
+        self._held.owes_functions = False
+        due = [each for each in self._functions if self._held.next_step % each.steps == 0]
+        if not due:
+            return None
+        self._held.interlude_begins(after_step=True, interruptible=any(each.together for each in due))
+        self._after = self._held.next_step
+        try:
+            for function in due:
+                self._function = function
+                function.call()
+        except Superseded as superseded:
+            return superseded.instruction
+        finally:
+            self._function = None
+            self._calls.pop(Place("after", self._after).key, None)
+            self._held.interlude = None
+        return None
+
+    # -- where the script is
+
+    def _place(self, call: str) -> Place:
+        """Raises UserError if it is in the middle of a step, or not in its loop."""
+        at, epoch = self._script.at, self._script.epoch
+        if self._function is not None:
+            self._function.together = True
+            return Place("after", self._after)
+        if at is ScriptAt.READING:
+            raise UserError(IN_BODY.format(call=call))
+        if at is not ScriptAt.BETWEEN:
+            raise UserError(
+                f"{call} was called outside the loop over run.epochs(): the workers are together only there"
+            )
+        return Place("end" if self._read[0] == epoch else "begin", epoch)
+
+    def _is_live(self, place: Place) -> bool:
+        """Is the state that of this place? Otherwise the others are past it, and this worker's script follows."""
+        read, steps_done = self._read
+        match place.kind:
+            case "after":
+                return self._held.next_step == place.number
+            case "end":
+                return self._held.next_step == steps_done and self._held.state_epoch <= place.number
+            case _:
+                return self._held.next_step == (steps_done if read == place.number - 1 else 0)
+
+    def _call(self, call: str) -> tuple[Place, int]:
+        """Where this call is, and its number there."""
+        place = self._place(call)
+        number = self._calls.get(place.key, 0)
+        self._calls[place.key] = number + 1
+        return place, number
+
+    def _known(self, place: Place, number: int) -> bytes | None:
+        """What this call came to, if that is known; None: it is to be found out. Raises ScriptExit where it cannot be."""
+        found = self._held.settlements.find(place, number)
+        if found is None and not self._is_live(place):
+            print(f"what was found out {place} is not known any more: this worker ends, to be replaced", flush=True)
+            raise ScriptExit(exits.SPOILED)
+        return found
+
+    def _together(self) -> list[int]:
+        """The ranks of those who are here, too. Those who have no state yet wait for the next step."""
+        assert self._entered is not None
+        waiting = set() if self._all_have_state else {each.target_rank for each in self._entered.transfers}
+        return [rank for rank in range(len(self._entered.roster.members)) if rank not in waiting]
+
+    # -- evaluations
+
+    def evaluate(self, evaluation: Callable[[tuple[int | str, ...]], Evaluation]) -> Any:
+        """Evaluate, with these seeds."""
+        if self._script.at in (ScriptAt.OVER, ScriptAt.LEFT):  # the others may have ended: all of it is computed here
+            seeds = (self._seed, "evaluate", self._held.next_step, "over", 0)
+            whole = evaluation(seeds)
+            return whole.take(whole.result(whole.parts(range(self._virtual_workers), lambda: None)))
+        place, number = self._call("run.evaluate()")
+        present = evaluation((self._seed, "evaluate", self._held.next_step, place.kind, number))
+        result = self._known(place, number)
+        if result is None:
+            result = present.result(self._all_parts(present, f"evaluate {place.key} {number}"))
+            self._held.settlements.record(place, number, result, decision=False)
+        return present.take(result)
+
+    def _all_parts(self, evaluation: Evaluation, name: str) -> dict[int, bytes]:
+        ranks = self._together()
+        ranges = assign(self._virtual_workers, [True] * len(ranks))
+        mine = ranges[ranks.index(self._communicator.rank)] if len(ranks) > 1 else ranges[0]
+        parts = evaluation.parts(mine, self._progressed)
+        if len(ranks) > 1:
+            parts = self._exchanged(ranks, name, parts)
+        missing = [v for v in range(self._virtual_workers) if v not in parts]
+        if missing:
+            parts.update(evaluation.parts(missing, self._progressed))
+        return parts
+
+    def _exchanged(self, ranks: Sequence[int], name: str, parts: dict[int, bytes]) -> dict[int, bytes]:
+        """Everybody's, or where a worker is lost only the own ones."""
+        own = msgspec.msgpack.encode(parts)
+        self._tell(SharingBegun(resumes=True))
+        try:
+            told = tell_each_other(self._communicator, ranks, name, own)
+        except CommunicatorBroken:
+            told = [own]
+        self._tell(SharingEnded())
+        found: dict[int, bytes] = {}
+        for each in told:
+            found.update(msgspec.msgpack.decode(each, type=dict[int, bytes], strict=False))
+        return found
+
+    def _progressed(self) -> None:
+        """A batch is done: that does not hang. If the job is preempted, this worker ends here if it can."""
+        interlude = self._held.interlude
+        self._obey(Progressed(interruptible=interlude is not None and interlude.interruptible))
+
+    # -- decisions
+
+    def agree(self, value: Any, choose: Callable[[list[Any]], Any] | None) -> Any:
+        """One value on all workers: what `choose` makes of all of theirs in the order of ranks; None: the leader's."""
+        place, number = self._call("run.agree()")
+        own = msgspec.msgpack.encode(pack(value, "the value given to run.agree()"))
+        while (known := self._known(place, number)) is None:
+            told = self._told(place, number, own)
+            if told is not None:
+                chosen = self._chosen([unpack(msgspec.msgpack.decode(each)) for each in told], choose)
+                known = msgspec.msgpack.encode(pack(chosen, "what run.agree() has chosen"))
+                self._held.settlements.record(place, number, known, decision=True)
+        return unpack(msgspec.msgpack.decode(known))
+
+    def _told(self, place: Place, number: int, own: bytes) -> list[bytes] | None:
+        """Everybody's value. None: a worker was lost, and this one is in the next generation, perhaps with another's state."""
+        self._tell(SharingBegun(resumes=not self.in_function))
+        try:
+            told = tell_each_other(self._communicator, self._together(), f"agree {place.key} {number}", own)
+        except CommunicatorBroken as error:
+            instruction = self._obey(CollectiveFailed(str(error)))
+            assert isinstance(instruction, Resume)
+            return None
+        self._tell(SharingEnded(settled=True))
+        return told
+
+    def _chosen(self, values: list[Any], choose: Callable[[list[Any]], Any] | None) -> Any:
+        if choose is not None:
+            return choose(values)
+        assert self._entered is not None
+        ranks, roster = self._together(), self._entered.roster
+        leader = roster.rank(roster.leader)
+        return values[ranks.index(leader) if leader in ranks else 0]
+
+    # -- the end
+
+    def stop(self) -> None:
+        """The last applied step is the job's last."""
+        self._place("run.stop()")
+        self._held.end = self._held.next_step
+        self._tell(EndDecided())

@@ -1,0 +1,67 @@
+"""Some workers of a generation tell each other something between two steps: every one of them gets what each has told.
+
+It travels from one worker to another and not by collectives. Those who have no state yet wait for it meanwhile and take no part.
+And a worker that gives up and goes on to its next step is waited for in vain; with collectives, its step would be taken for it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+
+from ...protocol.errors import PeerError
+from .communicator import Communicator
+
+FIRST_TAG = 1 << 28  # beyond those of a state's tensors
+TAGS = 1 << 27
+
+
+def tell_each_other(communicator: Communicator, ranks: Sequence[int], name: str, own: bytes) -> list[bytes]:
+    """What each of `ranks` has told under this name, in their order; this worker is one of them, and tells `own`.
+
+    The first gathers, and gives everything to the others. If it fails (CommunicatorBroken), some may have it nevertheless.
+    """
+    if len(ranks) == 1:
+        return [own]
+    first, *others = ranks
+    tag = FIRST_TAG + 2 * (zlib.crc32(name.encode()) % TAGS)
+    if communicator.rank != first:
+        _send(communicator, [first], tag, own)
+        return _parts(_receive(communicator, first, tag))
+    told = [own, *(_receive(communicator, rank, tag) for rank in others)]
+    lengths = torch.tensor([len(each) for each in told], dtype=torch.int64)
+    _send(communicator, others, tag, len(told).to_bytes(8, "big") + lengths.numpy().tobytes() + b"".join(told))
+    return told
+
+
+def _send(communicator: Communicator, ranks: Sequence[int], tag: int, data: bytes) -> None:
+    length = torch.tensor([len(data)], dtype=torch.int64)
+    memory = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
+    works = [communicator.send(tensor, rank, tag + i) for rank in ranks for i, tensor in enumerate((length, memory))]
+    for work in works:
+        communicator.wait(work)
+
+
+def _receive(communicator: Communicator, rank: int, tag: int) -> bytes:
+    length = torch.zeros(1, dtype=torch.int64)
+    communicator.wait(communicator.receive(length, rank, tag))
+    memory = torch.empty(max(int(length), 1), dtype=torch.uint8)
+    communicator.wait(communicator.receive(memory, rank, tag + 1))
+    return memory.numpy().tobytes()[: int(length)]
+
+
+def _parts(data: bytes) -> list[bytes]:
+    count = int.from_bytes(data[:8], "big")
+    begin = 8 + 8 * count
+    if len(data) < begin:
+        raise PeerError("what the workers have told each other is cut off")
+    lengths = torch.frombuffer(bytearray(data[8:begin]), dtype=torch.int64).tolist()
+    if begin + sum(lengths) != len(data):
+        raise PeerError("what the workers have told each other is cut off")
+    parts = []
+    for length in lengths:
+        parts.append(data[begin : begin + length])
+        begin += length
+    return parts
