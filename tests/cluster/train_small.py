@@ -58,7 +58,8 @@ def main() -> None:
     parser.add_argument("--touched")
     parser.add_argument("--end", choices=["raise", "exit", "break"])
     parser.add_argument("--end-at", type=int, default=-1)
-    parser.add_argument("--once", help="only the process that makes this file ends so")
+    parser.add_argument("--flip-at", type=int, default=-1, help="flip a bit of the model after this step")
+    parser.add_argument("--once", help="only the process that makes this file does so")
     options = parser.parse_args()
 
     run = elastic.join()
@@ -76,6 +77,7 @@ def main() -> None:
     for epoch in run.epochs(options.epochs):
         dataset.epoch = epoch
         for x, y in batches:
+            before = run.steps_done
             if options.pace:
                 crowd = run.world_size / options.useful
                 time.sleep(options.pace * (1.2 * crowd if crowd > 1 else 1.0))
@@ -84,6 +86,10 @@ def main() -> None:
             latest = float(loss.detach())
             optimizer.step()
             optimizer.zero_grad()
+            flips = options.flip_at >= 0 and run.world_size > 2 and run.steps_done > max(before, options.flip_at)
+            if flips and ends_here(options.once):  # between two steps
+                with torch.no_grad():
+                    model[0].weight.view(torch.int32)[0, 0] ^= 1 << 20
             if run.steps_done == options.end_at and ends_here(options.once):
                 if options.end == "break":
                     break
