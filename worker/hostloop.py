@@ -13,6 +13,9 @@ workers if it sees each global step once, and runs its own step for each virtual
 The inner loop is the host's own step. When it asks for the next batch, the present one's gradient is complete; when it is over,
 the update has been applied. Meanwhile `optimizer.step()` does nothing. If the step has to be repeated, since a worker was lost,
 the inner loop gets its batches again. It has none where this worker's virtual workers have no sample in a short last step.
+
+After each step, and at an epoch's end, random numbers are seeded anew: what the host draws there, such as in an evaluation, is
+the same on every worker. An epoch is over when the host has asked for a step and got none, even if it counts steps itself.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ class Steps:
                 raise UserError(
                     f"step {step.number} was not run to its end: iterate over it, it gives the step's batches"
                 )
+        trainer.seed_host("epoch", trainer.epoch)
 
 
 class Step:
@@ -91,3 +95,4 @@ class Step:
                 break
             self._instruction = instruction
         self.over = True
+        trainer.seed_host("step", trainer.applied)

@@ -250,6 +250,11 @@ class Run:
         which they have. The same on all workers, and part of the state."""
         return dict(self._trainer.means) if self._trainer else {}
 
+    @property
+    def weight(self) -> float:
+        """What the present virtual worker's mean counts in that over all of them: 1 in a full step. In a loop body alone."""
+        return self._require_trainer("run.weight").stepping.weight(self._body("weight"))
+
     def clip(self, max_norm: float) -> float | None:
         """Clip the global gradient to this 2-norm before the update. For a body that calls `clip_grad_norm_`: its own gradient is
         not the global one. Returns `grad_norm`, which is that of the step before. Call it where `share` may be."""

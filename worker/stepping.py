@@ -156,7 +156,11 @@ class Stepping:
 
     def share(self, virtual_worker: int, values: dict[str, Any]) -> None:
         """What its body tells all workers (`sharing`). Raises UserError."""
-        self.sharing.tell(virtual_worker, self._weight(virtual_worker), values)
+        self.sharing.tell(virtual_worker, self.weight(virtual_worker), values)
+
+    def weight(self, virtual_worker: int) -> float:
+        """What its mean counts in the step in progress."""
+        return self._sampler.weight(self._step, virtual_worker)
 
     def clip(self, virtual_worker: int, max_norm: float) -> None:
         """How its body wants the global gradient clipped. Raises UserError."""
@@ -261,15 +265,12 @@ class Stepping:
         self._buffers.begin_micro_batch()
         self._current = virtual_worker
         self._stepped.clear()
-        weight = self._weight(virtual_worker) if recipe.normalize is None else 1.0  # a sum has its weight in it
+        weight = self.weight(virtual_worker) if recipe.normalize is None else 1.0  # a sum has its weight in it
         last = virtual_worker == self._ranges[self._rank][-1]  # in a short step others may follow, which have no sample
         self._forget_others()
         self._lane.accumulation.expect(virtual_worker, weight, self._lane.reducer if last else None)
         seed_everything(derive_seed(recipe.seed, "model", step, virtual_worker))
         return batch
-
-    def _weight(self, virtual_worker: int) -> float:
-        return self._sampler.weight(self._step, virtual_worker)
 
     def optimizer_stepped(self, optimizer: int) -> bool:
         """The script has called `step()` of this optimizer: with the last one the virtual worker's gradient is complete.

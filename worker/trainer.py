@@ -61,6 +61,7 @@ from .state.held import HeldState
 from .state.training_state import TrainingState
 from .state.transfers import StateTransfers
 from .stepping import Recipe, Stepping
+from .virtual import derive_seed, seed_everything
 
 
 class Trainer:
@@ -272,6 +273,10 @@ class Trainer:
             self._has_passed = True
         self._by_host = True
         self._begin_reading()
+
+    def seed_host(self, what: str, number: int) -> None:
+        """Seed what a host does next."""
+        seed_everything(derive_seed(self._recipe.seed, "host", what, number))
 
     def body_is_done(self) -> None:
         """A host's step is over for one virtual worker: its gradient is complete."""

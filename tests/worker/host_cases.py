@@ -40,7 +40,9 @@ def host(run: Run) -> list[Any]:
                 prepared.zero_grad()
             loss_of_all, count = run.shared["loss"], run.shared["count"]
             log.append([epoch, step.number, run.steps_done, loss_of_all.mean, loss_of_all.values, count.total])
+            log.append(torch.randn(1).item())
             has_led |= run.is_leader
+        log.append(torch.randn(1).item())
     assert run.finished
     assert len(told) == has_led
     run.finish()
@@ -60,6 +62,8 @@ def host_within_epochs(run: Run) -> list[Any]:
                 loss.backward()
             loss_of_all, count = run.shared["loss"], run.shared["count"]
             log.append([epoch, step.number, run.steps_done, loss_of_all.mean, loss_of_all.values, count.total])
+            log.append(torch.randn(1).item())
+        log.append(torch.randn(1).item())
     return [model.state_dict(), optimizer.state_dict(), log]
 
 

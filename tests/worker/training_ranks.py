@@ -150,13 +150,17 @@ def digest(value: Any) -> Any:
     return repr(value)
 
 
+def module_of(case: str) -> str:
+    return case.rpartition(".")[0] or "training_cases"
+
+
 def rank_main(case: str, me: int, address: str, entries: list[tuple[int, list[int]]]) -> dict[str, Any]:
     name, _, determinism = case.partition(":")
-    module, _, name = name.rpartition(".")
+    cases = importlib.import_module(module_of(case))
     place = environment(me, Determinism(determinism or "elastic"))
     run = Run(Rehearsal(Timetable(me, entries), address, place), place, VIRTUAL_WORKERS, seed=3)
     try:
-        state = getattr(importlib.import_module(module or "training_cases"), name)(run)
+        state = getattr(cases, name.rpartition(".")[2])(run)
     except ScriptExit:
         return {"worker": me, "left": run.steps_done}
     norm = float(sum(value.float().square().sum() for value in state[0].values()))
@@ -196,6 +200,7 @@ def fork(worker: Callable[[], None]) -> int:
 def carry_out(case: str, address: str, timetable: list[Any], directory: str) -> int:
     """One errand. Returns the worst exit code."""
     entries = [(int(step), list(workers)) for step, workers in timetable]
+    importlib.import_module(module_of(case))  # once for all ranks
 
     def train(me: int) -> None:
         document = rank_main(case, me, address, entries)

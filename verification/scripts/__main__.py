@@ -19,7 +19,11 @@ from . import acts, table, worker
 from .course import Alone, Course, Stuck, Verdict, train_alone
 
 VIRTUAL_WORKERS = 4
-SCRIPTS: dict[str, tuple[str, ...]] = {"own": (), "shards": ()}  # what each needs besides torch
+SCRIPTS: dict[str, tuple[str, ...]] = {  # what each needs besides torch
+    "own": (),
+    "shards": (),
+    "trainer": ("transformers", "accelerate"),
+}
 
 
 def arguments() -> argparse.Namespace:

@@ -1,0 +1,176 @@
+"""transformers.Trainer in a job: each returns the weights that it ends with, and what it has logged."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from elasticd.integrations.transformers import ElasticTrainer
+from elasticd.worker.run import Run
+
+WORDS = 64
+
+
+class Text(torch.utils.data.Dataset[dict[str, Any]]):
+    """Random tokens, rows of different lengths."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(6, 24, (size,), generator=generator).tolist()
+        self._rows = [torch.randint(1, WORDS, (length,), generator=generator) for length in lengths]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": self._rows[index]}
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    ids = torch.nn.utils.rnn.pad_sequence([row["input_ids"] for row in rows], batch_first=True)
+    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
+
+
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(1)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=32, n_embd=32, n_layer=2, n_head=2))
+
+
+def train(
+    run: Run, model: Any = None, size: int = 90, callbacks: Any = (), kind: Any = ElasticTrainer, **arguments: Any
+) -> list[Any]:
+    """Six steps an epoch, the last of them short: some virtual workers have no sample in it."""
+    sys.stdout = sys.stderr  # the other one belongs to `training_ranks`
+    options = {
+        "output_dir": str(Path(tempfile.gettempdir(), f"trainer-{os.getppid()}")),
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 4,
+        "learning_rate": 3e-3,
+        "warmup_steps": 5,
+        "logging_steps": 3,
+        "eval_strategy": "epoch",
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "max_grad_norm": 0.5,
+        "include_num_input_tokens_seen": "non_padding",
+    }
+    trainer = kind(
+        run=run,
+        model=model or gpt2(),
+        args=TrainingArguments(**{**options, **arguments}),
+        train_dataset=Text(size, 0),
+        eval_dataset=Text(20, 1),
+        data_collator=collate,
+        callbacks=list(callbacks),
+    )
+    trainer.train()
+    assert trainer.is_world_process_zero() == run.is_leader
+    state = trainer.state
+    log = [
+        {name: value for name, value in entry.items() if not name.endswith(("runtime", "per_second"))}
+        for entry in state.log_history
+    ]
+    kept = [state.global_step, state.epoch, state.total_flos, state.num_input_tokens_seen, state.best_global_step]
+    weights = {name: value for name, value in trainer.model.state_dict().items() if value.is_floating_point()}
+    return [weights, trainer.optimizer.state_dict(), log, kept]
+
+
+def tokens(run: Run) -> list[Any]:
+    """A language model: the loss is a mean over the tokens of the step."""
+    return train(run, size=82)
+
+
+def ends_in_an_epoch(run: Run) -> list[Any]:
+    return train(run, max_steps=20, num_train_epochs=1, lr_scheduler_type="cosine", eval_strategy="steps", eval_steps=4)
+
+
+def half_precision(run: Run) -> list[Any]:
+    return train(run, bf16=True, logging_strategy="epoch", train_sampling_strategy="group_by_length")
+
+
+class Odd(TrainerCallback):  # type: ignore[misc]
+    """Changes the global gradient, and looks at what the host tells."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.add_(0.01 * parameter.detach())
+
+
+def gradients_that_a_callback_changes(run: Run) -> list[Any]:
+    model = gpt2()
+    return train(run, model, callbacks=[Odd(model)], dataloader_num_workers=1, dataloader_drop_last=True)
+
+
+class Early(ElasticTrainer):
+    """Whose loss is its own, and forgets what it is told about the number of items."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        outputs = model(**inputs)
+        loss = torch.nn.functional.cross_entropy(
+            outputs.logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten(), ignore_index=-100
+        )
+        return (loss, outputs) if return_outputs else loss
+
+
+def stops_early(run: Run) -> list[Any]:
+    return train(
+        run,
+        kind=Early,
+        callbacks=[EarlyStoppingCallback(7, early_stopping_threshold=10.0)],  # nothing is that much better
+        num_train_epochs=30,
+        eval_strategy="steps",
+        eval_steps=3,
+        save_strategy="steps",
+        save_steps=3,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        lr_scheduler_type="reduce_lr_on_plateau",
+        lr_scheduler_kwargs={"patience": 0},
+    )
+
+
+def adapters(run: Run) -> list[Any]:
+    """Low-rank adapters of a frozen model."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    config = BertConfig(
+        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    lora = LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"])
+    model = get_peft_model(BertForSequenceClassification(config), lora)
+    return train(run, Labelled(model))
+
+
+class Labelled(torch.nn.Module):
+    """Classifies a row by its first token."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> Any:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask, labels=labels[:, 0] % 2)
