@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers", reason="the extra `integrations` is not installed")
-pytest.importorskip("accelerate", reason="the extra `integrations` is not installed")
+pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+pytest.importorskip("accelerate", reason="the extra `transformers` is not installed")
 
 _spec = importlib.util.spec_from_file_location("test_training", Path(__file__).with_name("test_training.py"))
 assert _spec is not None
@@ -27,6 +27,7 @@ CASES = [
     "half_precision",
     "gradients_that_a_callback_changes",
     "stops_early",
+    "adapters",
 ]
 
 
@@ -39,6 +40,8 @@ def ranks() -> Iterator[Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_all_workers_end_with_the_bits_and_the_log_of_one_worker_alone(ranks: Any, case: str) -> None:
+    if case == "adapters":
+        pytest.importorskip("peft", reason="peft is not installed")
     (expected,) = ranks.outcome(f"trainer_cases.{case}", ALONE).states
     assert set(ranks.outcome(f"trainer_cases.{case}", CHANGING).states) == {expected}
     assert set(ranks.outcome(f"trainer_cases.{case}", ALL).states) == {expected}

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
     EarlyStoppingCallback,
     GPT2Config,
     GPT2LMHeadModel,
@@ -45,9 +43,11 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
 
 
-def gpt2() -> GPT2LMHeadModel:
+def gpt2(dropout: float = 0.1) -> GPT2LMHeadModel:
     torch.manual_seed(1)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=32, n_embd=32, n_layer=2, n_head=2))
+    small = {"vocab_size": WORDS, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    return GPT2LMHeadModel(GPT2Config(**small, **drops, bos_token_id=1, eos_token_id=1))
 
 
 def train(
@@ -157,20 +157,4 @@ def adapters(run: Run) -> list[Any]:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(1)
-    config = BertConfig(
-        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
-    )
-    lora = LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"])
-    model = get_peft_model(BertForSequenceClassification(config), lora)
-    return train(run, Labelled(model))
-
-
-class Labelled(torch.nn.Module):
-    """Classifies a row by its first token."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> Any:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask, labels=labels[:, 0] % 2)
+    return train(run, get_peft_model(gpt2(), LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["c_attn"])))
