@@ -30,6 +30,7 @@ torch.manual_seed(1)
 """
 BEFORE = {
     "Data with an index": "dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))",
+    "Loops that are not yours": "dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))",
     "Two updates from a batch": """
 dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))
 generator, discriminator = nn.Linear(3, 1), nn.Linear(1, 1)
@@ -61,6 +62,10 @@ test_set = torch.utils.data.TensorDataset(numbers[48:], 2 * numbers[48:])
 }
 # What is held against each example's names when it has run.
 AFTER = {
+    "Loops that are not yours": """
+def check(names):
+    assert names["run"].steps_done == 2 * 4
+""",
     "Data with an index": """
 def check(names):
     assert names["run"].steps_done >= 2 * (60 // (4 * 4))
