@@ -12,13 +12,11 @@ from pathlib import Path
 
 from ..protocol.messages import StartWorker
 from ..protocol.model import Determinism, Gpu, GpuKind, Processes
+from ..protocol.variables import NCCL_ENVIRONMENT, REPEATABLE
 from .accounts import Account
 from .logfiles import directory_name
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-# cuBLAS repeats its results only if it may not choose its workspace anew (torch.use_deterministic_algorithms asks for this).
-REPEATABLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 # Worker-runtime 3, D2: on CPUs the same kernels on all servers, whatever these set. The tests show that bits differ without them.
 PINNED = {
@@ -131,6 +129,13 @@ def _meeting(start: StartWorker) -> dict[str, str]:
     }
 
 
+def _before_cuda(start: StartWorker, gpu: Gpu) -> Mapping[str, str]:
+    """What CUDA and NCCL read once, when they start. Scripts that do not join have the library's own answer to a lost peer:
+    without its watchdog they would wait for ever."""
+    joins = start.rendezvous is None or start.spec.expected_to_join
+    return NCCL_ENVIRONMENT if joins and gpu.kind is GpuKind.CUDA else {}
+
+
 def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Account, scratch: str) -> dict[str, str]:
     """All variables of a worker. `scratch`: its directory for temporary files."""
     spec = start.spec
@@ -139,6 +144,7 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
     repeatable = {} if spec.determinism is Determinism.NONE else REPEATABLE
     made = {
         **repeatable,
+        **_before_cuda(start, gpu),
         **common_environment(around, account, scratch),
         **_meeting(start),
         **spec.env,

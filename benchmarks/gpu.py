@@ -1,6 +1,6 @@
 """The runtime on GPUs, with one worker and, where there are several GPUs, with all of them. `make bench-gpu`
 
-    python -m benchmarks.gpu [--device cuda|cpu] [--workers N] [--quick] [--only bits|steps|exchange|resizing|losses]
+    python -m benchmarks.gpu [--device cuda|cpu] [--workers N] [--quick] [--only rules|bits|steps|exchange|resizing|losses]
                              [--json FILE]
 
 What needs a second GPU is left out where there is none. `--device cpu` runs the same on processors, to see that it works. Results
@@ -26,8 +26,9 @@ import torch
 from elasticd.ctl.client import Client
 from elasticd.protocol.messages import Submit, Submitted
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
-from elasticd.worker.communication.groups import NCCL_ENVIRONMENT
+from elasticd.protocol.variables import NCCL_ENVIRONMENT, REPEATABLE
 
+from . import gpu_checks
 from .runtime import machine
 from .runtime.jobs import Load, OurJob, kill
 from .runtime.loops import ratio
@@ -36,9 +37,9 @@ from .runtime.pauses import Pause, one_change
 from .runtime.processes import ROOT, Family, MeasurementFailed, end_tree, free_port, module, until
 from .runtime.station import Station
 
+RULES = "rules"  # CUDA's and NCCL's, one by one: `gpu_checks`
 NO_GPU = "no GPU was found: this measures the runtime on GPUs (--device cpu tries the same on processors)"
 MODES = {"none": Goal(0.997, at_least=True), "elastic": Goal(0.97, at_least=True)}
-REPEATABLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # as the agent sets it
 VIRTUAL_WORKERS = 8
 RANKS_WITHIN_S = 1800.0
 RECOVERED_WITHIN_S = 60.0
@@ -376,11 +377,13 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--workers", type=int, help="how many (default: as many as there are GPUs; 2 on processors)")
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it works")
-    parser.add_argument("--only", choices=list(GROUPS), action="append", help="measure this (several times: these)")
+    parser.add_argument("--only", choices=[RULES, *GROUPS], action="append", help="measure this (several times: these)")
     parser.add_argument("--json", type=Path, default=ROOT / "out" / "bench-gpu.json", help="where results go")
     options = parser.parse_args()
     there = torch.cuda.device_count() if options.device == "cuda" else 2
     if not there:
+        for name in gpu_checks.CHECKS:
+            gpu_checks.not_measured(name, "no GPU").show()
         print(NO_GPU, file=sys.stderr)
         return 2
     workers = options.workers or there
@@ -389,12 +392,22 @@ def main() -> int:
         return 2
     setting = Setting(options.device, workers, options.quick)
     about = {**machine.describe(), "device": _device(setting), "workers": str(workers)}
-    rows, failed = _measure(setting, options.only or list(GROUPS))
+    names = options.only or [RULES, *GROUPS]
+    rules = _rules(setting, there) if RULES in names else []
+    rows, failed = _measure(setting, [name for name in names if name != RULES])
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"machine": about, "rows": [row.document() for row in rows]}, indent=1))
-    print(_table(rows))
+    options.json.write_text(
+        json.dumps({"machine": about, "rows": [row.document() for row in rows], "rules": rules}, indent=1)
+    )
+    if rows:
+        print(_table(rows))
     print(f"{', '.join(about.values())}; written to {options.json}")
-    return int(failed)
+    return int(failed or any(rule["ok"] is False for rule in rules))
+
+
+def _rules(setting: Setting, there: int) -> list[dict[str, Any]]:
+    with Family() as family:
+        return [found.document() for found in gpu_checks.look(family, setting.device, there)]
 
 
 def _measure(setting: Setting, names: Sequence[str]) -> tuple[list[Measurement], bool]:

@@ -46,6 +46,7 @@ from .data.loading import LoaderOptions
 from .data.shards import Shards as Shards
 from .data.sources import Lines as Lines
 from .data.sources import TarSamples as TarSamples
+from .determinism import ask_for, before_cuda, described
 from .driver import Control, LocalControl, end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
 from .evaluation import Evaluation
@@ -74,6 +75,7 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
     environment = read_cluster(os.environ)
     torch.set_num_threads(threads)
     if environment is None:
+        before_cuda(os.environ)
         count = read_virtual_workers(os.environ, virtual_workers)
         return Run(LocalControl.alone(count), None, count, seed)
     if virtual_workers is not None and virtual_workers != environment.virtual_workers:
@@ -388,9 +390,7 @@ class Run:
     def _recipe(self, overlap: bool, normalize: str | None, updates: Updates) -> Recipe:
         env = self._env
         determinism = env.determinism if env else Determinism.ELASTIC
-        if determinism is not Determinism.NONE:
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.backends.cudnn.benchmark = False
+        ask_for(determinism, self._device)
         return Recipe(
             virtual_workers=self._virtual_workers,
             seed=self._seed,
@@ -478,7 +478,7 @@ class Run:
             return
         error = getattr(sys, "last_value", None)
         if error is not None:
-            trainer.ended(f"{type(error).__name__}: {error}")
+            trainer.ended(described(error))
         elif trainer.broken_off:
             trainer.ended("an exception or sys.exit has left its training loop")
         else:

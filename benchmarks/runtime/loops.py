@@ -29,11 +29,12 @@ class Rival:
         self.name = name
         self._loop = loop
         self._deterministic = torch.are_deterministic_algorithms_enabled()
+        self._warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         torch.use_deterministic_algorithms(False)
 
     def steps(self, count: int) -> float:
         """Seconds for each of `count` steps."""
-        torch.use_deterministic_algorithms(self._deterministic, warn_only=True)
+        torch.use_deterministic_algorithms(self._deterministic, warn_only=self._warn_only)
         try:
             began = perf_counter()
             for _ in range(count):

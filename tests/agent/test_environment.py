@@ -19,6 +19,7 @@ from elasticd.agent.topology import interface_of
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.messages import Rendezvous, StartWorker
 from elasticd.protocol.model import Determinism, Gpu, GpuKind, GpuRange, JobId, JobSpec, Processes, WorkerId
+from elasticd.protocol.variables import NCCL_ENVIRONMENT
 from elasticd.worker.environment import read_cluster
 
 SLOT = Gpu(index=0, kind=GpuKind.CPU, name="CPU slot")
@@ -78,6 +79,14 @@ def test_the_workspace_of_cublas_is_fixed_unless_the_job_wants_speed_alone(deter
     for ours in ({"server": {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}}, {"job": {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}}):
         expected = ":4096:8" if determinism is Determinism.HETEROGENEOUS else ":16:8"
         assert made(determinism, **ours)["CUBLAS_WORKSPACE_CONFIG"] == expected
+
+
+def test_what_cuda_and_nccl_read_once_is_there_before_they_start_and_others_values_win() -> None:
+    assert NCCL_ENVIRONMENT.items() <= made(gpu=CARD).items()
+    assert not NCCL_ENVIRONMENT.keys() & made(gpu=SLOT).keys()
+    for ours in ({"server": {"NCCL_RUNTIME_CONNECT": "1"}}, {"job": {"NCCL_RUNTIME_CONNECT": "1"}}):
+        expected = {**NCCL_ENVIRONMENT, "NCCL_RUNTIME_CONNECT": "1"}
+        assert expected.items() <= made(gpu=CARD, **ours).items()
 
 
 def test_a_worker_is_told_its_jobs_limits() -> None:
@@ -224,3 +233,9 @@ def test_a_job_that_has_joined_gets_no_such_variables() -> None:
     made = variables(msgspec.structs.replace(of_gang(), rendezvous=None))
     assert "RANK" not in made
     assert made["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+def test_a_script_that_does_not_join_keeps_the_watchdog_that_ends_it_when_a_peer_is_lost() -> None:
+    assert not NCCL_ENVIRONMENT.keys() & variables(of_gang()).keys()
+    assert not NCCL_ENVIRONMENT.keys() & variables(of_gang(Processes.PER_SERVER, gpus=(1, 2))).keys()
+    assert NCCL_ENVIRONMENT.items() <= variables(of_gang(restarts=None)).items()

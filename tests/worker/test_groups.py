@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from elasticd.protocol.errors import OperatorError
+from elasticd.protocol.variables import NCCL_ENVIRONMENT
 from elasticd.worker.communication import groups as g
 from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousCancelled
 
@@ -262,4 +263,4 @@ def test_connecting_ends_in_time_when_a_member_is_lost_on_the_way() -> None:
 def test_the_environment_is_completed_but_an_operator_has_the_last_word() -> None:
     environ = {"NCCL_RUNTIME_CONNECT": "1", "HOME": "/"}
     g.shield(environ)
-    assert environ == {**g.NCCL_ENVIRONMENT, "NCCL_RUNTIME_CONNECT": "1", "HOME": "/"}
+    assert environ == {**NCCL_ENVIRONMENT, "NCCL_RUNTIME_CONNECT": "1", "HOME": "/"}

@@ -22,10 +22,9 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import torch
@@ -34,33 +33,12 @@ from torch._C._distributed_c10d import PrefixStore, Store  # the stubs of torch.
 
 from ...protocol.errors import OperatorError
 from ...protocol.times import CONNECT_TIMEOUT_S, WARM_UP_TIMEOUT_S
+from ...protocol.variables import NCCL_ENVIRONMENT
 from .rendezvous import RendezvousCancelled, RendezvousStore
 
 GLOO_THREADS = 2
 HOST, HOST_TRANSFER, DEVICE, DEVICE_TRANSFER = "host", "host-transfer", "device", "device-transfer"
 LEAVE_CHECK_INTERVAL_S = 0.01
-
-NCCL_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
-    {
-        # No watchdog, hence no monitor either: both end the process. It makes `wait` of a work block, which is only called when
-        # the work is completed; streams are ordered by `block_current_stream`.
-        "TORCH_NCCL_BLOCKING_WAIT": "1",
-        # Should a version have a watchdog all the same: it neither ends the process nor sleeps with the lock in its hand that
-        # each new operation needs (for a minute, by default, to let others write their traces).
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-        "TORCH_NCCL_ENABLE_MONITORING": "0",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
-        "TORCH_NCCL_PROPAGATE_ERROR": "0",
-        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-        "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
-        # Rings and trees connect when the group is made, not in a step.
-        "NCCL_RUNTIME_CONNECT": "0",
-        # Streams that share a hardware queue wait for each other: two groups could then wait for each other across workers.
-        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-    }
-)
-"""What a worker's environment has to contain before it uses a GPU, unless its operator says otherwise."""
 
 R = TypeVar("R")
 MakeGroup = Callable[[Store, int, int, timedelta, torch.device], dist.ProcessGroup]

@@ -12,6 +12,7 @@ Which of several checkpoints is the newest, and who may write or remove one, is 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -94,6 +95,20 @@ def _take_over(directory: Path, name: Name, generation: int) -> None:
         log.warning("%s cannot be renamed: %s", directory / name.file, error)
 
 
+COPYING = "elasticd-snapshot"  # the thread that copies a state to the host
+
+
+def _stream_beside(tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[object]:
+    """To copy in, beside the training: a stream of its own, behind what the present stream has been given so far. Another
+    thread's present stream is the default one: there a copy would make the training's kernels wait, or not wait for them."""
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    if device is None:
+        return contextlib.nullcontext()
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return torch.cuda.stream(stream)
+
+
 class CheckpointWriter:
     """Writes checkpoints in the background, one at a time. `save` and `settle` are for one thread.
 
@@ -126,7 +141,7 @@ class CheckpointWriter:
         changing = {id(tensor) for tensor in mutable}
         taken = [tensor.detach().clone() if id(tensor) in changing else tensor.detach() for tensor in tensors]
         self._copying = threading.Thread(
-            target=self._copy, args=(save, dict(header), taken), name="elasticd-snapshot", daemon=True
+            target=self._copy, args=(save, dict(header), taken, _stream_beside(taken)), name=COPYING, daemon=True
         )
         self._copying.start()
 
@@ -136,9 +151,16 @@ class CheckpointWriter:
             self._copying.join()
             self._copying = None
 
-    def _copy(self, save: SaveCheckpoint, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+    def _copy(
+        self,
+        save: SaveCheckpoint,
+        header: dict[str, Any],
+        tensors: list[torch.Tensor],
+        stream: contextlib.AbstractContextManager[object],
+    ) -> None:
         try:
-            document = Document(header, [tensor.to("cpu", copy=True) for tensor in tensors])
+            with stream:
+                document = Document(header, [tensor.to("cpu", copy=True) for tensor in tensors])
         except RuntimeError as error:  # no memory for it
             log.exception("the state of step %d could not be copied", save.step)
             self._tell(CheckpointFailed(save.number, f"it could not be copied: {error}"))

@@ -1,0 +1,35 @@
+"""Environment variables that a process has to have before it uses a GPU, since CUDA, cuBLAS and NCCL read them once.
+
+The agent gives them to the workers of jobs that join; a worker that was started by hand completes them itself, as early as it
+can. What the operator or the job has set is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+# cuBLAS repeats its results only if it may not choose its workspace anew (torch.use_deterministic_algorithms asks for this).
+REPEATABLE: Mapping[str, str] = MappingProxyType({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+
+NCCL_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
+    {
+        # No watchdog, hence no monitor either: both end the process. It makes `wait` of a work block, which is only called when
+        # the work is completed; streams are ordered by `block_current_stream`.
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        # Should a version have a watchdog all the same: it neither ends the process nor sleeps with the lock in its hand that
+        # each new operation needs (for a minute, by default, to let others write their traces).
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+        "TORCH_NCCL_PROPAGATE_ERROR": "0",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+        "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
+        # Rings and trees connect when the group is made, not in a step.
+        "NCCL_RUNTIME_CONNECT": "0",
+        # Streams that share a hardware queue wait for each other: two groups could then wait for each other across workers.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    }
+)
+"""What a worker's environment has to contain before it uses a GPU, unless its operator says otherwise."""

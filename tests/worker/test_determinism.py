@@ -1,0 +1,70 @@
+"""What a job asks of torch, seen in processes of their own: torch's settings are global."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import os, sys, torch
+import elasticd as elastic
+{before}
+run = elastic.join(threads={threads})
+pool, unpool = torch.nn.MaxPool2d(2, return_indices=True), torch.nn.MaxUnpool2d(2)
+model = torch.nn.Linear(4, 4)
+data = torch.utils.data.TensorDataset(torch.randn(4, 1, 4, 4))
+model, optimizer, batches = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data, batch_size=4)
+print(torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory)
+for _ in run.epochs(1):
+    for (x,) in batches:
+        {inside}
+        y = unpool(*pool(model(x)))
+        {behind}
+        y.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+print("trained", os.environ["CUBLAS_WORKSPACE_CONFIG"])
+"""
+
+
+def ran(
+    threads: int = 1, before: str = "", inside: str = "", behind: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    script = SCRIPT.format(threads=threads, before=before, inside=inside, behind=behind)
+    return subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.cluster
+def test_one_thread_of_a_processor_repeats_what_torch_would_refuse_and_no_memory_is_filled() -> None:
+    done = ran()
+    assert done.stdout.splitlines() == ["True False", "trained :4096:8"], done.stderr
+
+
+@pytest.mark.cluster
+def test_an_operation_that_may_differ_is_refused_by_name_with_what_to_do() -> None:
+    done = ran(threads=2)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("elasticctl: max_unpooling2d_forward_out has no deterministic algorithm here")
+    assert "`determinism: none`" in last
+
+
+@pytest.mark.cluster
+def test_a_script_may_allow_one_operation() -> None:
+    done = ran(
+        threads=2,
+        inside="torch.use_deterministic_algorithms(True, warn_only=True)",
+        behind="torch.use_deterministic_algorithms(True)",
+        CUBLAS_WORKSPACE_CONFIG=":16:8",
+    )
+    assert done.stdout.splitlines()[-1] == "trained :16:8", done.stderr
+
+
+@pytest.mark.cluster
+def test_a_script_that_has_asked_for_filled_memory_keeps_it() -> None:
+    assert ran(before="torch.use_deterministic_algorithms(True)").stdout.splitlines()[0] == "True True"
