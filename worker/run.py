@@ -142,6 +142,8 @@ class Run:
         if cuda and index:
             torch.cuda.set_device(index)
         warm.prepare()  # better now than in a joiner's first step, for which everybody waits
+        if cuda:
+            warm.on_device(self._device)
 
     # -- where we are
 

@@ -1,7 +1,7 @@
 """What a process loads before workers are forked from it (worker-runtime 9): whatever nearly every training script imports.
 
-The agent's warm process (`agent.forkserver.server`) is told this module's name and calls the two functions; nothing else knows
-it. What is loaded here must neither start a thread nor touch a GPU: a child of fork has only the thread that forked, and a CUDA
+The agent's warm process (`agent.forkserver.server`) is told this module's name and calls `prepare` and `renew`; nothing else
+knows it. What these load must neither start a thread nor touch a GPU: a child of fork has only the thread that forked, and a CUDA
 driver that has been started once is of no use in a child.
 """
 
@@ -19,6 +19,17 @@ def prepare() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.SGD([parameter], lr=0.1, momentum=0.9).step()
+
+
+def on_device(device: torch.device) -> None:
+    """Make what a process makes once on its device: the context, cuBLAS's and cuDNN's handles in this thread and in autograd's,
+    an optimizer's first kernels. Not for the warm process. Draws no random numbers.
+    """
+    image = torch.zeros(1, 8, 8, 8, device=device)
+    kernel = torch.zeros(8, 8, 3, 3, device=device, requires_grad=True)
+    matrix = torch.zeros(8, 8, device=device, requires_grad=True)
+    (torch.nn.functional.conv2d(image, kernel, padding=1) @ matrix).sum().backward()  # type: ignore[no-untyped-call]
+    torch.optim.SGD([kernel, matrix], lr=0.1, momentum=0.9).step()
 
 
 def renew() -> None:

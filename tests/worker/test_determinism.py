@@ -7,6 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from elasticd.protocol.model import Determinism
+from elasticd.worker import warm
+from elasticd.worker.determinism import described
 
 SCRIPT = """
 import os, sys, torch
@@ -68,3 +73,28 @@ def test_a_script_may_allow_one_operation() -> None:
 @pytest.mark.cluster
 def test_a_script_that_has_asked_for_filled_memory_keeps_it() -> None:
     assert ran(before="torch.use_deterministic_algorithms(True)").stdout.splitlines()[0] == "True True"
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("determinism", Determinism)
+def test_on_a_gpu_torch_raises_errors_unless_the_job_wants_speed_alone(determinism: Determinism) -> None:
+    script = (
+        "import torch; from elasticd.protocol.model import Determinism; from elasticd.worker.determinism import ask_for; "
+        f"ask_for(Determinism({determinism.value!r}), torch.device('cuda')); "
+        "print(torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.split() == [str(determinism is not Determinism.NONE), "False"]
+
+
+def test_only_what_torch_refuses_has_a_remedy() -> None:
+    refused = RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation, but you set")
+    assert described(refused).startswith("RuntimeError: cumsum_cuda_kernel has no deterministic algorithm here")
+    assert described(RuntimeError("out of memory")) == "RuntimeError: out of memory"
+    assert described(ValueError("x does not have a deterministic implementation")).startswith("ValueError: x does not")
+
+
+def test_warming_a_device_up_draws_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    warm.on_device(torch.device("cpu"))
+    assert torch.equal(before, torch.get_rng_state())
