@@ -35,7 +35,7 @@ test: $(STAMP)  ## the tests, six of them with a cluster of real processes: a fe
 	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not cluster" $(ARGS)
 
 test-cluster: $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
-	@$(BIN)/pytest -m cluster $(ARGS)
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m cluster $(ARGS)
 
 hunt: $(STAMP)  ## the property tests with new examples, again and again until one fails (ARGS: for pytest)
 	@files=$$(grep -rlE '@given|RuleBased' tests); while $(BIN)/pytest -q -x --hypothesis-profile=hunt $$files $(ARGS); do :; done; false

@@ -15,6 +15,8 @@ import torch
 
 from elasticd.protocol.messages import Scale
 
+pytestmark = pytest.mark.cluster
+
 SCRIPT = Path(__file__).with_name("train_deciding.py")
 MakeCluster = Callable[..., Any]
 
