@@ -43,6 +43,7 @@ from .interlude import Place
 from .script import Script, ScriptAt
 from .state.held import HeldState
 from .state.plain import pack, unpack
+from .virtual import derive_seed, seed_everything
 
 T = TypeVar("T")
 IN_BODY = (
@@ -129,9 +130,10 @@ class Between:
     def call_functions(self) -> Instruction | None:
         """The same; the step may have been applied before a restart."""
         self._held.owes_functions = False
-        due = [each for each in self._functions if self._held.next_step % each.steps == 0]
+        due = self._due()
         if not due:
             return None
+        seed_everything(derive_seed(self._seed, "after step", self._held.next_step))
         self._held.interlude_begins(after_step=True, interruptible=any(each.together for each in due))
         self._after = self._held.next_step
         try:
@@ -145,6 +147,14 @@ class Between:
             self._calls.pop(Place("after", self._after).key, None)
             self._held.interlude = None
         return None
+
+    @property
+    def functions_due(self) -> bool:
+        """Is there one to be called after the last applied step?"""
+        return bool(self._due())
+
+    def _due(self) -> list[Function]:
+        return [each for each in self._functions if self._held.next_step % each.steps == 0]
 
     # -- where the script is
 

@@ -51,11 +51,13 @@ from .driver import Control, LocalControl, end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
 from .evaluation import Evaluation
 from .events import MetricsReported
-from .gradients.update import ElasticOptimizer, ElasticScaler, Update
+from .gradients.update import ElasticScaler, Update, make_elastic
 from .gradients.updates import Updates
 from .hostloop import Position, Steps
+from .initial import InitialWeights
 from .sharing import Shared
 from .state.checkpoint import CheckpointWriter
+from .state.registered import Registered
 from .state.training_state import TrainingState
 from .stepping import Recipe
 from .trainer import Trainer
@@ -69,7 +71,8 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
 
     virtual_workers: N outside a cluster, where ELASTIC_VIRTUAL_WORKERS does not say (default 1). In a cluster the job says it,
     and a different number here raises UserError: the result depends on it.
-    seed: everything random that the runtime seeds is derived from it, the step and the virtual worker.
+    seed: everything random that the runtime seeds is derived from it, the step and the virtual worker. Also the weights of a
+    model that is made afterwards.
     threads: torch's threads for one operation on a CPU. The bits of a result depend on it.
     """
     environment = read_cluster(os.environ)
@@ -77,7 +80,7 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
     if environment is None:
         before_cuda(os.environ)
         count = read_virtual_workers(os.environ, virtual_workers)
-        return Run(LocalControl.alone(count), None, count, seed)
+        return Run(LocalControl.alone(count), None, count, seed, InitialWeights(seed))
     if virtual_workers is not None and virtual_workers != environment.virtual_workers:
         raise UserError(
             f"the job has {environment.virtual_workers} virtual workers, the script asks for {virtual_workers}: "
@@ -88,7 +91,7 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
         control.start()
     except OUT_OF_ROOM as error:
         end_process(exits.SPEECHLESS, f"this worker cannot talk to the cluster: {type(error).__name__}: {error}")
-    return Run(control, environment, environment.virtual_workers, seed)
+    return Run(control, environment, environment.virtual_workers, seed, InitialWeights(seed))
 
 
 class Batches:
@@ -123,16 +126,18 @@ class Run:
         environment: ClusterEnvironment | None,
         virtual_workers: int,
         seed: int,
+        initial: InitialWeights | None = None,
     ) -> None:
         self._control = control
         self._env = environment
         self._seed = seed
         self._virtual_workers = virtual_workers
-        self._registered: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
+        self._registered = Registered()
         self._scaler: torch.amp.GradScaler | None = None
         self._functions: list[Function] = []
         self._trainer: Trainer | None = None
         self._update: Update | None = None
+        self._initial = initial
         self._epochs = 0  # of the script's loop; 0: it has not come to it
         self._in_epochs = False  # the script has come to a loop over `epochs`
         self._looping = False  # and has not left it
@@ -274,12 +279,13 @@ class Run:
 
     # -- the loop
 
-    def register(self, name: str, get: Callable[[], Any], set: Callable[[Any], None]) -> None:
-        """Let the script's own values travel with the job: `get()` returns plain values (numbers, text, lists, mappings),
-        `set(values)` takes them over on a joiner and after a restart (Elan V-A, RegisterState). Call it before `epochs`."""
+    def register(self, name: str, get: Any, set: Callable[[Any], Any] | None = None) -> None:
+        """Let the script's own values travel with the job: `get()` returns numbers, text, lists, mappings and tensors,
+        `set(values)` takes them over on a joiner and after a restart (Elan V-A, RegisterState). Or register an object with
+        `state_dict()` and `load_state_dict()`. Call it before `prepare`. Raises UserError for what cannot travel."""
         if self._trainer is not None:
             raise UserError(f"register({name!r}) was called after prepare(): call it before")
-        self._registered[name] = (get, set)
+        self._registered.add(name, get, set)
 
     def scaler(self, scaler: torch.amp.GradScaler) -> Any:
         """Make a gradient scaler elastic: `scaler = run.scaler(torch.amp.GradScaler())`, before `prepare`.
@@ -321,8 +327,8 @@ class Run:
         normalize: str | None = None,
         scheduler_frequency: int = 1,
     ) -> tuple[M, Any, Batches]:
-        """Make a model, its optimizer and a dataset elastic. The optimizer comes back as an `ElasticOptimizer`, typed
-        Any so that a script can go on calling it `optimizer`; several come back as a tuple, and each is stepped for each batch.
+        """Make a model, its optimizer and a dataset elastic. The same optimizer comes back as an `ElasticOptimizer`;
+        several come back as a tuple, and each is stepped for each batch.
 
         dataset: one with an index (map-style), a tuple of tensors with a row for each sample, `elastic.Shards`, or an
         `IterableDataset` that asks `get_worker_info()` which part it is to give. Or a `DataLoader`, which then says what else is
@@ -357,6 +363,8 @@ class Run:
         check_update(max_grad_norm, before_update, after_update)
         turns = Updates.of(updates, optimizers)
         job = Job(self._virtual_workers, self._seed, self._device, len(turns))
+        if self._initial is not None:
+            self._initial.check(model)
         wanted = Wanted(batch_size, shuffle, sampler, batch_sampler, drop_last, generator)
         options = LoaderOptions(collate_fn, num_workers, prefetch_factor, worker_init_fn, pin_memory)
         feed = feed_of(dataset, wanted, options, job)
@@ -382,12 +390,10 @@ class Run:
             self._functions,
         )
         self._trainer = trainer
-        elastic = tuple(
-            ElasticOptimizer(each, partial(trainer.optimizer_stepped, position))
-            for position, each in enumerate(optimizers)
-        )
+        for position, each in enumerate(optimizers):
+            make_elastic(each, partial(trainer.optimizer_stepped, position))
         single = isinstance(optimizer, torch.optim.Optimizer)
-        return model, elastic[0] if single else elastic, Batches(trainer)
+        return model, optimizer if single else tuple(optimizers), Batches(trainer)
 
     def _recipe(self, overlap: bool, normalize: str | None, updates: Updates) -> Recipe:
         env = self._env
@@ -422,6 +428,7 @@ class Run:
             raise UserError("begin() was called twice: a run has one loop, with as many epochs as all of it needs")
         self._epochs = epochs
         atexit.register(self._at_exit)
+        trainer.find(sys._getframe(1))
         epoch = trainer.arrive(epochs, max_steps)
         return Position(epoch, trainer.applied)
 

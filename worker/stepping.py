@@ -4,6 +4,9 @@ Each worker runs its contiguous range of the job's N virtual workers in turn, ke
 and all workers complete the tree together; everyone applies the same update. Beside the gradients travels a word (`inband`), in
 which the leader commits a new generation.
 
+Every worker but a joiner runs the body at least once in a step, so that what a script does for each step is done everywhere. One
+whose virtual workers have no sample in a short step sees the batch of virtual worker 0, and its gradient is not used.
+
 A step whose collectives fail is not applied here (`give_up`). A joiner takes part in a step without hosting a virtual worker
 (`join`): the state arrives meanwhile, and it applies the same reduced gradient to it.
 """
@@ -22,8 +25,10 @@ from .communication.communicator import Communicator, CommunicatorBroken
 from .comparison import Comparison, Terms
 from .data.feed import Batching, Sampling
 from .events import Event, JoinStep, PartComputed, RunStep, StepApplied, WordRead
-from .gradients.accumulation import Accumulation, same, trained
+from .following import Following, Where
+from .gradients.accumulation import Accumulation, same
 from .gradients.buffers import ModelBuffers
+from .gradients.hyperparameters import Hyperparameters
 from .gradients.layout import Layout
 from .gradients.reduction import CanonicalReducer, PlainReducer, Reducer
 from .gradients.update import Update
@@ -33,6 +38,8 @@ from .sharing import Sharing
 from .state.held import HeldState
 from .state.transfers import StateTransfers
 from .virtual import derive_seed, seed_everything
+
+AGAIN = -1  # in place of a virtual worker: the body is run for a batch of virtual worker 0, and nothing comes of it
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,8 @@ class Stepping:
         held: HeldState,
         transfers: StateTransfers,
         buffers: ModelBuffers,
+        hyperparameters: Hyperparameters,
+        following: Following,
         update: Update,
         sampler: Sampling,
         loader: Batching,
@@ -80,6 +89,8 @@ class Stepping:
         self._held = held
         self._transfers = transfers
         self._buffers = buffers
+        self._hyperparameters = hyperparameters
+        self._following = following
         self._update = update
         self._sampler = sampler
         self._loader = loader
@@ -97,13 +108,23 @@ class Stepping:
         self._hosted: list[int] = []
         self._current: int | None = None  # virtual worker whose batch the script has
         self._stepped: set[int] = set()  # optimizers that the script has stepped for it
+        self._looks_on = True
+        self._reading = False  # the script has a batch, and has not asked for the next
+        self._updating = False
         self._proposal = 0
         self.sharing = Sharing()
         self.in_band = InBand()
-        self.in_band.add(comparison)  # first: nothing else is read where states differ
-        self.in_band.add(self.sharing)
-        self.in_band.add(update.clipping)
-        all_of_them = trained(held.parts.model)
+        # The comparison first: nothing else is read where states differ.
+        for participant in (
+            comparison,
+            self.sharing,
+            update.clipping,
+            following,
+            hyperparameters,
+            held.parts.extra_state,
+        ):
+            self.in_band.add(participant)
+        all_of_them = held.parts.trained()
         owned = [self._owned(number, all_of_them) for number in range(len(recipe.updates))]
         self._lanes = [self._lay_out(parameters) for parameters in owned]
         self._lane = self._lanes[0]  # of the step in progress
@@ -122,6 +143,7 @@ class Stepping:
     def prepare(self, total_steps: int | None, epochs: int) -> None:
         """The loop is about to begin; it ends after so many steps, if anybody knows, and after so many epochs."""
         self._total_steps, self._epochs = total_steps, epochs
+        self.look_again()
         for lane in self._lanes:
             lane.accumulation.prepare()
 
@@ -156,14 +178,18 @@ class Stepping:
 
     def share(self, virtual_worker: int, values: dict[str, Any]) -> None:
         """What its body tells all workers (`sharing`). Raises UserError."""
+        if virtual_worker == AGAIN:
+            return
         self.sharing.tell(virtual_worker, self.weight(virtual_worker), values)
 
     def weight(self, virtual_worker: int) -> float:
         """What its mean counts in the step in progress."""
-        return self._sampler.weight(self._step, virtual_worker)
+        return self._sampler.weight(self._step, max(virtual_worker, 0))
 
     def clip(self, virtual_worker: int, max_norm: float) -> None:
         """How its body wants the global gradient clipped. Raises UserError."""
+        if virtual_worker == AGAIN:
+            return
         self._update.clipping.ask(virtual_worker, max_norm)
 
     @property
@@ -171,24 +197,55 @@ class Stepping:
         """The name of the update that the step in progress makes."""
         return self._recipe.updates.names[self._recipe.updates.number(self._step)]
 
+    @property
+    def where(self) -> Where:
+        """Where the script is in a step; BETWEEN: in none."""
+        if self._updating:
+            return Where.UPDATING
+        if not self._reading:
+            return Where.BETWEEN
+        if self._current is not None:
+            return Where.BEFORE_STEP
+        return Where.LAST if self._held.next_step > self._step else Where.BEHIND_STEP
+
+    def has_stepped(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Has the script stepped this optimizer for the present batch?"""
+        return any(self._held.parts.optimizers[position] is optimizer for position in self._stepped)
+
+    def look_again(self) -> None:
+        """An epoch begins, before which the script may have changed its modules."""
+        self._buffers.find()
+        self._held.parts.extra_state.find()
+        self._held.parts.registered.watch()
+
     # -- a whole step
 
-    def run(self, step: RunStep) -> Iterator[Any]:
-        """The batches of this worker's part. Raises CommunicatorBroken, with nothing applied."""
-        parameters = self._owned(step.step, trained(self._held.parts.model))
+    def run(self, step: RunStep, looks_on: bool) -> Iterator[Any]:
+        """The batches of this worker's part. Raises CommunicatorBroken, with nothing applied.
+
+        looks_on: where its virtual workers have no sample, the body is run for a batch of another, as AGAIN says.
+        """
+        self._looks_on = looks_on
+        parameters = self._owned(step.step, self._held.parts.trained())
         self._begin(step.step, step.ranges, step.proposal, parameters, step.send)
         hosted = self._hosted
-        for virtual_worker in hosted:
+        for virtual_worker in hosted or [AGAIN] * looks_on:
             if self._communicator.aborted:
                 raise CommunicatorBroken("abandoned")
-            yield self._begin_micro_batch(virtual_worker)
+            batch = self._begin_micro_batch(virtual_worker)
+            try:
+                self._reading = True
+                yield batch
+            finally:
+                self._reading = False
             if self._current is not None:
                 raise UserError(
                     "the loop asked for the next batch before optimizer.step(): call it once for every batch. To accumulate "
                     "gradients over k batches, do not count them yourself: ask for k times as many virtual workers, whose "
                     "gradients are accumulated anyway. To leave a batch out, call optimizer.step() without backward()"
                 )
-        if not hosted:
+            self._end_body()
+        if not hosted and not looks_on:
             self.complete_own_part()
 
     def join(self, step: JoinStep, parameters: list[torch.nn.Parameter], take_state: Callable[[], None]) -> None:
@@ -204,6 +261,8 @@ class Stepping:
         self._current = None
         if restore_buffers:
             self._buffers.restore()
+            self._hyperparameters.restore()
+            self._held.parts.extra_state.restore()
         for lane in self._lanes:
             lane.accumulation.forget()
 
@@ -224,6 +283,10 @@ class Stepping:
     ) -> None:
         self._comparison.begin(step)
         self._buffers.begin()
+        self._hyperparameters.begin(step)
+        self._following.begin()
+        self._held.parts.extra_state.begin()
+        self._held.parts.registered.remember()
         self._step = step
         mine = ranges[self._rank]
         if ranges != self._ranges:
@@ -238,6 +301,7 @@ class Stepping:
         if send:
             self._transfers.send()
         self._hosted = [v for v in mine if self._sampler.has_samples(step, v)]
+        self._hyperparameters.some_look_away = bool(mine) and not self._all_have_bodies()
         lane.accumulation.begin()
         self.sharing.begin()
         self._update.clipping.begin()
@@ -253,6 +317,12 @@ class Stepping:
             self._lanes[number] = self._lay_out(parameters)
         return self._lanes[number]
 
+    def _all_have_bodies(self) -> bool:
+        """Does the loop body run on every worker in this step?"""
+        if self._looks_on:
+            return all(self._ranges)
+        return all(any(self._sampler.has_samples(self._step, v) for v in each) for each in self._ranges)
+
     def _new_reducer(self, layout: Layout) -> Reducer:
         n = self._recipe.virtual_workers
         if self._recipe.canonical:
@@ -261,10 +331,17 @@ class Stepping:
 
     def _begin_micro_batch(self, virtual_worker: int) -> Any:
         recipe, step = self._recipe, self._step
-        batch = self._loader.batch(step, virtual_worker)
+        again = virtual_worker == AGAIN
+        batch = self._loader.again(step) if again else self._loader.batch(step, virtual_worker)
         self._buffers.begin_micro_batch()
+        self._hyperparameters.begin_body()
+        self._following.begin_body()
+        self._held.parts.extra_state.restore()
         self._current = virtual_worker
         self._stepped.clear()
+        if again:
+            seed_everything(derive_seed(recipe.seed, "model", step, 0))
+            return batch
         weight = self.weight(virtual_worker) if recipe.normalize is None else 1.0  # a sum has its weight in it
         last = virtual_worker == self._ranges[self._rank][-1]  # in a short step others may follow, which have no sample
         self._forget_others()
@@ -285,15 +362,22 @@ class Stepping:
             )
         updates = self._recipe.updates
         updates.check_stepped(self._step, optimizer)
-        self._lane.accumulation.part_stepped()
+        if virtual_worker != AGAIN:
+            self._lane.accumulation.part_stepped()
         self._stepped.add(optimizer)
         if len(self._stepped) < len(updates.optimizers(self._step)):
             return False
         self._current = None
+        self._held.parts.registered.check(self._recipe.virtual_workers)
+        self._hyperparameters.keep()
+        self._buffers.check()
+        if virtual_worker == AGAIN:
+            return True
         self._lane.accumulation.completed()
         self._forget_others()
         if virtual_worker == 0:
             self._buffers.keep()
+            self._held.parts.extra_state.keep()
         return virtual_worker == self._hosted[-1]
 
     def _forget_others(self) -> None:
@@ -302,6 +386,12 @@ class Stepping:
             if lane is not self._lane:
                 for parameter in lane.parameters:
                     parameter.grad = None
+
+    def _end_body(self) -> None:
+        """The script asks for its next batch. Raises UserError where one body has done what another has not."""
+        self._held.parts.registered.check(self._recipe.virtual_workers)
+        self._hyperparameters.end_body(self._following.steps_scheduler)
+        self._following.end_body(self._step)
 
     def complete_own_part(self) -> None:
         """This worker's part of the step is issued. Raises CommunicatorBroken, with nothing applied."""
@@ -342,7 +432,18 @@ class Stepping:
         self._held.settle()
         self._buffers.apply()  # before the update, after which a script may change them
         lane, stepped = self._lane, self._recipe.updates.optimizers(self._step)
-        self._update.apply(lane.parameters, stepped, self._step, self._recipe.virtual_workers, self._items())
+        self._held.parts.extra_state.apply()
+        self._hyperparameters.apply()
+        self._updating = True
+        try:
+            seed_everything(derive_seed(self._recipe.seed, "update", self._step))
+            self._update.apply(lane.parameters, stepped, self._step, self._recipe.virtual_workers, self._items())
+            self._following.applied()
+        finally:
+            self._updating = False
+        self._hyperparameters.updated()
+        self._held.parts.registered.remember()
+        self._held.values.updated()
         for parameter in lane.parameters:
             parameter.grad = None
         lane.accumulation.applied()

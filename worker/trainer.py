@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -48,11 +49,15 @@ from .events import (
     RunStep,
     SaveCheckpoint,
     ScriptEnded,
+    SharingBegun,
+    SharingEnded,
     StepWanted,
     TakeState,
     ThreadFact,
 )
+from .following import Following, Where
 from .gradients.buffers import ModelBuffers
+from .gradients.hyperparameters import Hyperparameters
 from .gradients.update import Update
 from .inband import Participant
 from .script import Script, ScriptAt
@@ -60,6 +65,7 @@ from .state.checkpoint import CheckpointWriter
 from .state.held import HeldState
 from .state.training_state import TrainingState
 from .state.transfers import StateTransfers
+from .state.values import ScriptValues
 from .stepping import Recipe, Stepping
 from .virtual import derive_seed, seed_everything
 
@@ -85,12 +91,27 @@ class Trainer:
         self._control = control
         self._sampler = sampler
         self._script = Script()
-        buffers = ModelBuffers(state.model)
-        self._held = HeldState(state, self._script, buffers.live, writer, control.tell)
+        buffers = ModelBuffers(state.modules)
+        hyperparameters = Hyperparameters(state.optimizers)
+        self._following = Following(
+            state.model, state.optimizers, state.schedulers, self._where, lambda: self._by_host, self._has_stepped
+        )
+        values = ScriptValues(state, hyperparameters, self._following)
+        self._held = HeldState(state, self._script, values, writer, control.tell)
         self._transfers = StateTransfers(control, self._held, self._script, recipe.device)
         self._comparison = Comparison(self._held, recipe.comparing, self._end_diverged)
         self._stepping = Stepping(
-            recipe, control.tell, self._held, self._transfers, buffers, update, sampler, loader, self._comparison
+            recipe,
+            control.tell,
+            self._held,
+            self._transfers,
+            buffers,
+            hyperparameters,
+            self._following,
+            update,
+            sampler,
+            loader,
+            self._comparison,
         )
         for participant in participants:
             self._stepping.in_band.add(participant)
@@ -143,8 +164,9 @@ class Trainer:
 
     @property
     def steps_done(self) -> int:
-        """Applied global steps since the job's beginning."""
-        return self._held.next_step
+        """Applied global steps since the job's beginning; behind `optimizer.step()` of any body its step counts, too."""
+        ahead = self._stepping.where is Where.BEHIND_STEP
+        return self._held.next_step + ahead
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -194,7 +216,25 @@ class Trainer:
         """Meanwhile the model is that after the last applied step, also within another one."""
         return self._stepping.as_applied()
 
+    def _where(self) -> Where:
+        where = self._stepping.where
+        if where is not Where.BETWEEN:
+            return where
+        if self._script.at in (ScriptAt.BEFORE, ScriptAt.OVER, ScriptAt.LEFT):
+            return Where.OUTSIDE
+        return Where.AGAIN if self._held.runs_again else Where.BETWEEN
+
+    def _has_stepped(self, optimizer: torch.optim.Optimizer) -> bool:
+        return self._stepping.has_stepped(optimizer)
+
     # -- the loop
+
+    def find(self, frame: FrameType | None) -> None:
+        """The loop is about to begin: find what the script has made beside what it has prepared. frame: the script's."""
+        following = self._following
+        following.find(frame)
+        self._held.parts.follow(following.schedulers, following.averages, following.beside)
+        self._held.parts.header({})  # raises UserError now, if a value cannot travel
 
     def arrive(self, epochs: int, max_steps: int | None = None) -> int:
         """Everything is prepared: wait for a generation and for the state. Returns the epoch to begin with."""
@@ -202,11 +242,9 @@ class Trainer:
         known = [total for total in totals if total is not None]
         total_steps = min(known, default=None)
         self._stepping.prepare(total_steps, epochs)
+        # The script may set something of its own in every step, which follows the rest of a state.
         samples = self._sampler.samples_per_step
-        registers = self._held.parts.registers_values
-        arrived = Arrived(
-            total_steps, self._sampler.steps_per_epoch, samples, registers, epochs, self._held.about_bytes
-        )
+        arrived = Arrived(total_steps, self._sampler.steps_per_epoch, samples, True, epochs, self._held.about_bytes)
         instruction = self._obey(arrived)
         assert isinstance(instruction, EnterLoop)
         self._script.epoch = instruction.epoch
@@ -214,8 +252,9 @@ class Trainer:
         return instruction.epoch
 
     def epoch_begins(self, epoch: int) -> None:
-        """The script's loop has come to `epoch`: values that others registered there hold now."""
+        """The script's loop has come to `epoch`: values that others have set there hold now."""
         self._held.epoch_begins(epoch)
+        seed_everything(derive_seed(self._recipe.seed, "epoch begins", epoch))
 
     def call_as_leader(self, callback: Callable[[], None]) -> None:
         """As soon as this worker leads, once. On the training thread, between two steps."""
@@ -244,6 +283,8 @@ class Trainer:
                 "by all workers or by none. Let it run on, or leave the loop over epochs, too"
             )
         self._script.go(ScriptAt.READING)
+        self._held.batches_begin()
+        self._stepping.look_again()
         if self._held.owes_functions:
             self._first = self.between.call_functions()
 
@@ -254,17 +295,26 @@ class Trainer:
         if isinstance(instruction, RunStep):
             return instruction
         self._script.go(ScriptAt.BETWEEN)
+        seed_everything(derive_seed(self._recipe.seed, "epoch ends", self._script.epoch))
         self.between.epoch_read(self._script.epoch)
         return None
 
     def run_step(self, instruction: RunStep) -> Iterator[Any]:
         """The batches of this worker's part of a step, which is not applied if a collective fails meanwhile."""
         try:
-            yield from self._stepping.run(instruction)
+            yield from self._stepping.run(instruction, looks_on=not self._by_host)
         except CommunicatorBroken as error:
             self._failure = str(error)
         if self._held.next_step > instruction.step:
+            if self.between.functions_due:  # which joiners call, too, and which see what bodies have changed
+                self._hand_over()
             self._first = self.between.step_applied()
+
+    def _hand_over(self) -> None:
+        try:
+            self._transfers.hand_over()
+        except CommunicatorBroken as error:
+            self._failure = str(error)
 
     def steps_begin(self, counts_epochs: bool) -> None:
         """A host's pass over the steps of an epoch begins. counts_epochs: that after another one is of the next epoch."""
@@ -390,6 +440,10 @@ class Trainer:
                 optimizers = updates.optimizers(step.step) if len(updates) > 1 else None
                 parameters = self._held.parts.trained_in(arrival.incoming.header, optimizers)
                 self._stepping.join(step, parameters, lambda: self._transfers.take(arrival))
+                if self.between.functions_due:
+                    self._control.tell(SharingBegun(resumes=False))
+                    self._transfers.hand_over()
+                    self._control.tell(SharingEnded())
                 self._first = self.between.step_applied()
                 if self._first is not None:
                     return None

@@ -59,6 +59,7 @@ numbers = torch.linspace(-1, 1, 60).reshape(-1, 1)
 train_set = torch.utils.data.TensorDataset(numbers[:48], 2 * numbers[:48])
 test_set = torch.utils.data.TensorDataset(numbers[48:], 2 * numbers[48:])
 """,
+    "What the loop changes": "dataset = torch.randn(90, 1), torch.randn(90, 1)",
 }
 # What is held against each example's names when it has run.
 AFTER = {
@@ -99,6 +100,18 @@ def check(names):
         assert abs(names["loss"] - by_hand) < 1e-4, (names["loss"], by_hand)
     if "validate" in names:
         assert run.steps_done == 6 and run.means["loss"] > 0
+""",
+    "What the loop changes": """
+def check(names):
+    steps = names["run"].steps_done
+    if "averaged" in names:
+        assert steps == 18
+        assert int(names["averaged"].n_averaged) == names["warm_up"].last_epoch == steps
+        assert names["plateau"].last_epoch == 3
+        assert names["optimizer"].param_groups[0]["weight_decay"] == 1e-4 * 17
+    else:
+        assert steps == 12
+        assert not torch.equal(names["average"].weight, nn.Linear(1, 1).weight)
 """,
 }
 

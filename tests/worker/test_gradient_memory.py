@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elasticd.worker.communication.communicator import Communicator
-from elasticd.worker.gradients.accumulation import Accumulation, trained
+from elasticd.worker.gradients.accumulation import Accumulation
 from elasticd.worker.gradients.layout import Gradient, Layout
 from elasticd.worker.gradients.reduction import CanonicalReducer
 from elasticd.worker.hosting import assign
@@ -41,7 +41,7 @@ def worker(communicator: Communicator, n: int, losses: int = 0) -> tuple[int, li
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
-    layout = Counting(trained(model), padding=n)
+    layout = Counting(list(model.parameters()), padding=n)
     accumulation = Accumulation(layout, n, canonical=True, overlap=True)
     accumulation.prepare()
     ranges = assign(n, [True] * communicator.size)

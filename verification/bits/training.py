@@ -4,7 +4,8 @@
 
 The network has batch normalization, dropout, random augmentation and SGD with momentum; the transformer has dropout, AdamW, a
 learning rate that warms up, and gradient clipping. In the last step of each epoch one virtual worker has no sample. Both
-register a list that grows with every step, so that a step which is run twice, or not at all, shows there too.
+register a list that grows with every step, so that a step which is run twice, or not at all, shows there too. In their loops, as
+in other people's, schedulers and an exponential average are stepped and the weight decay is set by hand.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import elasticd
 
@@ -161,17 +163,26 @@ def train(name: str, run: elasticd.Run, epochs: int) -> dict[str, Any]:
         optimizer,
         recipe.dataset(dataset_size(run.virtual_workers)),
         BATCH_SIZE,
-        scheduler=scheduler,
         max_grad_norm=recipe.max_grad_norm,
         before_update=lambda: seen.append(gradient_size(model)),
     )
-    for _ in run.epochs(epochs):
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
+    for epoch in run.epochs(epochs):
         for batch in batches:
+            for group in elastic.param_groups:
+                group["weight_decay"] = 1e-4 * (1 + run.steps_done % 5)
             recipe.loss(model, batch).backward()  # type: ignore[no-untyped-call]
             elastic.step()
+            if scheduler is not None:
+                scheduler.step()
+            if run.steps_done % 2:
+                averaged.update_parameters(model)
             elastic.zero_grad()
+        for group in elastic.param_groups:
+            group["lr"] *= 0.99 + 0.001 * epoch
     run.finish()
-    return document(model, optimizer, scheduler, {"seen": seen, "steps": run.steps_done})
+    kept = {"seen": seen, "steps": run.steps_done, "averaged": averaged.state_dict()}
+    return document(model, optimizer, scheduler, kept)
 
 
 def document(model: nn.Module, optimizer: Any, scheduler: Any, beside: dict[str, Any]) -> dict[str, Any]:

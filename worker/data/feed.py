@@ -44,5 +44,8 @@ class Batching(Protocol):
     def batch(self, step: int, virtual_worker: int) -> Any:
         """The micro-batch, on the device. The caller seeds the generators afterwards: reading draws from them."""
 
+    def again(self, step: int) -> Any:
+        """A batch that some worker has trained or trains, for one whose virtual workers have no sample in `step`."""
+
     def applied(self, step: int) -> None:
         """`step` has been applied."""

@@ -105,6 +105,10 @@ class Loader:
             batch = self._ahead((step, virtual_worker))
         return move_to(batch, self._device)
 
+    def again(self, step: int) -> Any:
+        """What virtual worker 0 trains in `step`, for a worker that only looks on. Read here."""
+        return move_to(self._reader[self._request(step, 0)][1], self._device)
+
     def _request(self, step: int, virtual_worker: int) -> Request:
         epoch, indices = self._schedule.epoch(step), tuple(self._schedule.indices(step, virtual_worker))
         read = step // self._schedule.updates  # updates from one batch have the same augmentation, too

@@ -83,6 +83,7 @@ class Streams:
         self._hosted = range(0)
         self._end: int | None = None
         self._epochs = 0
+        self._last: Any = None
         self._asked: dict[tuple[int, int], StreamRequest] = {}  # by number and virtual worker: under way
         self._stock: dict[tuple[int, int], Reading] = {}  # read, and not given away yet
         self._firsts: dict[tuple[int, int], Reading] = {}  # what an epoch begins with, by epoch and virtual worker
@@ -153,7 +154,12 @@ class Streams:
                 f"shard {self._hand_out.names[shard]} has more samples than when it was read before: it must give the "
                 "same samples in the same order each time it is opened"
             )
-        return move_to(found.batch, self._device)
+        self._last = move_to(found.batch, self._device)
+        return self._last
+
+    def again(self, step: int) -> Any:
+        """The last batch that was trained here, since another's may be long to read; or that of virtual worker 0."""
+        return self.batch(step, 0) if self._last is None else self._last
 
     def applied(self, step: int) -> None:
         """The step in progress has been applied."""

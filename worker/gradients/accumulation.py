@@ -271,11 +271,6 @@ def _put_zero(view: torch.Tensor, adds: bool) -> None:
         view.zero_()
 
 
-def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """The parameters that are trained, each once, in the model's order."""
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
 def same(left: Sequence[torch.nn.Parameter], right: Sequence[torch.nn.Parameter]) -> bool:
     """Whether these are the same parameters, in the same order."""
     return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))

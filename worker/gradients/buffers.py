@@ -1,30 +1,78 @@
-"""A model's buffers in a step: those of virtual worker 0 are the job's, as in DistributedDataParallel's `broadcast_buffers`.
+"""Buffers in a step: those of virtual worker 0 are the job's, as in DistributedDataParallel's `broadcast_buffers`.
 
 Each virtual worker begins with the buffers that the step began with; what it makes of them is thrown away, except for the first.
+A buffer is a name in a module, not a tensor: a forward pass may change the tensor in place, or assign another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
+from ...protocol.errors import UserError
 from ..communication.communicator import Communicator
 
 
-class ModelBuffers:
-    """The buffers of one model."""
+class Slot(NamedTuple):
+    """Where a buffer is."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.live = list(model.buffers())
-        self._start: list[torch.Tensor] = []
+    path: str
+    module: torch.nn.Module
+    name: str
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The one that is there now."""
+        return self.module._buffers.get(self.name)
+
+
+def slots(modules: Sequence[tuple[str, torch.nn.Module]]) -> list[Slot]:
+    """The buffers of all these, persistent or not; one that is in several places once. `modules` by the prefix of their names."""
+    found: dict[int, Slot] = {}
+    for slot in _all_slots(modules):
+        found.setdefault(id(slot.tensor), slot)
+    return list(found.values())
+
+
+def _all_slots(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[Slot]:
+    for prefix, root in modules:
+        for path, module in root.named_modules(prefix=prefix):
+            for name, tensor in module._buffers.items():
+                if tensor is not None:
+                    yield Slot(f"{path}.{name}" if path else name, module, name)
+
+
+class ModelBuffers:
+    """The buffers of a script's modules."""
+
+    def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
+        """modules: the list may still grow."""
+        self._modules = modules
+        self.find()
+        self._start: list[torch.Tensor] = []  # the tensors themselves
+        self._values: list[torch.Tensor] = []  # what they contained
         self._new: list[torch.Tensor] = []
         self._changed = False  # since the start
+        self._bodies = 0  # that this process has run
+
+    def find(self) -> None:
+        """Between epochs there may have come others."""
+        self._slots = slots(self._modules)
+
+    @property
+    def live(self) -> list[torch.Tensor]:
+        """Those of now."""
+        return [tensor for slot in self._slots if (tensor := slot.tensor) is not None]
 
     def begin(self) -> None:
         """A step begins: remember what it begins with."""
-        self._start = [buffer.clone() for buffer in self.live]
+        if any(slot.tensor is None for slot in self._slots):
+            self.find()
+        self._start = self.live
+        self._values = [buffer.detach().clone() for buffer in self._start]
         self._changed = False
 
     def begin_micro_batch(self) -> None:
@@ -35,31 +83,57 @@ class ModelBuffers:
 
     def restore(self) -> None:
         """What the step began with holds again."""
-        _copy(self.live, self._start)
+        self._put(self._values)
         self._changed = False
 
     @contextmanager
     def as_begun(self) -> Iterator[None]:
         """Meanwhile what the step began with holds."""
-        present = [buffer.clone() for buffer in self.live]
-        # `data`: a backward pass that is still to come finds them unchanged, as they are by then.
-        views = [buffer.data for buffer in self.live]
-        _copy(views, self._start)
+        present = [slot.tensor for slot in self._slots]
+        for slot, value in zip(self._slots, self._values, strict=True):
+            slot.module._buffers[slot.name] = value
         try:
             yield
         finally:
-            _copy(views, present)
+            for slot, tensor in zip(self._slots, present, strict=True):
+                slot.module._buffers[slot.name] = tensor
+
+    def check(self) -> None:
+        """A virtual worker has just run. Raises UserError, naming it, if it has made another kind of a buffer."""
+        self._bodies += 1
+        if self._bodies == 1:
+            known = {(id(slot.module), slot.name) for slot in self._slots}
+            for slot in slots(self._modules):
+                if (id(slot.module), slot.name) not in known:
+                    raise UserError(
+                        f"the buffer {slot.path} was added in the loop body: give it a tensor in the module's __init__, or "
+                        "before the loop"
+                    )
+        for slot, start in zip(self._slots, self._start, strict=True):
+            tensor = slot.tensor
+            if tensor is start:
+                continue
+            if tensor is None:
+                raise UserError(
+                    f"the buffer {slot.path} was removed in the loop body: keep a tensor of one shape there"
+                )
+            if (tensor.shape, tensor.dtype, tensor.device) != (start.shape, start.dtype, start.device):
+                raise UserError(
+                    f"the buffer {slot.path} was {_words(start)} before the loop body and is {_words(tensor)} behind it: keep "
+                    "its shape and type (take one that is large enough, and beside it a buffer that counts), or change it in "
+                    "after_update= of prepare() or between epochs"
+                )
 
     def keep(self) -> None:
         """Virtual worker 0 has just run: this is what the job's buffers become."""
-        self._new = [buffer.clone() for buffer in self.live]
+        self._new = [buffer.detach().clone() for buffer in self.live]
 
     def share(self, communicator: Communicator, root: int) -> None:
         """Rank `root`, which hosts virtual worker 0, gives its buffers to all. Raises CommunicatorBroken."""
-        if not self.live:
+        if not self._start:
             return
         if communicator.rank != root:
-            self._new = [torch.empty_like(buffer) for buffer in self.live]
+            self._new = [torch.empty_like(buffer) for buffer in self._start]
         if communicator.size == 1:
             return
         for indices in _by_device(self._new):
@@ -77,7 +151,15 @@ class ModelBuffers:
 
     def apply(self) -> None:
         """The step is applied: the shared buffers are the model's."""
-        _copy(self.live, self._new)
+        self._put(self._new)
+
+    def _put(self, values: list[torch.Tensor]) -> None:
+        """These values, in the tensors that were there when the step began."""
+        for slot, start in zip(self._slots, self._start, strict=True):
+            slot.module._buffers[slot.name] = start
+        if values:
+            with torch.no_grad():
+                torch._foreach_copy_(self._start, values)
 
 
 def _by_device(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
@@ -87,7 +169,5 @@ def _by_device(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     return list(found.values())
 
 
-def _copy(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    with torch.no_grad():
-        if targets:
-            torch._foreach_copy_(targets, values)
+def _words(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"

@@ -6,12 +6,15 @@ that a gradient scaler skips because of an overflow) is decided alike everywhere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 from ...protocol.errors import UserError
+from ..interposed import put_between
 from .clipping import Clipping, divide
 
 
@@ -50,6 +53,17 @@ class Update:
         """Update the parameters from their `grad`, the mean over all virtual workers, or over `items` if not 0. stepped:
         positions of the optimizers that do it."""
         optimizers = [self.optimizers[position] for position in stepped]
+        with _acting(optimizers):
+            self._apply(parameters, optimizers, step, virtual_workers, items)
+
+    def _apply(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        optimizers: Sequence[torch.optim.Optimizer],
+        step: int,
+        virtual_workers: int,
+        items: float,
+    ) -> None:
         if self.scaler is not None:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
@@ -62,6 +76,7 @@ class Update:
                 optimizer.step()
             else:
                 self.scaler.step(optimizer)
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # for torch's schedulers, also where the scaler skips
         if self.scaler is not None:
             self.scaler.update()
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
@@ -74,29 +89,67 @@ class Update:
             self._after_update()
 
 
-class ElasticOptimizer:
-    """A script's optimizer, acting once per global step. Everything else is the wrapped optimizer's."""
+class _Act:
+    """What the runtime and one optimizer's class share."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, stepped: Callable[[], None]) -> None:
-        self._optimizer = optimizer
-        self._stepped = stepped
+    def __init__(self, original: Callable[..., Any], stepped: Callable[[], None]) -> None:
+        self.original = original
+        self.stepped = stepped
+        self.acting = False  # the runtime makes the update: `step` is the optimizer's own
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+
+class ElasticOptimizer(torch.optim.Optimizer):
+    """A script's optimizer, acting once per global step. Everything else is as it was: it is the same object, of a class between.
+
+    So whatever knows the optimizer (schedulers made before or after, hooks, a gradient scaler) goes on knowing it.
+    """
+
+    _act: _Act
+
+    def __init__(self) -> None:
+        raise TypeError("an ElasticOptimizer is made of an optimizer that is there: see `make_elastic`")
+
+    def step(self, closure: Any = None, **named: Any) -> Any:
         """This micro-batch's gradient is complete; after the last one of a global step the update is applied.
 
         closure: computes it, and is called once, here and now. Returns what it returns."""
+        act = self._act
+        if act.acting:
+            return act.original(**named) if closure is None else act.original(closure, **named)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._stepped()
+        act.stepped()
         return loss
+
+    # torch wraps a `step` that does not say that it is wrapped: for its hooks, and for its schedulers. Ours is neither the call
+    # that hooks are for, nor may a scheduler made later miss that there was one.
+    step.hooked = True  # type: ignore[attr-defined]
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: each micro-batch starts from no gradient anyway."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
+
+def make_elastic(optimizer: torch.optim.Optimizer, stepped: Callable[[], None]) -> None:
+    """From now on `optimizer.step()` means `stepped()`, unless the runtime calls it."""
+    kind = type(optimizer)
+    # A scheduler has put its own `step` before the class's, to see that it is called.
+    original = optimizer.__dict__.pop("step", None) or partial(kind.step, optimizer)
+    put_between(optimizer, {"_act": _Act(original, stepped)}, ElasticOptimizer)
+
+
+@contextmanager
+def _acting(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    acts = [optimizer._act for optimizer in optimizers if isinstance(optimizer, ElasticOptimizer)]
+    for act in acts:
+        act.acting = True
+    try:
+        yield
+    finally:
+        for act in acts:
+            act.acting = False
 
 
 class ElasticScaler:

@@ -3,9 +3,9 @@
 Its tensors stand in their places: they are the model's and the optimizers' own. A state is taken over from a checkpoint (`load`)
 or from another worker (`transfers`): its tensors are put in their places first, then follows what is not a tensor.
 
-The script's registered values may be of a later epoch than the script has come to: others are past the end of an epoch that
-this worker's script has still to run. Such values hold in the steps that it takes part in before it goes on. Then it has its own
-again (`script_resumes`), and those of the others when its loop is there (`epoch_begins`).
+A script may have to run code that the state has behind it already (`values`): the beginning of the epoch that it joins in, and
+the end of the one before, where others were past it. What that code sets is undone when the script's loop over batches has come
+to the state's epoch. Code of an earlier epoch runs with the values that this worker had there (`script_resumes`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..interlude import Interlude, Settlements, end_of
 from ..script import Script, ScriptAt
 from .checkpoint import CheckpointWriter, latest
 from .training_state import TrainingState
+from .values import ScriptValues
 
 
 class HeldState:
@@ -29,13 +30,13 @@ class HeldState:
         self,
         parts: TrainingState,
         script: Script,
-        mutable: Sequence[torch.Tensor],
+        values: ScriptValues,
         writer: CheckpointWriter | None,
         tell: Callable[[Event], None],
     ) -> None:
-        """mutable: those of its tensors that change in the middle of a step. writer: None outside a cluster."""
+        """writer: None outside a cluster."""
         self.parts = parts
-        self.mutable = mutable
+        self.values = values
         self.next_step = 0  # the state is that after the step before
         self._script = script
         self._writer = writer
@@ -46,19 +47,31 @@ class HeldState:
         self.means: dict[str, float] = {}  # those known last, of the loop body's numbers over the global batch
         self.state_epoch = 0  # of the state that was taken over last
         self.owes_functions = False  # those that come after the last applied step have not been called
-        self._deferred: tuple[int, dict[str, Any]] | None = None  # registered values that belong to a later epoch
-        self._own: dict[str, Any] | None = None  # those of a script that has still to come to that epoch
+        # Epoch and values of a state that the script's loop is not in yet; and the script's own, while it runs what is before
+        self._taken: tuple[int, dict[str, Any]] | None = None
+        self._own: dict[str, Any] | None = None
+        self._with_own = False  # it does
 
     @property
     def about_bytes(self) -> int:
         """How much a state has, before the optimizers have any: as with Adam, which keeps two values for each parameter."""
         parameters = sum(each.numel() * each.element_size() for each in self.parts.model.parameters())
-        return 3 * parameters + sum(each.numel() * each.element_size() for each in self.mutable)
+        return 3 * parameters + sum(each.nbytes for each in self.parts.buffers())
+
+    @property
+    def runs_again(self) -> bool:
+        """Does the script run code that the state has behind it?"""
+        return self._taken is not None
+
+    @property
+    def epoch(self) -> int:
+        """That of the state, which may be later than the script's."""
+        return self._script.epoch if self._taken is None else max(self._taken[0], self._script.epoch)
 
     @property
     def is_behind(self) -> bool:
         """Is the script's loop in an epoch that this state is past?"""
-        return self._deferred is not None
+        return self._taken is not None and self._taken[0] > self._script.epoch
 
     # -- taking over
 
@@ -84,9 +97,8 @@ class HeldState:
         applied, epoch = int(header["counters"]["applied"]), int(header["counters"]["epoch"])
         behind = self._script.at is not ScriptAt.BEFORE and epoch > self._script.epoch
         if behind and self._own is None:
-            self._own = self.parts.registered_values()
+            self._own = self.values.whole()
         self.parts.finish(header)
-        self._deferred = (epoch, header["registered"]) if behind else None
         self.next_step = applied + 1
         self.interlude = None
         self.means = dict(header.get("means", {}))
@@ -94,20 +106,57 @@ class HeldState:
         self.end = end_of(header)
         self.state_epoch = epoch
         self.owes_functions = bool(header["counters"].get("owes_functions", 0))
-        self._script.state_is_of(epoch)
+        self._is_of(epoch)
         return applied, epoch
+
+    def take_changes(self, epoch: int, changes: dict[str, Any]) -> None:
+        """Others, whose loop is in `epoch`, have changed this since the update."""
+        self.values.take(changes)
+        self._is_of(epoch)
+
+    def _is_of(self, epoch: int) -> None:
+        self._script.state_is_of(epoch)
+        in_it = self._script.at is ScriptAt.READING and epoch <= self._script.epoch
+        self._taken = None if in_it else (epoch, self.values.whole())
+
+    def epoch_begins(self, epoch: int) -> None:
+        """The script's loop has come to `epoch`."""
+        self._script.epoch = epoch
+        if self._taken is not None and self._taken[0] <= epoch:
+            self.values.restore(self._taken[1])
+            self._with_own = False
+
+    def script_resumes(self) -> None:
+        """The script goes on where it stands, which may be in an epoch before that of the state: with its own values of there."""
+        if self._own is not None:
+            own, self._own = self._own, None
+            if self.is_behind:
+                self.values.restore(own)
+                self._with_own = True
+
+    def batches_begin(self) -> None:
+        """The script's loop over batches begins: if in the state's epoch, it has nothing to run again."""
+        if self._taken is not None and self._taken[0] <= self._script.epoch:
+            self.values.restore(self._taken[1])
+            self._taken, self._with_own = None, False
 
     # -- giving
 
     def header(self, counters: dict[str, int]) -> dict[str, Any]:
-        """Of the state of now. Its registered values may belong to a later epoch than the script has come to."""
-        header = self.parts.header(counters)
+        """Of the state of now. Its values may belong to a later epoch than the script has come to."""
+        if self._with_own and self._taken is not None:
+            own, (_, taken) = self.values.whole(), self._taken
+            self.values.restore(taken)
+            header = self.parts.header(counters)
+            self.values.restore(own)
+        else:
+            header = self.parts.header(counters)
         header["means"] = dict(self.means)
         header["settlements"] = self.settlements.plain()
         if self.end is not None:
             header["counters"]["end"] = self.end
-        if self._deferred is not None:
-            header["counters"]["epoch"], header["registered"] = self._deferred
+        if self._taken is not None and self.is_behind:
+            header["counters"]["epoch"] = self._taken[0]
         return header
 
     def save(self, save: SaveCheckpoint) -> None:
@@ -121,7 +170,8 @@ class HeldState:
         else:
             self._tell(CheckpointFailed(save.number, "the script has changed tensors between two steps, and goes on"))
             return
-        self._writer.save(save, header, self.parts.tensors(), mutable=self.mutable)
+        tensors = self.parts.tensors()
+        self._writer.save(save, header, tensors, mutable=self.parts.changing(tensors))
 
     def interlude_begins(self, after_step: bool, interruptible: bool = True) -> None:
         """The script's code between two steps begins. after_step: it is what `run.every` has been given."""
@@ -132,31 +182,6 @@ class HeldState:
         """A checkpoint of the present state may still be copied: it is about to change."""
         if self._writer is not None:
             self._writer.settle()
-
-    # -- the script's registered values
-
-    def registered(self) -> tuple[int, dict[str, Any]]:
-        """The newest ones, with the epoch that they belong to."""
-        return self._deferred or (self._script.epoch, self.parts.registered_values())
-
-    def defer(self, epoch: int, registered: dict[str, Any]) -> None:
-        """Others have registered these for `epoch`. A script that has still to run the end of an epoch takes them after it."""
-        self._script.state_is_of(epoch)
-        self._deferred = (epoch, registered)
-        self.epoch_begins(self._script.epoch)
-
-    def script_resumes(self) -> None:
-        """The script goes on where it stands, which may be in an epoch before that of the state: with its own values of there."""
-        if self._own is not None:
-            self.parts.set_registered(self._own)
-            self._own = None
-
-    def epoch_begins(self, epoch: int) -> None:
-        """The script's loop has come to `epoch`: values that others registered there hold now."""
-        self._script.epoch = epoch
-        if self._deferred is not None and self._deferred[0] <= epoch:
-            self.parts.set_registered(self._deferred[1])
-            self._deferred = None
 
 
 def next_epoch(header: dict[str, Any]) -> int | None:

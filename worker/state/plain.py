@@ -24,7 +24,23 @@ def no_tensors(tensor: torch.Tensor, where: str) -> int:
     raise UserError(f"{where} is a tensor, which cannot be carried here: use .item() or .tolist()")
 
 
-def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], int] = no_tensors, depth: int = 0) -> Any:
+def inline(tensor: torch.Tensor, where: str) -> list[Any]:
+    """A tensor with all that it contains, for the few and small ones that do not travel beside."""
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), data]
+
+
+def restored(content: Any) -> torch.Tensor:
+    """The tensor that `inline` was given, on the CPU. Raises PeerError if it was given none."""
+    try:
+        kind, shape, data = content
+        flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, kind)) if data else None
+        return torch.empty(shape, dtype=getattr(torch, kind)) if flat is None else flat.view(shape)
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise PeerError(f"a value is no tensor: {error}") from None
+
+
+def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], Any] = no_tensors, depth: int = 0) -> Any:
     """`value` as plain data. `number` numbers a tensor. Raises UserError, naming the place, where that cannot be."""
     if isinstance(value, torch.Tensor):
         return {"tensor": number(value, where)}
@@ -50,7 +66,7 @@ def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], int] = no
     )
 
 
-def unpack(data: Any, tensor: Callable[[int, Any], torch.Tensor] | None = None, present: Any = None) -> Any:
+def unpack(data: Any, tensor: Callable[[Any, Any], Any] | None = None, present: Any = None) -> Any:
     """The value that was packed. `tensor` gives the tensor of a number; it also gets what `present`, a value of about the same
     form, has in its place (or None). Raises PeerError if `data` was not made by `pack`."""
     if not isinstance(data, dict):

@@ -3,7 +3,8 @@
 It has two parts: a *header* of plain values, and the *tensors* in the order that the header gives. Whoever has the header knows
 what tensors will follow, so they are sent one by one from where they are to where they belong, without a serialized copy:
 
-    parameters, buffers, then for each optimizer the tensors of its state (parameter by parameter) and among its hyperparameters
+    parameters, buffers, averaged models, then for each optimizer the tensors of its state (parameter by parameter) and among its
+    hyper-parameters, then those among the script's registered values
 
 A fresh optimizer has no state before its first step, and a script may have unfrozen parameters or added them to a group since
 its beginning. `adopt` therefore gives model and optimizers the structure of the header's.
@@ -17,10 +18,12 @@ from typing import Any, Protocol
 import torch
 
 from ...protocol.errors import PeerError, UserError
-from .plain import pack, unpack
+from ..gradients.buffers import slots
+from .extras import ExtraState
+from .plain import inline, pack, restored, unpack
+from .registered import Registered
 
-FORMAT = 2
-Accessors = tuple[Callable[[], Any], Callable[[Any], None]]
+FORMAT = 3
 
 
 def describe(name: str, tensor: torch.Tensor) -> list[Any]:
@@ -60,58 +63,82 @@ class TrainingState:
         optimizers: Sequence[torch.optim.Optimizer],
         schedulers: Sequence[torch.optim.lr_scheduler.LRScheduler] = (),
         scaler: torch.amp.GradScaler | None = None,
-        registered: Mapping[str, Accessors] | None = None,
+        registered: Registered | None = None,
         data: DataPosition | None = None,
     ) -> None:
-        """registered: by name, how to get and to set a value of the script's own. The mapping may still grow.
-        data: where the job is in its data, if that does not follow from the step."""
+        """data: where the job is in its data, if that does not follow from the step."""
         self.model = model
+        # Modules with buffers: the model, and what `follow` adds
+        self.modules: list[tuple[str, torch.nn.Module]] = [("", model)]
+        self._averages: list[torch.nn.Module] = []
+        self.extra_state = ExtraState(self.modules)
         self.optimizers = list(optimizers)
         self.schedulers = list(schedulers)
         self.scaler = scaler
         self._data = data
-        self._registered: Mapping[str, Accessors] = registered if registered is not None else {}
+        self._values: dict[str, Any] = {}  # registered ones, while their tensors come
+        self.registered = registered if registered is not None else Registered()
 
-    @property
-    def registers_values(self) -> bool:
-        """Has the script values of its own that travel with the state?"""
-        return bool(self._registered)
+    def follow(
+        self,
+        schedulers: Sequence[torch.optim.lr_scheduler.LRScheduler],
+        averages: Sequence[torch.nn.Module],
+        beside: Sequence[tuple[str, torch.nn.Module]],
+    ) -> None:
+        """These belong to the state, too. beside: modules with parameters that the optimizers train and the model has not."""
+        self.schedulers += schedulers
+        self._averages = list(averages)
+        self.modules += [*beside, *((f"averaged {number}", each) for number, each in enumerate(averages))]
+        self.extra_state.find()
+
+    def trained(self) -> list[torch.nn.Parameter]:
+        """The parameters that are trained, each once: the model's in its order, then those that only an optimizer knows."""
+        return [parameter for parameter in self._parameters() if parameter.requires_grad]  # type: ignore[misc]
 
     # -- giving
 
     def header(self, counters: Mapping[str, int]) -> dict[str, Any]:
         """All but the tensors, in plain values. Raises UserError, naming it, for a value that cannot be one."""
-        optimizers, numbered = self._pack_optimizers()
+        optimizers, registered, numbered = self._pack_all()
         return {
             "format": FORMAT,
             "counters": dict(counters),
             "tensors": [describe(name, tensor) for name, tensor in numbered],
             "trained": [position for position, tensor in enumerate(self._parameters()) if tensor.requires_grad],
             "optimizers": optimizers,
-            "schedulers": [pack(each.state_dict(), "the state of a scheduler") for each in self.schedulers],
+            "schedulers": self.scheduler_states(),
             "scaler": None
             if self.scaler is None
             else pack(self.scaler.state_dict(), "the state of the gradient scaler"),
-            "registered": self.registered_values(),
             "data": None if self._data is None else self._data.state(),
+            "extra": self.extra_state.values(),
+            "registered": registered,
         }
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors themselves, not copies, in the header's order."""
-        return [tensor for _, tensor in self._pack_optimizers()[1]]
+        return [tensor for _, tensor in self._pack_all()[2]]
 
     def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """The same, with names for people."""
-        named = self._pack_optimizers()[1]
+        named = self._pack_all()[2]
         parameters = len(self._named_parameters())
-        for position in range(parameters + len(list(self.model.buffers()))):
+        for position in range(len(self._model_tensors())):
             kind = "parameter" if position < parameters else "buffer"
-            named[position] = f"{kind} {named[position][0]}", named[position][1]
+            if not named[position][0].startswith("averaged"):
+                named[position] = f"{kind} {named[position][0]}", named[position][1]
         return named
 
-    def registered_values(self) -> dict[str, Any]:
-        """What the script has registered, packed."""
-        return {name: pack(get(), f"the registered value {name!r}") for name, (get, _) in self._registered.items()}
+    def buffers(self) -> list[torch.Tensor]:
+        """Those of all modules."""
+        return [slot.tensor for slot in slots(self.modules) if slot.tensor is not None]
+
+    def changing(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of `tensors`, which `tensors()` has given, that change in the middle of a step."""
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        options = [value for group in groups for value in group.values() if isinstance(value, torch.Tensor)]
+        places = {tensor.data_ptr() for tensor in [*options, *self.buffers()]}
+        return [tensor for tensor in tensors if tensor.data_ptr() in places]
 
     # -- taking
 
@@ -121,15 +148,11 @@ class TrainingState:
         """This model's parameters that the header's script trains; only those of these optimizers, if any are given. Raises as
         `adopt`."""
         self._check(header)
-        known = {id(parameter) for parameter in self.model.parameters()}
         wanted = set(header["trained"])
         if optimizers is not None:
             groups = [group for position in optimizers for group in header["optimizers"][position]["groups"]]
             wanted &= {position for group in groups for position in group["params"]}
-        found = [parameter for position, parameter in enumerate(self._parameters()) if position in wanted]
-        return [
-            parameter for parameter in found if isinstance(parameter, torch.nn.Parameter) and id(parameter) in known
-        ]
+        return [parameter for position, parameter in enumerate(self._parameters()) if position in wanted]  # type: ignore[misc]
 
     def adopt(self, header: Mapping[str, Any]) -> list[torch.Tensor]:
         """Give parameters and optimizers the header's structure: which are trained, in which group, with what state.
@@ -145,7 +168,25 @@ class TrainingState:
             parameter.requires_grad_(position in trained)
         for optimizer, theirs in zip(self.optimizers, header["optimizers"], strict=True):
             self._adopt_optimizer(optimizer, theirs, parameters, header["tensors"], targets)
+        take = self._taker(parameters[0].device, header["tensors"], targets)
+        self._values = {
+            name: unpack(packed, take, self.registered.present(name)) for name, packed in header["registered"].items()
+        }
         return targets
+
+    def _taker(
+        self, device: torch.device, descriptions: Sequence[list[Any]], targets: list[torch.Tensor]
+    ) -> Callable[[int, Any], torch.Tensor]:
+        """Takes tensors in the header's order: in the place of one that fits, or in new memory."""
+
+        def tensor_of(number: int, present: Any) -> torch.Tensor:
+            if number != len(targets):
+                raise PeerError(f"tensor {number} of a training state comes where {len(targets)} should")
+            fits = isinstance(present, torch.Tensor) and describe("", present)[1:] == descriptions[number][1:]
+            targets.append(present if fits else allocate(descriptions[number], device))
+            return targets[number]
+
+        return tensor_of
 
     def _adopt_optimizer(
         self,
@@ -156,14 +197,7 @@ class TrainingState:
         targets: list[torch.Tensor],
     ) -> None:
         def take(device: torch.device) -> Callable[[int, Any], torch.Tensor]:
-            def tensor_of(number: int, present: Any) -> torch.Tensor:
-                if number != len(targets):
-                    raise PeerError(f"tensor {number} of a training state comes where {len(targets)} should")
-                fits = isinstance(present, torch.Tensor) and describe("", present)[1:] == descriptions[number][1:]
-                targets.append(present if fits else allocate(descriptions[number], device))
-                return targets[number]
-
-            return tensor_of
+            return self._taker(device, descriptions, targets)
 
         states = dict(theirs["states"])
         for position, parameter in enumerate(parameters):
@@ -180,18 +214,23 @@ class TrainingState:
 
     def finish(self, header: Mapping[str, Any]) -> None:
         """After the tensors have come: the schedulers' state, the scaler's, and the script's own values."""
-        for scheduler, theirs in zip(self.schedulers, header["schedulers"], strict=True):
-            scheduler.load_state_dict(unpack(theirs))
+        self.set_scheduler_states(header["schedulers"])
         if self.scaler is not None:
             self.scaler.load_state_dict(unpack(header["scaler"]))
         if self._data is not None:
             self._data.load(header["data"])
-        self.set_registered(header["registered"])
+        self.extra_state.set_values(header["extra"])
+        self.registered.set(self._values)
+        self._values = {}
 
-    def set_registered(self, values: Mapping[str, Any]) -> None:
-        """Hand the script its values, packed by `registered_values`."""
-        for name, (_, set_value) in self._registered.items():
-            set_value(unpack(values[name]))
+    def scheduler_states(self) -> list[Any]:
+        """Of all schedulers, in plain values."""
+        return [pack(each.state_dict(), f"the state of a {type(each).__name__}", inline) for each in self.schedulers]
+
+    def set_scheduler_states(self, states: Sequence[Any]) -> None:
+        """Take over what `scheduler_states` has given."""
+        for scheduler, state in zip(self.schedulers, states, strict=True):
+            scheduler.load_state_dict(unpack(state, lambda content, present: restored(content)))
 
     # -- what there is
 
@@ -211,12 +250,18 @@ class TrainingState:
         return [parameter for _, parameter in self._named_parameters()]
 
     def _model_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Parameters, then buffers, whether persistent or not."""
+        """Parameters, then buffers, whether persistent or not, then averaged parameters."""
         parameters = [(name, parameter.detach()) for name, parameter in self._named_parameters()]
-        return [*parameters, *self.model.named_buffers()]
+        buffers = [(slot.path, slot.tensor) for slot in slots(self.modules) if slot.tensor is not None]
+        averaged = [
+            (f"averaged {number}.{name}", parameter.detach())
+            for number, average in enumerate(self._averages)
+            for name, parameter in average.named_parameters()
+        ]
+        return [*parameters, *buffers, *averaged]
 
-    def _pack_optimizers(self) -> tuple[list[dict[str, Any]], list[tuple[str, torch.Tensor]]]:
-        """The optimizers in plain values; and all tensors, as they are numbered."""
+    def _pack_all(self) -> tuple[list[dict[str, Any]], dict[str, Any], list[tuple[str, torch.Tensor]]]:
+        """The optimizers and the script's values in plain values; and all tensors, as they are numbered."""
         tensors = self._model_tensors()
         positions = {id(parameter): position for position, parameter in enumerate(self._parameters())}
 
@@ -229,7 +274,7 @@ class TrainingState:
             self._pack_optimizer(name, optimizer, positions, number)
             for name, optimizer in zip(names, self.optimizers, strict=True)
         ]
-        return packed, tensors
+        return packed, self.registered.pack(number), tensors
 
     def _pack_optimizer(
         self,
@@ -285,8 +330,9 @@ class TrainingState:
             here, there = ("shards" if each is not None else "an index" for each in (self._data, header.get("data")))
             raise UserError(f"another dataset: this script's has {here}, that of the training state has {there}")
         self._check_count("gradient scaler", header["scaler"] is not None, self.scaler is not None)
-        if sorted(header["registered"]) != sorted(self._registered):
-            there, here = (", ".join(sorted(names)) or "none" for names in (header["registered"], self._registered))
+        own_names = self.registered.names()
+        if sorted(header["registered"]) != sorted(own_names):
+            there, here = (", ".join(sorted(names)) or "none" for names in (header["registered"], own_names))
             raise UserError(f"the training state has the registered values {there}; this script registers {here}")
 
     def _check_count(self, what: str, theirs: int, ours: int) -> None:

@@ -57,8 +57,11 @@ class StateTransfers:
         """Begin to send the state to this worker's joiners; it must not change until `sent` has returned."""
         assert self._replication is not None
         held = self._held
-        header = held.header({"applied": held.next_step - 1, "epoch": self._script.epoch})
-        self._replication.give(header, held.parts.tensors(), mutable=held.mutable)
+        header, tensors = (
+            held.header({"applied": held.next_step - 1, "epoch": self._script.epoch}),
+            held.parts.tensors(),
+        )
+        self._replication.give(header, tensors, mutable=held.parts.changing(tensors))
 
     def sent(self) -> None:
         """Until this worker has sent all that it is to send. Raises CommunicatorBroken."""
@@ -114,15 +117,28 @@ class StateTransfers:
 
     # -- what the users' code has changed
 
+    def hand_over(self) -> None:
+        """Tell joiners what has changed so far in a generation's first step: they are about to run code that sees it.
+
+        A joiner waits for it. Raises CommunicatorBroken."""
+        replication = self._replication
+        if replication is None:
+            return
+        if replication.source is None:
+            replication.send_trailer({"epoch": self._held.epoch, "changes": self._held.values.changes()})
+        else:
+            theirs = replication.receive_trailer()
+            self._held.take_changes(int(theirs["epoch"]), theirs["changes"])
+
     def exchange_values(self) -> ValuesExchanged:
         """After a generation's first step: hand over what the users' code has changed in it. Raises CommunicatorBroken."""
         replication, self._replication = self._replication, None
         assert replication is not None
         if replication.source is None:
-            epoch, registered = self._held.registered()
-            replication.send_trailer({"epoch": epoch, "registered": registered})
+            changes = self._held.values.changes()
+            replication.send_trailer({"epoch": self._held.epoch, "changes": changes})
             return ValuesExchanged(self._script.epoch)
         theirs = replication.receive_trailer()
         epoch = int(theirs["epoch"])
-        self._held.defer(epoch, theirs["registered"])
+        self._held.take_changes(epoch, theirs["changes"])
         return ValuesExchanged(epoch)

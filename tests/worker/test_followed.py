@@ -1,0 +1,75 @@
+"""What a script changes beside its model is part of the state: equal bits for any number of workers, and while it changes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("test_training", HERE / "test_training.py")
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+ALONE, ALL, CHANGING, also = _module.ALONE, _module.ALL, _module.CHANGING, _module.also
+
+# At an epoch's end: those who join in its last, short step, and in the first of the next epoch.
+AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [6, [3, 2, 1]], [11, [3, 1]], [12, [4, 3, 1]], [18, [3, 4]]]
+QUICK = ["by_hand", "per_step", "per_epoch", "averaged", "loss_with_weights", "noise"]
+OTHERS = [
+    "by_hand_from_before",
+    "by_hand_as_tensor",
+    "per_step_made_late",
+    "one_cycle",
+    "tensor_rate",
+    "one_after_another",
+    "chained",
+    "two_schedulers",
+    "plateau",
+    "warnings_are_right",
+    "teacher",
+    "average_by_hand",
+    "extra_state",
+]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Any]:
+    ranks = _module.Ranks()
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize("case", [*QUICK, *also(*OTHERS)])
+@pytest.mark.parametrize("timetable", [CHANGING, AT_THE_END, ALL], ids=["changing", "at the end", "all"])
+def test_all_workers_end_with_the_bits_of_one_worker_alone(ranks: Any, case: str, timetable: list[Any]) -> None:
+    (expected,) = ranks.outcome(f"followed_cases.{case}", ALONE).states
+    assert set(ranks.outcome(f"followed_cases.{case}", timetable).states) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (
+            "rates_that_differ",
+            r"param_groups\[0\]\['weight_decay'\] is 0\.0 on worker 0 and 0\.01 on worker 1 in step 1",
+        ),
+        ("calls_that_differ", r"scheduler\.step\(\) was called differently on worker 0 and on worker 1 before step 2"),
+        (
+            "metrics_that_differ",
+            r"scheduler\.step\(\) was called differently on worker 0 and on worker 1 before step 6",
+        ),
+    ],
+)
+def test_workers_that_disagree_all_end_with_the_reason(ranks: Any, case: str, words: str) -> None:
+    first, second = ranks.outcome(f"followed_cases.{case}", [[0, [0, 1]]]).states
+    assert first == second
+    assert re.search(words, json.loads(first)[1]), first

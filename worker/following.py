@@ -1,0 +1,343 @@
+"""Schedulers and averaged models that a script has made: found when its loop begins, and followed from then on.
+
+A script written for one GPU calls `scheduler.step()` and `averaged.update_parameters(model)` in its loop, or between epochs. The
+loop body runs once for each virtual worker, so each call in the body counts once for a global step, after the update: that of the
+last body on each worker acts, others are only compared with it. A joiner, which runs no body in its first step, is told what was
+called (`replay`). Calls between epochs act at once.
+
+A joiner's script runs the beginning of an epoch, which the state that it has got is past. What it calls there does nothing.
+
+The objects stay what they are; each gets a class between, with a method of ours.
+"""
+
+from __future__ import annotations
+
+import enum
+import gc
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import msgspec
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+
+from ..protocol.errors import UserError
+from .gradients.hyperparameters import HASH_BITS, REMEDY
+from .inband import NOTHING, Part
+from .interposed import put_between
+from .state.plain import pack
+
+
+class Where(enum.Enum):
+    """Where the script is when it calls something that is followed."""
+
+    OUTSIDE = "before the loop or behind it"
+    AGAIN = "in code whose effects the state already has"
+    BETWEEN = "between epochs"
+    BEFORE_STEP = "in the loop body before optimizer.step()"
+    BEHIND_STEP = "in the loop body behind it, and another body follows here"
+    LAST = "in the last loop body here, the update being made"
+    UPDATING = "in the update"
+
+
+class Following:
+    """The found objects of one script, and what it calls of them. Takes part in the step's word."""
+
+    name = "calls"
+    slots = 2
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        stepped_here: Sequence[LRScheduler],
+        where: Callable[[], Where],
+        by_host: Callable[[], bool],
+        has_stepped: Callable[[torch.optim.Optimizer], bool],
+    ) -> None:
+        """stepped_here: schedulers that the runtime steps. by_host: is it a host loop that calls? has_stepped: has the present
+        body called this optimizer's `step`?"""
+        self._model = model
+        self._optimizers = list(optimizers)
+        self._stepped_here = list(stepped_here)
+        self._where = where
+        self._by_host = by_host
+        self._has_stepped = has_stepped
+        self.schedulers: list[LRScheduler] = []
+        self.averages: list[AveragedModel] = []
+        self.beside: list[tuple[str, torch.nn.Module]] = []  # modules with parameters that only an optimizer knows
+        self._bodies: list[list[Any]] = []  # calls of each body in this step
+        self._waiting: list[Callable[[], None]] = []  # calls of the present body before its last `optimizer.step()`
+        self._since: list[Any] = []  # what has acted since the last update
+        for each in self._stepped_here:
+            _intercept(each, "step", self._stepped_by_us)
+
+    def find(self, frame: FrameType | None) -> None:
+        """Look for all that there is. frame: of the script's loop, for the names."""
+        gc.collect()
+        inner = {id(part) for each in self._stepped_here for part in _parts(each)}
+        found: list[Any] = []
+        modules: list[torch.nn.Module] = []
+        for each in gc.get_objects():
+            kind = type(each)
+            if issubclass(kind, torch.nn.Module):
+                modules.append(each)
+            if issubclass(kind, LRScheduler):
+                if any(getattr(each, "optimizer", None) is own for own in self._optimizers):
+                    inner.update(id(part) for part in _parts(each))
+                    found.append(each)
+            elif issubclass(kind, AveragedModel):
+                found.append(each)
+        names = _names(frame, found)
+        own = {id(each) for each in self._stepped_here}
+        found = [each for each in found if id(each) not in inner | own]
+        found.sort(key=lambda each: names.get(id(each), ""))  # the others in the order in which they were made
+        self.schedulers = [each for each in found if isinstance(each, LRScheduler)]
+        self.beside = self._find_beside(modules)
+        averages = [each for each in found if isinstance(each, AveragedModel)]
+        self.averages = self._of_this_script(averages) if averages else []
+        for scheduler in self.schedulers:
+            name = names.get(id(scheduler), type(scheduler).__name__)
+            _intercept(scheduler, "step", partial(self._scheduler_stepped, f"{name}.step()"))
+        for number, average in enumerate(self.averages):
+            name = names.get(id(average), "averaged_model")
+            _intercept(average, "update_parameters", partial(self._average_updated, name, number))
+
+    def _of_this_script(self, averages: list[AveragedModel]) -> list[AveragedModel]:
+        """Those of the model, of a part of it, or of what is trained beside it."""
+        roots = [self._model, *(module for _, module in self.beside)]
+        forms = {_form(module) for root in roots for module in root.modules()}
+        return [each for each in averages if _form(each.module) in forms]
+
+    def _find_beside(self, modules: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
+        """Modules that contain a parameter which only an optimizer knows, and are no part of another such module."""
+        in_model = {id(parameter) for parameter in self._model.parameters()}
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        own = [id(parameter) for group in groups for parameter in group["params"] if id(parameter) not in in_model]
+        place = {parameter: position for position, parameter in enumerate(own)}
+        if not place:
+            return []
+        found: list[tuple[int, torch.nn.Module]] = []
+        for module in modules:
+            places = [place[id(parameter)] for parameter in module.parameters() if id(parameter) in place]
+            if places:
+                found.append((min(places), module))
+        inner = {id(part) for _, module in found for part in module.modules() if part is not module}
+        found = [(position, module) for position, module in found if id(module) not in inner]
+        found.sort(key=lambda each: each[0])
+        return [(f"{type(module).__name__} {number}", module) for number, (_, module) in enumerate(found)]
+
+    # -- what the script calls
+
+    def _stepped_by_us(self, scheduler: LRScheduler, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if self._where() not in (Where.UPDATING, Where.OUTSIDE):
+            if self._by_host():  # which does not know that the runtime has done it
+                return None
+            raise UserError(
+                f"{type(scheduler).__name__}.step() was called, but the runtime steps this scheduler, once after every global "
+                "step: leave scheduler.step() out of the script, or scheduler= out of prepare()"
+            )
+        return act(*arguments, **named)
+
+    def _scheduler_stepped(
+        self, what: str, scheduler: LRScheduler, act: Callable[..., Any], *arguments: Any, **named: Any
+    ) -> Any:
+        where = self._where()
+        if isinstance(scheduler, ReduceLROnPlateau) and where in _IN_BODY:
+            raise UserError(
+                f"{what} with a metric was called in the loop over batches, where each worker has another one: call it between "
+                "epochs, with a metric that is the same on all workers"
+            )
+        optimizer = scheduler.optimizer
+        if where is Where.BEFORE_STEP and not self._has_stepped(optimizer):
+            raise UserError(f"{what} was called before optimizer.step() in the loop over batches: call it behind it")
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # by others, where this worker has joined since
+        call = [what, pack([list(arguments), named], f"an argument of {what}", _as_number)]
+        return self._called(where, call, partial(act, *arguments, **named))
+
+    def _average_updated(
+        self, name: str, number: int, average: AveragedModel, act: Callable[..., Any], model: torch.nn.Module
+    ) -> None:
+        where = self._where()
+        path = "" if where is Where.OUTSIDE else self._path(name, model)
+        if where is Where.BEFORE_STEP:
+            raise UserError(
+                f"{name}.update_parameters() was called before optimizer.step() in the loop over batches: call it behind it"
+            )
+        self._called(where, [f"{name}.update_parameters()", number, path], partial(act, model))
+
+    def _called(self, where: Where, call: list[Any], act: Callable[[], Any]) -> Any:
+        if where in _IN_BODY:
+            self._bodies[-1].append(call)
+        match where:
+            case Where.OUTSIDE | Where.UPDATING:
+                return act()
+            case Where.BETWEEN | Where.LAST:
+                self._since.append(call)
+                return act()
+            case Where.BEFORE_STEP:
+                self._waiting.append(partial(self._act_late, call, act))
+        return None
+
+    def _act_late(self, call: list[Any], act: Callable[[], Any]) -> None:
+        self._since.append(call)
+        act()
+
+    def _path(self, name: str, model: torch.nn.Module) -> str:
+        """Which part of the model this is."""
+        wanted = [id(parameter) for parameter in model.parameters()]
+        for path, module in self._model.named_modules():
+            if module is model or [id(parameter) for parameter in module.parameters()] == wanted:
+                return str(path)
+        raise UserError(
+            f"{name}.update_parameters(other) was called with a model that prepare() has not got: give it the model "
+            "that is trained, or a part of it"
+        )
+
+    # -- a step
+
+    def begin(self) -> None:
+        """A step begins, or begins again."""
+        self._bodies.clear()
+        self._waiting.clear()
+
+    def begin_body(self) -> None:
+        """A virtual worker begins."""
+        self._bodies.append([])
+        self._waiting.clear()
+
+    def end_body(self, step: int) -> None:
+        """A body is over. Raises UserError if it disagrees with one before."""
+        first, last = self._bodies[0], self._bodies[-1]
+        if first != last:
+            what = _first_difference(first, last)
+            raise UserError(
+                f"{what} was called for one virtual worker and not for another in step {step}: a call that is made in some steps "
+                f"only, such as `if run.steps_done % 100 == 0`, must be the same for all of them; {REMEDY}"
+            )
+
+    @property
+    def steps_scheduler(self) -> bool:
+        """Has the present body stepped a scheduler?"""
+        return any(len(call) == 2 for call in self._bodies[-1])
+
+    def applied(self) -> None:
+        """The update has been made: what was called before it, and counts, is done now."""
+        self._since.clear()
+        for act in self._waiting:
+            act()
+        self._waiting.clear()
+
+    # -- in band: what was called since the last update is the same everywhere
+
+    def numbers(self, part: Part) -> Sequence[int]:
+        """A number for what this worker has called, and its negative."""
+        if part.joins:
+            return NOTHING, NOTHING
+        if not self._since:
+            return 0, 0
+        text = msgspec.msgpack.encode(self._since)
+        number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> (64 - HASH_BITS)
+        return number, -number
+
+    def wants(self, part: Part) -> bool:
+        """No: nothing but disagreement needs a letter."""
+        return False
+
+    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
+        """Somebody disagrees."""
+        return greatest[0] != NOTHING and greatest[0] != -greatest[1]
+
+    def letter(self, part: Part) -> Any:
+        """What was called."""
+        return None if part.joins else list(self._since)
+
+    def read(self, part: Part, letters: Sequence[Any]) -> None:
+        """Raises UserError if workers disagree."""
+        present = [(rank, letter) for rank, letter in enumerate(letters) if letter is not None]
+        for rank, letter in present:
+            if letter != present[0][1]:
+                what = _first_difference(letter, present[0][1])
+                raise UserError(
+                    f"{what} was called differently on worker {present[0][0]} and on worker {rank} before step {part.step}: "
+                    f"what it is called with, and whether, must be the same on all workers; {REMEDY}"
+                )
+
+    # -- for a joiner
+
+    @property
+    def calls(self) -> list[Any]:
+        """What has acted since the last update."""
+        return list(self._since)
+
+    def replay(self, calls: Sequence[Any]) -> None:
+        """Others have done this since the update that this worker has made, too. Schedulers' states come by themselves."""
+        known = len(self._since)  # told before
+        self._since = [list(call) for call in calls]
+        for call in self._since[known:]:
+            if len(call) == 3:
+                _, number, path = call
+                average = self.averages[number]
+                type(average)._original(average, self._model.get_submodule(path))
+
+
+_IN_BODY = (Where.BEFORE_STEP, Where.BEHIND_STEP, Where.LAST)
+
+
+def _intercept(target: Any, method: str, handler: Callable[..., Any]) -> None:
+    """Let `handler(target, act, ...)` take each call of the method; `act(...)` does what the call did.
+
+    By a class between: an attribute of the object would be taken for a part of its state.
+    """
+    kind = type(target)
+    original = getattr(kind, method)
+
+    def called(self: Any, *arguments: Any, **named: Any) -> Any:
+        if self is not target:  # a copy
+            return original(self, *arguments, **named)
+        return handler(self, partial(original, self), *arguments, **named)
+
+    put_between(target, {method: called, "_original": staticmethod(original)})
+
+
+def _form(module: torch.nn.Module) -> tuple[torch.Size, ...]:
+    return tuple(parameter.shape for parameter in module.parameters())
+
+
+def _parts(scheduler: LRScheduler) -> list[LRScheduler]:
+    """Those that a scheduler of schedulers steps itself."""
+    direct: Sequence[LRScheduler] = getattr(scheduler, "_schedulers", ())
+    return [*direct, *(part for each in direct for part in _parts(each))]
+
+
+def _names(frame: FrameType | None, objects: Sequence[Any]) -> dict[int, str]:
+    """What the script calls them, where it has a variable or an attribute of one for it."""
+    wanted = {id(each) for each in objects}
+    names: dict[int, str] = {}
+    while frame is not None:
+        for variables in (frame.f_locals, frame.f_globals):
+            for name, value in list(variables.items()):
+                if id(value) in wanted:
+                    names.setdefault(id(value), name)
+                for attribute, inner in list(getattr(value, "__dict__", {}).items()) if name == "self" else ():
+                    if id(inner) in wanted:
+                        names.setdefault(id(inner), f"self.{attribute}")
+        frame = frame.f_back
+    return names
+
+
+def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> str:
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            return str(left[0])
+    longer = one if len(one) > len(other) else other
+    return str(longer[min(len(one), len(other))][0])
+
+
+def _as_number(tensor: torch.Tensor, where: str) -> Any:
+    """A metric that is a tensor."""
+    return tensor.tolist()

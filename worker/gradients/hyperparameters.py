@@ -1,0 +1,283 @@
+"""What a script sets in `optimizer.param_groups`: part of the job's state, and virtual worker 0 decides, as with buffers.
+
+Each virtual worker's body begins with the values that the job has. What the body has made of them by `optimizer.step()` holds for
+this step's update. All bodies of a step have to agree: those of one worker are compared at once, and those of several
+by a number in the step's word (`inband`). So nothing has to be sent, except to a joiner, which runs no body in its first
+step. What a body sets after `optimizer.step()` is what the next step begins with: that of the last body on each worker counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from ...protocol.errors import UserError
+from ..inband import NOTHING, Part
+from ..state.plain import inline, pack, restored, unpack
+
+REMEDY = (
+    "every virtual worker runs the loop body once for each global step, so derive it from run.steps_done, and not from a "
+    "counter of loop bodies or from a batch"
+)
+HASH_BITS = 62  # of a number in the word, with its negative beside it
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor that is a hyper-parameter, and what it contained."""
+
+    tensor: torch.Tensor | None  # the one that contained it; None: it is another worker's
+    value: torch.Tensor
+
+
+Options = list[list[dict[str, Any]]]  # by optimizer and group; tensors are `_Tensor`
+_Changes = dict[str, tuple[Any, Any]]  # by the option's name: before, and behind
+
+
+class Hyperparameters:
+    """The options of all groups of these optimizers, in a step. Takes part in the step's word."""
+
+    name = "hyper-parameters"
+    slots = 2
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = list(optimizers)
+        self._hashed: tuple[Options, int] | None = None
+        self._begin_with(self._take())
+
+    def _begin_with(self, start: Options) -> None:
+        self._start = start
+        self.some_look_away = False  # there are workers that run no body in this step
+        self._own: Options | None = None  # of the first body here, at its `optimizer.step()`
+        self._base: Options = start  # what the present body goes on with behind it
+        self._behind: _Changes | None = None  # by the first body here, behind it
+        self._told: Options | None = None  # virtual worker 0's, to one without a body
+        self._step = -1
+
+    # -- a step
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        self._begin_with(self._take())
+        self._step = step
+
+    def restore(self) -> None:
+        """What the step began with holds again."""
+        self._put(self._start)
+
+    def begin_body(self) -> None:
+        """A virtual worker begins."""
+        if self._own is not None:
+            self.restore()
+
+    def keep(self) -> None:
+        """A body has come to `optimizer.step()`. Raises UserError if it disagrees with one before."""
+        if self._own is None:
+            self._check_groups()
+            self._own = self._take()
+        else:
+            self._check_groups()
+            self._disagree(_difference(self._own, self._take()), "")
+        self._base = self._own
+
+    def end_body(self, followed: bool) -> None:
+        """A body is over. Raises UserError if it disagrees with one before. followed: a scheduler was stepped in it."""
+        if followed or self._own is None:
+            return
+        self._check_groups()
+        changes = _changes(self._base, self._take())
+        if self._behind is None:
+            self._behind = changes
+        else:
+            self._disagree(_disagreement(self._behind, changes), " after optimizer.step()")
+
+    def apply(self) -> None:
+        """The update is about to be made: the step's values hold."""
+        told, self._told = self._told, None
+        if told is not None:
+            self._put(told)
+        elif self._own is not None:
+            self._put(self._own)
+
+    def updated(self) -> None:
+        """The update has been made; it may have changed them."""
+        self._base = self._take()
+
+    def _disagree(self, found: tuple[str, Any, Any] | None, where: str) -> None:
+        if found is not None:
+            option, one, two = found
+            raise UserError(
+                f"{option} is {one} for one virtual worker and {two} for another{where} in step {self._step}: {REMEDY}"
+            )
+
+    def _check_groups(self) -> None:
+        counts = [len(optimizer.param_groups) for optimizer in self._optimizers]
+        if counts != [len(groups) for groups in self._start]:
+            raise UserError("add_param_group() was called in the loop over batches: call it between epochs")
+
+    # -- in band
+
+    def numbers(self, part: Part) -> Sequence[int]:
+        """What this worker's bodies have begun with and set, and its negative: the greatest of both tell whether all agree."""
+        if part.joins or self._own is None:
+            return NOTHING, NOTHING
+        number = self._hash()
+        return number, -number
+
+    def wants(self, part: Part) -> bool:
+        """Something has changed, which a worker without a body does not know."""
+        changed = self._own is not None and _difference(self._start, self._own) is not None
+        return 0 in part.hosted and self.some_look_away and changed
+
+    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
+        """Somebody disagrees."""
+        return greatest[0] != NOTHING and greatest[0] != -greatest[1]
+
+    def letter(self, part: Part) -> Any:
+        """What it begins with, and what its bodies have set."""
+        if part.joins or self._own is None:
+            return None
+        return {"first": 0 in part.hosted, "start": plain(self._start), "own": plain(self._own)}
+
+    def read(self, part: Part, letters: Sequence[Any]) -> None:
+        """Raises UserError if workers disagree. One without a body takes virtual worker 0's values."""
+        present = [(rank, letter) for rank, letter in enumerate(letters) if letter is not None]
+        for kind, when in (("start", "before"), ("own", "in")):
+            for rank, letter in present:
+                _refuse(present[0], (rank, letter), kind, f"{when} step {part.step}")
+        if self._own is None:
+            for _, letter in present:
+                if letter["first"]:
+                    self._told = _of_plain(letter["own"])
+
+    def _hash(self) -> int:
+        assert self._own is not None
+        both = [*self._start, *self._own]
+        if self._hashed is None or _difference(self._hashed[0], both) is not None:
+            text = msgspec.msgpack.encode([plain(self._start), plain(self._own)])
+            number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> (64 - HASH_BITS)
+            self._hashed = both, number
+        return self._hashed[1]
+
+    # -- as values
+
+    def values(self) -> Any:
+        """Those of now, in plain values."""
+        return plain(self._take())
+
+    def set_values(self, values: Any) -> None:
+        """Take over what `values` of the same script has returned."""
+        self._put(_of_plain(values))
+
+    def _take(self) -> Options:
+        return [
+            [
+                {
+                    key: _Tensor(value, value.detach().clone()) if isinstance(value, torch.Tensor) else value
+                    for key, value in group.items()
+                    if key != "params"
+                }
+                for group in optimizer.param_groups
+            ]
+            for optimizer in self._optimizers
+        ]
+
+    def _put(self, options: Options) -> None:
+        for optimizer, saved in zip(self._optimizers, options, strict=True):
+            for group, values in zip(optimizer.param_groups, saved, strict=False):
+                for key, value in values.items():
+                    group[key] = _into(group.get(key), value)
+
+
+def _into(present: Any, saved: Any) -> Any:
+    """`saved`; a tensor in the memory that it had, or in that of `present` where it is another worker's and fits."""
+    if not isinstance(saved, _Tensor):
+        return saved
+    tensor, value = saved.tensor, saved.value
+    if tensor is None:
+        fits = isinstance(present, torch.Tensor) and present.shape == value.shape and present.dtype == value.dtype
+        tensor = present if fits else value.clone()
+    with torch.no_grad():
+        return tensor.copy_(value)
+
+
+def _difference(one: Options, other: Options) -> tuple[str, Any, Any] | None:
+    """The first option that is not the same, with both values."""
+    for name, (a, b) in _changes(one, other).items():
+        return name, _shown(a), _shown(b)
+    return None
+
+
+def _disagreement(one: _Changes, other: _Changes) -> tuple[str, Any, Any] | None:
+    """The first option that was not changed alike, with both values. What began alike must end alike."""
+    for name in [*one, *(name for name in other if name not in one)]:
+        if name not in one or name not in other:
+            began, ended = one.get(name) or other[name]
+            values = (ended, began) if name in one else (began, ended)
+            return name, _shown(values[0]), _shown(values[1])
+        if _equal(one[name][0], other[name][0]) and not _equal(one[name][1], other[name][1]):
+            return name, _shown(one[name][1]), _shown(other[name][1])
+    return None
+
+
+def _changes(one: Options, other: Options) -> _Changes:
+    found: _Changes = {}
+    for number, (groups, others) in enumerate(zip(one, other, strict=True)):
+        if len(groups) != len(others):
+            return {"the number of the optimizer's param_groups": (len(groups), len(others))}
+        for position, (left, right) in enumerate(zip(groups, others, strict=True)):
+            for key in [*left, *(key for key in right if key not in left)]:
+                a, b = left.get(key), right.get(key)
+                if a is not b and not _equal(a, b):
+                    which = f"optimizer {number + 1}'s" if len(one) > 1 else "the optimizer's"
+                    found[f"{which} param_groups[{position}][{key!r}]"] = a, b
+    return found
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, _Tensor) and isinstance(b, _Tensor):
+        return a.value.shape == b.value.shape and a.value.dtype == b.value.dtype and torch.equal(a.value, b.value)
+    if isinstance(a, _Tensor) or isinstance(b, _Tensor):
+        return False
+    return bool(a == b) or (a != a and b != b)
+
+
+def _shown(value: Any) -> Any:
+    return value.value.tolist() if isinstance(value, _Tensor) else value
+
+
+def _refuse(one: tuple[int, Any], other: tuple[int, Any], kind: str, when: str) -> None:
+    found = _difference(_of_plain(one[1][kind]), _of_plain(other[1][kind]))
+    if found is not None:
+        option, first, second = found
+        raise UserError(
+            f"{option} is {first} on worker {one[0]} and {second} on worker {other[0]} {when}: what sets it must not depend on "
+            f"the worker; {REMEDY}"
+        )
+
+
+def plain(options: Options) -> list[Any]:
+    """In plain values, the tensors with their contents. Raises UserError, naming the option, where that cannot be."""
+    return [
+        [
+            pack(
+                {key: value.value if isinstance(value, _Tensor) else value for key, value in group.items()},
+                "optimizer.param_groups",
+                inline,
+            )
+            for group in groups
+        ]
+        for groups in options
+    ]
+
+
+def _of_plain(values: Any) -> Options:
+    def tensor_of(content: Any, present: Any) -> Any:
+        return _Tensor(None, restored(content))
+
+    return [[unpack(group, tensor_of) for group in groups] for groups in values]

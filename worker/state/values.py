@@ -1,0 +1,61 @@
+"""What the script's own code changes beside the tensors of the state, and hands over once that code has run.
+
+A step ends with the script's code behind `optimizer.step()`, and after it there may be code between epochs. A joiner has made the
+same update, but has not run that code: it gets what the code has changed at the next boundary (`changes`, `take`).
+
+A joiner's script then begins its loop, or goes on in it, with code that the state has behind it already: the beginning of its
+epoch, and for a survivor that was a step behind the end of the epoch before. So what that code sets is undone (`whole`,
+`restore`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..following import Following
+from ..gradients.hyperparameters import Hyperparameters
+from .training_state import TrainingState
+
+
+class ScriptValues:
+    """Hyper-parameters, schedulers, averaged models and registered values."""
+
+    def __init__(self, parts: TrainingState, hyperparameters: Hyperparameters, following: Following) -> None:
+        self._parts = parts
+        self._hyperparameters = hyperparameters
+        self._following = following
+
+    def updated(self) -> None:
+        """An update has been made, by joiners, too."""
+        self._parts.registered.sent()
+
+    def changes(self) -> dict[str, Any]:
+        """What a joiner lacks that has made the last update."""
+        return {
+            "options": self._hyperparameters.values(),
+            "schedulers": self._parts.scheduler_states(),
+            "registered": self._parts.registered.pack_changes(),
+            "calls": self._following.calls,
+        }
+
+    def take(self, changes: dict[str, Any]) -> None:
+        """Take over what another worker has changed."""
+        self._following.replay(changes["calls"])
+        self._hyperparameters.set_values(changes["options"])
+        self._parts.set_scheduler_states(changes["schedulers"])
+        registered = self._parts.registered
+        registered.set(registered.unpack_changes(changes["registered"]))
+
+    def whole(self) -> dict[str, Any]:
+        """All values of now, with copies of the tensors among them."""
+        return {
+            "options": self._hyperparameters.values(),
+            "schedulers": self._parts.scheduler_states(),
+            "registered": self._parts.registered.whole(),
+        }
+
+    def restore(self, whole: dict[str, Any]) -> None:
+        """Let these be the values."""
+        self._hyperparameters.set_values(whole["options"])
+        self._parts.set_scheduler_states(whole["schedulers"])
+        self._parts.registered.set_whole(whole["registered"])
