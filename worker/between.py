@@ -218,6 +218,8 @@ class Between:
         if result is None:
             result = present.result(self._all_parts(present, f"evaluate {place.key} {number}"))
             self._held.settlements.record(place, number, result, decision=False)
+        # Each worker has drawn for other batches: what the script draws next is the same again.
+        seed_everything(derive_seed(self._seed, "evaluated", self._held.next_step, place.kind, number))
         return present.take(result)
 
     def _all_parts(self, evaluation: Evaluation, name: str) -> dict[int, bytes]:

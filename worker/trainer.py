@@ -218,7 +218,7 @@ class Trainer:
 
     def _where(self) -> Where:
         where = self._stepping.where
-        if where is not Where.BETWEEN:
+        if where is not Where.BETWEEN or self.between.in_function:
             return where
         if self._script.at in (ScriptAt.BEFORE, ScriptAt.OVER, ScriptAt.LEFT):
             return Where.OUTSIDE

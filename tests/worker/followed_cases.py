@@ -47,7 +47,8 @@ class Running(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mean = self.get_buffer("mean")
-        mean.lerp_(x.detach().mean(0), 0.1)
+        if self.training:
+            mean.lerp_(x.detach().mean(0), 0.1)
         return x - mean
 
 
@@ -276,6 +277,32 @@ def teacher(run: Run) -> list[Any]:
                 ema.update_parameters(model)
     run.finish()
     return [model.state_dict(), ema.state_dict()]
+
+
+def average_in_a_function(run: Run) -> list[Any]:
+    """What is called after each third step sees the average as the bodies have left it; it draws and changes something itself."""
+    model = network()
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    slow = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    found: list[float] = []
+    run.register("found", lambda: list(found), lambda values: found.__setitem__(slice(None), values))
+    data = Points()
+    model, optimizer, batches = run.prepare(model, sgd(model), Few(), batch_size=5)
+
+    @run.every(steps=3)
+    def look() -> None:
+        total = run.evaluate(lambda batch: ema(batch[0]).square().sum(), (data.x, data.y), batch_size=10, model=ema)
+        found.append(float(total) + float(torch.rand(())))
+        optimizer.param_groups[0]["lr"] *= 0.9
+        slow.update_parameters(model)
+
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            step(model, x, y)
+            optimizer.step()
+            ema.update_parameters(model)
+    run.finish()
+    return [model.state_dict(), ema.state_dict(), slow.state_dict(), optimizer.state_dict(), found]
 
 
 def average_by_hand(run: Run) -> list[Any]:

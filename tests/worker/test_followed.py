@@ -23,7 +23,7 @@ ALONE, ALL, CHANGING, also = _module.ALONE, _module.ALL, _module.CHANGING, _modu
 
 # At an epoch's end: those who join in its last, short step, and in the first of the next epoch.
 AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [6, [3, 2, 1]], [11, [3, 1]], [12, [4, 3, 1]], [18, [3, 4]]]
-QUICK = ["by_hand", "per_step", "per_epoch", "averaged", "loss_with_weights", "noise"]
+QUICK = ["by_hand", "per_step", "per_epoch", "averaged", "loss_with_weights", "noise", "average_in_a_function"]
 OTHERS = [
     "by_hand_from_before",
     "by_hand_as_tensor",
