@@ -59,10 +59,11 @@ class ElasticTrainer(Trainer):
         run = self.run
         if self.accelerator.scaler is not None:
             self.accelerator.scaler = run.scaler(self.accelerator.scaler)
+        optimizer = self.create_optimizer()
         run.register("transformers.Trainer", self.carried.give, self.carried.take)
         run.prepare(
             self.model,
-            self.create_optimizer(),
+            optimizer,
             dataloader,
             normalize="items",
             max_grad_norm=args.max_grad_norm or math.inf,

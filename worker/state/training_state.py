@@ -210,7 +210,7 @@ class TrainingState:
                 optimizer.param_groups.append({})
             own = optimizer.param_groups[number]
             own["params"] = members
-            own.update(unpack(group["options"], take(members[0].device), own))
+            own.update(unpack(group["options"], take((members or parameters)[0].device), own))
 
     def finish(self, header: Mapping[str, Any]) -> None:
         """After the tensors have come: the schedulers' state, the scaler's, and the script's own values."""
@@ -347,7 +347,7 @@ def _check_groups(optimizer: torch.optim.Optimizer, theirs: Sequence[Mapping[str
     own = optimizer.param_groups
     sizes, others = [len(group["params"]) for group in own], [len(group["params"]) for group in theirs]
     known = all(0 <= position < parameters for group in theirs for position in group["params"])
-    if len(others) < len(sizes) or any(a > b for a, b in zip(sizes, others, strict=False)) or not known or 0 in others:
+    if len(others) < len(sizes) or any(a > b for a, b in zip(sizes, others, strict=False)) or not known:
         raise UserError(f"another optimizer: its groups have {sizes} parameters, in the training state {others}")
 
 
