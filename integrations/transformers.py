@@ -7,22 +7,22 @@ loss is the mean over all labels of the step that are not ignored, or over its s
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from transformers import GreedyLR, ProgressCallback, Seq2SeqTrainer, Trainer
+from transformers import GreedyLR, Seq2SeqTrainer
 
 import elasticd as elastic
 
 from .passive import Passive
+from .trainer_files import LeadersFiles
 from .trainer_state import CarriedState, Follow, Passes, live_arguments, refuse_arguments, refuse_search
 
 UNIT = 1024  # items: a loss is scaled by their number in units of this, which keeps it small and costs no bit
 
 
-class ElasticTrainer(Trainer):
+class ElasticTrainer(LeadersFiles):
     """A Trainer in a job whose workers come and go. With another Trainer as its second base it makes that one elastic."""
 
     optimizer: Any
@@ -34,7 +34,6 @@ class ElasticTrainer(Trainer):
         refuse_arguments(arguments)
         self.run = run or elastic.join(seed=getattr(arguments, "seed", 42))
         self.begun = self.looping = False
-        self._unsaved: tuple[Any, ...] | None = None  # what the leader is writing, should it be lost now
         super().__init__(*positional, **named)
         self.loss_is_scaled_for_ga = False  # each is a mean over its own micro-batch here
         self.carried = CarriedState(self)
@@ -43,10 +42,6 @@ class ElasticTrainer(Trainer):
         self._before_step = self.callback_handler.on_pre_optimizer_step  # it belongs before the runtime's update
         self.callback_handler.on_pre_optimizer_step = lambda args, state, control: control
 
-    def is_world_process_zero(self) -> bool:
-        return self.begun and self.run.is_leader
-
-    is_local_process_zero = is_world_process_zero
     hyperparameter_search = refuse_search
 
     # -- the beginning, in the host's order: its data loader, its state, its optimizer and scheduler
@@ -82,7 +77,7 @@ class ElasticTrainer(Trainer):
         self._created_lr_scheduler = False  # or the host would throw it away
         position = self.run.begin(epochs, max_steps)
         self.begun = True
-        self.run.on_leader(self._lead)
+        self.run.on_leader(self.lead)
         self.optimizer = Passive(self.optimizer)
         if not isinstance(scheduler, ReduceLROnPlateau | GreedyLR):
             self.lr_scheduler = Passive(scheduler, get_last_lr=lambda: [self.carried.rate])
@@ -128,7 +123,7 @@ class ElasticTrainer(Trainer):
 
     def _after_update(self) -> None:
         self.carried.rate, self.carried.norm = self.run.last_lr[0], self.run.grad_norm
-        self._unsaved = None
+        self.unsaved = None
         if not isinstance(self.carried.scheduler, ReduceLROnPlateau | GreedyLR):
             self.carried.scheduler.step()
 
@@ -143,36 +138,9 @@ class ElasticTrainer(Trainer):
             return {}  # `eval_on_start`, in a job that has begun
         return super()._evaluate(*arguments, skip_scheduler=skip_scheduler)
 
-    def _save_checkpoint(self, *arguments: Any) -> None:
-        best = self.state.best_model_checkpoint
-        self._unsaved = None if self.is_world_process_zero() else arguments
-        super()._save_checkpoint(*arguments)
-        self.carried.saved.append(self.state.global_step)
-        if self.state.best_global_step in self.carried.saved:  # whether or not this worker has seen it written
-            best = os.path.join(self._get_output_dir(arguments[1]), f"checkpoint-{self.state.best_global_step}")
-        self.state.best_model_checkpoint = best
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        if self.is_world_process_zero():
-            super()._save_rng_state(output_dir)
-
     def _finalize_training(self, *arguments: Any) -> Any:
         self.run.finish()
         return super()._finalize_training(*arguments)
-
-    def _load_best_model(self) -> None:
-        if (
-            self.state.best_global_step != self.state.global_step
-        ):  # or it may still be on its way to the disk, and is here
-            super()._load_best_model()
-
-    def _lead(self) -> None:
-        self.state.is_world_process_zero = self.state.is_local_process_zero = True
-        for callback in self.callback_handler.callbacks if self.looping else ():
-            if isinstance(callback, ProgressCallback):
-                callback.on_train_begin(self.args, self.state, self.control)
-        if self._unsaved is not None:
-            super()._save_checkpoint(*self._unsaved)
 
 
 class ElasticSeq2SeqTrainer(ElasticTrainer, Seq2SeqTrainer):

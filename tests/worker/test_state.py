@@ -314,3 +314,18 @@ def test_plain_values_come_back_equal_and_of_the_same_types(value: Any) -> None:
 def test_what_was_not_packed_is_not_unpacked(data: Any) -> None:
     with pytest.raises(PeerError):
         unpack(data)
+
+
+def test_a_group_of_an_optimizer_may_be_empty() -> None:
+    """As where everything that it was meant for is frozen."""
+
+    def state() -> TrainingState:
+        model = torch.nn.Linear(2, 1)
+        groups: list[dict[str, Any]] = [{"params": list(model.parameters())}, {"params": [], "weight_decay": 0.5}]
+        return TrainingState(model, [torch.optim.SGD(groups, lr=0.1)])
+
+    giver, taker = state(), state()
+    giver.optimizers[0].param_groups[1]["lr"] = 0.3
+    assert len(taker.adopt(giver.header({}))) == len(giver.tensors()) == 2
+    assert [len(group["params"]) for group in taker.optimizers[0].param_groups] == [2, 0]
+    assert taker.optimizers[0].param_groups[1]["lr"] == 0.3

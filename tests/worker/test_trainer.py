@@ -27,6 +27,7 @@ CASES = [
     "half_precision",
     "gradients_that_a_callback_changes",
     "stops_early",
+    "the_leader_s_files_are_lost",
     "adapters",
 ]
 

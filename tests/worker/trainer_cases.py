@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import (
     EarlyStoppingCallback,
     GPT2Config,
@@ -150,6 +152,29 @@ def stops_early(run: Run) -> list[Any]:
         lr_scheduler_type="reduce_lr_on_plateau",
         lr_scheduler_kwargs={"patience": 0},
     )
+
+
+class Leading(TrainerCallback):  # type: ignore[misc]
+    """Remembers whether this worker leads when the tenth step begins."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.then = False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.then |= self._run.is_leader and state.global_step == 9
+
+
+def the_leader_s_files_are_lost(run: Run) -> list[Any]:
+    """Each has a directory of its own. The first leader leaves when it has written the ninth step's checkpoint."""
+    directory, leading = Path(tempfile.mkdtemp()), Leading(run)
+    found = train(run, callbacks=[leading], output_dir=str(directory), save_strategy="steps", save_steps=3)
+    if leading.then:
+        kept = json.loads((directory / "checkpoint-9" / "trainer_state.json").read_text())
+        assert kept["global_step"] == 9
+        weights = load_file(directory / "checkpoint-9" / "model.safetensors")
+        assert weights.keys() < found[0].keys()
+    return found
 
 
 def adapters(run: Run) -> list[Any]:
