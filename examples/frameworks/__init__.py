@@ -1,1 +1,1 @@
-"""One small training, written out in each framework's way (docs/scripts.md). `make verify-scripts` compares their results."""
+"""One small training, written out in each framework's way (docs/frameworks.md). `make verify-scripts` compares their results."""

@@ -5,7 +5,7 @@ A batch is a dict, so that `model(**batch)` is a call that every framework makes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ on_samples: Callable[[list[int]], None] = lambda indices: None  # noqa: E731  to
 class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Random rows with two classes. Reading one adds a little noise, drawn anew each time."""
 
-    def __init__(self, size: int, seed: int = 3) -> None:
+    def __init__(self, size: int, seed: int = 3, noise: float = 0.05) -> None:
+        self._noise = noise
         generator = torch.Generator().manual_seed(seed)
         self._rows = torch.randn(size, 8, generator=generator)
         self._labels = (self._rows[:, :2].sum(1) > 0).long()
@@ -34,7 +35,7 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        noisy = self._rows[index] + 0.05 * torch.randn(8)
+        noisy = self._rows[index] + self._noise * torch.randn(8)
         return {"x": noisy, "labels": self._labels[index], "index": torch.tensor(index)}
 
 
@@ -76,7 +77,19 @@ def train_rows(virtual_workers: int = 4) -> Rows:
 
 
 def test_rows() -> Rows:
-    return Rows(60, seed=4)
+    return Rows(60, seed=4, noise=0.0)
+
+
+def evaluate(model: nn.Module, batches: Iterable[dict[str, torch.Tensor]]) -> float:
+    """The mean loss over all rows."""
+    model.eval()
+    total, rows = 0.0, 0
+    with torch.no_grad():
+        for batch in batches:
+            total += float(model(**batch)["loss"]) * len(batch["labels"])
+            rows += len(batch["labels"])
+    model.train()
+    return total / rows
 
 
 def document(model: nn.Module, optimizer: Any, log: list[Any], steps: int, samples: int) -> dict[str, Any]:

@@ -19,22 +19,27 @@ LIMIT_S = 800.0  # on a machine that does much else
 
 
 @pytest.fixture(scope="module")
-def histories(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str, Any]], str]:
-    """What `verification.scripts --quick` says of each script, and prints."""
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """What `verification.scripts --quick` says, and prints."""
     path = tmp_path_factory.mktemp("scripts") / "scripts.json"
     command = [sys.executable, "-m", "verification.scripts", "--quick", "--json", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert path.exists(), done.stdout + done.stderr
-    return {each["script"]: each for each in json.loads(path.read_text())["histories"]}, done.stdout
+    return json.loads(path.read_text()), done.stdout
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_ends_as_it_does_alone(script: str, histories: tuple[dict[str, dict[str, Any]], str]) -> None:
+def test_a_script_ends_as_it_does_alone(script: str, found: tuple[dict[str, Any], str]) -> None:
     if why := missing(script):
         pytest.skip(why)
-    found, printed = histories
-    verdict = found[script]
+    document, printed = found
+    (verdict,) = (each for each in document["histories"] if each["script"] == script)
     assert verdict["problems"] == [], printed
     assert (verdict["differing_bits"], verdict["differing_logs"], verdict["samples"]) == (0, 0, []), printed
     assert verdict["kills"] >= 1, printed
     assert verdict["restarts"] >= 1, printed
+
+
+def test_a_ddp_script_ends_as_it_did_under_torchrun(found: tuple[dict[str, Any], str]) -> None:
+    document, printed = found
+    assert document["ddp"] == {"ddp": 0}, printed

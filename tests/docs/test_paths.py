@@ -23,7 +23,7 @@ FOLDERS = (
     "runtime",
     "scheduler",
 )
-FOLDERS += ("scripts", "simulator", "systemd", "tests", "verification", "worker")
+FOLDERS += ("integrations", "scripts", "simulator", "systemd", "tests", "verification", "worker")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.is_file()]
 NAMES = {path.name for path in (*ROOT.iterdir(), *FILES)}
 DOCUMENTS = [ROOT / "README.md", *(path for path in FILES if path.suffix == ".md")]

@@ -14,8 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 from ..bits.nursery import Nursery
-from . import acts, table, worker
+from ..bits.worker import path_of
+from . import acts, table, torchrun, worker
 from .course import Alone, Course, Stuck, Verdict, train_alone
 
 VIRTUAL_WORKERS = 4
@@ -23,13 +26,19 @@ SCRIPTS: dict[str, tuple[str, ...]] = {  # what each needs besides torch
     "own": (),
     "shards": (),
     "trainer": ("transformers", "accelerate"),
+    "ddp": (),
+    "accelerated": ("accelerate",),
+    "fabric": ("lightning",),
+    "lightning_trainer": ("lightning",),
 }
+TORCHRUN = "ddp"  # the script that is compared with itself as it was, under torchrun
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m verification.scripts", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short history for each script")
     parser.add_argument("--only", default=",".join(SCRIPTS), help="these scripts: " + ", ".join(SCRIPTS))
+    parser.add_argument("--no-torchrun", action="store_true", help="without the comparison of `ddp` with real DDP")
     parser.add_argument("--history", help="this history alone")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, default=Path("out/scripts.json"))
@@ -75,16 +84,25 @@ def main() -> int:
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     work = Path(tempfile.mkdtemp(prefix="scripts-"))
     verdicts: list[Verdict] = []
+    differing: dict[str, int] = {}  # bits, from real DDP
     try:
         with Nursery(worker.__name__, *names) as nursery:
             for name in names:
                 verdicts += run_script(nursery, work, name, told)
+        if TORCHRUN in names and not chosen.no_torchrun:
+            elastic = torch.load(path_of(work / TORCHRUN / "alone", 0, "result"), weights_only=True)
+            bits = torchrun.compare(work, elastic, VIRTUAL_WORKERS)
+            print(
+                f"{TORCHRUN} beside DistributedDataParallel, {VIRTUAL_WORKERS} processes: {bits} bits differ",
+                flush=True,
+            )
+            differing[TORCHRUN] = bits
     finally:
         shutil.rmtree(work, ignore_errors=True)
     print()
     print(table.table(verdicts, skipped))
-    table.write(chosen.json, verdicts, skipped, {})
-    return 0 if all(verdict.good for verdict in verdicts) else 1
+    table.write(chosen.json, verdicts, skipped, differing)
+    return 0 if all(verdict.good for verdict in verdicts) and not any(differing.values()) else 1
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ ACT_S = 0.5  # what an act takes, before anything is known
 LONGEST_PACE_S = 1.0
 PATIENCE_S = 120.0  # without an applied step, an act's end, or a process's beginning or end
 LOG_LINES = 30
+MOST_FAILURES = 3  # workers that ended with an error: from then on the history has failed
 
 
 @dataclass
@@ -185,6 +186,9 @@ class Course:
     def _turn(self) -> None:
         self._station.turn()
         job, board, now = self._station.job, self._station.board, time.monotonic()
+        failed = [w for w, code in self._station.exit_codes.items() if code > 0]
+        if len(failed) > MOST_FAILURES:
+            raise Stuck(f"workers fail again and again: {failed[0]}\n{_tail(self._directory, slot_of(failed[0]))}")
         what = (board.furthest(), self._verdict.acts, len(self._station.asked), len(self._station.exit_codes))
         if what != self._moved[1]:
             self._moved = now, what

@@ -18,6 +18,7 @@ import torch
 
 from elasticd.worker import events as e
 from elasticd.worker.control import ClusterControl
+from elasticd.worker.gradients.accumulation import Accumulation
 from examples.frameworks import task
 
 from ..bits.points import wrap
@@ -68,9 +69,19 @@ def run(errand: Errand) -> None:
         if isinstance(instruction, e.RunStep):
             time.sleep(pace.seconds)
 
-    def on_samples(indices: list[int]) -> None:
-        os.write(used, (" ".join(map(str, (*journal.begun, *indices))) + "\n").encode())
+    counts = False  # the present body is a virtual worker's own: not one that is only run again for what else it does
 
+    def begins(*_: object) -> None:
+        nonlocal counts
+        counts = True
+
+    def on_samples(indices: list[int]) -> None:
+        nonlocal counts
+        if counts:
+            os.write(used, (" ".join(map(str, (*journal.begun, *indices))) + "\n").encode())
+        counts = False
+
+    wrap(Accumulation, "expect", begins)
     wrap(ClusterControl, "next", None, instructed)
     task.on_samples = on_samples
     os.chdir(errand.directory)

@@ -1,0 +1,157 @@
+"""For scripts that write their loop out: the body runs once for each virtual worker that this worker hosts.
+
+The script prepares its objects in its framework's way, in any order. They are made elastic when the loop over epochs begins. A
+torch DataLoader says what is read; the first one that is prepared is the training's, and all others are read in full by every
+worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
+
+import elasticd as elastic
+
+from ..protocol.errors import UserError
+
+
+class Bodies:
+    """A script's model, optimizers and training data."""
+
+    def __init__(self, run: elastic.Run) -> None:
+        self.run = run
+        self.models: list[torch.nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.reading: Reading | None = None
+
+    def read(self, loader: DataLoader[Any]) -> Reading | None:
+        """The training's loader in the place of `loader`; None: the training has one, this is an evaluation's."""
+        if self.reading is not None:
+            return None
+        self.reading = Reading(loader, self.run.virtual_workers)
+        return self.reading
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """In the place of `range(count)`: the epochs that are left. Raises UserError where something is lacking."""
+        if len(self.models) != 1 or not self.optimizers or self.reading is None:
+            raise UserError("before epochs(): prepare one model, its optimizers, and the training's data loader")
+        reading = self.reading
+        single = self.optimizers[0] if len(self.optimizers) == 1 else self.optimizers
+        *_, batches = self.run.prepare(self.models[0], single, reading.loader)
+        reading.begin(batches)
+        return self.run.epochs(count)
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Clip the global gradient to this norm when it is there. Returns the norm of the step before."""
+        return torch.tensor(self.run.clip(max_norm) or 0.0)
+
+    def refuse_in_body(self, what: str) -> None:
+        """Raises UserError in the loop over batches: other virtual workers are not there to talk to."""
+        if self.reading is not None and self.reading.in_body:
+            raise UserError(
+                f"{what} was called in the loop over batches, whose body runs once for each virtual worker, one after the other: "
+                "call it between epochs, where every worker has evaluated everything"
+            )
+
+
+class Reading:
+    """The training's data loader, as the script sees it: its batches here, its length in global steps."""
+
+    def __init__(self, loader: DataLoader[Any], virtual_workers: int) -> None:
+        self.loader = loader
+        if isinstance(loader.sampler, DistributedSampler) and loader.batch_size is not None:
+            self.loader = _by_rank(loader, virtual_workers)
+        self._virtual_workers = virtual_workers
+        self._batches: Any = None
+        self.in_body = False
+
+    def begin(self, batches: Any) -> None:
+        """The loop over epochs begins."""
+        self._batches = batches
+
+    def __len__(self) -> int:
+        """Global steps of an epoch."""
+        if self._batches is not None:
+            return len(self._batches)
+        n, size = self._virtual_workers, self.loader.batch_size
+        if size is None or type(self.loader.batch_sampler) is not BatchSampler:
+            return -(-len(self.loader) // n)
+        samples, full = len(self.loader.sampler), n * size  # type: ignore[arg-type]  # as torch's own len(loader)
+        return samples // full if self.loader.drop_last else -(-samples // full)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._batches is None:
+            raise UserError(
+                "the training's batches are there in the loop over epochs(), in the place of range(), and nowhere else"
+            )
+        for batch in self._batches:
+            self.in_body = True
+            yield batch
+        self.in_body = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+
+def _by_rank(loader: DataLoader[Any], ranks: int) -> DataLoader[Any]:
+    """`loader`, in the order of all ranks."""
+    assert isinstance(loader.sampler, DistributedSampler)
+    assert loader.batch_size is not None
+    return DataLoader(
+        loader.dataset,
+        loader.batch_size,
+        sampler=RankOrder(loader.dataset, loader.sampler, ranks, loader.batch_size),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+    )
+
+
+class RankOrder(Sampler[int]):
+    """The order in which so many ranks read a data set under DDP: what rank v reads in step s, virtual worker v does."""
+
+    def __init__(self, dataset: Any, sampler: DistributedSampler[Any], ranks: int, batch_size: int) -> None:
+        self._samplers: list[DistributedSampler[Any]] = [
+            DistributedSampler(dataset, ranks, rank, sampler.shuffle, sampler.seed, sampler.drop_last)
+            for rank in range(ranks)
+        ]
+        self._batch_size = batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """The runtime calls it before it draws the epoch's order."""
+        for sampler in self._samplers:
+            sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return sum(len(sampler) for sampler in self._samplers)
+
+    def __iter__(self) -> Iterator[int]:
+        own, size = [list(sampler) for sampler in self._samplers], self._batch_size
+        for begin in range(0, len(own[0]), size):
+            for each in own:
+                yield from each[begin : begin + size]
+
+
+class Unscaled:
+    """An elastic gradient scaler for hosts that unscale before they clip: that happens to the global gradient, by itself."""
+
+    def __init__(self, scaler: Any) -> None:
+        self._scaler = scaler
+
+    def unscale_(self, optimizer: Any) -> None:
+        """Nothing: what is clipped is the global gradient, which has been scaled back by then."""
+
+    def step(self, optimizer: Any, *nothing: None) -> None:
+        """As `optimizer.step()`; the update leaves a step out that overflows."""
+        self._scaler.step(optimizer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scaler, name)

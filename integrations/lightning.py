@@ -1,0 +1,200 @@
+"""lightning.pytorch (version 2.6)::
+
+    trainer = Trainer(strategy=ElasticStrategy(), accelerator="cpu", devices=1, ...)
+
+The Trainer's loop gets one item for each global step, and its training step runs for each virtual worker inside. So its
+counters, schedulers, callbacks and stops need no change. What a step logs is the mean over all virtual workers; each worker
+validates on all of the data. Clipping and `on_before_optimizer_step` see the global gradient, on every worker.
+"""
+
+from __future__ import annotations
+
+import io
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback, Timer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_only
+
+import elasticd as elastic
+
+from ..protocol.errors import UserError
+from .bodies import Reading, Unscaled
+from .leading import LiveRank
+from .lightning_logs import StepLogs
+
+
+class ElasticStrategy(SingleDeviceStrategy):
+    """One device, in a job whose workers come and go. With automatic optimization."""
+
+    def __init__(self, run: elastic.Run | None = None, **options: Any) -> None:
+        """run: if the script has called `elastic.join` itself. options: as every strategy takes them."""
+        self.run = run or elastic.join()
+        self._on_terminate = signal.getsignal(signal.SIGTERM)
+        super().__init__(device=self.run.device, **options)
+        self.global_rank = self.local_rank = rank_zero_only.rank = LiveRank(self.run)
+        self._arrived: dict[str, Any] | None = None
+        self._steps: Any = None
+        self._step: Any = None
+        self._logs = StepLogs(self.run)
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.run.is_leader
+
+    # -- the training's data: one item for each global step
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """The training's loader is taken over; any other is read in full by every worker."""
+        trainer = self.lightning_module.trainer
+        if not trainer.training:
+            return dataloader
+        if self._steps is None:
+            self._begin(trainer, Reading(dataloader, self.run.virtual_workers))
+        return self._steps
+
+    def _begin(self, trainer: Any, reading: Reading) -> None:
+        _refuse(trainer, self.lightning_module)
+        self._trainer = trainer
+        # Lightning would end the training by itself when the cluster tells this worker to go.
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        for callback in trainer.checkpoint_callbacks:
+            callback.file_exists = lambda *_: (
+                False
+            )  # workers look at different times: a file is written anew, under one name
+        if getattr(self.precision_plugin, "scaler", None) is not None:
+            self.precision_plugin.scaler = Unscaled(self.run.scaler(self.precision_plugin.scaler))
+        self.run.register("lightning", self._give, self._take)
+        self.run.prepare(self.lightning_module, self.optimizers[0], reading.loader, before_update=self._before_update)
+        trainer.callbacks.insert(0, self._logs)
+        trainer.callbacks.append(_AtTheEnd(self.run.finish))
+        limit = trainer.max_steps if trainer.max_steps > 0 else None
+        epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else -(-(limit or 10**9) // len(reading))
+        self._steps = _Epochs(self.run.steps())
+        position = self.run.begin(epochs, limit)
+        if position.steps:
+            self._restore(begins=True)
+
+    # -- one global step: the host's closure, once for each virtual worker here
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **named: Any) -> Any:
+        result, ran = None, False
+        for batch in self._step:
+            self._micro_batch, ran = self._moved(batch), True
+            result = closure()
+        if not ran:  # no sample of this step is this worker's: the host wants to see its closure called
+            self._micro_batch = None
+            closure()
+        return result
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._step = batch
+
+    def training_step(self, *arguments: Any, **named: Any) -> Any:
+        if self._micro_batch is None:
+            return None
+        _, *others = arguments
+        with self._logs.collecting(self.lightning_module, self._micro_batch):
+            return super().training_step(self._micro_batch, *others, **named)
+
+    def _moved(self, batch: Any) -> Any:
+        """As the host does with a batch from a data loader."""
+        batch = self.lightning_module.on_before_batch_transfer(self.precision_plugin.convert_input(batch), 0)
+        return self.batch_to_device(batch, self.root_device, 0)
+
+    def _before_update(self) -> None:
+        """The host's hook before the update, and its clipping, with the global gradient."""
+        self.precision_plugin._after_closure(self.lightning_module, self.optimizers[0])
+
+    # -- what travels
+
+    def _give(self) -> bytes:
+        trainer, buffer = self._trainer, io.BytesIO()
+        state = {
+            "loops": trainer.fit_loop.state_dict(),
+            "callbacks": {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())},
+            "metrics": dict(trainer.callback_metrics),
+            "stops": trainer.should_stop,
+        }
+        torch.save(state, buffer)
+        return buffer.getvalue()
+
+    def _take(self, values: bytes) -> None:
+        self._arrived = torch.load(io.BytesIO(values), weights_only=False)
+        if self._step is not None:
+            self._restore(begins=False)
+
+    def _restore(self, begins: bool) -> None:
+        trainer, arrived = self._trainer, self._arrived
+        assert arrived is not None, "a state has come with the position"
+        trainer.fit_loop.load_state_dict(arrived["loops"])
+        if not begins:
+            trainer.fit_loop.restarting = False
+        for callback in trainer.callbacks:
+            if callback.state_key in arrived["callbacks"]:
+                callback.load_state_dict(arrived["callbacks"][callback.state_key])
+        trainer.callback_metrics.update(arrived["metrics"])
+        trainer.should_stop = arrived["stops"]
+
+
+class _Epochs:
+    """The steps of one epoch after the other. The host stops by their number, and never asks whether there is another one."""
+
+    def __init__(self, steps: Any) -> None:
+        self._steps = steps
+        self._epoch: Iterator[Any] = iter(())
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[Any]:
+        next(self._epoch, None)  # the one before is over
+        self._epoch = iter(self._steps)
+        while (step := next(self._epoch, None)) is not None:
+            yield step
+
+
+class _AtTheEnd(Callback):
+    """Tells the job that the training is over, when all other callbacks have had their turn."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish = finish
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._finish()
+
+
+def _refuse(trainer: Any, module: Any) -> None:
+    """Raises UserError for what cannot work, by name."""
+    versionless = [each for each in trainer.loggers if getattr(each, "_version", "") is None]
+    for wrong, text in (
+        (
+            not module.automatic_optimization,
+            "automatic_optimization = False: the loop has one optimizer and one update a step",
+        ),
+        (
+            len(trainer.optimizers) != 1,
+            "configure_optimizers() with several optimizers: the loop has one update a step",
+        ),
+        (
+            trainer.accumulate_grad_batches != 1,
+            "accumulate_grad_batches: virtual workers take the place of it, leave it at 1",
+        ),
+        (trainer.limit_train_batches != 1.0, "limit_train_batches: an epoch is all of the data, shorten the dataset"),
+        (trainer.overfit_batches, "overfit_batches: an epoch is all of the data, shorten the dataset"),
+        (
+            trainer.reload_dataloaders_every_n_epochs,
+            "reload_dataloaders_every_n_epochs: a job has one training dataset",
+        ),
+        (trainer.ckpt_path, "fit(ckpt_path=...): the job goes on from its own state by itself"),
+        (
+            any(isinstance(each, Timer) for each in trainer.callbacks),
+            "max_time, Timer: clocks differ; use max_steps or max_epochs",
+        ),
+        (versionless, "a logger without version=: it would look for a free one, and workers look at different times"),
+    ):
+        if wrong:
+            raise UserError(f"this cannot work with ElasticStrategy: {text}")
