@@ -92,7 +92,7 @@ loop()
         ("os.kill(os.getpid(), signal.SIGTERM)", "pass", "ScriptEnded"),
         ("raise Enough('now')", "pass", "ScriptEnded(reason='Enough: now')"),
         ("return", "pass", "LoopEnded(epochs=2)"),
-        ("raise KeyboardInterrupt", "pass", "ScriptEnded(reason='KeyboardInterrupt: ')"),
+        ("raise KeyboardInterrupt", "pass", "ScriptEnded(reason='KeyboardInterrupt')"),
         ("hooked.append(Enough('in a hook'))", "pass", "ScriptEnded(reason='Enough: in a hook')"),
     ],
 )
