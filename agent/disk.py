@@ -551,7 +551,7 @@ def _make_directory_for(account: Account, path: Path) -> None:
 def open_to_pass(path: Path) -> None:
     """Make a directory, if it is missing, through which others may pass without seeing what is in it. Raises OSError."""
     if not path.is_dir():
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)  # several accounts may come at once
         path.chmod(0o711)
 
 

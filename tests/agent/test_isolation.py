@@ -8,17 +8,20 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from elasticd.agent import accounts, privileges, shim
 from elasticd.agent.cgroups import Limits
+from elasticd.agent.disk import open_to_pass
 from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted, StopSignal
 from elasticd.agent.forkserver import client
 from elasticd.protocol.messages import ReadLog
@@ -444,6 +447,21 @@ def test_an_agent_that_is_started_anew_finds_the_workers_of_all_accounts(agent: 
         assert later.log(kept) == "late"
     finally:
         later.close()
+
+
+def test_the_first_workers_of_several_accounts_may_begin_at_once(tmp_path: Path) -> None:
+    """The directory above those of all accounts is made by whoever comes first."""
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(200):
+            begun = threading.Barrier(4)
+
+            def make(path: Path = tmp_path / str(number) / "above", begun: threading.Barrier = begun) -> None:
+                begun.wait()
+                open_to_pass(path)
+
+            for made in [threads.submit(make) for _ in range(4)]:
+                made.result()
+            assert stat.S_IMODE((tmp_path / str(number) / "above").stat().st_mode) == 0o711
 
 
 def test_records_are_forgotten_and_the_log_stays(agent: Agent) -> None:
