@@ -31,11 +31,11 @@ uninstall:  ## take that away again; configuration, state and logs stay (PREFIX=
 demo: $(STAMP)  ## three jobs share a cluster of two servers on this machine: about two minutes
 	@$(BIN)/python -m examples.demo
 
-test: $(STAMP)  ## the tests, six of them with a cluster of real processes: a few minutes on two cores (ARGS: for pytest)
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not cluster" $(ARGS)
+test: $(STAMP)  ## the tests, five of them with a cluster of real processes: a few minutes on two cores (ARGS: for pytest)
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster" $(ARGS)
 
 test-cluster: $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m cluster $(ARGS)
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m cluster $(ARGS)
 
 hunt: $(STAMP)  ## the property tests with new examples, again and again until one fails (ARGS: for pytest)
 	@files=$$(grep -rlE '@given|RuleBased' tests); while $(BIN)/pytest -q -x --hypothesis-profile=hunt $$files $(ARGS); do :; done; false

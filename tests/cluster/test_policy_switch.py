@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elasticd.protocol.messages import Cancel, EventKind, Events, GetEvents, GetPolicy, PolicySet, SetPolicy
 
 MakeCluster = Callable[..., Any]
@@ -25,6 +27,7 @@ def samples(touched: Path) -> collections.Counter[str]:
     return collections.Counter(touched.read_text().splitlines())
 
 
+@pytest.mark.cluster
 def test_another_policy_changes_the_shares_of_running_jobs_by_resizing_and_stays_in_force(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:

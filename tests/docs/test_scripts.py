@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from ..forked import Scripts
+
 PAGE = Path(__file__).parents[2] / "docs/scripts.md"
-LIMIT_S = 300.0
 OPTIONAL = {
     "wds": "webdataset",
     "datasets": "datasets",
@@ -126,18 +124,19 @@ def sections() -> dict[str, list[str]]:
     return found
 
 
+def needed(example: str) -> dict[str, str]:
+    return {name: module for name, module in OPTIONAL.items() if re.search(rf"\b{name}\.", example)}
+
+
 def available(example: str) -> bool:
-    needed = [module for name, module in OPTIONAL.items() if re.search(rf"\b{name}\.", example)]
-    return all(importlib.util.find_spec(module) is not None for module in needed)
+    return all(importlib.util.find_spec(module) is not None for module in needed(example).values())
 
 
 @pytest.mark.parametrize("heading", sections())
-def test_the_examples_of_a_section_run(heading: str, tmp_path: Path) -> None:
+def test_the_examples_of_a_section_run(scripts: Scripts, heading: str, tmp_path: Path) -> None:
     examples = [example for example in sections()[heading] if available(example)]
     lines = [COMMON, BEFORE.get(heading, ""), AFTER.get(heading, "def check(names): pass")]
-    for name, module in OPTIONAL.items():
-        if importlib.util.find_spec(module) is not None:
-            lines.append(f"import {module} as {name}")
+    lines += [f"import {module} as {name}" for name, module in needed("\n".join(examples)).items()]
     for example in examples:
         lines += [
             "model = nn.Linear(1, 1)",
@@ -149,8 +148,6 @@ def test_the_examples_of_a_section_run(heading: str, tmp_path: Path) -> None:
         ]
     script = tmp_path / "examples.py"
     script.write_text("\n".join(lines) + "\n")
-    environment = {**os.environ, "ELASTIC_VIRTUAL_WORKERS": "4", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    environment = {"ELASTIC_VIRTUAL_WORKERS": "4", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = scripts.run(script, cwd=tmp_path, variables=environment)
     assert done.returncode == 0, done.stderr

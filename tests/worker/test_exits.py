@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,6 +23,8 @@ from elasticd.worker.run import Run
 from elasticd.worker.state.training_state import TrainingState
 from elasticd.worker.stepping import Recipe
 from elasticd.worker.trainer import Trainer
+
+from ..forked import Scripts
 
 SCRIPT = """
 import os, signal, sys
@@ -97,11 +96,11 @@ loop()
     ],
 )
 def test_only_a_loop_that_ended_or_was_left_by_break_has_finished(
-    middle: str, end: str, told: str, tmp_path: Path
+    scripts: Scripts, middle: str, end: str, told: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("MIDDLE", middle).replace("END", end))
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=300, env={**os.environ})
+    done = scripts.run(path)
     (line,) = done.stdout.splitlines()
     assert line.startswith(told), done.stderr
     assert done.returncode == (1 if "Enough" in middle else -signal.SIGINT if "Keyboard" in middle else 0)
@@ -116,11 +115,11 @@ def test_only_a_loop_that_ended_or_was_left_by_break_has_finished(
     ],
 )
 def test_a_loop_that_cannot_be_followed_is_refused_and_not_waited_for(
-    middle: str, after: str, told: str, tmp_path: Path
+    scripts: Scripts, middle: str, after: str, told: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("MIDDLE", middle).replace("END", "pass") + after)
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, env={**os.environ})
+    done = scripts.run(path)
     assert f"UserError: {told}" in done.stderr
     assert done.returncode == 1
 
@@ -158,14 +157,14 @@ def test_a_script_that_ends_does_nothing_more_of_what_it_was_instructed_to() -> 
     assert control.instructions == []
 
 
-def test_a_loop_after_the_end_of_the_training_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_loop_after_the_end_of_the_training_is_refused_and_not_waited_for(scripts: Scripts, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     loop = next(line for line in SCRIPT.splitlines() if "run.epochs(" in line)
     indent = loop[: len(loop) - len(loop.lstrip())]
     path.write_text(
         SCRIPT.replace(loop, f"{indent}run.finish()\n{loop}").replace("MIDDLE", "pass").replace("END", "pass")
     )
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, env={**os.environ})
+    done = scripts.run(path)
     assert "UserError: epochs() was called after save() or finish()" in done.stderr
     assert done.returncode == 1
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,8 @@ from elasticd.protocol.errors import UserError
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.gradients.update import ElasticOptimizer
 from elasticd.worker.run import Run
+
+from ..forked import Scripts
 
 
 class Holder(nn.Linear):
@@ -297,23 +296,24 @@ print(model.weight.tolist(), [str(each.message) for each in caught if "join" in 
 """
 
 
-def weights(tmp_path: Path, seed: int, before: str = "", after: str = "") -> str:
+def weights(scripts: Scripts, tmp_path: Path, seed: int, before: str = "", after: str = "") -> str:
     path = tmp_path / "script.py"
     path.write_text(WEIGHTS.replace("BEFORE", before).replace("AFTER", after))
-    command = [sys.executable, str(path), str(seed)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ}).stdout
+    done = scripts.run(path, str(seed))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 MAKE = "model = torch.nn.Linear(4, 1)"
 
 
-def test_a_model_that_is_made_after_joining_has_the_weights_of_the_seed(tmp_path: Path) -> None:
-    first, again, other = (weights(tmp_path, seed, after=MAKE) for seed in (1, 1, 2))
+def test_a_model_that_is_made_after_joining_has_the_weights_of_the_seed(scripts: Scripts, tmp_path: Path) -> None:
+    first, again, other = (weights(scripts, tmp_path, seed, after=MAKE) for seed in (1, 1, 2))
     assert first == again
     assert first != other
     assert "[]" in first
 
 
-def test_one_that_was_made_before_with_no_seed_is_warned_of(tmp_path: Path) -> None:
-    assert "the model was made before elastic.join()" in weights(tmp_path, 1, before=MAKE)
-    assert "made before" not in weights(tmp_path, 1, before=f"torch.manual_seed(3); {MAKE}")
+def test_one_that_was_made_before_with_no_seed_is_warned_of(scripts: Scripts, tmp_path: Path) -> None:
+    assert "the model was made before elastic.join()" in weights(scripts, tmp_path, 1, before=MAKE)
+    assert "made before" not in weights(scripts, tmp_path, 1, before=f"torch.manual_seed(3); {MAKE}")

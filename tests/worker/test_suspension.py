@@ -102,7 +102,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "boundaries",
-    [(2,), (3,), (5,), (0, 2), (1, 0, 4), (EPOCHS * STEPS + 1, 1), (STEPS + 1, 0, 0)],
+    [
+        (5,),
+        (EPOCHS * STEPS + 1, 1),
+        *(pytest.param(b, marks=pytest.mark.cluster) for b in ((2,), (3,), (0, 2), (1, 0, 4), (STEPS + 1, 0, 0))),
+    ],
     ids=str,
 )
 def test_interruptions_change_nothing(boundaries: tuple[int, ...], reference: dict[str, Any], tmp_path: Path) -> None:
