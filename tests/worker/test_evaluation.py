@@ -36,6 +36,7 @@ def score(batch: Sequence[torch.Tensor]) -> dict[str, Any]:
         "loss": loss,
         "right": (scores.argmax(1) == labels).sum(),
         "noise": torch.rand(()),
+        "rounded": scores.double().exp().sum(0) / 3,  # sums of these depend on their order
         "sizes": [len(labels), 1.5],
     }
 

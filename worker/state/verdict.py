@@ -27,9 +27,7 @@ _OTHERWISE = "code that changes it on some workers only, or faulty hardware"
 class Verdict:
     """What the workers' entries say. Ranks that have told nothing are in neither."""
 
-    majority: tuple[
-        int, ...
-    ]  # ranks that agree, more than half of those that have told something; empty: there is none
+    majority: tuple[int, ...]  # ranks that agree, more than half of those that have told something; or empty
     wrong: tuple[int, ...]  # the other ranks
     entry: str  # the first one in which two of them differ
     reads: Mapping[int, str]  # by rank
