@@ -467,8 +467,7 @@ class Run:
                 if trainer.finished:
                     break
         except GeneratorExit:
-            if _is_raising(sys._getframe(1)):
-                trainer.left_by_error()
+            trainer.left_early(by_error=_is_raising(sys._getframe(1)))
             raise
         finally:
             self._looping = False
@@ -491,7 +490,13 @@ class Run:
         elif trainer.broken_off:
             trainer.ended("an exception or sys.exit has left its training loop")
         else:
-            self.finish()
+            try:
+                self.finish()
+            except UserError as wrong:  # too late to raise it: Python would end with exit code 0
+                trainer.ended(described(wrong))
+                print(described(wrong), file=sys.stderr, flush=True)
+                sys.stdout.flush()
+                os._exit(1)
 
     def _require_trainer(self, what: str = "run.epochs()") -> Trainer:
         if self._trainer is None:

@@ -110,6 +110,7 @@ class Stepping:
         self._stepped: set[int] = set()  # optimizers that the script has stepped for it
         self._looks_on = True
         self._reading = False  # the script has a batch, and has not asked for the next
+        self.left = ""  # why the script's loop may not have been left where it was
         self._updating = False
         self._proposal = 0
         self.sharing = Sharing()
@@ -229,13 +230,16 @@ class Stepping:
         parameters = self._owned(step.step, self._held.parts.trained())
         self._begin(step.step, step.ranges, step.proposal, parameters, step.send)
         hosted = self._hosted
-        for virtual_worker in hosted or [AGAIN] * looks_on:
+        for done, virtual_worker in enumerate(hosted or [AGAIN] * looks_on):
             if self._communicator.aborted:
                 raise CommunicatorBroken("abandoned")
             batch = self._begin_micro_batch(virtual_worker)
             try:
                 self._reading = True
                 yield batch
+            except GeneratorExit:
+                self._left_after(done + (self._current is None), len(hosted))
+                raise
             finally:
                 self._reading = False
             if self._current is not None:
@@ -247,6 +251,17 @@ class Stepping:
             self._end_body()
         if not hosted and not looks_on:
             self.complete_own_part()
+
+    def _left_after(self, done: int, bodies: int) -> None:
+        """The script has left its loop after so many bodies of the step in progress, perhaps not all of them."""
+        if 0 < done < bodies:
+            step = self._step + 1
+            self.left = (
+                f"the loop over batches was left in the middle of step {step}, after {done} of the {bodies} loop bodies that "
+                "this worker runs for it: with another number of workers the job would end elsewhere. Leave it at the top of "
+                f"its body, `if run.steps_done == {step}: break`, in a function of run.every(steps=...) by run.stop(), or by "
+                "max_steps in the job file"
+            )
 
     def join(self, step: JoinStep, parameters: list[torch.nn.Parameter], take_state: Callable[[], None]) -> None:
         """Take part without hosting anything. take_state: called before the update. Raises CommunicatorBroken.

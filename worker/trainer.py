@@ -128,6 +128,7 @@ class Trainer:
         self._first: Instruction | None = None  # to be carried out before all others
         self._entered: EnterGeneration | None = None  # the generation in use
         self._failure: str | None = None  # why its communicator is of no use any more
+        self._left_by_break = False
         self._by_host = False  # what steps the optimizers is the end of a body
         self._has_passed = False  # has a host come to the end of an epoch?
         self._became_leader: list[Callable[[], None]] = []  # to be called; empty when they have been
@@ -210,7 +211,7 @@ class Trainer:
     @property
     def broken_off(self) -> bool:
         """Has the script left its training by an exception, or has it a batch for which it has not called `optimizer.step()`?"""
-        return self._script.at is ScriptAt.LEFT or self._stepping.in_batch
+        return self._script.at is ScriptAt.LEFT or (self._stepping.in_batch and not self._left_by_break)
 
     def as_applied(self) -> AbstractContextManager[None]:
         """Meanwhile the model is that after the last applied step, also within another one."""
@@ -279,8 +280,9 @@ class Trainer:
             raise UserError("batches are there in the loop over run.epochs(), and nowhere else")
         if self._script.at is ScriptAt.READING:
             raise UserError(
-                "the loop over batches was left before its end, by `break` or an exception, and begun again: a step is trained "
-                "by all workers or by none. Let it run on, or leave the loop over epochs, too"
+                self._stepping.left
+                or "the loop over batches was left before its end, by `break` or an exception, and begun again: a step is "
+                "trained by all workers or by none. Let it run on, or leave the loop over epochs, too"
             )
         self._script.go(ScriptAt.READING)
         self._held.batches_begin()
@@ -346,15 +348,21 @@ class Trainer:
                 self._failure = str(error)
 
     def finish(self, epochs: int) -> None:
-        """The loop over `epochs` epochs is over, or there is none. Nothing happens if it was over before."""
+        """The loop over `epochs` epochs is over, or there is none. Nothing happens if it was over before.
+
+        Raises UserError if it was left in the middle of a step.
+        """
+        if self._stepping.left:
+            raise UserError(self._stepping.left)
         if self._script.at is not ScriptAt.OVER:
             self._script.go(ScriptAt.OVER)
             self._held.interlude = None
             self._obey(LoopEnded(epochs))
 
-    def left_by_error(self) -> None:
-        """An exception has left the loop over epochs."""
-        if self._script.at is not ScriptAt.OVER:
+    def left_early(self, by_error: bool) -> None:
+        """The loop over epochs has been left by an exception, or else by `break` or `return`."""
+        self._left_by_break = not by_error
+        if by_error and self._script.at is not ScriptAt.OVER:
             self._script.go(ScriptAt.LEFT)
 
     def ended(self, reason: str) -> None:

@@ -74,10 +74,18 @@ def main() -> None:
         model, optimizer, dataset, batch_size=options.batch_size, scheduler=scheduler, max_grad_norm=1.0
     )
     latest = 0.0
+
+    @run.every(steps=1)
+    def flip() -> None:
+        if 0 <= options.flip_at < run.steps_done and run.world_size > 2 and ends_here(options.once):
+            with torch.no_grad():
+                model[0].weight.view(torch.int32)[0, 0] ^= 1 << 20
+
     for epoch in run.epochs(options.epochs):
         dataset.epoch = epoch
         for x, y in batches:
-            before = run.steps_done
+            if options.end == "break" and run.steps_done == options.end_at:
+                break
             if options.pace:
                 crowd = run.world_size / options.useful
                 time.sleep(options.pace * (1.2 * crowd if crowd > 1 else 1.0))
@@ -86,13 +94,7 @@ def main() -> None:
             latest = float(loss.detach())
             optimizer.step()
             optimizer.zero_grad()
-            flips = options.flip_at >= 0 and run.world_size > 2 and run.steps_done > max(before, options.flip_at)
-            if flips and ends_here(options.once):  # between two steps
-                with torch.no_grad():
-                    model[0].weight.view(torch.int32)[0, 0] ^= 1 << 20
-            if run.steps_done == options.end_at and ends_here(options.once):
-                if options.end == "break":
-                    break
+            if options.end != "break" and run.steps_done == options.end_at and ends_here(options.once):
                 if options.end == "exit":
                     sys.exit()
                 raise ValueError("told to fail here")

@@ -67,6 +67,8 @@ def step(x, y):
 def loop():
     for epoch in run.epochs(2):
         for x, y in batches:
+            if TOP:
+                break
             try:
                 raise KeyError
             except KeyError as error:
@@ -80,17 +82,23 @@ loop()
 """
 
 
+def script(**places: str) -> str:
+    text = SCRIPT
+    for place, code in {"TOP": "False", "MIDDLE": "pass", "END": "pass", **places}.items():
+        text = text.replace(place, code)
+    return text
+
+
 @pytest.mark.parametrize(
     ("middle", "end", "told"),
     [
         ("pass", "pass", "LoopEnded(epochs=2)"),
         ("pass", "break", "LoopEnded(epochs=2)"),
-        ("break", "return", "LoopEnded(epochs=2)"),
         ("sys.exit(0)", "pass", "ScriptEnded"),
         ("pass", "sys.exit(0)", "ScriptEnded"),
         ("os.kill(os.getpid(), signal.SIGTERM)", "pass", "ScriptEnded"),
         ("raise Enough('now')", "pass", "ScriptEnded(reason='Enough: now')"),
-        ("return", "pass", "LoopEnded(epochs=2)"),
+        ("pass", "return", "LoopEnded(epochs=2)"),
         ("raise KeyboardInterrupt", "pass", "ScriptEnded(reason='KeyboardInterrupt')"),
         ("hooked.append(Enough('in a hook'))", "pass", "ScriptEnded(reason='Enough: in a hook')"),
     ],
@@ -99,17 +107,52 @@ def test_only_a_loop_that_ended_or_was_left_by_break_has_finished(
     scripts: Scripts, middle: str, end: str, told: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "train.py"
-    path.write_text(SCRIPT.replace("MIDDLE", middle).replace("END", end))
+    path.write_text(script(MIDDLE=middle, END=end))
     done = scripts.run(path)
     (line,) = done.stdout.splitlines()
     assert line.startswith(told), done.stderr
     assert done.returncode == (1 if "Enough" in middle else -signal.SIGINT if "Keyboard" in middle else 0)
 
 
+@pytest.mark.parametrize("end", ["return", "break", "run.save(model, 'model.pt'); return"])
+def test_a_loop_that_is_left_at_the_top_of_its_body_ends_with_the_step_before(
+    scripts: Scripts, end: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(script(TOP="run.steps_done == 3", END=end) + "print(run.steps_done)")
+    done = scripts.run(path, cwd=tmp_path)
+    assert sorted(done.stdout.split()) == ["3", "LoopEnded(epochs=2)"], done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("leave", "end"),
+    [
+        ("break", "return"),
+        ("break", "break"),
+        ("break", "run.save(model, 'model.pt'); return"),
+        ("break", "pass"),
+        ("return", ""),
+    ],
+)
+def test_a_loop_that_is_left_in_the_middle_of_a_step_is_refused(
+    scripts: Scripts, leave: str, end: str, tmp_path: Path
+) -> None:
+    """With one virtual worker for each worker the step would have been made, with two it would not."""
+    path = tmp_path / "train.py"
+    path.write_text(script(MIDDLE=f"if run.steps_done == 3: {leave}", END=end))
+    done = scripts.run(path, cwd=tmp_path)
+    told = "the loop over batches was left in the middle of step 3, after 1 of the 2 loop bodies that this worker runs for it"
+    assert f"UserError: {told}" in done.stderr
+    assert "`if run.steps_done == 3: break`" in done.stderr
+    assert "LoopEnded" not in done.stdout
+    assert done.returncode == 1
+
+
 @pytest.mark.parametrize(
     ("middle", "after", "told"),
     [
-        ("break", "", "the loop over batches was left before its end"),
+        ("break", "", "the loop over batches was left in the middle of step 1"),
         ("pass", "for x, y in batches: pass", "batches are there in the loop over run.epochs()"),
         ("pass", "for epoch in run.epochs(2): pass", "epochs() was called twice"),
     ],
@@ -118,7 +161,7 @@ def test_a_loop_that_cannot_be_followed_is_refused_and_not_waited_for(
     scripts: Scripts, middle: str, after: str, told: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "train.py"
-    path.write_text(SCRIPT.replace("MIDDLE", middle).replace("END", "pass") + after)
+    path.write_text(script(MIDDLE=middle) + after)
     done = scripts.run(path)
     assert f"UserError: {told}" in done.stderr
     assert done.returncode == 1
@@ -161,9 +204,7 @@ def test_a_loop_after_the_end_of_the_training_is_refused_and_not_waited_for(scri
     path = tmp_path / "train.py"
     loop = next(line for line in SCRIPT.splitlines() if "run.epochs(" in line)
     indent = loop[: len(loop) - len(loop.lstrip())]
-    path.write_text(
-        SCRIPT.replace(loop, f"{indent}run.finish()\n{loop}").replace("MIDDLE", "pass").replace("END", "pass")
-    )
+    path.write_text(script().replace(loop, f"{indent}run.finish()\n{loop}"))
     done = scripts.run(path)
     assert "UserError: epochs() was called after save() or finish()" in done.stderr
     assert done.returncode == 1
