@@ -63,6 +63,9 @@ class Steps:
                 raise UserError(
                     f"step {step.number} was not run to its end: iterate over it, it gives the step's batches"
                 )
+            if step.missed:
+                trainer.caught_up()
+                break
         trainer.seed_host("epoch", trainer.epoch)
 
 
@@ -73,6 +76,7 @@ class Step:
         self._trainer = trainer
         self._instruction = instruction
         self.over = False
+        self.missed = False  # others have applied it, and no step is left in its epoch
 
     @property
     def number(self) -> int:
@@ -91,7 +95,9 @@ class Step:
             if trainer.applied > self._instruction.step:
                 break
             instruction = trainer.next_step()
-            if instruction is None:  # others have applied it, and were past the epoch
+            if instruction is None:
+                self.missed = True
+                trainer.catch_up()
                 break
             self._instruction = instruction
         self.over = True

@@ -330,6 +330,14 @@ class Trainer:
         """Seed what a host does next."""
         seed_everything(derive_seed(self._recipe.seed, "host", what, number))
 
+    def catch_up(self) -> None:
+        """What a host does next, behind a step that others have applied, they have done."""
+        self._held.catch_up()
+
+    def caught_up(self) -> None:
+        """It has done that."""
+        self._held.batches_begin()
+
     def body_is_done(self) -> None:
         """A host's step is over for one virtual worker: its gradient is complete."""
         for optimizer in self._stepping.optimizers:

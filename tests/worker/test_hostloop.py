@@ -40,6 +40,12 @@ def test_all_workers_end_with_the_bits_and_the_log_of_one_worker_alone(ranks: An
     assert set(ranks.outcome(f"host_cases.{case}", ALL).states) == {expected}
 
 
+@pytest.mark.parametrize("late", [1, 0])
+def test_a_host_that_misses_an_epoch_s_last_step_goes_on_with_the_next_epoch(ranks: Any, late: int) -> None:
+    (expected,) = ranks.outcome("host_cases.host", ALONE).states
+    assert set(ranks.outcome("host_cases.host", [[0, [0, 1]], [6, [0, 1], [late]]]).states) == {expected}
+
+
 @pytest.mark.parametrize(("case", "other"), [("host_within_epochs", "host"), ("clipped", "clipped_by_hook")])
 def test_two_ways_to_say_the_same_give_the_same_bits(ranks: Any, case: str, other: str) -> None:
     (expected,) = ranks.outcome(f"host_cases.{other}", ALONE).states

@@ -9,7 +9,8 @@ CASE is a function of `training_cases`, or MODULE.FUNCTION of another module bes
 the job's determinism (default elastic).
 
 TIMETABLE is a list of [first step, [workers]]. All switch as it says; a worker that is new in an entry is a joiner. One worker
-alone is what `python script.py` does.
+alone is what `python script.py` does. An entry may have a third element, [workers]: these miss the step before, which the others
+have applied.
 
 The process imports once what a training script needs, and stays single-threaded, so forking is safe.
 """
@@ -23,7 +24,8 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +34,19 @@ import torch
 import training_cases as training_cases  # here already when ranks are forked
 import zmq
 
-from elasticd.protocol.model import Determinism, GpuAddress, GpuKind, JobId, Member, Roster, ServerId, WorkerId
+from elasticd.protocol.model import (
+    Determinism,
+    GpuAddress,
+    GpuKind,
+    JobId,
+    Member,
+    OnDivergence,
+    Roster,
+    ServerId,
+    WorkerId,
+)
 from elasticd.worker import warm
-from elasticd.worker.communication.communicator import Communicator, RendezvousStore
+from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousStore
 from elasticd.worker.driver import MachineControl
 from elasticd.worker.environment import ClusterEnvironment
 from elasticd.worker.events import (
@@ -46,6 +58,7 @@ from elasticd.worker.events import (
     StatusAcknowledged,
     TimePassed,
 )
+from elasticd.worker.inband import InBand, Part
 from elasticd.worker.machine import WorkerMachine
 from elasticd.worker.membership import machine as m
 from elasticd.worker.run import Run
@@ -57,10 +70,12 @@ VIRTUAL_WORKERS = 4
 class Timetable(m.Membership):
     """A membership that switches at given steps; everybody knows them beforehand."""
 
-    def __init__(self, me: int, entries: list[tuple[int, list[int]]]) -> None:
+    def __init__(self, me: int, entries: list[tuple[int, list[int]]], late: Sequence[list[int]] = ()) -> None:
+        """late: by entry, who misses the step before."""
         super().__init__(JobId("w"), WorkerId(f"w.{me}"))
         self._number = me
         self.entries = entries
+        self._late = [*late, *([] for _ in entries[len(late) :])]
         self._next_step = 0
         self._position = next(i for i, (_, workers) in enumerate(entries) if me in workers)
 
@@ -82,8 +97,15 @@ class Timetable(m.Membership):
                 return self.failed(reason)
         return []
 
+    def misses(self, step: int) -> bool:
+        """Does this worker miss that step?"""
+        following = self._position + 1
+        late = following < len(self.entries) and self._number in self._late[following]
+        return late and self.entries[following][0] == step + 1
+
     def failed(self, reason: str) -> list[m.Action]:
-        raise AssertionError(f"nothing fails here: {reason}")
+        assert self.misses(self._next_step), f"nothing fails here: {reason}"
+        return self._switch_to(self._position + 1)
 
     def _at_boundary(self) -> list[m.Action]:
         following = self._position + 1
@@ -101,7 +123,8 @@ class Timetable(m.Membership):
             Member(worker=WorkerId(f"w.{w}"), gpu=GpuAddress(server=ServerId("s"), index=w)) for w in workers
         )
         roster = Roster(generation=position + 1, members=members, leader=members[0].worker)
-        holders = tuple(WorkerId(f"w.{w}") for w in workers if (w in before if before else w == workers[0]))
+        whole = [w for w in before if w not in self._late[position]]
+        holders = tuple(WorkerId(f"w.{w}") for w in workers if (w in whole if before else w == workers[0]))
         return [m.BuildGroup(roster, 1, ""), m.Switch(roster, 1, holders, recovery=not position)]
 
 
@@ -154,11 +177,29 @@ def module_of(case: str) -> str:
     return case.rpartition(".")[0] or "training_cases"
 
 
-def rank_main(case: str, me: int, address: str, entries: list[tuple[int, list[int]]]) -> dict[str, Any]:
+def miss_steps(timetable: Timetable) -> None:
+    """This worker does not come to know that a step that it misses is complete."""
+    complete = InBand.complete
+
+    def without(in_band: InBand, communicator: Communicator, part: Part) -> int:
+        proposal = complete(in_band, communicator, part)
+        if timetable.misses(part.step) and len(in_band._participants) > 1:
+            raise CommunicatorBroken("missed")
+        return proposal
+
+    setattr(InBand, "complete", without)  # noqa: B010
+
+
+def rank_main(case: str, me: int, address: str, timetable: list[Any]) -> dict[str, Any]:
     name, _, determinism = case.partition(":")
     cases = importlib.import_module(module_of(case))
     place = environment(me, Determinism(determinism or "elastic"))
-    run = Run(Rehearsal(Timetable(me, entries), address, place), place, VIRTUAL_WORKERS, seed=3)
+    if not name.endswith("that_differ"):  # else the comparison would be the first to tell
+        place = replace(place, compare_every=1)
+    entries = [(int(step), list(workers)) for step, workers, *_ in timetable]
+    table = Timetable(me, entries, [[worker for each in late for worker in each] for _, _, *late in timetable])
+    miss_steps(table)
+    run = Run(Rehearsal(table, address, place), place, VIRTUAL_WORKERS, seed=3)
     try:
         state = getattr(cases, name.rpartition(".")[2])(run)
     except ScriptExit:
@@ -181,6 +222,7 @@ def environment(me: int, determinism: Determinism) -> ClusterEnvironment:
         checkpoint_every_s=3600.0,
         checkpoint_keep=1,
         max_steps=None,
+        on_divergence=OnDivergence.FAIL,
     )
 
 
@@ -199,14 +241,15 @@ def fork(worker: Callable[[], None]) -> int:
 
 def carry_out(case: str, address: str, timetable: list[Any], directory: str) -> int:
     """One errand. Returns the worst exit code."""
-    entries = [(int(step), list(workers)) for step, workers in timetable]
     importlib.import_module(module_of(case))  # once for all ranks
 
     def train(me: int) -> None:
-        document = rank_main(case, me, address, entries)
+        document = rank_main(case, me, address, timetable)
         Path(directory, f"{me}.json").write_text(json.dumps(document))
 
-    children = [fork(partial(train, me)) for me in sorted({worker for _, workers in entries for worker in workers})]
+    children = [
+        fork(partial(train, me)) for me in sorted({worker for _, workers, *_ in timetable for worker in workers})
+    ]
     return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 
 

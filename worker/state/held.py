@@ -51,6 +51,7 @@ class HeldState:
         self._taken: tuple[int, dict[str, Any]] | None = None
         self._own: dict[str, Any] | None = None
         self._with_own = False  # it does
+        self._catches_up = False  # it is behind a step that it has missed, and no step is left in its epoch
 
     @property
     def about_bytes(self) -> int:
@@ -71,7 +72,7 @@ class HeldState:
     @property
     def is_behind(self) -> bool:
         """Is the script's loop in an epoch that this state is past?"""
-        return self._taken is not None and self._taken[0] > self._script.epoch
+        return self._taken is not None and (self._catches_up or self._taken[0] > self._script.epoch)
 
     # -- taking over
 
@@ -134,8 +135,15 @@ class HeldState:
                 self.values.restore(own)
                 self._with_own = True
 
+    def catch_up(self) -> None:
+        """Others have applied a step of the script's epoch that this worker has missed, and have run the code behind it."""
+        self._catches_up = True
+        if self._taken is None:
+            self._taken = self._script.epoch, self.values.whole()
+
     def batches_begin(self) -> None:
-        """The script's loop over batches begins: if in the state's epoch, it has nothing to run again."""
+        """The script's loop over batches begins: if in the state's epoch, it has nothing to run again. Or it has caught up."""
+        self._catches_up = False
         if self._taken is not None and self._taken[0] <= self._script.epoch:
             self.values.restore(self._taken[1])
             self._taken, self._with_own = None, False
