@@ -6,7 +6,8 @@ They are equal, or the states differ. Then the workers exchange the digest of ea
 the same `verdict` before the step is applied: its gradient has come from states that differ.
 
 Everything is looked at in the second step after each change of workers, when newcomers have all of the state, and after the last
-update of the job. A newcomer tells nothing in its first step: its state is on the way.
+update of the job; there without registered values, which a loop body may set behind the update, and some bodies have run by then.
+A newcomer tells nothing in its first step: its state is on the way.
 
 What belongs to the state is what a newcomer gets: `TrainingState.header` and `TrainingState.tensors`.
 """
@@ -28,6 +29,7 @@ from .inband import NOTHING, InBand, Part
 from .state import rotation
 from .state.digests import ALIGNED, digests, mixed, of_values, together
 from .state.held import HeldState
+from .state.registered import is_registered
 from .state.verdict import Entry, judge, sentence, value_entries
 
 _SILENT = (NOTHING,) * 4
@@ -85,7 +87,7 @@ class Comparison:
         """The job's last update is made. If the others cannot be reached any more, there is nothing to compare with."""
         if len(self._workers) < 2:
             return
-        self._look = None if part.joins else self._whole()
+        self._look = None if part.joins else self._whole(registered=False)
         alone = InBand()
         alone.add(self)
         try:
@@ -102,10 +104,15 @@ class Comparison:
         found = self._held.parts.named_tensors() if self._terms.tensors else []
         return found, [rotation.length(each.nbytes, each.device.type != "cpu") for _, each in found]
 
-    def _whole(self) -> _Look:
+    def _whole(self, registered: bool = True) -> _Look:
         tensors, lengths = self._tensors()
         self._looks = rotation.count_looks(self._terms.every, lengths)
-        return _Look(tensors, self._values())
+        values = self._values()
+        if not registered:
+            tensors = [each for each in tensors if not is_registered(each[0])]
+            values["tensors"] = [each for each in values["tensors"] if not is_registered(each[0])]
+            del values["registered"]
+        return _Look(tensors, values)
 
     def _part(self, look: int) -> _Look:
         tensors, lengths = self._tensors()

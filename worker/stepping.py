@@ -302,6 +302,7 @@ class Stepping:
         self._following.begin()
         self._held.parts.extra_state.begin()
         self._held.parts.registered.remember()
+        self._held.parts.registered.step_begins(send)
         self._step = step
         mine = ranges[self._rank]
         if ranges != self._ranges:
@@ -449,6 +450,7 @@ class Stepping:
         lane, stepped = self._lane, self._recipe.updates.optimizers(self._step)
         self._held.parts.extra_state.apply()
         self._hyperparameters.apply()
+        self._held.parts.registered.update_begins()
         self._updating = True
         try:
             seed_everything(derive_seed(self._recipe.seed, "update", self._step))

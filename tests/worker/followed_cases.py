@@ -329,6 +329,28 @@ def average_by_hand(run: Run) -> list[Any]:
     return [model.state_dict(), copy.state_dict(), norms]
 
 
+def registered_behind_the_step(run: Run) -> list[Any]:
+    """Each body would set the same; a function after the step replaces a tensor twice."""
+    model = network()
+    kept: dict[str, Any] = {"steps": 0, "decayed": torch.ones(3), "grown": torch.ones(3)}
+    run.register("kept", lambda: dict(kept), kept.update)
+    model, optimizer, batches = run.prepare(model, sgd(model), Points(), batch_size=5)
+
+    @run.every(steps=1)
+    def grow() -> None:
+        kept["grown"] = kept["grown"] * 0.9
+        kept["grown"] = kept["grown"] + run.steps_done
+
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            step(model, x, y)
+            optimizer.step()
+            if kept["steps"] != run.steps_done:
+                kept["steps"], kept["decayed"] = run.steps_done, torch.full((3,), 0.9**run.steps_done)
+    run.finish()
+    return [model.state_dict(), kept]
+
+
 # ------------------------------------------------------------------------------------ what only the optimizer knows; buffers
 
 

@@ -23,7 +23,16 @@ ALONE, ALL, CHANGING, also = _module.ALONE, _module.ALL, _module.CHANGING, _modu
 
 # At an epoch's end: those who join in its last, short step, and in the first of the next epoch.
 AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [6, [3, 2, 1]], [11, [3, 1]], [12, [4, 3, 1]], [18, [3, 4]]]
-QUICK = ["by_hand", "per_step", "per_epoch", "averaged", "loss_with_weights", "noise", "average_in_a_function"]
+QUICK = [
+    "by_hand",
+    "per_step",
+    "per_epoch",
+    "averaged",
+    "loss_with_weights",
+    "noise",
+    "average_in_a_function",
+    "registered_behind_the_step",
+]
 OTHERS = [
     "by_hand_from_before",
     "by_hand_as_tensor",
@@ -53,6 +62,11 @@ def ranks() -> Iterator[Any]:
 def test_all_workers_end_with_the_bits_of_one_worker_alone(ranks: Any, case: str, timetable: list[Any]) -> None:
     (expected,) = ranks.outcome(f"followed_cases.{case}", ALONE).states
     assert set(ranks.outcome(f"followed_cases.{case}", timetable).states) == {expected}
+
+
+def test_what_bodies_set_behind_the_last_step_makes_no_worker_differ_that_has_run_fewer_of_them(ranks: Any) -> None:
+    (expected,) = ranks.outcome("followed_cases.registered_behind_the_step", ALONE).states
+    assert set(ranks.outcome("followed_cases.registered_behind_the_step", [[0, [0, 1, 2]]]).states) == {expected}
 
 
 @pytest.mark.parametrize(

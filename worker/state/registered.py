@@ -15,6 +15,8 @@ from ...protocol.errors import UserError
 from .plain import inline, pack, restored, unpack
 
 Number = Callable[[torch.Tensor, str], Any]
+_PREFIX = "the registered value "
+_Tensors = dict[tuple[str, int], tuple[torch.Tensor, int]]
 
 
 class Registered:
@@ -22,7 +24,10 @@ class Registered:
 
     def __init__(self) -> None:
         self._values: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
-        self._known: dict[tuple[str, int], tuple[int, int]] = {}  # memory and version of the tensors that joiners have
+        # Tensors by name and number, with their versions. Who is kept here leaves its memory to no other.
+        self._given: _Tensors | None = None  # those that joiners get with the state, in a step in which they get one
+        self._changed: set[tuple[str, int]] = set()  # those that loop bodies have replaced since
+        self._known: _Tensors = {}  # those that joiners have
         self._watched: list[tuple[str, torch.Tensor]] = []
         self._versions: list[int] = []
 
@@ -73,18 +78,36 @@ class Registered:
 
     # -- what has changed since the others got it
 
-    def sent(self) -> None:
-        """Others have (will have made) the tensors of now."""
-        self._known.clear()
-        self._each_tensor(lambda place, tensor: self._known.update({place: _state(tensor)}))
+    def step_begins(self, sends: bool) -> None:
+        """sends: joiners get the values of now in this step."""
+        self._known, self._changed = {}, set()
+        self._given = self._tensors() if sends else None
+
+    def update_begins(self) -> None:
+        """What loop bodies have changed so far joiners have not."""
+        if self._given is not None:
+            given = self._given
+            self._changed = {
+                place for place, (tensor, _) in self._tensors().items() if not _same(given.get(place), tensor)
+            }
+
+    def updated(self) -> None:
+        """What the update has changed joiners have, too: they make it themselves."""
+        if self._given is not None:
+            self._known = {place: each for place, each in self._tensors().items() if place not in self._changed}
 
     def pack_changes(self) -> dict[str, Any]:
         """All values; of a tensor that others have, only its number."""
 
         def number(place: tuple[str, int], tensor: torch.Tensor) -> Any:
-            return 0 if self._known.get(place) == _state(tensor) else inline(tensor, place[0])
+            return 0 if _same(self._known.get(place), tensor) else inline(tensor, place[0])
 
         return self._each_tensor(number)
+
+    def _tensors(self) -> _Tensors:
+        found: _Tensors = {}
+        self._each_tensor(lambda place, tensor: found.update({place: (tensor, tensor._version)}))
+        return found
 
     def unpack_changes(self, packed: dict[str, Any]) -> dict[str, Any]:
         """The values, from what another worker's `pack_changes` has given and the own tensors."""
@@ -137,9 +160,15 @@ class Registered:
                 )
 
 
-def _state(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor._version
+def _same(known: tuple[torch.Tensor, int] | None, tensor: torch.Tensor) -> bool:
+    """Is it the one that is known, unchanged?"""
+    return known is not None and known[0].data_ptr() == tensor.data_ptr() and known[1] == tensor._version
+
+
+def is_registered(name: str) -> bool:
+    """Is a tensor of this name (`training_state`) among a script's registered values?"""
+    return name.startswith(_PREFIX)
 
 
 def _where(name: str) -> str:
-    return f"the registered value {name!r}"
+    return f"{_PREFIX}{name!r}"

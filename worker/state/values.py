@@ -27,7 +27,7 @@ class ScriptValues:
 
     def updated(self) -> None:
         """An update has been made, by joiners, too."""
-        self._parts.registered.sent()
+        self._parts.registered.updated()
 
     def changes(self) -> dict[str, Any]:
         """What a joiner lacks that has made the last update."""
