@@ -58,7 +58,9 @@ class Settlements:
         self.decisions += decision
         total = sum(len(each) for values in self._found.values() for each in values)
         while len(self._found) > FEWEST_PLACES and (len(self._found) > PLACES_KEPT or total > BYTES_KEPT):
-            oldest = next(iter(self._found))
+            # Whoever joins in the middle of an epoch runs its beginning, however many steps there have been since.
+            steps = [key for key in self._found if key.startswith("after ")]
+            oldest = steps[0] if len(steps) > FEWEST_PLACES else next(iter(self._found))
             total -= sum(len(each) for each in self._found.pop(oldest))
 
     def step_applied(self) -> None:

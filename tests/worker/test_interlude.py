@@ -157,6 +157,14 @@ def test_only_the_newest_settlements_are_kept(size: int, kept: int) -> None:
     assert found == list(range(100 - kept, 100))
 
 
+def test_what_an_epoch_has_begun_with_is_kept_for_those_who_join_in_it_many_steps_later() -> None:
+    settlements = Settlements()
+    settlements.record(Place("begin", 1), 0, b"loss", decision=False)
+    for number in range(100):
+        settlements.record(Place("after", number), 0, b"other", decision=False)
+    assert settlements.find(Place("begin", 1), 0) == b"loss"
+
+
 def test_code_that_has_changed_a_tensor_cannot_be_interrupted_any_more() -> None:
     weights = torch.zeros(3)
     interlude = Interlude({"counters": {}}, [weights.detach()], after_step=True)
