@@ -385,6 +385,21 @@ def loss_with_weights(run: Run) -> list[Any]:
     return [model.state_dict(), loss.state_dict(), temperature, optimizer.state_dict()]
 
 
+def buffers_between_epochs(run: Run) -> list[Any]:
+    """They change where an epoch begins and where it ends."""
+    model = network()
+    model.register_buffer("epochs", torch.zeros(2))
+    model, optimizer, batches = run.prepare(model, sgd(model), Few(), batch_size=5)
+    for _ in run.epochs(EPOCHS):
+        model.get_buffer("epochs")[0] += 1
+        for x, y in batches:
+            step(model, x, y)
+            optimizer.step()
+        model.get_buffer("epochs")[1] += 1
+    run.finish()
+    return [model.state_dict(), optimizer.state_dict()]
+
+
 class Scaled(nn.Linear):
     """It has a state beyond tensors, which the forward pass changes, and a buffer that is assigned anew."""
 

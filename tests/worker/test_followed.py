@@ -32,6 +32,7 @@ QUICK = [
     "noise",
     "average_in_a_function",
     "registered_behind_the_step",
+    "buffers_between_epochs",
 ]
 OTHERS = [
     "by_hand_from_before",

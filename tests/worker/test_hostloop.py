@@ -211,3 +211,12 @@ def test_items_that_no_body_tells_are_asked_for() -> None:
     run, model, _, _ = a_run(normalize="items")
     with pytest.raises(UserError, match=r"run\.share\(items=\.\.\.\) in every loop body"):
         train(run, model)
+
+
+def test_a_state_that_is_saved_before_the_functions_that_it_owes_are_called_still_owes_them() -> None:
+    run, _, _, _ = a_run()
+    trainer = run._trainer
+    assert trainer is not None
+    held = trainer._held
+    held.owes_functions = True
+    assert held.header({"applied": 3})["counters"] == {"applied": 3, "owes_functions": 1}

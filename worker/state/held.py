@@ -118,7 +118,7 @@ class HeldState:
     def _is_of(self, epoch: int) -> None:
         self._script.state_is_of(epoch)
         in_it = self._script.at is ScriptAt.READING and epoch <= self._script.epoch
-        self._taken = None if in_it else (epoch, self.values.whole())
+        self._taken = None if in_it else (epoch, self.values.whole(modules=True))
 
     def epoch_begins(self, epoch: int) -> None:
         """The script's loop has come to `epoch`."""
@@ -139,7 +139,7 @@ class HeldState:
         """Others have applied a step of the script's epoch that this worker has missed, and have run the code behind it."""
         self._catches_up = True
         if self._taken is None:
-            self._taken = self._script.epoch, self.values.whole()
+            self._taken = self._script.epoch, self.values.whole(modules=True)
 
     def batches_begin(self) -> None:
         """The script's loop over batches begins: if in the state's epoch, it has nothing to run again. Or it has caught up."""
@@ -154,13 +154,15 @@ class HeldState:
         """Of the state of now. Its values may belong to a later epoch than the script has come to."""
         if self._with_own and self._taken is not None:
             own, (_, taken) = self.values.whole(), self._taken
-            self.values.restore(taken)
+            self.values.restore(taken, modules=False)
             header = self.parts.header(counters)
             self.values.restore(own)
         else:
             header = self.parts.header(counters)
         header["means"] = dict(self.means)
         header["settlements"] = self.settlements.plain()
+        if self.owes_functions:
+            header["counters"]["owes_functions"] = 1
         if self.end is not None:
             header["counters"]["end"] = self.end
         if self._taken is not None and self.is_behind:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from ...protocol.errors import PeerError, UserError
-from ..gradients.buffers import slots
+from ..gradients.buffers import Slot, slots
 from .extras import ExtraState
 from .plain import inline, pack, restored, unpack
 from .registered import Registered
@@ -132,6 +132,18 @@ class TrainingState:
     def buffers(self) -> list[torch.Tensor]:
         """Those of all modules."""
         return [slot.tensor for slot in slots(self.modules) if slot.tensor is not None]
+
+    def copied_buffers(self) -> list[tuple[Slot, torch.Tensor, torch.Tensor]]:
+        """Where each of them is, the tensor, and what it contains."""
+        found = [(slot, slot.tensor) for slot in slots(self.modules)]
+        return [(slot, tensor, tensor.detach().clone()) for slot, tensor in found if tensor is not None]
+
+    def put_buffers(self, copied: Sequence[tuple[Slot, torch.Tensor, torch.Tensor]]) -> None:
+        """Let these be the buffers."""
+        with torch.no_grad():
+            for slot, tensor, content in copied:
+                slot.module._buffers[slot.name] = tensor
+                tensor.copy_(content)
 
     def changing(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Those of `tensors`, which `tensors()` has given, that change in the middle of a step."""

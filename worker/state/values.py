@@ -46,16 +46,21 @@ class ScriptValues:
         registered = self._parts.registered
         registered.set(registered.unpack_changes(changes["registered"]))
 
-    def whole(self) -> dict[str, Any]:
-        """All values of now, with copies of the tensors among them."""
+    def whole(self, modules: bool = False) -> dict[str, Any]:
+        """All values of now, with copies of the tensors among them. modules: also what modules have beside parameters."""
+        beside = {"buffers": self._parts.copied_buffers(), "extra": self._parts.extra_state.values()} if modules else {}
         return {
+            **beside,
             "options": self._hyperparameters.values(),
             "schedulers": self._parts.scheduler_states(),
             "registered": self._parts.registered.whole(),
         }
 
-    def restore(self, whole: dict[str, Any]) -> None:
-        """Let these be the values."""
+    def restore(self, whole: dict[str, Any], modules: bool = True) -> None:
+        """Let these be the values. modules: also what modules have beside parameters, if it is among them."""
+        if modules and "buffers" in whole:
+            self._parts.put_buffers(whole["buffers"])
+            self._parts.extra_state.set_values(whole["extra"])
         self._hyperparameters.set_values(whole["options"])
         self._parts.set_scheduler_states(whole["schedulers"])
         self._parts.registered.set_whole(whole["registered"])
