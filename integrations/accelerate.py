@@ -56,7 +56,7 @@ class ElasticAccelerator(Accelerator):
 
     @property
     def is_main_process(self) -> bool:
-        return self.run.is_leader
+        return self.run.leads
 
     is_local_main_process = is_main_process
 

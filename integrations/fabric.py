@@ -42,7 +42,7 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        return self.run.is_leader
+        return self.run.leads
 
     # -- what the script sets up
 

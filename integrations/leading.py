@@ -18,7 +18,7 @@ class LiveRank(int):
         return rank
 
     def __index__(self) -> int:
-        return 0 if self._run.is_leader else 1
+        return 0 if self._run.leads else 1
 
     __int__ = __index__
 

@@ -43,7 +43,13 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        return self.run.is_leader
+        return self.run.leads
+
+    def connect(self, model: Any) -> None:
+        """The host begins; it has not asked its loggers for anything yet."""
+        super().connect(model)
+        if any(getattr(each, "_version", "") is None for each in model.trainer.loggers):
+            raise _cannot("a logger without version=: it would look for a free one, and workers look at different times")
 
     # -- the training's data: one item for each global step
 
@@ -169,7 +175,6 @@ class _AtTheEnd(Callback):
 
 def _refuse(trainer: Any, module: Any) -> None:
     """Raises UserError for what cannot work, by name."""
-    versionless = [each for each in trainer.loggers if getattr(each, "_version", "") is None]
     for wrong, text in (
         (
             not module.automatic_optimization,
@@ -194,7 +199,10 @@ def _refuse(trainer: Any, module: Any) -> None:
             any(isinstance(each, Timer) for each in trainer.callbacks),
             "max_time, Timer: clocks differ; use max_steps or max_epochs",
         ),
-        (versionless, "a logger without version=: it would look for a free one, and workers look at different times"),
     ):
         if wrong:
-            raise UserError(f"this cannot work with ElasticStrategy: {text}")
+            raise _cannot(text)
+
+
+def _cannot(text: str) -> UserError:
+    return UserError(f"this cannot work with ElasticStrategy: {text}")

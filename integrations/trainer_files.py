@@ -17,12 +17,11 @@ class LeadersFiles(Trainer):
 
     run: elastic.Run
     carried: CarriedState
-    begun: bool  # it has a place in the job
     looping: bool  # its callbacks have been told that training begins
     unsaved: tuple[Any, ...] | None = None  # the leader writes it now: should it be lost, another has to
 
     def is_world_process_zero(self) -> bool:
-        return self.begun and self.run.is_leader
+        return self.run.leads
 
     is_local_process_zero = is_world_process_zero
 

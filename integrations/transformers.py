@@ -33,7 +33,7 @@ class ElasticTrainer(LeadersFiles):
         arguments = named.get("args", positional[1] if len(positional) > 1 else None)
         refuse_arguments(arguments)
         self.run = run or elastic.join(seed=getattr(arguments, "seed", 42))
-        self.begun = self.looping = False
+        self.looping = False
         super().__init__(*positional, **named)
         self.loss_is_scaled_for_ga = False  # each is a mean over its own micro-batch here
         self.carried = CarriedState(self)
@@ -76,7 +76,6 @@ class ElasticTrainer(LeadersFiles):
         scheduler = self.carried.scheduler = self.create_scheduler(max_steps)
         self._created_lr_scheduler = False  # or the host would throw it away
         position = self.run.begin(epochs, max_steps)
-        self.begun = True
         self.run.on_leader(self.lead)
         self.optimizer = Passive(self.optimizer)
         if not isinstance(scheduler, ReduceLROnPlateau | GreedyLR):

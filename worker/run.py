@@ -207,6 +207,12 @@ class Run:
         return steps
 
     @property
+    def leads(self) -> bool:
+        """Does this worker speak for the job at this moment? For frameworks, which ask also before the loop, when it does not yet; a
+        script asks `is_leader`."""
+        return self._trainer is not None and self._trainer.has_place and self._trainer.is_leader
+
+    @property
     def finished(self) -> bool:
         """Have all steps of the job been applied?"""
         return self._trainer is not None and self._trainer.finished
