@@ -9,7 +9,6 @@ validates on all of the data. Clipping and `on_before_optimizer_step` see the gl
 
 from __future__ import annotations
 
-import io
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,7 +35,8 @@ class ElasticStrategy(SingleDeviceStrategy):
         self._on_terminate = signal.getsignal(signal.SIGTERM)
         super().__init__(device=self.run.device, **options)
         self.global_rank = self.local_rank = rank_zero_only.rank = LiveRank(self.run)
-        self._arrived: dict[str, Any] | None = None
+        self._arrived: dict[str, Any] | None = None  # and has not been handed to the host yet
+        self._loops = False  # has the host begun its loop, so that a state may be handed to it at once?
         self._steps: Any = None
         self._step: Any = None
         self._logs = StepLogs(self.run)
@@ -49,7 +49,9 @@ class ElasticStrategy(SingleDeviceStrategy):
         """The host begins; it has not asked its loggers for anything yet."""
         super().connect(model)
         if any(getattr(each, "_version", "") is None for each in model.trainer.loggers):
-            raise _cannot("a logger without version=: it would look for a free one, and workers look at different times")
+            raise _cannot(
+                "a logger without version=: it would look for a free one, and workers look at different times"
+            )
 
     # -- the training's data: one item for each global step
 
@@ -83,6 +85,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         position = self.run.begin(epochs, limit)
         if position.steps:
             self._restore(begins=True)
+        self._arrived, self._loops = None, True
 
     # -- one global step: the host's closure, once for each virtual worker here
 
@@ -117,24 +120,29 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     # -- what travels
 
-    def _give(self) -> bytes:
-        trainer, buffer = self._trainer, io.BytesIO()
-        state = {
-            "loops": trainer.fit_loop.state_dict(),
+    def _give(self) -> dict[str, Any]:
+        if self._arrived is not None:
+            return self._arrived
+        trainer = self._trainer
+        loops = dict(trainer.fit_loop.state_dict())
+        counts = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+        for since in ("total", "current"):  # gradients are zeroed once for each virtual worker here
+            counts["zero_grad"][since] = dict.fromkeys(counts["zero_grad"][since], counts["step"][since]["completed"])
+        return {
+            "loops": loops,
             "callbacks": {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())},
             "metrics": dict(trainer.callback_metrics),
             "stops": trainer.should_stop,
         }
-        torch.save(state, buffer)
-        return buffer.getvalue()
 
-    def _take(self, values: bytes) -> None:
-        self._arrived = torch.load(io.BytesIO(values), weights_only=False)
-        if self._step is not None:
+    def _take(self, values: dict[str, Any]) -> None:
+        self._arrived = values
+        if self._loops:
             self._restore(begins=False)
 
     def _restore(self, begins: bool) -> None:
         trainer, arrived = self._trainer, self._arrived
+        self._arrived = None
         assert arrived is not None, "a state has come with the position"
         trainer.fit_loop.load_state_dict(arrived["loops"])
         if not begins:

@@ -7,6 +7,7 @@ is refused where it is registered.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -112,10 +113,17 @@ class Registered:
     def unpack_changes(self, packed: dict[str, Any]) -> dict[str, Any]:
         """The values, from what another worker's `pack_changes` has given and the own tensors."""
 
-        def tensor_of(content: Any, present: Any) -> Any:
-            return present if content == 0 else restored(content)
+        def tensor_of(name: str, content: Any, present: Any) -> Any:
+            if content != 0:
+                return restored(content)
+            if not isinstance(present, torch.Tensor):
+                raise UserError(
+                    f"{_where(name)} does not return what it was set to: a tensor is missing. get() gives what set(values) got "
+                    "last, or load_state_dict() what state_dict() gives, also if the script uses it later"
+                )
+            return present
 
-        return {name: unpack(packed[name], tensor_of, self.present(name)) for name in self._values}
+        return {name: unpack(packed[name], partial(tensor_of, name), self.present(name)) for name in self._values}
 
     def whole(self) -> dict[str, Any]:
         """All values, with copies of all tensors."""
