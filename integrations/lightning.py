@@ -13,17 +13,16 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-from lightning.pytorch.callbacks import Callback, Timer
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
 import elasticd as elastic
 
-from ..protocol.errors import UserError
 from .bodies import Reading, Unscaled
 from .leading import LiveRank
 from .lightning_logs import StepLogs
+from .lightning_state import HostState, refuse, refuse_loggers
 
 
 class ElasticStrategy(SingleDeviceStrategy):
@@ -35,8 +34,6 @@ class ElasticStrategy(SingleDeviceStrategy):
         self._on_terminate = signal.getsignal(signal.SIGTERM)
         super().__init__(device=self.run.device, **options)
         self.global_rank = self.local_rank = rank_zero_only.rank = LiveRank(self.run)
-        self._arrived: dict[str, Any] | None = None  # and has not been handed to the host yet
-        self._loops = False  # has the host begun its loop, so that a state may be handed to it at once?
         self._steps: Any = None
         self._step: Any = None
         self._logs = StepLogs(self.run)
@@ -48,10 +45,7 @@ class ElasticStrategy(SingleDeviceStrategy):
     def connect(self, model: Any) -> None:
         """The host begins; it has not asked its loggers for anything yet."""
         super().connect(model)
-        if any(getattr(each, "_version", "") is None for each in model.trainer.loggers):
-            raise _cannot(
-                "a logger without version=: it would look for a free one, and workers look at different times"
-            )
+        refuse_loggers(model.trainer)
 
     # -- the training's data: one item for each global step
 
@@ -65,17 +59,16 @@ class ElasticStrategy(SingleDeviceStrategy):
         return self._steps
 
     def _begin(self, trainer: Any, reading: Reading) -> None:
-        _refuse(trainer, self.lightning_module)
-        self._trainer = trainer
+        refuse(trainer, self.lightning_module)
+        state = HostState(trainer)
         # Lightning would end the training by itself when the cluster tells this worker to go.
         signal.signal(signal.SIGTERM, self._on_terminate)
         for callback in trainer.checkpoint_callbacks:
-            callback.file_exists = lambda *_: (
-                False
-            )  # workers look at different times: a file is written anew, under one name
+            # Workers look at different times: a file is written anew, under one name.
+            callback.file_exists = lambda *_: False
         if getattr(self.precision_plugin, "scaler", None) is not None:
             self.precision_plugin.scaler = Unscaled(self.run.scaler(self.precision_plugin.scaler))
-        self.run.register("lightning", self._give, self._take)
+        self.run.register("lightning", state.give, state.take)
         self.run.prepare(self.lightning_module, self.optimizers[0], reading.loader, before_update=self._before_update)
         trainer.callbacks.insert(0, self._logs)
         trainer.callbacks.append(_AtTheEnd(self.run.finish))
@@ -83,9 +76,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else -(-(limit or 10**9) // len(reading))
         self._steps = _Epochs(self.run.steps())
         position = self.run.begin(epochs, limit)
-        if position.steps:
-            self._restore(begins=True)
-        self._arrived, self._loops = None, True
+        state.begin(position.steps)
 
     # -- one global step: the host's closure, once for each virtual worker here
 
@@ -118,41 +109,6 @@ class ElasticStrategy(SingleDeviceStrategy):
         """The host's hook before the update, and its clipping, with the global gradient."""
         self.precision_plugin._after_closure(self.lightning_module, self.optimizers[0])
 
-    # -- what travels
-
-    def _give(self) -> dict[str, Any]:
-        if self._arrived is not None:
-            return self._arrived
-        trainer = self._trainer
-        loops = dict(trainer.fit_loop.state_dict())
-        counts = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
-        for since in ("total", "current"):  # gradients are zeroed once for each virtual worker here
-            counts["zero_grad"][since] = dict.fromkeys(counts["zero_grad"][since], counts["step"][since]["completed"])
-        return {
-            "loops": loops,
-            "callbacks": {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())},
-            "metrics": dict(trainer.callback_metrics),
-            "stops": trainer.should_stop,
-        }
-
-    def _take(self, values: dict[str, Any]) -> None:
-        self._arrived = values
-        if self._loops:
-            self._restore(begins=False)
-
-    def _restore(self, begins: bool) -> None:
-        trainer, arrived = self._trainer, self._arrived
-        self._arrived = None
-        assert arrived is not None, "a state has come with the position"
-        trainer.fit_loop.load_state_dict(arrived["loops"])
-        if not begins:
-            trainer.fit_loop.restarting = False
-        for callback in trainer.callbacks:
-            if callback.state_key in arrived["callbacks"]:
-                callback.load_state_dict(arrived["callbacks"][callback.state_key])
-        trainer.callback_metrics.update(arrived["metrics"])
-        trainer.should_stop = arrived["stops"]
-
 
 class _Epochs:
     """The steps of one epoch after the other. The host stops by their number, and never asks whether there is another one."""
@@ -179,38 +135,3 @@ class _AtTheEnd(Callback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._finish()
-
-
-def _refuse(trainer: Any, module: Any) -> None:
-    """Raises UserError for what cannot work, by name."""
-    for wrong, text in (
-        (
-            not module.automatic_optimization,
-            "automatic_optimization = False: the loop has one optimizer and one update a step",
-        ),
-        (
-            len(trainer.optimizers) != 1,
-            "configure_optimizers() with several optimizers: the loop has one update a step",
-        ),
-        (
-            trainer.accumulate_grad_batches != 1,
-            "accumulate_grad_batches: virtual workers take the place of it, leave it at 1",
-        ),
-        (trainer.limit_train_batches != 1.0, "limit_train_batches: an epoch is all of the data, shorten the dataset"),
-        (trainer.overfit_batches, "overfit_batches: an epoch is all of the data, shorten the dataset"),
-        (
-            trainer.reload_dataloaders_every_n_epochs,
-            "reload_dataloaders_every_n_epochs: a job has one training dataset",
-        ),
-        (trainer.ckpt_path, "fit(ckpt_path=...): the job goes on from its own state by itself"),
-        (
-            any(isinstance(each, Timer) for each in trainer.callbacks),
-            "max_time, Timer: clocks differ; use max_steps or max_epochs",
-        ),
-    ):
-        if wrong:
-            raise _cannot(text)
-
-
-def _cannot(text: str) -> UserError:
-    return UserError(f"this cannot work with ElasticStrategy: {text}")

@@ -208,8 +208,8 @@ class Run:
 
     @property
     def leads(self) -> bool:
-        """Does this worker speak for the job at this moment? For frameworks, which ask also before the loop, when it does not yet; a
-        script asks `is_leader`."""
+        """Does this worker speak for the job at this moment? For frameworks, which ask also before the loop, when it does not
+        yet. A script asks `is_leader`."""
         return self._trainer is not None and self._trainer.has_place and self._trainer.is_leader
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -329,3 +330,33 @@ def test_a_group_of_an_optimizer_may_be_empty() -> None:
     assert len(taker.adopt(giver.header({}))) == len(giver.tensors()) == 2
     assert [len(group["params"]) for group in taker.optimizers[0].param_groups] == [2, 0]
     assert taker.optimizers[0].param_groups[1]["lr"] == 0.3
+
+
+def test_a_registered_tensor_that_others_have_keeps_its_memory() -> None:
+    """Another one in its place would be taken for it."""
+    array = numpy.ones(1, numpy.float32)
+    memory = weakref.ref(array)
+    value = {"loss": torch.from_numpy(array)}
+    del array
+    sender = Registered()
+    sender.add("value", lambda: dict(value), value.update)
+    sender.step_begins(sends=True)
+    sender.updated()
+    value["loss"] = torch.tensor([2.0])
+    assert memory() is not None
+    assert sender.pack_changes() != {"value": {"dict": [["loss", {"tensor": 0}]]}}
+    sender.step_begins(sends=True)
+    sender.updated()
+    assert memory() is None
+    assert sender.pack_changes() == {"value": {"dict": [["loss", {"tensor": 0}]]}}
+
+
+def test_a_registered_value_that_does_not_return_what_it_was_set_to_is_refused() -> None:
+    value = {"loss": torch.tensor([1.0])}
+    sender, receiver = Registered(), Registered()
+    sender.add("value", lambda: dict(value), value.update)
+    receiver.add("value", dict, lambda values: None)
+    sender.step_begins(sends=True)
+    sender.updated()
+    with pytest.raises(UserError, match="'value' does not return what it was set to"):
+        receiver.unpack_changes(sender.pack_changes())
