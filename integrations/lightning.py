@@ -76,6 +76,10 @@ class ElasticStrategy(SingleDeviceStrategy):
         epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else -(-(limit or 10**9) // len(reading))
         self._steps = _Epochs(self.run.steps())
         position = self.run.begin(epochs, limit)
+        for _ in range(
+            state.epoch - position.epoch
+        ):  # others have been through its end, and the host goes on behind it
+            assert not list(self.run.steps()), "an epoch whose end is part of the state has no step left"
         state.begin(position.steps)
 
     # -- one global step: the host's closure, once for each virtual worker here

@@ -17,6 +17,11 @@ class HostState:
         self._arrived: dict[str, Any] | None = None  # and has not been handed to the host yet
         self._loops = False  # has the host begun its loop, so that a state may be handed to it at once?
 
+    @property
+    def epoch(self) -> int:
+        """That which the host goes on with."""
+        return int(self._arrived["loops"]["epoch_progress"]["current"]["processed"]) if self._arrived else 0
+
     def begin(self, steps: int) -> None:
         """The host's loop begins, where so many steps have been made."""
         if steps:
@@ -39,6 +44,7 @@ class HostState:
             updates["zero_grad"][since] = dict.fromkeys(
                 updates["zero_grad"][since], updates["step"][since]["completed"]
             )
+        loops["epoch_loop.state_dict"]["_batches_that_stepped"] = updates["step"]["total"]["completed"]
         return {
             "loops": loops,
             "callbacks": {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())},
