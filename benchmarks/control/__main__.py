@@ -53,6 +53,7 @@ AGENTS_PER_PROCESS = 500
 SUBMITTERS = 32
 TAKEN_IN_WITHIN_S = 180.0
 CALM_WITHIN_S = 300.0
+BUSY_S = 0.25  # of half a second
 CALM_FOR_S = 6.0  # twice what a thousand agents let pass between two heartbeats, in which the last statuses travel
 
 
@@ -134,16 +135,18 @@ class Bench:
         return until("all agents are taken in", there, TAKEN_IN_WITHIN_S, 0.05)
 
     def until_calm(self, began: float) -> float:
-        """Seconds from `began` until workers have nothing more to say: none starts, trains for the first time, or ends."""
-        said, since = -1, time.monotonic()
+        """Seconds from `began` until workers have nothing more to say, and the controller has heard it: none starts, trains for
+        the first time, or ends, no agent greets, and the controller's core is not busy."""
+        said, since = (-1, -1), time.monotonic()
         deadline = time.monotonic() + CALM_WITHIN_S
         while time.monotonic() < deadline:
-            now = self.sent().get(STATUSES, 0)
-            if now != said:
+            sent, before = self.sent(), self._cpu_s()
+            now = sent.get(STATUSES, 0), sent.get("AgentHello", 0)
+            time.sleep(0.5)
+            if now != said or self._cpu_s() - before > BUSY_S:
                 said, since = now, time.monotonic()
             elif time.monotonic() - since > CALM_FOR_S:
                 return since - began
-            time.sleep(0.5)
         raise MeasurementFailed(f"workers are still being started after {CALM_WITHIN_S:.0f} s")
 
     def report_every(self, seconds: float) -> None:
