@@ -26,7 +26,7 @@ from collections.abc import Iterable
 
 from ...protocol.exits import DISAGREED, DIVERGED, NO_CHECKPOINT
 from ...protocol.messages import EventKind
-from ...protocol.model import Fault, GpuAddress, JobPhase, WorkerId, WorkerPhase
+from ...protocol.model import Fault, GpuAddress, JobPhase, ServerId, WorkerId, WorkerPhase
 from ...protocol.times import CUT_OFF_TIMEOUT_S, FIRST_HOLD_S, LONGEST_HOLD_S
 from .. import accounting
 from ..cluster import Cluster
@@ -236,18 +236,24 @@ def tell_again(cluster: Cluster, now: float, job: Job) -> None:
         return
     job.told_s = now
     order = order_message(job)
-    alive = {name for name, session in cluster.sessions.items() if session.alive}
     for server in dict.fromkeys(entry.gpu.server for entry in job.uninformed()):
-        if order is not None and server in alive:
+        if order is not None and _alive(cluster, server):
             cluster.send(server, order)
     for entry in job.unstarted():
-        if entry.gpu.server in alive and may_start(cluster, job, entry):
+        if not _alive(cluster, entry.gpu.server):
+            continue
+        if may_start(cluster, job, entry):
             send_start(cluster, job, entry)
-        elif entry.gpu.server in alive and not job.elastic:
+        elif not job.elastic:
             not_to_start(cluster, now, job, entry)
             return
-        elif entry.gpu.server in alive:  # its GPU takes no new work any more; the agent answers that it does not run
+        else:  # its GPU takes no new work any more; the agent answers that it does not run
             stop_worker(cluster, now, job, entry.worker)
+
+
+def _alive(cluster: Cluster, server: ServerId) -> bool:
+    session = cluster.sessions.get(server)
+    return session is not None and session.alive
 
 
 def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
