@@ -115,12 +115,13 @@ class Stepping:
         self._proposal = 0
         self.sharing = Sharing()
         self.in_band = InBand()
-        # The comparison first: nothing else is read where states differ.
+        # First what refuses calls that a script makes on some workers only, by name. Then the comparison: nothing else is read
+        # where states differ.
         for participant in (
+            following,
             comparison,
             self.sharing,
             update.clipping,
-            following,
             hyperparameters,
             held.parts.extra_state,
         ):

@@ -194,7 +194,7 @@ def rank_main(case: str, me: int, address: str, timetable: list[Any]) -> dict[st
     name, _, determinism = case.partition(":")
     cases = importlib.import_module(module_of(case))
     place = environment(me, Determinism(determinism or "elastic"))
-    if not name.endswith("that_differ"):  # else the comparison would be the first to tell
+    if name.rpartition(".")[2] != "rates_that_differ":  # else the comparison would be the first to tell
         place = replace(place, compare_every=1)
     entries = [(int(step), list(workers)) for step, workers, *_ in timetable]
     table = Timetable(me, entries, [[worker for each in late for worker in each] for _, _, *late in timetable])
