@@ -27,7 +27,9 @@ class Scripts:
         )
 
     def close(self) -> None:
+        """Others may have forked with the end of the pipe that we have, so that closing it would not tell."""
         assert self._process.stdin is not None
+        self._process.stdin.write(f"{json.dumps(None)}\n")
         self._process.stdin.close()
         self._process.wait()
 
@@ -56,6 +58,8 @@ def serve() -> types.CodeType | None:
     """Fork for each errand. Returns the script in its process, and nothing when there are no more errands."""
     for line in sys.stdin:
         errand = json.loads(line)
+        if errand is None:
+            break
         if (child := os.fork()) == 0:
             for number, path in ((0, os.devnull), (1, errand["out"]), (2, errand["error"])):
                 opened = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT, 0o600)
