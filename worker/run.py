@@ -483,6 +483,7 @@ class Run:
         """The training is over on this worker. `epochs` calls it at its end, `save` before it writes."""
         if self._trainer is not None:
             self._trainer.finish(self._epochs)
+            atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
         """A script that left the loop by `break` and came to its end has finished. One that failed, or that called `sys.exit` in

@@ -90,6 +90,7 @@ class Trainer:
         self._recipe = recipe
         self._control = control
         self._sampler = sampler
+        self._loader = loader
         self._script = Script()
         buffers = ModelBuffers(state.modules)
         hyperparameters = Hyperparameters(state.optimizers)
@@ -366,12 +367,14 @@ class Trainer:
             self._script.go(ScriptAt.OVER)
             self._held.interlude = None
             self._obey(LoopEnded(epochs))
+            self._loader.close()
 
     def left_early(self, by_error: bool) -> None:
         """The loop over epochs has been left by an exception, or else by `break` or `return`."""
         self._left_by_break = not by_error
         if by_error and self._script.at is not ScriptAt.OVER:
             self._script.go(ScriptAt.LEFT)
+            self._loader.close()
 
     def ended(self, reason: str) -> None:
         """The script ends without having finished. What it was still instructed to do is not done."""

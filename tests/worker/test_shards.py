@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import multiprocessing
 import random
 import tarfile
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -421,6 +423,79 @@ def test_an_error_of_a_reading_process_is_that_of_the_script() -> None:
 
     with pytest.raises(OSError, match="the disk is gone"):
         batches_of(elastic.Shards([0], open=read), num_workers=1)
+
+
+def reading_processes_end() -> None:
+    for process in multiprocessing.active_children():
+        process.join(60)
+        assert process.exitcode is not None, "a reading process has outlived its training"
+
+
+@pytest.mark.parametrize("data", [elastic.Shards([range(90)] * 4, open=iter), list(range(200))])
+@pytest.mark.parametrize("wants", [2, 40], ids=["left early", "to its end"])
+def test_reading_processes_end_with_the_training_and_not_with_the_script(data: Any, wants: int) -> None:
+    reading_processes_end()
+    run = alone(2)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer, batches = run.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), data, batch_size=5, num_workers=2
+    )
+    for _ in run.epochs(1):
+        for _ in batches:
+            if run.steps_done == wants:
+                break
+            model(torch.zeros(1)).sum().backward()
+            optimizer.step()
+        if run.steps_done == wants:
+            break
+    if wants == 2:
+        assert multiprocessing.active_children()
+    run.finish()
+    reading_processes_end()
+
+
+def test_a_reading_process_that_hangs_does_not_outlive_the_training() -> None:
+    def read(shard: int) -> Iterator[int]:
+        yield from range(12)
+        threading.Event().wait()
+
+    run = alone(1)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer, batches = run.prepare(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        elastic.Shards([0], open=read),
+        batch_size=5,
+        num_workers=1,
+    )
+    run.begin(1, max_steps=50)
+    for _ in batches:
+        if run.steps_done == 1:
+            break
+        model(torch.zeros(1)).sum().backward()
+        optimizer.step()
+    run.finish()
+    reading_processes_end()
+
+
+def test_an_error_in_the_loop_ends_the_reading_processes() -> None:
+    def fails() -> None:
+        run = alone(2)
+        model = torch.nn.Linear(1, 1)
+        model, _, batches = run.prepare(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            elastic.Shards([range(90)] * 4, open=iter),
+            batch_size=5,
+            num_workers=2,
+        )
+        for _ in run.epochs(1):
+            for _ in batches:
+                raise KeyError("a")
+
+    with pytest.raises(KeyError):
+        fails()
+    reading_processes_end()
 
 
 def test_samples_are_counted_by_the_epoch_that_they_belong_to() -> None:

@@ -49,3 +49,6 @@ class Batching(Protocol):
 
     def applied(self, step: int) -> None:
         """`step` has been applied."""
+
+    def close(self) -> None:
+        """The training is over: processes that read end."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
+from multiprocessing.context import BaseContext
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class Lanes:
         self._options = options
         self._lanes: list[ProcessPoolExecutor] = []  # made when something is first asked for
         self._asked: dict[tuple[int, int], tuple[StreamRequest, Future[Reading]]] = {}  # by number and virtual worker
+        self._ended: weakref.finalize[..., Lanes] | None = None
 
     def ask(self, request: StreamRequest) -> None:
         overtaken = [key for key in self._asked if key[0] < request.number - 1]  # of steps that others have applied
@@ -54,6 +56,10 @@ class Lanes:
             limit_s = self._options.timeout
             raise RuntimeError(f"a batch of shards has not come from its process within timeout={limit_s} s") from None
 
+    def close(self) -> None:
+        if self._ended is not None:
+            self._ended()
+
     def keep_only(self, virtual_workers: range) -> None:
         self._asked = {key: each for key, each in self._asked.items() if key[1] in virtual_workers}
         for lane in self._lanes:
@@ -61,36 +67,39 @@ class Lanes:
 
     def _lane(self, virtual_worker: int) -> ProcessPoolExecutor:
         if not self._lanes:
-            self._lanes = [self._new(number) for number in range(self._options.num_workers)]
-            weakref.finalize(self, _end, self._lanes)
+            wanted = self._options.multiprocessing_context
+            context = get_context(wanted) if wanted is None or isinstance(wanted, str) else wanted
+            end = context.Event()
+            self._lanes = [self._new(context, end, number) for number in range(self._options.num_workers)]
+            self._ended = weakref.finalize(self, _end, self._lanes, end)
         return self._lanes[virtual_worker % len(self._lanes)]
 
-    def _new(self, number: int) -> ProcessPoolExecutor:
-        arguments = (self._reader, os.getpid(), self._options.worker_init_fn, number)
-        wanted = self._options.multiprocessing_context
-        context = get_context(wanted) if wanted is None or isinstance(wanted, str) else wanted
+    def _new(self, context: BaseContext, end: Event, number: int) -> ProcessPoolExecutor:
+        arguments = (self._reader, end, os.getpid(), self._options.worker_init_fn, number)
         return ProcessPoolExecutor(1, context, initializer=_begin, initargs=arguments)
 
 
-def _end(lanes: list[ProcessPoolExecutor]) -> None:
+def _end(lanes: list[ProcessPoolExecutor], end: Event) -> None:
+    """Nobody waits for what the processes read: what they hold up with, a file system that does not answer, is no matter."""
+    end.set()
     for lane in lanes:
         lane.shutdown(wait=False, cancel_futures=True)
 
 
-def _begin(reader: ShardReader, parent: int, init: Callable[[int], Any] | None, number: int) -> None:
-    """This process reads from now on, as long as its parent lives."""
+def _begin(reader: ShardReader, end: Event, parent: int, init: Callable[[int], Any] | None, number: int) -> None:
+    """This process reads from now on, as long as its parent lives and has not said that it is the end."""
     global _reader
     _reader = reader
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(end, parent), daemon=True).start()
     if init is not None:
         init(number)
 
 
-def _end_with(parent: int) -> None:
+def _end_with(end: Event, parent: int) -> None:
     """A process that is killed leaves nobody behind who waits for its requests."""
-    while os.getppid() == parent:
-        time.sleep(LOOK_S)
+    while os.getppid() == parent and not end.wait(LOOK_S):
+        pass
     os._exit(1)
 
 

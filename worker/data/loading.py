@@ -97,6 +97,11 @@ class Loader:
     def applied(self, step: int) -> None:
         """`step` has been applied: likewise."""
 
+    def close(self) -> None:
+        """The training is over. PyTorch ends its processes with their iterator."""
+        self._results = None
+        self._stock.clear()
+
     def batch(self, step: int, virtual_worker: int) -> Any:
         """The micro-batch, on the device. The caller seeds the generators afterwards: reading draws from them."""
         if self._options.num_workers == 0:

@@ -43,6 +43,9 @@ class Source(Protocol):
     def keep_only(self, virtual_workers: range) -> None:
         """Others are read elsewhere from now on."""
 
+    def close(self) -> None:
+        """Nothing will be asked for any more."""
+
 
 class Here:
     """This process reads, as soon as something is asked for: reading draws random numbers, and may do so now."""
@@ -61,6 +64,9 @@ class Here:
 
     def keep_only(self, virtual_workers: range) -> None:
         self._reader.keep_only(virtual_workers)
+
+    def close(self) -> None:
+        self._read.clear()
 
 
 class Streams:
@@ -175,6 +181,9 @@ class Streams:
         self._stock = {key: found for key, found in self._stock.items() if key[0] > number}
         self._firsts = {key: found for key, found in self._firsts.items() if key[0] > stand.epoch}
         self._asked = {key: request for key, request in self._asked.items() if key[0] > number}
+
+    def close(self) -> None:
+        self._source.close()
 
     def _is_past_end(self, number: int) -> bool:
         return self._end is not None and number * self._updates >= self._end
