@@ -34,8 +34,8 @@ from pathlib import Path
 import numpy as np
 
 from elasticd.protocol.errors import ElasticError
+from elasticd.scheduler.hull import concave
 from elasticd.scheduler.policies import load_policy
-from elasticd.scheduler.speedup_curve import concave
 from elasticd.scheduler.view import Floats, Ints
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers

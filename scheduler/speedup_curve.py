@@ -16,7 +16,8 @@ From points to a curve: overestimate first, readjust later
   largest share to it, which is no less than any concave curve can do, and much nearer: with AFS's rule a job that does not
   scale looks as if four GPUs were a great deal more than two until it has had all of them. Half, and not the last two points,
   since neighbours differ by noise.
-* Measurements are noisy, and policies look one GPU ahead: the estimate is the least growing concave curve above all that.
+* Measurements are noisy, and policies look one GPU ahead: the estimate only grows, and a dent that could be noise is filled, up
+  to the least concave curve above all that. A deeper dent stays: the job is that slow there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from statistics import median
 import numpy as np
 
 from ..protocol.model import Value
+from .hull import concave
 from .view import Floats, Ints
 
 KEPT_RATES = 5
@@ -156,14 +158,19 @@ def estimate(known: Known, fewest: Ints) -> Floats:
             continue
         bound = max if servers > fewest[share] else min
         curve[share] = bound(curve[share], rate.steps_per_s)
-    above: Floats = concave(curve[None, :])[0]
-    return above
+    curve = np.maximum.accumulate(curve)
+    filled = concave(curve[None, :])[0]
+    grown: Floats = np.maximum.accumulate(np.where(curve < (1 - NOISE) * filled, curve, filled))
+    return grown
 
 
-def peak(curve: Floats, least: int, most: int) -> int:
-    """The share, of those from `least` to `most`, from which on one GPU more brings nothing that could be told from noise."""
+def peak(hull: Floats, least: int, most: int) -> int:
+    """The share, of those from `least` to `most`, from which on one GPU more brings nothing that could be told from noise.
+
+    `hull`: of the estimate, as more GPUs may be of use again behind a dent.
+    """
     shares = np.arange(least, most)
-    poor = curve[shares + 1] - curve[shares] < WORTHWHILE * curve[shares] / np.maximum(shares, 1)
+    poor = hull[shares + 1] - hull[shares] < WORTHWHILE * hull[shares] / np.maximum(shares, 1)
     return int(shares[poor.argmax()]) if poor.any() else max(least, most)
 
 
@@ -173,19 +180,3 @@ def _best(known: Known) -> dict[int, float]:
     for (share, _), rate in known.items():
         found[share] = max(found.get(share, 0.0), rate.steps_per_s)
     return found
-
-
-def concave(curves: Floats) -> Floats:
-    """The least concave and growing curve above each row; column n is the value with n GPUs."""
-    above = np.maximum.accumulate(curves, axis=1)
-    for row in above:
-        corners = [0]
-        for n in range(1, len(row)):
-            while len(corners) > 1:
-                a, b = corners[-2], corners[-1]
-                if (row[b] - row[a]) * (n - a) > (row[n] - row[a]) * (b - a):
-                    break
-                corners.pop()
-            corners.append(n)
-        row[:] = np.interp(np.arange(len(row)), corners, row[corners])
-    return above

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..protocol.model import JobId, Server, ServerId
+from .hull import concave
 from .kinds import Demand, GpuSort, Stock
 from .nearness import Near, cut, leaves, tree
 from .sets import union
@@ -49,9 +50,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class Curves:
-    """How throughput grows with GPUs: `speedup[c, n]` is T(n) / T(1) of curve c; `speedup[c, 0]` is 0."""
+    """How throughput grows with GPUs: `speedup[c, n]` is T(n) / T(1) of curve c; `speedup[c, 0]` is 0.
+
+    It is what jobs really get, as far as is known: it need not be concave. Rules that rest on that take the hull.
+    """
 
     speedup: Floats
+    hull: Floats | None = None  # likewise of the hulls, where they are known already
 
     @property
     def most(self) -> int:
@@ -69,10 +74,38 @@ class Curves:
             found = self._rows[curve] = self.speedup[curve].tolist()
         return found
 
+    @cached_property
+    def _hulls(self) -> Floats:
+        return np.full(self.speedup.shape, np.nan) if self.hull is None else self.hull
+
+    @cached_property
+    def _hull_rows(self) -> dict[tuple[int, int], list[float]]:
+        return {}
+
+    def hulls(self, curves: Ints) -> Floats:
+        """The hulls of these curves (`hull.concave`), in their rows; what stands in others is not said."""
+        found = self._hulls
+        for curve in np.unique(curves).tolist():
+            if np.isnan(found[curve, 0]):
+                found[curve] = concave(self.speedup[curve : curve + 1])[0]
+        return found
+
+    def hull_row(self, curve: int, most: int) -> list[float]:
+        """The hull of the first `most` GPUs of a curve, from 0 on."""
+        found = self._hull_rows.get((curve, most))
+        if found is None:
+            hull = self.hulls(np.array([curve]))[curve, : most + 1]
+            if hull[most] != self.speedup[curve, most]:  # it is held up by what lies behind
+                hull = concave(self.speedup[curve : curve + 1, : most + 1])[0]
+            found = self._hull_rows[curve, most] = hull.tolist()
+        return found
+
     def correct(self, curve: int, speedup: Floats) -> None:
         """More is known of a curve than before."""
         self.speedup[curve] = speedup
         self._rows.pop(curve, None)
+        self._hulls[curve] = np.nan
+        self._hull_rows.clear()
 
 
 class JobTable:
@@ -159,6 +192,11 @@ class JobTable:
     def speedup(self, rows: Any, gpus: Any) -> Any:
         """T(gpus) / T(1) of these rows."""
         return self.curves.speedup[self.curve[rows], gpus]
+
+    def hull(self, rows: Any, gpus: Any) -> Any:
+        """The same of the hull of each one's curve."""
+        curves = self.curve[rows]
+        return self.curves.hulls(curves)[curves, gpus]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from functools import cache
 
 import numpy as np
 
+from ..scheduler.hull import concave
 from ..scheduler.measuring import Measuring, first_share, smaller_shares, unknown, worth_measuring
 from ..scheduler.packing import server_size
 from ..scheduler.policies import RIGID
@@ -78,7 +79,7 @@ class MeasuredCurves:
             curve = estimate(known, self._fewest)
             self._estimates[job] = curve
             self._seen_curves.correct(job, curve / curve[1])
-            self._peak[job] = peak(curve, int(self._columns.min_gpus[job]), int(self._most[job]))
+            self._peak[job] = peak(concave(curve[None, :])[0], int(self._columns.min_gpus[job]), int(self._most[job]))
             self._fresh[job] = False
             self._measured_s[job] = math.inf
         return bool(done)

@@ -97,6 +97,53 @@ class PcsThemis:
         return Shares(given, _silent, now + self.lease_s if len(jobs) else math.inf)
 
 
+class PcsAfs:
+    """PCS's `AFS`, job against job as AFS Alg. 1 has it: one GPU after the other to the last of those that beat all before them.
+
+    A job without GPUs has a rate of 0, and is the shorter one only beside another without; then the one that would be over first
+    is taken. GPUs go on to be given where they bring nothing.
+    """
+
+    name = "pcs-afs"
+    needs_lengths = True
+    least_s = 1e-7  # is added to every time
+
+    def __init__(self, workload: Workload) -> None:
+        self._speedup = workload.curves
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        given = no_shares(jobs)
+        most, left_s = jobs.max_gpus.tolist(), jobs.left_s.tolist()
+        curves = [self._speedup.row(curve) for curve in jobs.curve.tolist()]
+        time_s = [math.inf] * len(jobs)
+        rate = [0.0] * len(jobs)
+        then = [self._rate(left, curve[1]) for left, curve in zip(left_s, curves, strict=True)]
+        able = list(range(len(jobs)))
+        for _ in range(gpus):
+            if not able:
+                break
+            top = able[0]
+            for other in able[1:]:
+                short, long = (other, top) if time_s[other] < time_s[top] else (top, other)
+                if not rate[short]:
+                    top = short if then[short] > then[long] else long
+                elif (then[short] - rate[short]) / rate[short] > (then[long] - rate[long]) / then[long]:
+                    top = short
+                else:
+                    top = long
+            given[top] += 1
+            share = int(given[top])
+            time_s[top], rate[top] = left_s[top] / curves[top][share], then[top]
+            if share == most[top]:
+                able.remove(top)
+            else:
+                then[top] = self._rate(left_s[top], curves[top][share + 1])
+        return Shares(given, _silent)
+
+    def _rate(self, left_s: float, speedup: float) -> float:
+        return 1.0 / (left_s / speedup + self.least_s)
+
+
 class TiresiasDlas:
     """`dlas-gpu` of Tiresias' simulator, line by line: queues are lists, in which those that wait stand behind those that run.
 
@@ -152,5 +199,6 @@ RULES: dict[str, Callable[[Workload], Policy]] = {
     "pcs-srsf": _ordered("pcs-srsf", _service),
     "pcs-las": _ordered("pcs-las", _done),
     "pcs-themis": PcsThemis,
+    PcsAfs.name: PcsAfs,
     TiresiasDlas.name: TiresiasDlas,
 }

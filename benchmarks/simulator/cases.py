@@ -28,7 +28,6 @@ from elasticd.scheduler.nearness import tree
 from elasticd.scheduler.pipeline import decide
 from elasticd.scheduler.policies import load_policy
 from elasticd.scheduler.profiles import curves as profiles
-from elasticd.scheduler.speedup_curve import concave
 from elasticd.scheduler.view import ClusterView, Columns, Curves, JobTable, Limit, ServerInView, gpus_by_sort, limit_for
 from elasticd.simulator import assign, traces
 from elasticd.simulator.engine import Simulation
@@ -99,7 +98,7 @@ def _decisions(case: Case, load: Workload) -> dict[str, Any]:
     """Every `ROUND_S` the first job that is over leaves, or the one that has run longest, and another one comes."""
     policy = load_policy({"policy": case.policy}, "benchmark")
     cluster = servers(case.servers, case.gpus_per_server)
-    curves = Curves(concave(load.curves.speedup))
+    curves = load.curves
     columns = _columns(load, case.gpus)
     rng = random.Random(case.seed)
     types = _Types(cluster) if case.mixed else None

@@ -15,6 +15,7 @@ from functools import cached_property
 import msgspec
 
 from ...protocol.model import JobSpec, Value
+from ...scheduler.hull import concave
 from ...scheduler.speedup_curve import NOISE, Known, Measured, Rate, Source, combined, estimate, layer
 from ...scheduler.view import Floats, Ints
 
@@ -114,6 +115,12 @@ class Estimated:
     def speedup(self) -> Floats:
         """T(n) / T(1) by share."""
         found: Floats = self.curve / self.curve[1]
+        return found
+
+    @cached_property
+    def hull(self) -> Floats:
+        """The same of the curve's hull."""
+        found: Floats = concave(self.speedup[None, :])[0]
         return found
 
 

@@ -135,6 +135,7 @@ class Rows:
         self._jobs: list[Job | None] = []  # by row
         self._names: list[JobId] = []  # likewise
         self._speedup: Floats = np.zeros((FIRST_ROWS, 2))  # by curve
+        self._hull: Floats = np.zeros((FIRST_ROWS, 2))  # by curve: the hull of these speedups
         self._alone: Floats = np.zeros(FIRST_ROWS)  # by curve: steps per second with one GPU; 0: not known
         self._free_curves = list(range(FIRST_ROWS))
         self._row: dict[JobId, int] = {}
@@ -249,7 +250,7 @@ class Rows:
         again = dict(changed)
         if fewest.tobytes() != self._servers.tobytes():
             self._servers = fewest
-            self._speedup = np.zeros((len(self._speedup), len(fewest)))
+            self._speedup, self._hull = (np.zeros((len(self._speedup), len(fewest))) for _ in range(2))
             again = {job.id: job for job in self._jobs if job is not None}
             for kind in self._kinds.values():
                 kind.told = None
@@ -384,6 +385,7 @@ class Rows:
             more = len(self._speedup)
             self._free_curves = list(range(more, 2 * more))
             self._speedup = np.vstack([self._speedup, np.zeros_like(self._speedup)])
+            self._hull = np.vstack([self._hull, np.zeros_like(self._hull)])
             self._alone = np.concatenate([self._alone, np.zeros_like(self._alone)])
         return self._free_curves.pop()
 
@@ -427,7 +429,7 @@ class Rows:
             self._tell_peak(self._row[name], told, {})
 
     def _tell_curve(self, curve: int, told: Estimated) -> None:
-        self._speedup[curve] = told.speedup
+        self._speedup[curve], self._hull[curve] = told.speedup, told.hull
         self._alone[curve] = told.curve[1] if told.known else 0.0
 
     def _tell_peak(self, row: int, told: Estimated, peaks: dict[tuple[int, int], int]) -> None:
@@ -438,7 +440,7 @@ class Rows:
             return
         least, most = int(table.least[row]), min(int(table.most[row]), len(told.curve) - 1)
         if (least, most) not in peaks:
-            peaks[least, most] = max(1, peak(told.curve, least, most))
+            peaks[least, most] = max(1, peak(told.hull, least, most))
         table.peak[row] = peaks[least, most]
 
     # -- what the scheduler sees
@@ -485,7 +487,7 @@ class Rows:
             waiting_since_s=np.minimum(kept["waiting_since_s"], now),
             curve=kept["curve"],
         )
-        return columns, Curves(self._speedup.copy())
+        return columns, Curves(self._speedup.copy(), self._hull.copy())
 
     def _could_have(self, demands: Ints, there: tuple[ServerInView, ...]) -> Ints:
         """The most GPUs that jobs with these demands could have of these servers, if they were alone."""

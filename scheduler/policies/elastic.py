@@ -1,8 +1,9 @@
 """`elastic`: our own policy for the least average JCT, with known lengths or without (docs/design/elastic.md has the numbers).
 
 Like AFS it knows throughput curves, and lengths where they are given. AFS compares jobs two at a time; here every job has a
-weight, and GPUs go one by one to the job whose weighted throughput they raise most. As throughputs are concave, no other
-division has a greater weighted throughput.
+weight, and GPUs go one by one to the job whose weighted throughput they raise most. Throughput counts by its hull, the least
+concave curve above it, so that a job may grow through a dent; where throughputs are concave, no other division has a greater
+weighted throughput.
 
 *Lengths given.* The weight follows from what a second of work on the job is worth, as far as the present jobs alone are
 concerned (`worth.py`). More will come, and then a long job never has the cluster to itself, as that reckoning has it. Were the
@@ -23,7 +24,8 @@ So that jobs do not take turns for ever, service counts in levels, each longer t
 run stay, then the first submitted comes first.
 
 *Inertia.* A GPU that a job has already counts a little more for it, so that shares do not change for gains that are less than
-changing costs.
+changing costs. In a long queue neighbours are worth nearly the same, and the same bonus would let a newcomer pass hundreds of
+them and still get nothing: so it shrinks while jobs are more than twice as many as GPUs, and stays worth about as many places.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from .reviews import EARLY_S
 from .worth import Curve, with_minimum, worths
 
 LAST_FAIR_SHARES = 4.0  # heSRPT's 1 / (1 - p) for p = 3/4
+FULL_INERTIA = 2.0  # jobs per GPU up to which inertia is whole
 LOOKED_AT = 1.5  # jobs per GPU: who ends behind them gets none, and counts as a number
 NEW_GPU_S = 600.0  # a job of unknown length that has got less than this counts as if it had got this
 
@@ -54,7 +57,8 @@ class ElasticParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     `constancy`: how much of the load that there is now will be there for ever, from 0 (nobody else comes) to 1.
 
-    `inertia`: by what part of its worth a GPU counts more for the job that has it already.
+    `inertia`: by what part of its worth a GPU counts more for the job that has it already; less where jobs are more than two
+    per GPU.
 
     `first_turn_gpu_s`: how many GPU-seconds the first level of service lasts, where lengths are unknown.
 
@@ -96,7 +100,8 @@ class Elastic:
         """Lengths are given. Changes `given`."""
         fair = gpus / len(fitting)
         looked_at = math.ceil(LOOKED_AT * gpus)
-        order = fitting[smallest(self._ends_after_s(jobs, fitting, LAST_FAIR_SHARES * fair), looked_at)]
+        ends_after_s = self._ends_after_s(jobs, fitting, LAST_FAIR_SHARES * fair)
+        order = fitting[smallest(ends_after_s, looked_at)]
         curves = _curves(jobs, order, gpus)
         power = 1.0 - self.parameters.constancy
         weight: list[float] = [worth**power for worth in worths(curves, gpus, len(fitting) - len(order))]
@@ -106,6 +111,16 @@ class Elastic:
             return weight[at] * (curve[share + 1] - curve[share])
 
         self._hand_out(jobs, order, curves, given, gpus, value)
+        self._fill(jobs, fitting, ends_after_s, given, gpus)
+
+    def _fill(self, jobs: JobTable, fitting: Ints, ends_after_s: Floats, given: Ints, gpus: int) -> None:
+        """What those that were looked at cannot use, as their minimums are larger, goes to the others. Changes `given`."""
+        free = gpus - int(given.sum())
+        others = np.flatnonzero((given[fitting] == 0) & (jobs.min_gpus[fitting] <= free))
+        if len(others):
+            order = fitting[others[smallest(ends_after_s[others], free)]]
+            curves = _curves(jobs, order, gpus)
+            self._hand_out(jobs, order, curves, given, gpus, lambda at, has: curves[at][has + 1] - curves[at][has])
 
     def _ends_after_s(self, jobs: JobTable, rows: Ints, share: float) -> Floats:
         """How long jobs still take with so many GPUs each, or what they can use."""
@@ -113,12 +128,12 @@ class Elastic:
         so_far = np.maximum(jobs.attained_gpu_s[rows], NEW_GPU_S)
         left_s = np.where(left_s < UNKNOWN_S, left_s, so_far)
         if share <= 1:
-            return np.asarray(left_s / jobs.speedup(rows, jobs.min_gpus[rows]))
+            return np.asarray(left_s / jobs.hull(rows, jobs.min_gpus[rows]))
         most = np.minimum(jobs.max_gpus, jobs.curves.most)[rows]
         used = np.clip(share, jobs.min_gpus[rows], most)
         below = used.astype(np.int64)
         above = np.minimum(below + 1, most)
-        low, high = jobs.speedup(rows, below), jobs.speedup(rows, above)
+        low, high = jobs.hull(rows, below), jobs.hull(rows, above)
         return np.asarray(left_s / (low + (used - below) * (high - low)))
 
     def _by_service(self, jobs: JobTable, given: Ints, gpus: int, now: float) -> float:
@@ -150,7 +165,7 @@ class Elastic:
         least: list[int] = jobs.min_gpus[order].tolist()
         present: list[int] = jobs.share[order].tolist()
         most = [len(curve) - 1 for curve in curves]
-        stays = 1.0 + self.parameters.inertia
+        stays = 1.0 + self.parameters.inertia * min(1.0, FULL_INERTIA * gpus / len(jobs))
         heap = []
         for at, has in enumerate(share):
             if has < most[at]:
@@ -176,14 +191,14 @@ class Elastic:
 
 
 def _curves(jobs: JobTable, rows: Ints, gpus: int) -> list[Curve]:
-    """Throughputs with 0 to the maximum of GPUs over that with one; jobs that are alike share one."""
+    """Hulls of throughputs with 0 to the maximum of GPUs over that with one; jobs that are alike share one."""
     most = np.minimum(np.minimum(jobs.max_gpus, jobs.curves.most)[rows], gpus)
     known: dict[tuple[int, int, int], Curve] = {}
     found = []
     for key in zip(jobs.curve[rows].tolist(), jobs.min_gpus[rows].tolist(), most.tolist(), strict=True):
         if key not in known:
             curve, least, end = key
-            known[key] = with_minimum(jobs.curves.row(curve)[: end + 1], least)
+            known[key] = with_minimum(jobs.curves.hull_row(curve, end), least)
         found.append(known[key])
     return found
 

@@ -55,16 +55,25 @@ def shorten(jobs: JobTable, given: Ints, free: int) -> None:
     """Give `free` GPUs, one after the other, to those whose remaining time each shortens most, up to their maximums.
     Jobs without GPUs get none; of equal gains the job submitted first comes first. Changes `given`.
 
-    Where throughput is concave a job gains less by each further GPU. So those that are given are just the ones that
-    bring most.
+    Where throughput is concave a job gains less by each further GPU, and those that are given are just the ones that bring
+    most. Where it has dents, what lies behind a poor GPU is reached through it, and so counts as no better.
     """
     most = np.minimum(jobs.max_gpus, jobs.curves.most)
     rows = np.flatnonzero((given > 0) & (given < most))
     if free <= 0 or not len(rows):
         return
     owner, saved_s = steps(jobs, rows, given[rows], np.minimum(most[rows] - given[rows], free))
+    _count_as_reached(owner, saved_s)
     best = smallest(-saved_s, free)
     np.add.at(given, owner[best[saved_s[best] > 0]], 1)
+
+
+def _count_as_reached(owner: Ints, saved_s: Floats) -> None:
+    """No GPU counts for more than those of the same job before it. Changes `saved_s`."""
+    rises = np.flatnonzero((saved_s[1:] > saved_s[:-1]) & (owner[1:] == owner[:-1]))
+    for row in np.unique(owner[rises]).tolist():
+        here = slice(*np.searchsorted(owner, [row, row + 1]))
+        np.minimum.accumulate(saved_s[here], out=saved_s[here])
 
 
 def steps(jobs: JobTable, rows: Ints, shares: Ints, count: Ints) -> tuple[Ints, Floats]:

@@ -10,8 +10,8 @@ or it is EasyScale's or Sia's and Pollux' (`easyscale_curves`, `placement_curves
 
 What a curve is made of, whatever the table:
 
-* Measurements are taken as they are, noise included: a simulated job is as fast as what has been measured. Only the
-  scheduler is shown a smooth curve, as it is of real jobs. Where one share was measured repeatedly the median counts.
+* Measurements are taken as they are, noise included: a simulated job is as fast as what has been measured. Policies
+  see the same table, dents included. Where one share was measured repeatedly the median counts.
 * A share that is missing between two measured ones (empty, nan and 0 are missing too) lies on the straight line between them in
   throughput, which keeps a concave curve concave. Interpolation in time per iteration, as in the AFS table, would not.
 * Beyond the largest measured share throughput stays what it is there, so that no policy wants more.

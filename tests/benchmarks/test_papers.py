@@ -16,12 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import elasticd
-from benchmarks.papers import cases, elan, inputs, results
+from benchmarks.papers import cases, elan, inputs, peer_rules, results
 from benchmarks.papers.__main__ import FIGURES
 from benchmarks.papers.findings import LIMIT, Finding, Published, above, below, between, exactly, faults
 from benchmarks.papers.page import Section
+from elasticd.protocol.model import JobId
+from elasticd.scheduler.policies import load_policy
+from elasticd.scheduler.view import Curves
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.runs import run
+from elasticd.simulator.workload import Workload, servers
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 ROOT = Path(__file__).parents[2]
@@ -193,6 +197,44 @@ def test_the_peers_rules_give_the_peers_numbers_in_our_simulator(rule: str, simu
     peers = inputs.peers(DATA)
     theirs = peers.pcs(cluster, policy) if simulator == "PCS" else peers.tiresias(cluster, policy)
     assert results.simulate(cases.philly(cluster, rule), DATA).avg_jct_s == pytest.approx(theirs, rel=1e-5)
+
+
+# Speedups with dents between the powers of two, as AFS's models have them on servers of four GPUs.
+DENTED = np.array(
+    [
+        (0, 1, 1.82, 2.39, 3.48, 3.94, 4.56, 5.40, 6.61),
+        (0, 1, 1.98, 2.56, 3.62, 4.01, 4.50, 5.12, 5.95),
+        (0, 1, 1.43, 1.56, 1.73, 1.73, 1.73, 1.73, 1.73),
+    ]
+)
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5, 7, 11])
+def test_afs_l_is_pcs_rule_job_by_job(seed: int) -> None:
+    """Where (3) is transitive among the jobs: else the top job depends on the order of comparing, which AFS leaves open.
+
+    Both see the throughputs that jobs get. With their hull AFS-L would stop at 3, 5, 6 and 7 GPUs, and jobs end otherwise.
+    """
+    rng = np.random.default_rng(seed)
+    count = 60
+    curve = rng.integers(0, 3, count)
+    load = Workload(
+        names=[JobId(f"j{number:02d}") for number in range(count)],
+        submit_s=np.sort(rng.integers(0, 6000, count)).astype(float),
+        min_gpus=np.ones(count, dtype=np.int64),
+        max_gpus=np.array([8, 8, 4])[curve],
+        requested_gpus=np.ones(count, dtype=np.int64),
+        work_s=np.round(rng.lognormal(6, 1.2, count)),
+        curve=curve,
+        curves=Curves(DENTED),
+        models=("VGG", "ResNet", "chatbot"),
+    )
+    ours, theirs = (
+        Simulation(load, servers(4, 4), rule).run()
+        for rule in (load_policy({"policy": "afs-l"}, "test"), peer_rules.RULES["pcs-afs"](load))
+    )
+    assert ours.resizes > 40
+    assert ours.end_s.tolist() == theirs.end_s.tolist()
 
 
 # -- the command

@@ -153,17 +153,29 @@ def _bent(most: int, first: float, knee: int, then: float) -> tuple[float, ...]:
 
 
 def speedups(most: int) -> st.SearchStrategy[tuple[float, ...]]:
-    """Concave curves, as the scheduler sees them: each GPU adds at most what the one before it added."""
+    """Concave curves, where each GPU adds at most what the one before it added, and measured ones, which have dents."""
+    return st.one_of(concave_speedups(most), st.sampled_from([_dented(most, depth) for depth in (0.7, 0.85, 1.0)]))
+
+
+def concave_speedups(most: int) -> st.SearchStrategy[tuple[float, ...]]:
     shapes = itertools.product([1.0, 0.9, 0.6], range(1, most + 1), [0.8, 0.5, 0.0])
     return st.sampled_from([_bent(most, *shape) for shape in shapes])
 
 
+def _dented(most: int, depth: float) -> tuple[float, ...]:
+    """Powers of two are as fast as n^0.9, what lies between them has lost this part of what it could gain; none is lost at 0."""
+    at = [2**power for power in range(most.bit_length() + 1)]
+    whole = np.interp(range(most + 1), [0, *at], [0.0, *(n**0.9 for n in at)])
+    last = [0, *(n**0.9 for m in range(1, most + 1) for n in [2 ** (m.bit_length() - 1)])]
+    return tuple((whole - depth * (whole - np.array(last))).tolist())
+
+
 @st.composite
-def described(draw: st.DrawFn, name: str, most: int = 8) -> Described:
+def described(draw: st.DrawFn, name: str, most: int = 8, dents: bool = True) -> Described:
     """Any job of up to `most` GPUs that can be in a view. It may have requested more than it can use, and have run
     before."""
     low = draw(st.integers(1, min(4, most)))
-    speedup = draw(speedups(most))
+    speedup = draw(speedups(most) if dents else concave_speedups(most))
     peak = max(low, next(n for n in range(1, most + 1) if speedup[n] == speedup[-1]))
     high = draw(st.integers(low, peak))
     share = draw(st.one_of(st.just(0), st.integers(low, high)))
@@ -197,8 +209,8 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, most_jobs: int = 6, most_gpus: int = 12, most_share: int = 8) -> Case:
-    jobs = [draw(described(f"j{number}", most_share)) for number in range(draw(st.integers(0, most_jobs)))]
+def cases(draw: st.DrawFn, most_jobs: int = 6, most_gpus: int = 12, most_share: int = 8, dents: bool = True) -> Case:
+    jobs = [draw(described(f"j{number}", most_share, dents)) for number in range(draw(st.integers(0, most_jobs)))]
     return Case(tuple(jobs), draw(st.integers(0, most_gpus)))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_tables import Case, ask, cases, given_to, job, linear, policy, speedups, table
+from scheduling_tables import Case, ask, cases, concave_speedups, given_to, job, linear, policy, speedups, table
 
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import JobId
@@ -47,7 +47,7 @@ def test_with_power_law_speedups_worths_are_those_of_hesrpt(power: float) -> Non
 
 
 @settings(max_examples=50)
-@given(st.lists(speedups(4), min_size=1, max_size=4), st.integers(1, 5))
+@given(st.lists(concave_speedups(4), min_size=1, max_size=4), st.integers(1, 5))
 def test_the_best_division_saves_as_much_waiting_as_there_are_jobs(curves: list[tuple[float, ...]], gpus: int) -> None:
     """The Hamilton-Jacobi-Bellman equation, against trying all divisions."""
     worth = worths(curves, gpus)
@@ -143,6 +143,27 @@ def test_inertia_keeps_a_gpu_where_it_is_for_little_gain() -> None:
     other = job("other", speedup=half[:4], left_s=100, share=1)
     assert given_to(policy("elastic", inertia=0), 3, runs, other) == {"runs": 1, "other": 2}
     assert given_to(policy("elastic", inertia=1), 3, runs, other) == {"runs": 2, "other": 1}
+
+
+def test_short_jobs_behind_a_long_queue_wait_for_each_other_only() -> None:
+    """A backlog of 800 long jobs on 8 GPUs, then a short job every 50 s, for which one GPU would do."""
+    long, short = 800, 60
+    count = long + short
+    load = Workload(
+        names=tuple(JobId(f"j{number:03d}") for number in range(count)),
+        submit_s=np.concatenate([np.zeros(long), 1000.0 + 50.0 * np.arange(short)]),
+        min_gpus=np.ones(count, dtype=np.int64),
+        max_gpus=np.full(count, 8),
+        requested_gpus=np.ones(count, dtype=np.int64),
+        work_s=np.concatenate([np.linspace(20_000, 200_000, long), np.full(short, 30.0)]),
+        curve=np.zeros(count, dtype=np.int64),
+        curves=Curves(np.array([half[:9]])),
+        models=("m",),
+    )
+    done = Simulation(load, servers(2, 4), policy("elastic")).run()
+    waits_s = (done.start_s - load.submit_s)[long:]
+    assert waits_s.max() == 0
+    assert (done.end_s - load.submit_s)[long:].max() <= 30.0 + 1e-6
 
 
 def test_a_new_job_of_unknown_length_runs_before_those_known_to_be_long() -> None:

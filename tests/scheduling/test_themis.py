@@ -16,12 +16,12 @@ from scheduling_tables import (
     ask,
     by_name,
     cases,
+    concave_speedups,
     given_to,
     job,
     linear,
     policy,
     reasons,
-    speedups,
     table,
 )
 
@@ -115,7 +115,7 @@ def bidders(draw: st.DrawFn, fewest: int = 1) -> tuple[list[Described], int]:
             f"j{k}",
             1,
             draw(st.integers(1, 6)),
-            speedup=draw(speedups(6)),
+            speedup=draw(concave_speedups(6)),
             left_s=draw(st.sampled_from([10.0, 100.0, 1000.0])),
             submitted_s=-draw(st.sampled_from([0.0, 5.0, 300.0, 1e5])),
         )
