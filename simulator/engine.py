@@ -63,6 +63,9 @@ class Outcome:
     wall_s: float
     decision_s: list[float]
     timeline: Timeline
+    executed_s: Floats  # time with any GPU
+    gpu_s: Floats  # GPU-seconds that it had
+    changes: Ints  # of its GPUs while it ran, being taken all of them included
 
 
 class Simulation:
@@ -132,7 +135,21 @@ class Simulation:
         self._next = 0  # arrival
         self._review_s = math.inf
         self._blocking = _Blocking()
-        self.outcome = Outcome(np.full(n, np.nan), np.full(n, np.nan), 0, 0, 0, 0, 0, 0.0, [], Timeline())
+        self.outcome = Outcome(
+            start_s=np.full(n, np.nan),
+            end_s=np.full(n, np.nan),
+            resizes=0,
+            preemptions=0,
+            migrations=0,
+            events=0,
+            decisions=0,
+            wall_s=0.0,
+            decision_s=[],
+            timeline=Timeline(),
+            executed_s=self.columns.executed_s,
+            gpu_s=self.columns.attained_gpu_s,
+            changes=np.zeros(n, dtype=np.int64),
+        )
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> Outcome:
         """Until all jobs that fit into the cluster are over. `progress` is told how many are."""
@@ -332,6 +349,7 @@ class Simulation:
         self._rate[jobs] = 0.0
         self._end_s[jobs] = self._switch_s[jobs] = math.inf
         self.outcome.preemptions += len(jobs)
+        self.outcome.changes[jobs] += 1
 
     def _resize(self, jobs: Ints, held: Sequence[tuple[Gpus, Gpus]], free_s: Floats) -> None:
         """`held`: the GPUs before and after, of each; `free_s`: until its new ones are free."""
@@ -343,6 +361,7 @@ class Simulation:
         keep_some = sum([before & after > 0 for before, after in held])
         self.outcome.resizes += keep_some
         self.outcome.migrations += len(held) - keep_some
+        self.outcome.changes[jobs] += 1
         waits_s = self._idle_until_s[jobs] - self._now  # above 0: it has not begun yet, or stands still
         pause_s = np.maximum(waits_s, prices.pause_s[jobs])
         if self._switching:
@@ -365,6 +384,7 @@ class Simulation:
         later = (gpus > self._works_with[jobs]) & (ready_s > 0)
         self._works_with[jobs] = gpus
         self.outcome.resizes += len(jobs)
+        self.outcome.changes[jobs] += 1
         self._switch_s[jobs[later]] = self._now + ready_s[later]
         if len(jobs := jobs[~later]):
             self._work(jobs, self._prices.pause_s[jobs])

@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 
 from ..scheduler.view import Floats
+from . import fairness
 from .engine import Outcome, Timeline
+from .workload import Workload
 
 TOLERANCE_S = 1e-6  # a deadline that is missed by a rounding error has been kept
 
@@ -24,7 +26,14 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int  # never finished: not admitted, or never given GPUs
     avg_jct_s: float | None  # JCTs are those of the jobs that finished
     p50_jct_s: float | None
+    p95_jct_s: float | None
     p99_jct_s: float | None
+    max_jct_s: float | None
+    avg_slowdown: float | None  # JCT over the time with the requested GPUs (`fairness`)
+    p99_slowdown: float | None
+    avg_finish_time_fairness: float | None  # JCT over that on a fair share; more than 1: worse than that
+    max_finish_time_fairness: float | None
+    jain_index: float | None  # of finish-time fairness
     avg_queueing_s: float | None  # from submission to the first GPU, of the jobs that got one
     makespan_s: float | None
     deadline_ratio: float | None  # of the jobs that have a deadline, those that were over by then
@@ -42,8 +51,9 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     events: int
 
 
-def measure(outcome: Outcome, submit_s: Floats, deadline_s: Floats, gpus: int) -> Metrics:
-    """The metrics of a simulation on `gpus` GPUs; columns are those of its workload, `deadline_s` nan: none."""
+def measure(outcome: Outcome, workload: Workload, deadline_s: Floats, gpus: int) -> Metrics:
+    """The metrics of a simulation on `gpus` GPUs; `deadline_s`: by job, nan: none."""
+    submit_s = workload.submit_s
     over = ~np.isnan(outcome.end_s)
     jct_s = (outcome.end_s - submit_s)[over]
     started = ~np.isnan(outcome.start_s)
@@ -51,12 +61,21 @@ def measure(outcome: Outcome, submit_s: Floats, deadline_s: Floats, gpus: int) -
     line = outcome.timeline
     weights = _weights(line, last_end_s)
     used = _average(line.used_gpus, weights)
+    slowdown = fairness.slowdowns(workload, outcome.end_s)[over]
+    rho = fairness.finish_time_fairness(workload, outcome.end_s, gpus)[over]
     return Metrics(
         finished=int(over.sum()),
         dropped=int((~over).sum()),
         avg_jct_s=_mean(jct_s),
         p50_jct_s=_percentile(jct_s, 50),
+        p95_jct_s=_percentile(jct_s, 95),
         p99_jct_s=_percentile(jct_s, 99),
+        max_jct_s=_percentile(jct_s, 100),
+        avg_slowdown=_mean(slowdown),
+        p99_slowdown=_percentile(slowdown, 99),
+        avg_finish_time_fairness=_mean(rho),
+        max_finish_time_fairness=_percentile(rho, 100),
+        jain_index=fairness.jain(rho),
         avg_queueing_s=_mean((outcome.start_s - submit_s)[started]),
         makespan_s=last_end_s - float(submit_s.min()) if over.any() else None,
         deadline_ratio=_deadline_ratio(outcome.end_s, deadline_s),

@@ -102,7 +102,7 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
     simulation = Simulation(workload, setup.cluster, policy, setup.costs, setup.seed, *stages, watch, measuring)
     outcome = simulation.run(progress)
     return Result(
-        metrics=measure(outcome, workload.submit_s, setup.assigned.deadline_s, setup.gpus),
+        metrics=measure(outcome, workload, setup.assigned.deadline_s, setup.gpus),
         series=_series(outcome, workload.submit_s),
         start_s=outcome.start_s,
         end_s=outcome.end_s,

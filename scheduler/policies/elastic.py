@@ -2,8 +2,8 @@
 
 Like AFS it knows throughput curves, and lengths where they are given. AFS compares jobs two at a time; here every job has a
 weight, and GPUs go one by one to the job whose weighted throughput they raise most. Throughput counts by its hull, the least
-concave curve above it, so that a job may grow through a dent; where throughputs are concave, no other division has a greater
-weighted throughput.
+concave curve above it, and GPUs are given from corner to corner of it: between corners a job would get less than the hull
+promises. Where throughputs are concave every share is a corner, and no other division has a greater weighted throughput.
 
 *Lengths given.* The weight follows from what a second of work on the job is worth, as far as the present jobs alone are
 concerned (`worth.py`). More will come, and then a long job never has the cluster to itself, as that reckoning has it. Were the
@@ -39,8 +39,9 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
+from ..hull import ROUNDING
 from ..view import UNKNOWN_S, Floats, Ints, JobTable, Reason
-from .base import Shares, no_shares, rigid, smallest, waits_for
+from .base import Shares, grow, no_shares, relative_gain, rigid, smallest, waits_for
 from .reviews import EARLY_S
 from .worth import Curve, with_minimum, worths
 
@@ -155,11 +156,12 @@ class Elastic:
     def _hand_out(
         self, jobs: JobTable, order: Ints, curves: Sequence[Curve], given: Ints, gpus: int, value: Value
     ) -> None:
-        """What is left of `gpus` goes to whom it is most worth. A job without GPUs takes its minimum at once, or nothing
-        if that does not fit. Changes `given`.
+        """What is left of `gpus` goes to whom it is most worth. A job without GPUs takes its minimum at once, the others go
+        from corner to corner of their hulls, or get nothing where that does not fit. Changes `given`.
 
         Of equal values the smaller share comes first, then the first in `order`.
         """
+        corners = _corners(jobs, order, curves)
         free = gpus - int(given.sum())
         share: list[int] = given[order].tolist()
         least: list[int] = jobs.min_gpus[order].tolist()
@@ -175,7 +177,7 @@ class Elastic:
         heapq.heapify(heap)
         while free and heap:
             _, has, at = heap[0]
-            takes = 1 if has else least[at]
+            takes = corners[at][has] - has if has else least[at]
             has += takes
             worth = 0.0
             if takes <= free:
@@ -188,6 +190,8 @@ class Elastic:
             else:
                 heapq.heappop(heap)
         given[order] = share
+        if free:
+            grow(jobs, given, gpus, relative_gain)
 
 
 def _curves(jobs: JobTable, rows: Ints, gpus: int) -> list[Curve]:
@@ -200,6 +204,22 @@ def _curves(jobs: JobTable, rows: Ints, gpus: int) -> list[Curve]:
             curve, least, end = key
             known[key] = with_minimum(jobs.curves.hull_row(curve, end), least)
         found.append(known[key])
+    return found
+
+
+def _corners(jobs: JobTable, rows: Ints, curves: Sequence[Curve]) -> list[list[int]]:
+    """By job and share: the next larger share at which throughput is as the hull has it."""
+    known: dict[int, list[int]] = {}
+    found = []
+    for kind, curve in zip(jobs.curve[rows].tolist(), curves, strict=True):
+        if id(curve) not in known:
+            real, at, steps = jobs.curves.row(kind), len(curve) - 1, [0] * len(curve)
+            for share in range(len(curve) - 2, -1, -1):
+                steps[share] = at
+                if real[share] >= curve[share] * (1 - ROUNDING):
+                    at = share
+            known[id(curve)] = steps
+        found.append(known[id(curve)])
     return found
 
 
