@@ -122,10 +122,11 @@ class AgentDaemon:
         if self._controller_address.startswith("ipc://"):
             check_way(Path(self._controller_address.removeprefix("ipc://")).parent)
         self._name = f"{options.server}#{who.agent}".encode()
-        self._controller = (
-            transport.dealer(self._context, self._controller_address)
-            if key is None
-            else transport.dealer(self._context, self._controller_address, b"", key.pair, key.controller_public)
+        self._controller = transport.to_controller(
+            self._context,
+            self._controller_address,
+            None if key is None else key.pair,
+            b"" if key is None else key.controller_public,
         )
         self._refusals = transport.refusals(self._context, self._controller)
         self._connect_again_at: float | None = None

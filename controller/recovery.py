@@ -130,6 +130,9 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
         cluster.mark_all_dirty()
 
 
+UNTOUCHED = JobRecord()
+
+
 def mended_submission(submission: Submission, now: float) -> Submission:
     """`submission` without figures that nobody can reckon with, which an older version may have recorded."""
     spec = submission.spec
@@ -143,6 +146,8 @@ def mended_submission(submission: Submission, now: float) -> Submission:
 
 def mended(record: JobRecord, now: float, save_s: float) -> JobRecord:
     """`record` without such figures. `save_s`: how long its workers may take to save at most."""
+    if record == UNTOUCHED:  # as most are where many jobs wait
+        return record
     started_s, finished_s, counted_s = record.started_s, record.finished_s, record.counted_s
     return replace(
         record,
@@ -193,7 +198,7 @@ def _recover_job(cluster: Cluster, now: float, submitted: Submission, written: J
     record = mended(written, now, told_s if told_s is not None else MOST_SAVE_S)
     progress = record.progress
     step = progress.step if progress is not None and progress.step is not None else -1
-    job = Job(submission, record, best_applied=max(record.best_at_restart, step))
+    job = Job(submission, record, best_applied=max(record.best_at_restart, step), recovered=True)
     job.begin_timers(now)
     cluster.add_job(job, (submitted, written) if recorded else None)
 

@@ -24,6 +24,7 @@ HEARTBEATS_PER_S = (
 MOST_SERVER_LEASE_S = 3600.0  # that the controller's file may say
 SILENT_INTERVALS = 3  # an agent's, without an answer of the controller, after which it says hello again
 CONNECTION_HEARTBEAT_S = 1.0  # of the connections between processes
+CONTROLLER_CONNECTION_HEARTBEAT_S = 2.0  # of those of agents to their controller, which has a thousand of them
 CONNECTION_TIMEOUT_S = 5.0  # without one, after which a connection is made anew
 
 # ------------------------------------------------------------------------------------------------------ the controller
@@ -153,7 +154,7 @@ def check() -> None:
         ),
         "an agent has had an answer to another heartbeat before it says hello again": SILENT_INTERVALS >= 2,
         "a broken connection is made anew before a server is lost": (
-            2 * CONNECTION_HEARTBEAT_S < CONNECTION_TIMEOUT_S < SERVER_LEASE_S
+            2 * max(CONNECTION_HEARTBEAT_S, CONTROLLER_CONNECTION_HEARTBEAT_S) < CONNECTION_TIMEOUT_S < SERVER_LEASE_S
         ),
         "an absence of the controller is noticed before a server is lost": AWAY_S < SERVER_LEASE_S,
         "an agent has said a heartbeat before a controller that has started goes without": (

@@ -140,9 +140,11 @@ class Loop:
     def _receive_frames(self, socket: zmq.Socket[bytes], handler: Callable[[list[zmq.Frame]], None]) -> None:
         for _ in range(MAX_MESSAGES_PER_TURN):
             try:
-                frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
+                frames = [socket.recv(zmq.DONTWAIT, copy=False)]
             except zmq.Again:
                 return
+            while frames[-1].more:  # the other parts of a message come with the first
+                frames.append(socket.recv(copy=False))
             handler(frames)
 
     def _drain(self) -> None:

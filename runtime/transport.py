@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ..protocol.errors import OperatorError
-from ..protocol.times import CONNECTION_HEARTBEAT_S, CONNECTION_TIMEOUT_S
+from ..protocol.times import CONNECTION_HEARTBEAT_S, CONNECTION_TIMEOUT_S, CONTROLLER_CONNECTION_HEARTBEAT_S
 from .directories import OTHERS_WRITE, check_way
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ SO_PASSRIGHTS = 83  # of Linux 6.16; Python has no name for it yet
 TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\s/:]+):(\d{1,5}|\*)")
 
 Socket = zmq.Socket[bytes]
+MORE_FOLLOWS = zmq.DONTWAIT | zmq.SNDMORE
 
 
 def _common(socket: Socket) -> None:
@@ -74,7 +75,12 @@ def router(context: zmq.Context[Socket], pair: Pair | None = None) -> Socket:
 
 
 def dealer(
-    context: zmq.Context[Socket], address: str, identity: bytes = b"", pair: Pair | None = None, server: bytes = b""
+    context: zmq.Context[Socket],
+    address: str,
+    identity: bytes = b"",
+    pair: Pair | None = None,
+    server: bytes = b"",
+    heartbeat_s: float = CONNECTION_HEARTBEAT_S,
 ) -> Socket:
     """A DEALER connected to `address`; it reconnects by itself. `server`: the public key of who listens there.
 
@@ -83,7 +89,7 @@ def dealer(
     check_address(address, pair)
     socket: Socket = context.socket(zmq.DEALER)
     _common(socket)
-    socket.heartbeat_ivl = int(CONNECTION_HEARTBEAT_S * 1000)
+    socket.heartbeat_ivl = int(heartbeat_s * 1000)
     socket.heartbeat_timeout = socket.heartbeat_ttl = int(CONNECTION_TIMEOUT_S * 1000)
     if identity:
         socket.identity = identity
@@ -93,6 +99,11 @@ def dealer(
         socket.ipv6 = "[" in address
     socket.connect(address)
     return socket
+
+
+def to_controller(context: zmq.Context[Socket], address: str, pair: Pair | None, controller: bytes) -> Socket:
+    """An agent's DEALER to its controller, which has this public key. Raises OperatorError as `dealer` does."""
+    return dealer(context, address, b"", pair, controller, CONTROLLER_CONNECTION_HEARTBEAT_S)
 
 
 def fellow(context: zmq.Context[Socket], address: str, identity: bytes, pair: Pair | None) -> Socket:
@@ -206,7 +217,9 @@ def _listens(path: str) -> bool:
 def send(socket: Socket, *frames: bytes) -> bool:
     """Send without blocking. False: the peer is not there or its queue is full; the caller's repetition heals it."""
     try:
-        socket.send_multipart(frames, zmq.DONTWAIT)
+        for frame in frames[:-1]:  # as `send_multipart` does, in half the time
+            socket.send(frame, MORE_FOLLOWS)
+        socket.send(frames[-1], zmq.DONTWAIT)
         return True
     except zmq.ZMQError as error:
         if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):

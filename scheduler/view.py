@@ -10,13 +10,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.model import JobId, Server, ServerId
+from ..protocol.model import GpuPlace, JobId, Server, ServerId
 from .hull import concave
 from .kinds import Demand, GpuSort, Stock
 from .nearness import Near, cut, leaves, tree
@@ -199,6 +199,12 @@ class JobTable:
         return self.curves.hulls(curves)[curves, gpus]
 
 
+@lru_cache(maxsize=256)  # many servers of a cluster are alike
+def _nearness(indices: tuple[int, ...], places: tuple[GpuPlace, ...]) -> tuple[Near, tuple[int, ...]]:
+    near = tree(indices, places)
+    return near, leaves(near, len(indices)) if near else ()
+
+
 @dataclass(frozen=True)
 class ServerInView:
     """A server that works, and its GPUs that may be used. What is told of them stands in their order; empty: nothing is known.
@@ -216,14 +222,14 @@ class ServerInView:
     @classmethod
     def of(cls, server: Server) -> ServerInView:
         """With all that its agent has told."""
-        indices, places = [gpu.index for gpu in server.gpus], [gpu.place for gpu in server.gpus]
-        near = tree(indices, places)
+        indices = tuple(gpu.index for gpu in server.gpus)
+        near, numbers = _nearness(indices, tuple(gpu.place for gpu in server.gpus))
         return cls(
             server=server.server,
-            gpus=tuple(indices),
+            gpus=indices,
             sorts=tuple(GpuSort(gpu.name, gpu.memory_bytes) for gpu in server.gpus),
             near=near,
-            leaves=leaves(near, len(indices)) if near else (),
+            leaves=numbers,
             rack=server.rack,
         )
 

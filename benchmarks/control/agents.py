@@ -116,7 +116,7 @@ class Agent:
         self._fleet = fleet
         self.machine = AgentMachine(here, f"{number}-{os.getpid()}", HEARTBEAT_S, WORKER_SILENCE_S, who)
         pair = fleet.keys.pairs[number]
-        self.socket = transport.dealer(fleet.context, fleet.address, b"", pair, fleet.keys.controller)
+        self.socket = transport.to_controller(fleet.context, fleet.address, pair, fleet.keys.controller)
         self._name = f"{here.server}#{who.agent}".encode()
         self.workers: dict[WorkerId, Worker] = {}
         self.due = 0.0

@@ -211,7 +211,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
                     stop_worker(cluster, now, job, entry.worker)
             continue
         order = order_message(job)
-        if here and order is not None and not job.final:
+        if here and order is not None and not job.final and not job.follow_newest(here):
             cluster.send(server, order)
         for entry in here:
             if entry.state is WorkerState.ORDERED:
@@ -446,7 +446,12 @@ def _note_status(
         if status.waits_s:
             _note_stall(cluster, now, job)
         newest = job.newest if not job.record.overtaken else None
-        if newest is not None and newest.roster.leader == status.worker and leader_address(job) != job.sent_address:
+        if (
+            newest is not None
+            and newest.generation > job.record.committed
+            and newest.roster.leader == status.worker
+            and leader_address(job) != job.sent_address
+        ):
             send_order(cluster, job)
     if before is None or entry.stopping or _matters(before) != _matters(status):
         cluster.mark_dirty(job)
@@ -481,7 +486,7 @@ def _note_commit(now: float, job: Job, status: WorkerStatus) -> None:
         orders=tuple(other for other in job.record.orders if other.generation >= order.generation),
         progress=job.progress(),
     )
-    job.rate_counts_from = -1
+    job.rate_counts_from, job.recovered = -1, False
     if job.record.phase is JobPhase.STARTING:
         job.enter(JobPhase.RUNNING, now)
     job.change_share(now, len(order.roster.members))

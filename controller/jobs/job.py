@@ -18,7 +18,7 @@ in as many processes as it has GPUs or servers, which is RUNNING as soon as all 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -174,6 +174,7 @@ class Job:
     best_applied: int = -1
     newest_progress: Progress | None = None
     rate_counts_from: int = -1  # the step at which the next measurement has no step in common with the last one
+    recovered: bool = False  # what its workers say of their rate first, an earlier controller may have counted already
     profiling: ProfilingRun | None = None
     profiled_shares: set[int] = field(default_factory=set)  # shares that it has been measured with so, or could not be
     estimated: Estimated | None = None
@@ -475,6 +476,16 @@ class Job:
             and entry.worker not in self.statuses
         ]
 
+    def follow_newest(self, workers: Iterable[WorkerRecord]) -> bool:
+        """Do all of these train by the newest order already, as far as they have said?"""
+        newest = self.newest
+        return newest is not None and all(
+            (status := self.statuses.get(entry.worker)) is not None
+            and status.phase is WorkerPhase.TRAINING
+            and status.generation == newest.generation
+            for entry in workers
+        )
+
     def uninformed(self) -> list[WorkerRecord]:
         """The workers that speak, and have not heard of the newest order, or perhaps not of where its leader is."""
         newest = self.newest
@@ -660,6 +671,9 @@ class Job:
         self.rate_counts_from = status.applied + STEPS_OF_A_RATE
         where = (self.share_gpus, len({member.gpu.server for member in order.roster.members}))
         known = next((entry for entry in self.record.measured if (entry.share, entry.servers) == where), None)
+        recovered, self.recovered = self.recovered, False
+        if recovered and known is not None:
+            return False
         rate = 1.0 / steady.step_s
         if known is None:
             entry = Measured(share=where[0], servers=where[1], recent=(rate,), times=1, at_s=now)

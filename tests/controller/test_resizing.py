@@ -215,3 +215,14 @@ def test_an_order_whose_leader_a_ready_worker_does_not_find_is_told_again():
     world.pass_time(2)
     (again,) = world.messages(Order)
     assert again.leader_address, "it has heard of the order, and not of where its leader is"
+
+
+def test_a_restarted_controller_repeats_its_order_to_workers_that_do_not_follow_it_and_to_no_others():
+    world = World({"s1": 2})
+    follows, waits = (world.submit(job_spec(name, low=1, high=1)) for name in ("follows", "waits"))
+    world.settle(follows.id)
+    (worker,) = world.running(waits.id)
+    world.report(worker, WorkerPhase.READY)
+    world.sent.clear()
+    world.restart()
+    assert {order.job for order in world.messages(Order)} == {waits.id}

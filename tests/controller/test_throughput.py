@@ -252,6 +252,20 @@ def test_steps_that_have_been_counted_are_not_counted_again():
     assert job.record.measured[0].times == 3
 
 
+def test_a_rate_that_an_earlier_controller_has_counted_is_not_counted_again():
+    world = measuring_world()
+    job = world.submit(job_spec(high=1))
+    step = train(world, job, LINEAR, 10)
+    assert [entry.times for entry in job.record.measured] == [1]
+    world.restart()
+    job = world.job(job.id)
+    steady = Steady(generation=job.record.committed, step_s=0.1, steps=32)
+    (worker,) = world.roster(job.id)
+    for after, times in [(0, 1), (1, 1), (31, 1), (32, 2)]:
+        world.report(worker, WorkerPhase.TRAINING, job.record.committed, step + after, steady=steady)
+        assert job.record.measured[0].times == times
+
+
 # ---------------------------------------------------------------------------------------------------------------- history
 
 

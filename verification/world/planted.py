@@ -52,7 +52,7 @@ FOLDERS = (
 )
 BUGS = Path(__file__).parent / "bugs.txt"
 WITHIN = 200  # seeds
-TEST_S = 30  # in which a test comes to its end, unless it hangs
+TEST_S = 60  # in which a test comes to its end, unless it hangs
 
 
 class BugsFileError(Exception):
@@ -198,7 +198,17 @@ def _first_failure(bug: Bug, copy: Path, first: int, last: int) -> tuple[int, st
 def _test_fails(bug: Bug, copy: Path) -> bool:
     """Does the test that the bug names fail in `copy`?"""
     shutil.copy(ROOT / "pyproject.toml", copy)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={TEST_S}", bug.test]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--assert=plain",
+        "-p",
+        "no:cacheprovider",
+        f"--timeout={TEST_S}",
+        bug.test,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     if done.returncode > 1:
