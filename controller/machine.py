@@ -38,12 +38,14 @@ from .reconcile import health
 from .reconcile.gangs import note_running, watch_silent
 from .reconcile.processes import stop_worker
 from .reconcile.settle import settle
-from .reconcile.snapshot import keep_up
+from .reconcile.snapshot import falls_behind, keep_up
 from .recovery import recover
 from .requests.acts import answer_undecided
 from .requests.answers import on_request
 from .requests.policy import reconfigured
 from .sessions import Session
+
+QUIET_S = 0.005  # without an event, after which a controller that waits for its servers works for its first decision
 
 
 class ControllerMachine:
@@ -90,7 +92,8 @@ class ControllerMachine:
             case Reconfigured(settings, configured):
                 self._cluster.settings = settings
                 reconfigured(self._cluster, now, configured)
-        keep_up(self._cluster, now)
+        if not self._cluster.awaited or isinstance(event, TimePassed):  # servers that wait to be taken in come first
+            keep_up(self._cluster, now)
         return self._cluster.take_effects(now)
 
     def next_deadline(self) -> float | None:
@@ -100,6 +103,8 @@ class ControllerMachine:
         if not cluster.awaited and (cluster.dirty or cluster.gpu_freed or decide):
             return self._now
         soonest = min(self._deadlines())
+        if cluster.awaited and falls_behind(cluster):
+            soonest = min(soonest, self._now + QUIET_S)
         return min(soonest, self._now + self._absences.watch_s) if soonest < math.inf else None
 
     def decides_among_many(self, now: float) -> bool:

@@ -74,12 +74,17 @@ def snapshot(
     return Snapshot(view, jobs, where, places.first, places.running, places.held, review_s)
 
 
+def falls_behind(cluster: Cluster) -> bool:
+    """Have so many jobs changed since the last look that a part of them had better be looked at before the next decision?"""
+    return cluster.rows.behind >= MANY_BEHIND
+
+
 def keep_up(cluster: Cluster, now: float) -> None:
     """Between two decisions: do a part of the work for the next one, so that nobody waits for all of it then.
 
     A controller that has just started takes it that all servers which it knows will come back.
     """
-    if cluster.rows.behind >= MANY_BEHIND:
+    if falls_behind(cluster):
         there = cluster.known_gpus if cluster.awaited else cluster.present_gpus
         _catch_up(cluster, now, there, bool(cluster.awaited), MANY_BEHIND)
 
