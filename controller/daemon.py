@@ -94,7 +94,7 @@ class ControllerDaemon:
     """One controller process."""
 
     def __init__(self, options: ControllerConfig, configured: Scheduler, profiles: Profiles) -> None:
-        """Opens the store, recovers, listens. Raises OperatorError if one of these cannot be done."""
+        """Opens the store, listens, recovers: who speaks meanwhile waits. Raises OperatorError if one of these cannot be done."""
         state = _state_directory(options)
         self._lock = locks.hold(state / LOCK_FILE, f"{state}: another controller runs with this state directory")
         self._clock = WallClock()
@@ -111,11 +111,10 @@ class ControllerDaemon:
             return ControllerMachine(settings, self._present.scheduler, random.Random(secret), now, records)
 
         self._watch = Watch()
-        self._turn = Turn(self._store, build, self._clock.now(), self._watch)
         self._from_agent: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
         self._from_client: Codec[Envelope] = Codec(Envelope)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=2)  # the door has a use for the second
-        self._loop = Loop(self._clock, self._on_turn, self._turn.next_deadline)
+        self._loop = Loop(self._clock, self._on_turn, lambda: self._turn.next_deadline())
         self._keys = KeyDirectory(options.keys)
         self._job_keys = JobKeys(state)
         pair, principals = _keys(self._keys, (*options.clients_at, *options.agents_at))
@@ -123,10 +122,11 @@ class ControllerDaemon:
         self._loop.feed_only_if(self._door.hears)
         self._lines = AgentLines()
         self._sparing = SparingBySubject()
-        self._told = EventLog(self._turn.machine.cluster.events, generation=self._generation)
-        self._look_at_s = time.monotonic() + LOOK_INTERVAL_S
         clients = self._door.listen(CLIENTS, options.clients_at, self._on_client)
         agents = self._door.listen(AGENTS, options.agents_at, self._on_agent)
+        self._turn = Turn(self._store, build, self._clock.now(), self._watch)  # now, as agents connect meanwhile
+        self._told = EventLog(self._turn.machine.cluster.events, generation=self._generation)
+        self._look_at_s = time.monotonic() + LOOK_INTERVAL_S
         self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
         self._changes: list[ClientRequest] = []  # for the end of a turn: who only looks need not wait for a commit
         log.info("cluster=%s policy=%s", options.cluster, self._turn.machine.cluster.policy.name)

@@ -43,6 +43,7 @@ SO_PASSRIGHTS = 83  # of Linux 6.16; Python has no name for it yet
 TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\s/:]+):(\d{1,5}|\*)")
 
 Socket = zmq.Socket[bytes]
+BACKLOG = 4096  # connections that wait to be accepted: all agents connect at once when a controller starts
 MORE_FOLLOWS = zmq.DONTWAIT | zmq.SNDMORE
 
 
@@ -64,6 +65,7 @@ def router(context: zmq.Context[Socket], pair: Pair | None = None) -> Socket:
     socket: Socket = context.socket(zmq.ROUTER)
     _common(socket)
     socket.rcvhwm = 0  # not a bound on bytes anyway; see above
+    socket.backlog = BACKLOG
     socket.router_mandatory = True
     socket.router_handover = True  # `door` tells why
     if pair is not None:
