@@ -58,6 +58,7 @@ from .environment import Surroundings, common_environment
 from .errands import NOBODY, Errands, Newest
 from .events import (
     Action,
+    Connected,
     ControllerMessage,
     Event,
     ForgetWorker,
@@ -128,7 +129,7 @@ class AgentDaemon:
             None if key is None else key.pair,
             b"" if key is None else key.controller_public,
         )
-        self._refusals = transport.refusals(self._context, self._controller)
+        self._handshakes = transport.handshakes(self._context, self._controller)
         self._connect_again_at: float | None = None
         self._reach = Reach(self._controller_address, options.heartbeat_interval_s, self._clock.now())
         self._sparing = SparingBySubject()
@@ -238,7 +239,7 @@ class AgentDaemon:
         self._tally = Tally()
         self._exporter = _exporter(options, self._loop.wake)
         self._loop.add_socket(self._controller, self._on_controller)
-        self._loop.add_socket(self._refusals, self._on_refusal)
+        self._loop.add_socket(self._handshakes, self._on_handshake)
 
     def run(self, again: Callable[[], AgentConfig] | None = None) -> None:
         """Adopt what runs, then serve until a signal. `again` reads the configuration anew, at SIGHUP."""
@@ -270,7 +271,7 @@ class AgentDaemon:
             self._warm.close()
         self._errands.close()
         self._controller.disable_monitor()
-        self._refusals.close()
+        self._handshakes.close()
         self._controller.close()
         self._workers.close()
         self._context.term()
@@ -304,9 +305,13 @@ class AgentDaemon:
             log.info("%s", news)
         self._dispatch(ControllerMessage(message))
 
-    def _on_refusal(self, frames: list[bytes]) -> None:
-        """The controller has not let us in. ZeroMQ tries again by itself, unless it was told that the key is not wanted."""
+    def _on_handshake(self, frames: list[bytes]) -> None:
+        """A connection to the controller stands, or it has not let us in. ZeroMQ then tries again by itself, unless it was told
+        that the key is not wanted."""
         now = self._clock.now()
+        if transport.stands(frames):
+            self._dispatch(Connected())
+            return
         if transport.is_final(frames):
             self._connect_again_at = now + REFUSED_RETRY_S
             text = "does not know this server's key, or has revoked it"

@@ -37,6 +37,11 @@ class ControllerMessage:
 
 
 @dataclass(frozen=True)
+class Connected:
+    """A connection to the controller stands, for the first time or anew."""
+
+
+@dataclass(frozen=True)
 class HelloNotSent:
     """No connection stood when `SendController` with a hello was carried out."""
 
@@ -111,6 +116,7 @@ class TimePassed:
 Event = (
     Started
     | ControllerMessage
+    | Connected
     | HelloNotSent
     | WorkerStatusReceived
     | ProcessStarted

@@ -67,6 +67,7 @@ from ..protocol.times import (
 )
 from .events import (
     Action,
+    Connected,
     ControllerMessage,
     Event,
     ForgetWorker,
@@ -227,6 +228,9 @@ class AgentMachine:
                 return [KeepIdentity(self._identity), *self._pass_time(now)]
             case ControllerMessage(message):
                 return self._on_controller(now, message)
+            case Connected():
+                self._session.connected(now)
+                return self._pass_time(now)
             case HelloNotSent():
                 self._session.hello_not_sent()
                 return []

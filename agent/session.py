@@ -26,7 +26,8 @@ States::
        |                                  refused       | answered
        +------- no connection stood ------- REFUSED ----+         says hello again every `REFUSED_RETRY_S`
 
-Where no connection stands, one is looked for again at once, and then less and less often. A hello that a connection has taken
+Where no connection stands, one is looked for again at once, and then less and less often. As soon as one stands, the agent
+speaks, as another controller may have taken the place of the one that it knows. A hello that a connection has taken
 is not repeated soon: a controller that has just started has a thousand of them to answer, each as large as all that its agent
 knows, and repetitions would only make it later. The waits are drawn, so that agents that lost their controller together do not
 come together again and again.
@@ -144,6 +145,11 @@ class Session:
         """What a hello says has changed. Where none has been taken yet, or one was refused, the next one says it anyhow."""
         if self._phase in (Phase.STANDS, Phase.ASKED):
             self._lose(now)
+
+    def connected(self, now: float) -> None:
+        """A connection stands, where perhaps another controller answers: what would be said at the next occasion is said now."""
+        if self._phase in (Phase.UNHEARD, Phase.STANDS):
+            self._due_at = min(self._due_at, now)
 
     def hello_not_sent(self) -> None:
         """The hello that was due found no connection. When answers to earlier ones come says nothing of the controller then."""

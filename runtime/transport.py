@@ -229,15 +229,24 @@ def send(socket: Socket, *frames: bytes) -> bool:
         raise
 
 
-# -- what a connecting side learns of a refusal
+# -- what a connecting side learns of its handshakes
 
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 def refusals(context: zmq.Context[Socket], socket: Socket) -> Socket:
     """A socket on which it is told when a handshake of `socket` fails: `is_final` reads it."""
-    address = f"inproc://refusals-{os.urandom(8).hex()}"
-    socket.monitor(address, _REFUSED)
+    return _monitor(context, socket, _REFUSED)
+
+
+def handshakes(context: zmq.Context[Socket], socket: Socket) -> Socket:
+    """A socket on which it is told how each handshake of `socket` ends: `stands` and `is_final` read it."""
+    return _monitor(context, socket, _REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+
+def _monitor(context: zmq.Context[Socket], socket: Socket, events: int) -> Socket:
+    address = f"inproc://handshakes-{os.urandom(8).hex()}"
+    socket.monitor(address, events)
     told: Socket = context.socket(zmq.PAIR)
     told.linger = 0
     told.rcvhwm = 0  # ZeroMQ's own thread would wait for room
@@ -245,11 +254,20 @@ def refusals(context: zmq.Context[Socket], socket: Socket) -> Socket:
     return told
 
 
+def stands(frames: list[bytes]) -> bool:
+    """Of a message of `handshakes`: does the connection stand now?"""
+    return _event(frames) == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
 def is_final(frames: list[bytes]) -> bool:
-    """Of a message of `refusals`: has the other side said that it does not want this key? ZeroMQ then does not try again."""
+    """Of such a message: has the other side said that it does not want this key? ZeroMQ then does not try again."""
+    return _event(frames) == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+def _event(frames: list[bytes]) -> int:
     from zmq.utils.monitor import parse_monitor_message  # it brings asyncio along, which most calls do not need
 
-    return bool(parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    return int(parse_monitor_message(frames)["event"])
 
 
 def connect_again(socket: Socket, address: str) -> None:

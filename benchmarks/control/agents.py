@@ -28,6 +28,7 @@ import zmq
 from benchmarks.control.keys import Keys
 from benchmarks.control.store import CLUSTER, identity, server
 from elasticd.agent.events import (
+    Connected,
     ControllerMessage,
     Event,
     HelloNotSent,
@@ -117,6 +118,7 @@ class Agent:
         self.machine = AgentMachine(here, f"{number}-{os.getpid()}", HEARTBEAT_S, WORKER_SILENCE_S, who)
         pair = fleet.keys.pairs[number]
         self.socket = transport.to_controller(fleet.context, fleet.address, pair, fleet.keys.controller)
+        self.handshakes = transport.handshakes(fleet.context, self.socket)
         self._name = f"{here.server}#{who.agent}".encode()
         self.workers: dict[WorkerId, Worker] = {}
         self.due = 0.0
@@ -157,6 +159,15 @@ class Agent:
             except zmq.Again:
                 return
             self.handle(ControllerMessage(self._fleet.codec.decode(data)))
+
+    def connect(self) -> None:
+        while True:
+            try:
+                frames = self.handshakes.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            if transport.stands(frames):
+                self.handle(Connected())
 
     # -- workers
 
@@ -247,15 +258,16 @@ class Fleet:
 
     def run(self, first: int, count: int, gpus: int) -> None:
         self.context.setsockopt(zmq.IMMEDIATE, 1)
-        self.context.set(zmq.MAX_SOCKETS, count + 16)
+        self.context.set(zmq.MAX_SOCKETS, 3 * count + 16)
         agents = [Agent(self, first + i, gpus) for i in range(count)]
         poller = zmq.Poller()
         poller.register(sys.stdin.fileno(), zmq.POLLIN)
-        by_socket = {agent.socket: agent for agent in agents}
+        by_socket = {agent.socket: agent.receive for agent in agents}
+        by_socket |= {agent.handshakes: agent.connect for agent in agents}
+        for socket in by_socket:
+            poller.register(socket, zmq.POLLIN)
         for agent in agents:
-            poller.register(agent.socket, zmq.POLLIN)
-            self.later(random.uniform(0, 0.2), agent.handle, Started())
-            agent.due = float("inf")
+            agent.handle(Started())
         while True:
             began = time.monotonic()
             for ready, _ in poller.poll(1):
@@ -263,7 +275,7 @@ class Fleet:
                     if not self._told(sys.stdin.readline()):
                         return
                 else:
-                    by_socket[ready].receive()
+                    by_socket[ready]()
             now = time.monotonic()
             while self._timers and self._timers[0][0] <= now:
                 _, _, call, arguments = heapq.heappop(self._timers)

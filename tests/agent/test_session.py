@@ -44,6 +44,22 @@ def test_a_connection_is_looked_for_with_growing_pauses() -> None:
     assert pauses[-1] == pytest.approx(INTERVAL_S)
 
 
+def test_as_soon_as_a_connection_stands_the_agent_speaks() -> None:
+    lost = new_session()
+    assert lost.due(0.0) is Due.HELLO
+    lost.hello_not_sent()
+    assert lost.due(0.01) is Due.NOTHING
+    lost.connected(0.01)
+    assert lost.due(0.01) is Due.HELLO
+    lost.connected(0.02)
+    assert lost.due(0.02) is Due.NOTHING, "the hello is on its way"
+    stands = ready()
+    assert stands.due(0.1) is Due.NOTHING
+    stands.connected(0.1)
+    assert stands.due(0.1) is Due.HEARTBEAT
+    assert stands.deadline() == pytest.approx(0.1 + INTERVAL_S)
+
+
 def test_a_hello_on_its_way_is_repeated_seldom_and_not_by_all_agents_at_once() -> None:
     first: set[float] = set()
     for seed in range(20):
