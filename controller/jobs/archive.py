@@ -21,6 +21,7 @@ from ...protocol.model import JobId, job_number
 from .records import Submission
 
 PREFIX = "/archive/"
+NUMBER = slice(len(PREFIX) + len("2026-01-31/"), len(PREFIX) + len("2026-01-31/") + 18)  # of a key: the job's number
 DAY_S = 86_400.0
 LAST_S = 253_402_300_799.0  # of the year 9999, beyond which there are no dates
 
@@ -61,10 +62,7 @@ class Archive:
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._keys = sorted(keys)
-        self._by_number: dict[int, str] = {}
-        self._names: dict[str, tuple[int, int]] = {}  # how many there are of a name, and the number of the newest
-        for key in self._keys:
-            self._count(key)
+        self._index: _Index | None = None  # a tenth of a second for 100,000 keys: made when somebody asks for it
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -76,21 +74,23 @@ class Archive:
     @property
     def highest_number(self) -> int:
         """Of a job; 0: there is none."""
-        return max(self._by_number, default=0)
+        return int(max((key[NUMBER] for key in self._keys), default="0"))
 
     def find(self, job: JobId) -> Archived | None:
-        key = self._by_number.get(job_number(job))
+        key = self._known.by_number.get(job_number(job))
         found = job_of(key) if key is not None else None
         return found if found is not None and found.job == job else None
 
     def named(self, name: str) -> tuple[int, JobId | None]:
         """How many jobs of this name there are, and the newest of them."""
-        count, newest = self._names.get(name, (0, 0))
-        return count, job_of(self._by_number[newest]).job if count else None
+        known = self._known
+        count, newest = known.names.get(name, (0, 0))
+        return count, job_of(known.by_number[newest]).job if count else None
 
     def add(self, key: str) -> None:
         bisect.insort(self._keys, key)
-        self._count(key)
+        if self._index is not None:
+            self._index.add(key)
 
     def before(self, key: str, most: int) -> tuple[str, ...]:
         """Up to so many keys before `key` ("": from the end), the last first."""
@@ -104,35 +104,54 @@ class Archive:
         if not gone:
             return ()
         del self._keys[: len(gone)]
+        if self._index is not None:
+            self._index.remove(gone, self._keys)
+        return tuple(gone)
+
+    @property
+    def _known(self) -> _Index:
+        if self._index is None:
+            self._index = _Index(self._keys)
+        return self._index
+
+
+class _Index:
+    """What the keys say, by number and by name."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self.by_number: dict[int, str] = {}
+        self.names: dict[str, tuple[int, int]] = {}  # how many there are of a name, and the number of the newest
+        for key in keys:
+            self.add(key)
+
+    def add(self, key: str) -> None:
+        number, name = _number_and_name(key)
+        self.by_number[number] = key
+        count, newest = self.names.get(name, (0, 0))
+        self.names[name] = (count + 1, max(number, newest))
+
+    def remove(self, gone: Iterable[str], left: Iterable[str]) -> None:
         without_newest: set[str] = set()
         for key in gone:
             number, name = _number_and_name(key)
-            self._by_number.pop(number, None)
-            count, newest = self._names.pop(name)
+            self.by_number.pop(number, None)
+            count, newest = self.names.pop(name)
             if count > 1:
-                self._names[name] = (count - 1, newest)
+                self.names[name] = (count - 1, newest)
                 if number == newest:
                     without_newest.add(name)
         if without_newest:  # seldom: jobs of the same name that were submitted earlier have ended later
-            self._find_newest(without_newest)
-        return tuple(gone)
+            self._find_newest(without_newest, left)
 
-    def _count(self, key: str) -> None:
-        number, name = _number_and_name(key)
-        self._by_number[number] = key
-        count, newest = self._names.get(name, (0, 0))
-        self._names[name] = (count + 1, max(number, newest))
-
-    def _find_newest(self, names: set[str]) -> None:
+    def _find_newest(self, names: set[str], keys: Iterable[str]) -> None:
         newest: dict[str, int] = {}
-        for number, name in map(_number_and_name, self._keys):
+        for number, name in map(_number_and_name, keys):
             if name in names:
                 newest[name] = max(number, newest.get(name, 0))
         for name in names & newest.keys():
-            self._names[name] = (self._names[name][0], newest[name])
+            self.names[name] = (self.names[name][0], newest[name])
 
 
 def _number_and_name(key: str) -> tuple[int, str]:
-    """Of a job. All keys are looked at when a controller starts: a tenth of a second for a hundred thousand."""
-    _, _, _, number, job = key.split("/")
-    return int(number), job[: job.rindex(".")].rpartition("-")[0]
+    """Of a job."""
+    return int(key[NUMBER]), key[NUMBER.stop + 1 : key.rindex(".")].rpartition("-")[0]
