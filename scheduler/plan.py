@@ -59,10 +59,11 @@ def plan(view: ClusterView, decision: Decision) -> tuple[Change, ...]:
     order = list(ChangeKind)
     present = view.placements
     wanted = _under_other_names(view, decision.placements)
+    shares = view.jobs.share.tolist()
     waiting: list[tuple[tuple[int, bool, int], Change]] = []
     for row in sorted({*present, *wanted}):
         has, wants = present.get(row, 0), wanted.get(row, 0)
-        share = int(view.jobs.share[row]) if row in present else 0
+        share = shares[row] if row in present else 0
         if has == wants and share == has.bit_count():  # else some of its GPUs are gone
             continue
         change = Change(_kind(share > 0, has, wants), row, wants)
@@ -116,7 +117,11 @@ def standstill(held: Mapping[int, Gpus], targets: Mapping[int, Gpus]) -> frozens
     A job that has processes and a target leaves what it is not to have when it can be on some GPU of its target; until then it
     stays where it is (`held`, by row).
     """
-    leaving = {row: gpus for row, gpus in held.items() if targets.get(row) and gpus & ~targets[row]}
+    leaving = {
+        row: gpus
+        for row, gpus in held.items()
+        if (target := targets.get(row)) and gpus != target and gpus & ~target  # most stay where they are
+    }
     while leaving:
         once = twice = 0
         for gpus in leaving.values():
@@ -136,9 +141,10 @@ def _under_other_names(view: ClusterView, placements: Mapping[int, Gpus]) -> dic
     That somebody loses nothing by it: of GPUs that another job has it has none now.
     """
     wanted = dict(placements)
-    owner = {gpus: row for row, gpus in view.placements.items() if gpus}
-    servers = _servers(view)
-    for row in sorted(wanted):
+    moving = [row for row in sorted(wanted) if wanted[row] != view.placements.get(row, 0)]
+    owner = {gpus: row for row, gpus in view.placements.items() if gpus and gpus != wanted.get(row, 0)}
+    servers = _servers(view) if moving else []
+    for row in moving:
         while (other := owner.get(wanted[row], row)) != row and _alike(wanted[row], wanted.get(other, 0), servers):
             if view.limit_of is not None and not (
                 view.usable(row, wanted[other]) and view.usable(other, wanted[row]) and not view.per_server(row)

@@ -74,12 +74,14 @@ def decision_of(scheduler: Scheduler, seen: Snapshot, rng: random.Random) -> Dec
 
 def _check(decision: Decision, total: int) -> None:
     """Raises ValueError if this cannot be carried out by anybody."""
-    taken = 0
+    taken, placed = 0, 0
+    shares = decision.shares.tolist()
     for row, gpus in decision.placements.items():
-        if gpus & taken or gpus >> total or gpus.bit_count() != decision.shares[row]:
-            raise ValueError(
-                f"row {row} cannot have the GPUs {gpus:b} of {total} for a share of {decision.shares[row]}"
-            )
-        taken |= gpus
-    if taken.bit_count() != int(decision.shares.sum()) or (decision.shares < 0).any():
+        number = gpus.bit_count()
+        taken, placed = taken | gpus, placed + number
+        if number != shares[row] or taken.bit_length() > total:
+            raise ValueError(f"row {row} cannot have the GPUs {gpus:b} of {total} for a share of {shares[row]}")
+    if taken < 0 or taken.bit_count() != placed:
+        raise ValueError(f"{placed} GPUs are given to jobs, and are {taken.bit_count()}: two jobs have the same one")
+    if placed != int(decision.shares.sum()) or (decision.shares < 0).any():
         raise ValueError(f"shares of {int(decision.shares.sum())} GPUs are placed on {taken.bit_count()}")
