@@ -115,6 +115,10 @@ class Between:
         self._calls.clear()
         self._held.interlude_begins(after_step=False)
 
+    def has_read(self, epoch: int) -> bool:
+        """Has the loop over its batches come to its end?"""
+        return self._read[0] == epoch
+
     @property
     def in_function(self) -> bool:
         return self._function is not None
@@ -170,7 +174,7 @@ class Between:
             raise UserError(
                 f"{call} was called outside the loop over run.epochs(): the workers are together only there"
             )
-        return Place("end" if self._read[0] == epoch else "begin", epoch)
+        return Place("end" if self.has_read(epoch) else "begin", epoch)
 
     def _is_live(self, place: Place) -> bool:
         """Is the state that of this place? Otherwise the others are past it, and this worker's script follows."""
@@ -213,13 +217,13 @@ class Between:
             whole = evaluation(seeds)
             return whole.take(whole.result(whole.parts(range(self._virtual_workers), lambda: None)))
         place, number = self._call("run.evaluate()")
-        present = evaluation((self._seed, "evaluate", self._held.next_step, place.kind, number))
+        present = evaluation((self._seed, "evaluate", place.key, number))
         result = self._known(place, number)
         if result is None:
             result = present.result(self._all_parts(present, f"evaluate {place.key} {number}"))
             self._held.settlements.record(place, number, result, decision=False)
-        # Each worker has drawn for other batches: what the script draws next is the same again.
-        seed_everything(derive_seed(self._seed, "evaluated", self._held.next_step, place.kind, number))
+        # Each worker has drawn for other batches: what the script draws next is the same again, also where the state is past it.
+        seed_everything(derive_seed(self._seed, "evaluated", place.key, number))
         return present.take(result)
 
     def _all_parts(self, evaluation: Evaluation, name: str) -> dict[int, bytes]:

@@ -128,7 +128,8 @@ class Comparison:
 
     def _values(self) -> dict[str, Any]:
         header = self._held.header({})
-        del header["counters"], header["settlements"]  # some workers may have kept more of these
+        # Some workers may have kept more of these; results are exact, or computed from what is compared.
+        del header["counters"], header["settlements"], header["results"]
         return header
 
     # -- telling

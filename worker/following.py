@@ -147,7 +147,7 @@ class Following:
         self, what: str, scheduler: LRScheduler, act: Callable[..., Any], *arguments: Any, **named: Any
     ) -> Any:
         where = self._where()
-        if isinstance(scheduler, ReduceLROnPlateau) and where in _IN_BODY:
+        if isinstance(scheduler, ReduceLROnPlateau) and where in IN_BODY:
             raise UserError(
                 f"{what} with a metric was called in the loop over batches, where each worker has another one: call it between "
                 "epochs, with a metric that is the same on all workers"
@@ -171,7 +171,7 @@ class Following:
         self._called(where, [f"{name}.update_parameters()", number, path], partial(act, model))
 
     def _called(self, where: Where, call: list[Any], act: Callable[[], Any]) -> Any:
-        if where in _IN_BODY:
+        if where in IN_BODY:
             self._bodies[-1].append(call)
         match where:
             case Where.OUTSIDE | Where.UPDATING:
@@ -285,7 +285,7 @@ class Following:
                 type(average)._original(average, self._model.get_submodule(path))
 
 
-_IN_BODY = (Where.BEFORE_STEP, Where.BEHIND_STEP, Where.LAST)
+IN_BODY = (Where.BEFORE_STEP, Where.BEHIND_STEP, Where.LAST)
 
 
 def _intercept(target: Any, method: str, handler: Callable[..., Any]) -> None:

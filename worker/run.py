@@ -55,6 +55,7 @@ from .gradients.update import ElasticScaler, Update, make_elastic
 from .gradients.updates import Updates
 from .hostloop import Position, Steps
 from .initial import InitialWeights
+from .results import Result
 from .sharing import Shared
 from .state.checkpoint import CheckpointWriter
 from .state.registered import Registered
@@ -136,7 +137,6 @@ class Run:
         self._scaler: torch.amp.GradScaler | None = None
         self._functions: list[Function] = []
         self._trainer: Trainer | None = None
-        self._update: Update | None = None
         self._initial = initial
         self._epochs = 0  # of the script's loop; 0: it has not come to it
         self._in_epochs = False  # the script has come to a loop over `epochs`
@@ -225,20 +225,26 @@ class Run:
 
     @property
     def last_lr(self) -> tuple[float, ...]:
-        """The learning rates that the step applied last was made with: of each group of each optimizer. None before the first."""
-        return self._update.rates if self._update else ()
+        """The learning rates that the step applied last was made with: of each group of each optimizer. None before the first. In
+        a loop body this and what follows is of the step before, on every worker alike."""
+        return self._result.rates
 
     @property
     def grad_norm(self) -> float | None:
         """The global gradient's 2-norm before clipping, in the step applied last. None: nothing clips. `max_grad_norm=math.inf`
         measures it and changes nothing."""
-        return self._update.clipping.norm if self._update else None
+        norm = self._result.norm
+        return None if norm is None else float(norm)
 
     @property
     def shared(self) -> Mapping[str, Shared]:
-        """What the bodies of the step applied last have told (`share`), by name: of all virtual workers, on every worker. It is
-        there in `before_update`, too."""
-        return self._trainer.stepping.sharing.values if self._trainer else {}
+        """What the bodies of the step applied last have told (`share`), by name: of all virtual workers, on every worker. In
+        `before_update` it is that of the step that is about to be applied."""
+        return dict(self._result.shared)
+
+    @property
+    def _result(self) -> Result:
+        return self._trainer.result if self._trainer else Result()
 
     def on_leader(self, callback: Callable[[], None]) -> None:
         """Call this once, as soon as this worker is the job's leader: to open what only the leader writes to. It is called when
@@ -263,7 +269,7 @@ class Run:
     def means(self) -> Mapping[str, float]:
         """The averages over the global batch of what bodies have told (`mean`, `share`), by name: of the last applied step in
         which they have. The same on all workers, and part of the state."""
-        return dict(self._trainer.means) if self._trainer else {}
+        return dict(self._result.means)
 
     @property
     def weight(self) -> float:
@@ -378,7 +384,7 @@ class Run:
         state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered, feed.position)
         if scheduler_frequency < 1:
             raise UserError(f"scheduler_frequency is {scheduler_frequency}; it must be at least 1")
-        update = self._update = Update(
+        update = Update(
             optimizers, schedulers, self._scaler, max_grad_norm, before_update, after_update, scheduler_frequency
         )
         env = self._env

@@ -298,6 +298,7 @@ class Stepping:
         send: bool = False,
     ) -> None:
         self._comparison.begin(step)
+        self._held.results.step_begins()
         self._buffers.begin()
         self._hyperparameters.begin(step)
         self._following.begin()
@@ -439,7 +440,7 @@ class Stepping:
         before_update()
         self._transfers.sent()
         self.in_band.read(part)
-        self._held.means.update((name, shared.mean) for name, shared in self.sharing.values.items())
+        self._held.results.told(self._step, self.sharing.values)
         self._tell(WordRead(proposal))
         for parameter, view in zip(self._lane.layout.parameters, gradient.views, strict=True):
             parameter.grad = view
@@ -455,7 +456,14 @@ class Stepping:
         self._updating = True
         try:
             seed_everything(derive_seed(self._recipe.seed, "update", self._step))
-            self._update.apply(lane.parameters, stepped, self._step, self._recipe.virtual_workers, self._items())
+            self._update.apply(
+                lane.parameters,
+                stepped,
+                self._step,
+                self._recipe.virtual_workers,
+                self._items(),
+                self._held.results,
+            )
             self._following.applied()
         finally:
             self._updating = False
@@ -466,10 +474,21 @@ class Stepping:
             parameter.grad = None
         lane.accumulation.applied()
         self._held.next_step = self._step + 1
+        epoch = self._next_epoch(self._step)
         self._loader.applied(self._step)
+        if self._next_epoch(self._step + 1) != epoch:
+            self._held.results.epoch_begins(self._next_epoch(self._step + 1))
         if self.finished:
             self._comparison.at_the_end(self._communicator, part)
         self._tell(StepApplied(self._step, self._sampler.next_epoch))
+
+    def _next_epoch(self, step: int) -> int:
+        """That of `step`, the one to come."""
+        known, steps = self._sampler.next_epoch, self._sampler.steps_per_epoch
+        if known is not None:
+            return known
+        assert steps is not None, "of data with an index that is known"
+        return step // steps
 
     def _items(self) -> float:
         """What the step's gradient is to be divided by. 0: nothing. Raises UserError if no body has told."""

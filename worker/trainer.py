@@ -55,11 +55,12 @@ from .events import (
     TakeState,
     ThreadFact,
 )
-from .following import Following, Where
+from .following import IN_BODY, Following, Where
 from .gradients.buffers import ModelBuffers
 from .gradients.hyperparameters import Hyperparameters
 from .gradients.update import Update
 from .inband import Participant
+from .results import Result
 from .script import Script, ScriptAt
 from .state.checkpoint import CheckpointWriter
 from .state.held import HeldState
@@ -148,9 +149,14 @@ class Trainer:
         return entered is not None and entered.roster.workers[entered.rank] == entered.roster.leader
 
     @property
-    def means(self) -> dict[str, float]:
-        """Of what loop bodies have told, over the global batch, as known last."""
-        return self._held.means
+    def result(self) -> Result:
+        """Of the steps that were applied, as all workers see it where the script is."""
+        where, results = self._where(), self._held.results
+        if where in IN_BODY:
+            return results.before
+        if where is Where.AGAIN:
+            return results.begun_with(self._script.epoch + self.between.has_read(self._script.epoch))
+        return results.last
 
     @property
     def model(self) -> torch.nn.Module:
@@ -166,7 +172,10 @@ class Trainer:
 
     @property
     def steps_done(self) -> int:
-        """Applied global steps since the job's beginning; behind `optimizer.step()` of any body its step counts, too."""
+        """Applied global steps since the job's beginning; behind `optimizer.step()` of any body its step counts, too. At an
+        epoch's end those that were applied there, also where the state is past it."""
+        if self._where() is Where.AGAIN and self.between.has_read(self._script.epoch):
+            return self.result.steps
         ahead = self._stepping.where is Where.BEHIND_STEP
         return self._held.next_step + ahead
 

@@ -46,6 +46,18 @@ def test_a_host_that_misses_an_epoch_s_last_step_goes_on_with_the_next_epoch(ran
     assert set(ranks.outcome("host_cases.host", [[0, [0, 1]], [6, [0, 1], [late]]]).states) == {expected}
 
 
+SOMETIMES = [[0, [0, 1]], [5, [0, 1], [1]], [9, [0, 1], [0]], [11, [0, 1], [1]], [23, [0, 1], [0]]]
+
+
+@pytest.mark.parametrize("timetable", [SOMETIMES, [[0, [0, 1]], [24, [0, 1], [1]]]], ids=["sometimes", "the last"])
+@pytest.mark.parametrize("case", ["host_cases.host", "followed_cases.average_in_a_function"])
+def test_workers_that_miss_steps_now_and_then_end_with_the_others_bits(
+    ranks: Any, case: str, timetable: list[Any]
+) -> None:
+    (expected,) = ranks.outcome(case, ALONE).states
+    assert set(ranks.outcome(case, timetable).states) == {expected}
+
+
 @pytest.mark.parametrize(("case", "other"), [("host_within_epochs", "host"), ("clipped", "clipped_by_hook")])
 def test_two_ways_to_say_the_same_give_the_same_bits(ranks: Any, case: str, other: str) -> None:
     (expected,) = ranks.outcome(f"host_cases.{other}", ALONE).states

@@ -10,7 +10,7 @@ the job's determinism (default elastic).
 
 TIMETABLE is a list of [first step, [workers]]. All switch as it says; a worker that is new in an entry is a joiner. One worker
 alone is what `python script.py` does. An entry may have a third element, [workers]: these miss the step before, which the others
-have applied.
+have applied, and which may not be the first of its generation.
 
 The process imports once what a training script needs, and stays single-threaded, so forking is safe.
 """
@@ -99,12 +99,20 @@ class Timetable(m.Membership):
 
     def misses(self, step: int) -> bool:
         """Does this worker miss that step?"""
+        return self._number in self._missing(step)
+
+    def is_missed(self, step: int) -> bool:
+        """Does anybody miss that step?"""
+        return bool(self._missing(step))
+
+    def _missing(self, step: int) -> list[int]:
         following = self._position + 1
-        late = following < len(self.entries) and self._number in self._late[following]
-        return late and self.entries[following][0] == step + 1
+        ends = following < len(self.entries) and self.entries[following][0] == step + 1
+        return self._late[following] if ends else []
 
     def failed(self, reason: str) -> list[m.Action]:
-        assert self.misses(self._next_step), f"nothing fails here: {reason}"
+        is_behind = self.misses(self._next_step)
+        assert is_behind or self.is_missed(self._next_step - 1), f"nothing fails here: {reason}"
         return self._switch_to(self._position + 1)
 
     def _at_boundary(self) -> list[m.Action]:
@@ -178,12 +186,15 @@ def module_of(case: str) -> str:
 
 
 def miss_steps(timetable: Timetable) -> None:
-    """This worker does not come to know that a step that it misses is complete."""
+    """This worker does not come to know that a step that it misses is complete. The others apply it, and get no answer from it in
+    that generation any more."""
     complete = InBand.complete
 
     def without(in_band: InBand, communicator: Communicator, part: Part) -> int:
         proposal = complete(in_band, communicator, part)
-        if timetable.misses(part.step) and len(in_band._participants) > 1:
+        if timetable.is_missed(part.step):
+            communicator.abort()
+        if timetable.misses(part.step):
             raise CommunicatorBroken("missed")
         return proposal
 

@@ -28,12 +28,6 @@ class Clipping:
         self._always = max_norm
         self._own: dict[int, float] = {}  # what this worker's bodies want in this step, by virtual worker
         self._asked: float | None = None  # of everybody's
-        self._norm: torch.Tensor | None = None
-
-    @property
-    def norm(self) -> float | None:
-        """The global gradient's 2-norm before clipping, in the step applied last. None: it was not wanted."""
-        return None if self._norm is None else float(self._norm)
 
     def begin(self) -> None:
         """A step begins, or begins again."""
@@ -54,10 +48,10 @@ class Clipping:
                 raise UserError(_disagreement(other, wanted))
         self._own[virtual_worker] = wanted
 
-    def apply(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Clip the gradients of these parameters, if anybody wants that."""
+    def apply(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Clip the gradients of these parameters, if anybody wants that. Returns their 2-norm before."""
         limit = self._asked if self._always is None else self._always
-        self._norm = None if limit is None else torch.nn.utils.clip_grad_norm_(parameters, limit)
+        return None if limit is None else torch.nn.utils.clip_grad_norm_(parameters, limit)
 
     # -- in band: positive numbers are ordered as their bits are
 

@@ -15,6 +15,7 @@ import torch
 
 from ...protocol.errors import UserError
 from ..interposed import put_between
+from ..results import Results
 from .clipping import Clipping, divide
 
 
@@ -37,7 +38,6 @@ class Update:
         self.schedulers = list(schedulers)
         self.scaler = scaler
         self.clipping = Clipping(max_grad_norm)
-        self.rates: tuple[float, ...] = ()  # of the step applied last: each group of each optimizer
         self._scheduler_frequency = scheduler_frequency
         self._before_update = before_update
         self._after_update = after_update
@@ -49,12 +49,13 @@ class Update:
         step: int,
         virtual_workers: int,
         items: float,
+        results: Results,
     ) -> None:
         """Update the parameters from their `grad`, the mean over all virtual workers, or over `items` if not 0. stepped:
-        positions of the optimizers that do it."""
+        positions of the optimizers that do it. results: are told the gradient's norm and the rates."""
         optimizers = [self.optimizers[position] for position in stepped]
         with _acting(optimizers):
-            self._apply(parameters, optimizers, step, virtual_workers, items)
+            self._apply(parameters, optimizers, step, virtual_workers, items, results)
 
     def _apply(
         self,
@@ -63,12 +64,13 @@ class Update:
         step: int,
         virtual_workers: int,
         items: float,
+        results: Results,
     ) -> None:
         if self.scaler is not None:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
         divide(parameters, virtual_workers, items)
-        self.clipping.apply(parameters)
+        results.measured(self.clipping.apply(parameters))
         if self._before_update is not None:
             self._before_update()
         for optimizer in optimizers:
@@ -80,7 +82,7 @@ class Update:
         if self.scaler is not None:
             self.scaler.update()
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        self.rates = tuple(float(group["lr"]) for group in groups if "lr" in group)
+        results.updated(tuple(float(group["lr"]) for group in groups if "lr" in group))
         if (step + 1) % self._scheduler_frequency == 0:
             for scheduler in self.schedulers:
                 if any(scheduler.optimizer is optimizer for optimizer in optimizers):

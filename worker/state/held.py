@@ -17,6 +17,7 @@ import torch
 
 from ..events import CheckpointFailed, CheckpointLoaded, CheckpointMissing, Event, SaveCheckpoint
 from ..interlude import Interlude, Settlements, end_of
+from ..results import Results
 from ..script import Script, ScriptAt
 from .checkpoint import CheckpointWriter, latest
 from .training_state import TrainingState
@@ -44,7 +45,7 @@ class HeldState:
         self.settlements = Settlements()
         self.end: int | None = None  # steps of the whole job, where its script has decided that
         self.interlude: Interlude | None = None  # the script's code between two steps that runs now
-        self.means: dict[str, float] = {}  # those known last, of the loop body's numbers over the global batch
+        self.results = Results()  # of the steps that were applied
         self.state_epoch = 0  # of the state that was taken over last
         self.owes_functions = False  # those that come after the last applied step have not been called
         # Epoch and values of a state that the script's loop is not in yet; and the script's own, while it runs what is before
@@ -102,7 +103,8 @@ class HeldState:
         self.parts.finish(header)
         self.next_step = applied + 1
         self.interlude = None
-        self.means = dict(header.get("means", {}))
+        if "results" in header:  # not in a checkpoint of an older version
+            self.results.take(header["results"])
         self.settlements.take(header.get("settlements", {}))
         self.end = end_of(header)
         self.state_epoch = epoch
@@ -159,7 +161,7 @@ class HeldState:
             self.values.restore(own)
         else:
             header = self.parts.header(counters)
-        header["means"] = dict(self.means)
+        header["results"] = self.results.plain()
         header["settlements"] = self.settlements.plain()
         if self.owes_functions:
             header["counters"]["owes_functions"] = 1
