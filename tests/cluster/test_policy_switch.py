@@ -43,6 +43,8 @@ def test_another_policy_changes_the_shares_of_running_jobs_by_resizing_and_stays
             "--touched",
             str(touched[name]),
             name=name,
+            gpus=(1, 3),
+            virtual_workers=3,  # so that a third GPU makes it faster
         )
         for name, epochs in (("long", "2000"), ("short", "40"))
     }

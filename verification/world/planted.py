@@ -52,6 +52,7 @@ FOLDERS = (
 )
 BUGS = Path(__file__).parent / "bugs.txt"
 WITHIN = 200  # seeds
+MOST_BYTES = 3_000_000_000  # for a search: a bug can make the world's processes talk to each other without an end
 TEST_S = 60  # in which a test comes to its end, unless it hangs
 
 
@@ -182,7 +183,8 @@ def search(bug: Bug, seeds: int, anew: bool) -> Found:
 
 def _first_failure(bug: Bug, copy: Path, first: int, last: int) -> tuple[int, str] | None:
     """The seed and the invariant of the first history that fails in `copy`; None: none does."""
-    command = [sys.executable, "-m", "verification.world", "--seeds", f"{first}:{last}", "--processes", "1"]
+    command = ["prlimit", f"--as={MOST_BYTES}", sys.executable]
+    command += ["-m", "verification.world", "--seeds", f"{first}:{last}", "--processes", "1"]
     command += ["--fail-fast", "--as-found"]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
