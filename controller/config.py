@@ -206,18 +206,19 @@ def described(path: Path) -> dict[str, Any]:
 
 
 def scheduler_of(loaded: ControllerConfig, path: Path) -> Scheduler:
-    """What decides by the configuration in `path`: its policy, a built-in one or one in a file of its own, and the stages.
+    """What decides by the configuration in `path`: a built-in policy or one in a YAML or Python file, and the stages.
 
     Stages in the policy's file win over those in the configuration. Raises OperatorError, naming the file and the field.
     """
     stages = load_stages(str(path), loaded.admission, loaded.packing, loaded.placement)
     name = loaded.policy
-    if "/" not in name and not name.endswith((".yaml", ".yml")):
+    if "/" not in name and not name.endswith((".yaml", ".yml", ".py")):
         return load_scheduler({"policy": name}, str(path), stages)
     file = Path(name).expanduser()
     if not file.is_absolute():
         file = path.absolute().parent / file
-    return load_scheduler(config.load_yaml(file), str(file), stages)
+    document = {"policy": str(file)} if file.suffix == ".py" else config.load_yaml(file)
+    return load_scheduler(document, str(file), stages, str(file.parent))
 
 
 def profiles_of(loaded: ControllerConfig, path: Path) -> Profiles:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ..scheduler.describe import RuleView
     from ..scheduler.scheduler import Scheduler, Stages
 
+PYTHON = ".py"  # ends the name of a file with a policy of one's own
+
 
 def add_to(root: typer.Typer) -> None:
     """Register this file's commands."""
@@ -123,7 +125,10 @@ def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Policy files.", show_default=False)],
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Check policy files, without a cluster: exit code 2 if one is wrong, with file, line, field and reason."""
+    """Check policy files, without a cluster: exit code 2 if one is wrong, with file, line, field and reason.
+
+    A policy in a Python file is asked about some tables of jobs, too.
+    """
     findings = [_finding(file) for file in files]
     for finding in findings if not as_json else ():
         if finding["ok"]:
@@ -139,22 +144,23 @@ def check(
 # -- reading
 
 
-def load(file: Path, default: Stages | None = None) -> Scheduler:
-    """What a policy file describes; `default` has the stages that it does not name. Raises UserError, naming file, line and
-    field."""
+def load(file: Path, default: Stages | None = None, python: bool = True) -> Scheduler:
+    """What a policy file describes; `default` has the stages that it does not name. `python`: may it be a Python file, or name
+    one? Raises UserError, naming file, line and field."""
     from ..scheduler.options import WrongOption
 
     try:
-        return _load(file, default)
+        return _load(file, default, python)
     except WrongOption as error:
         raise UserError(_sentence(file, error)) from None
 
 
-def _load(file: Path, default: Stages | None = None) -> Scheduler:
+def _load(file: Path, default: Stages | None = None, python: bool = True) -> Scheduler:
     from ..runtime.config import load_yaml
     from ..scheduler.scheduler import Stages, load_scheduler
 
-    return load_scheduler(load_yaml(file, UserError), str(file), default or Stages())
+    document = {"policy": str(file.absolute())} if file.suffix == PYTHON else load_yaml(file, UserError)
+    return load_scheduler(document, str(file), default or Stages(), str(file.absolute().parent) if python else None)
 
 
 def _sentence(file: Path, error: Any) -> str:
@@ -167,20 +173,26 @@ def _sentence(file: Path, error: Any) -> str:
 
 def _finding(file: Path) -> dict[str, Any]:
     from ..runtime.config import line_of
+    from ..scheduler import own
     from ..scheduler.options import WrongOption
 
     try:
-        return {"file": str(file), "ok": True, "policy": _load(file).policy.name}
+        policy = _load(file).policy
+        if isinstance(policy, own.FromFile):
+            own.try_out(policy)
+        return {"file": str(file), "ok": True, "policy": policy.name}
     except WrongOption as error:
         where = {"line": line_of(file, error.field), "field": error.field or None}
         return {"file": str(file), "ok": False, **where, "reason": _sentence(file, error)}
+    except own.PolicyError as error:
+        return {"file": str(file), "ok": False, "line": error.line, "field": None, "reason": str(error)}
     except UserError as error:  # it cannot be read, or is no YAML
         return {"file": str(file), "ok": False, "line": None, "field": None, "reason": str(error)}
 
 
 def is_file(policy: str) -> bool:
     """Is it a policy file rather than a name?"""
-    return "/" in policy or policy.endswith((".yaml", ".yml"))
+    return "/" in policy or policy.endswith((".yaml", ".yml", PYTHON))
 
 
 def _document(shared: Context, policy: str | None, stages: dict[str, str]) -> dict[str, Any]:
@@ -196,7 +208,7 @@ def _document(shared: Context, policy: str | None, stages: dict[str, str]) -> di
         document = {"policy": present.policy.name, "parameters": present.policy.parameters, "packing": present.packing}
         document |= {"admission": render.plain(present.admission), "placement": render.plain(present.placement)}
     elif is_file(policy):
-        load(Path(policy))
+        load(Path(policy), python=False)
         document = load_yaml(Path(policy), UserError)
     else:
         document = {"policy": policy}

@@ -48,7 +48,7 @@ def simulate(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Name of a policy, a policy file, or `all`; may be repeated (default {DEFAULT_POLICY}).",
+            help=f"Name of a policy, a policy file (.yaml, .py), or `all`; may be repeated (default {DEFAULT_POLICY}).",
             show_default=False,
         ),
     ] = None,

@@ -8,7 +8,8 @@ A policy file names a policy with its parameters, and may name stages too::
     packing: network
     placement: buddy
 
-Stages that it does not name are those of the controller's configuration.
+Stages that it does not name are those of the controller's configuration. In place of a policy's name it may have that of a
+Python file (`own`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import Any
 
 import msgspec
 
+from . import own
 from .admission import ADMISSIONS, ADMIT_ALL, Admission
 from .options import WrongOption, convert
 from .placement.registry import FEWEST_SERVERS, PLACEMENTS, Placement
-from .policies import Policy, load_policy
+from .policies import LoadedPolicy, Policy, load_policy
 
 PACKINGS = {
     "none": "Jobs get the shares that the policy gives them.",
@@ -67,11 +69,23 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     placement: str | StageChoice | None = None
 
 
-def load_scheduler(document: object, source: str, default: Stages = Stages()) -> Scheduler:
-    """What a policy file describes; `default` has the stages that it does not name. Raises WrongOption naming source and
-    field."""
+def load_scheduler(
+    document: object, source: str, default: Stages = Stages(), python_from: str | None = None
+) -> Scheduler:
+    """What a policy file describes; `default` has the stages that it does not name.
+
+    `python_from`: the directory to which names of Python files with policies are relative; None: such files are refused. Raises
+    WrongOption naming source and field, or `own.PolicyError`.
+    """
     choice = convert(document, Choice, source)
-    policy = load_policy({"policy": choice.policy, "parameters": choice.parameters}, source)
+    policy: LoadedPolicy
+    if not choice.policy.endswith(own.ENDING):
+        policy = load_policy({"policy": choice.policy, "parameters": choice.parameters}, source)
+    elif python_from is None:
+        raise own.refused(source)
+    else:
+        path = choice.policy if choice.policy.startswith("/") else f"{python_from}/{choice.policy}"
+        policy = own.load(path, choice.parameters, source)
     stages = load_stages(source, choice.admission, choice.packing, choice.placement, default)
     return Scheduler(policy, policy.parameters, stages, source)
 
@@ -121,8 +135,9 @@ def _known(
 
 
 def document(scheduler: Scheduler) -> dict[str, Any]:
-    """A policy file that describes `scheduler` in full."""
+    """A policy file that describes `scheduler` in full. Beside a Python file's name stands `code`, a digest of its text."""
     stages = scheduler.stages
+    code = {"code": scheduler.policy.code} if isinstance(scheduler.policy, own.FromFile) else {}
 
     def stage(one: Admission | Placement) -> dict[str, Any]:
         return {"name": one.name, "parameters": msgspec.to_builtins(one.parameters)}
@@ -133,4 +148,5 @@ def document(scheduler: Scheduler) -> dict[str, Any]:
         "admission": stage(stages.admission),
         "packing": "network" if stages.packing else "none",
         "placement": stage(stages.placement),
+        **code,
     }

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elasticd.controller import config
+from elasticd.controller.events import Reconfigured
 from elasticd.protocol.messages import EventKind, GetJob, GetPolicy, Refused, SetPolicy
 from elasticd.protocol.model import JobPhase
 from elasticd.scheduler.policies import POLICIES
@@ -52,6 +54,38 @@ def test_jobs_keep_their_gpus_and_the_failure_is_told_once(monkeypatch: pytest.M
     assert "index 5 is out of bounds; the last plan is kept" in told[0]
     assert world.ask(GetJob(job=second)).job.reason == told[0]
     assert world.ask(GetPolicy()).trouble == told[0]
+
+
+OWN = """\
+from elasticd.scheduler.own import OwnPolicy
+
+
+class Mine(OwnPolicy):
+    def shares(self, jobs, gpus, now, rng):
+        assert len(jobs) < 2, "more than one"
+        return [min(2, gpus)] * len(jobs)
+"""
+
+
+def test_a_policy_of_the_operators_own_that_fails_is_told_with_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "controller.yaml").write_text(f"cluster: x\nstate_directory: {tmp_path}\npolicy: mine.py\n")
+    world = World({"s1": 2, "s2": 2})
+    configured = config.scheduler_of(config.load(tmp_path / "controller.yaml"), tmp_path / "controller.yaml")
+    world.carry_out(world.feed(Reconfigured(world.machine.cluster.settings, configured)))
+    first = world.submit(job_spec(low=1, high=2)).id
+    world.settle(first)
+    target = world.job(first).record.target
+    assert len(target) == 2
+    second = world.submit(job_spec("late")).id
+    world.pass_time(100.0)
+    assert world.job(first).record.target == target
+    assert world.job(first).record.phase is JobPhase.RUNNING
+    (told,) = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY_FAILED]
+    assert f"{tmp_path}/mine.py: line 6: AssertionError: more than one; the last plan is kept" in told
+    assert world.ask(GetJob(job=second)).job.reason == told
+    assert world.ask(GetPolicy()).policy.name == "mine.py"
+    assert isinstance(world.ask(SetPolicy(document={"policy": str(tmp_path / "mine.py")})), Refused)
 
 
 def test_the_policy_is_asked_again_after_a_while_and_then_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

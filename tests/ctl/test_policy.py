@@ -174,6 +174,36 @@ def test_all_files_are_checked_even_if_the_first_is_wrong(call: Call) -> None:
     assert findings[2]["policy"] == "fifo"
 
 
+MINE = """\
+from elasticd.scheduler.own import OwnPolicy
+
+
+class Mine(OwnPolicy):
+    def shares(self, jobs, gpus, now, rng):
+        return [0] * (len(jobs) - 1)
+"""
+
+
+def test_a_policy_in_a_python_file_is_tried_out(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE.replace(" - 1", ""))
+    assert json.loads(call("check", "mine.py", "--json")[0])["files"] == [
+        {"file": "mine.py", "ok": True, "policy": "mine.py"}
+    ]
+    (tmp_path / "mine.py").write_text(MINE)
+    (found,) = json.loads(call("check", "mine.py", "--json", code=2)[0])["files"]
+    assert (found["ok"], found["line"]) == (False, 5)
+    assert "a whole number for each is wanted" in found["reason"]
+    (tmp_path / "mine.py").write_text("x = (")
+    assert "mine.py: line 1: '(' was never closed" in call("check", "mine.py", code=2)[1]
+
+
+def test_a_policy_in_a_python_file_is_not_for_users_to_set(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    assert "only the operator's controller.yaml may name it" in call("set", "./mine.py", code=2)[1]
+    (tmp_path / "mine.yaml").write_text("policy: mine.py\n")
+    assert "only the operator's controller.yaml may name it" in call("set", "./mine.yaml", code=2)[1]
+
+
 def test_without_a_cluster_it_says_so(call: Call) -> None:
     assert "no cluster at" in call("show", code=3)[1]
     assert "no cluster at" in call("set", "fifo", code=3)[1]

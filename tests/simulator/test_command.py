@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,6 +91,35 @@ def test_json_has_every_field_and_nothing_else_is_on_stdout(simulate: Simulate) 
         assert 0 < metrics["gpu_utilization"] <= 1
         assert metrics["p50_jct_s"] <= metrics["p99_jct_s"] <= metrics["makespan_s"]
         assert metrics["deadline_ratio"] is None
+
+
+OWN = Path(__file__).parents[2] / "docs" / "policies.md"
+
+
+def test_the_policy_of_the_page_decides_like_the_built_in_one_that_it_resembles(
+    simulate: Simulate, tmp_path: Path
+) -> None:
+    found = re.search(r"```python\n# shortest\.py\n(.*?)```", OWN.read_text(), re.DOTALL)
+    assert found is not None
+    (tmp_path / "shortest.py").write_text(found[1])
+    own = ("--policy", "./shortest.py", "--policy", "srtf", "--policy", "fifo")
+    for processes in ("1", "2"):
+        document = json.loads(simulate(*SMALL, *own, "--processes", processes, "--json", "-").stdout)
+        assert list(document["policies"]) == ["shortest", "srtf", "fifo"]
+        mine, _, fifo = document["policies"].values()
+        assert (mine["finished"], mine["dropped"]) == (40, 0)
+        assert mine["avg_jct_s"] < fifo["avg_jct_s"]
+
+
+def test_a_policy_of_ones_own_that_fails_ends_the_simulation_with_file_and_line(
+    simulate: Simulate, tmp_path: Path
+) -> None:
+    text = "from elasticd.scheduler.own import OwnPolicy\n\n\nclass Mine(OwnPolicy):\n"
+    text += "    def shares(self, jobs, gpus, now, rng):\n"
+    (tmp_path / "mine.py").write_text(text + "        return [0 // (len(jobs) - 3)] * len(jobs)\n")
+    for processes in ("1", "2"):
+        own = ("--policy", "./mine.py", "--policy", "fifo", "--processes", processes)
+        assert "mine.py: line 6: ZeroDivisionError" in simulate(*SMALL, *own, code=2).stderr
 
 
 def test_the_same_seed_gives_the_same_result_however_many_processes_there_are(simulate: Simulate) -> None:
