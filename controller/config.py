@@ -19,6 +19,7 @@ from ..protocol.times import (
     SERVER_LEASE_S,
 )
 from ..runtime import config, logs, transport
+from ..runtime.directories import check_code
 from ..runtime.door import Bounds
 from ..scheduler.measuring import Measuring
 from ..scheduler.profiles.curves import load as load_profiles
@@ -218,6 +219,9 @@ def scheduler_of(loaded: ControllerConfig, path: Path) -> Scheduler:
     if not file.is_absolute():
         file = path.absolute().parent / file
     document = {"policy": str(file)} if file.suffix == ".py" else config.load_yaml(file)
+    python = document.get("policy") if isinstance(document, dict) else None
+    if isinstance(python, str) and python.endswith(".py"):
+        check_code(file.parent / python)
     return load_scheduler(document, str(file), stages, str(file.parent))
 
 

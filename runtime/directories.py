@@ -50,6 +50,13 @@ def check_way(path: Path) -> None:
             raise OperatorError(f"{step}: {error.strerror}") from None
 
 
+def check_code(path: Path) -> None:
+    """Raises OperatorError if others than its owner, root or us could have written this file, or can yet. It may be missing."""
+    check_way(path)
+    if path.exists() and path.stat().st_mode & OTHERS_WRITE:
+        raise OperatorError(f"{path} is executed, and others may write to it: chmod go-w {path}")
+
+
 def read_secret(path: Path, also: int | None = None) -> bytes:
     """The content of a file that only its owner may read: us, root, or the user `also`. Raises OperatorError."""
     try:

@@ -12,6 +12,7 @@ import pytest
 
 from elasticd.controller import config
 from elasticd.controller.events import Reconfigured
+from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.messages import EventKind, GetJob, GetPolicy, Refused, SetPolicy
 from elasticd.protocol.model import JobPhase
 from elasticd.scheduler.policies import POLICIES
@@ -70,6 +71,7 @@ class Mine(OwnPolicy):
 def test_a_policy_of_the_operators_own_that_fails_is_told_with_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     (tmp_path / "controller.yaml").write_text(f"cluster: x\nstate_directory: {tmp_path}\npolicy: mine.py\n")
+    (tmp_path / "mine.py").chmod(0o644)
     world = World({"s1": 2, "s2": 2})
     configured = config.scheduler_of(config.load(tmp_path / "controller.yaml"), tmp_path / "controller.yaml")
     world.carry_out(world.feed(Reconfigured(world.machine.cluster.settings, configured)))
@@ -86,6 +88,17 @@ def test_a_policy_of_the_operators_own_that_fails_is_told_with_file_and_line(tmp
     assert world.ask(GetJob(job=second)).job.reason == told
     assert world.ask(GetPolicy()).policy.name == "mine.py"
     assert isinstance(world.ask(SetPolicy(document={"policy": str(tmp_path / "mine.py")})), Refused)
+
+
+def test_a_python_file_that_others_may_write_to_is_not_executed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    (tmp_path / "mine.py").chmod(0o666)
+    (tmp_path / "mine.yaml").write_text("policy: mine.py\n")
+    for policy in ("mine.py", "mine.yaml"):
+        (tmp_path / "controller.yaml").write_text(f"cluster: x\nstate_directory: {tmp_path}\npolicy: ./{policy}\n")
+        with pytest.raises(OperatorError, match="others may write to it"):
+            config.scheduler_of(config.load(tmp_path / "controller.yaml"), tmp_path / "controller.yaml")
+    assert not (tmp_path / "executed").exists()
 
 
 def test_the_policy_is_asked_again_after_a_while_and_then_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
