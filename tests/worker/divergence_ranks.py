@@ -1,11 +1,11 @@
 """Workers of which one comes to differ: `python divergence_ranks.py`, with an errand on its standard input, as JSON:
 
-    {"fault": FAULT, "victim": WORKER, "workers": COUNT, "every": STEPS, "on_divergence": WHAT, "determinism": LEVEL,
-     "address": ADDRESS, "directory": DIRECTORY}
+    {"fault": FAULT, "victim": WORKER, "after": STEP, "workers": COUNT, "every": STEPS, "on_divergence": WHAT,
+     "determinism": LEVEL, "address": ADDRESS, "directory": DIRECTORY}
 
-One worker begins alone, the others join before step 4. After step 8 a bit is flipped in the victim's memory: FAULT says of
-what. The workers that are left go on without one that ends. Each writes what it ends with to DIRECTORY; the exit codes are
-the answer.
+One worker begins alone, the others join before step 4. After the step that `after` names, a bit is flipped in the victim's
+memory: FAULT says of what. The workers that are left go on without one that ends. Each writes what it ends with to DIRECTORY;
+the exit codes are the answer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from elasticd.worker import warm
 from elasticd.worker.membership import machine as m
 from elasticd.worker.run import Run
 
-FLIPPED_AFTER = 8
-
 
 class Survivors(Timetable):
     """After the loss of one, the others go on."""
@@ -44,7 +42,7 @@ def flip(tensor: torch.Tensor) -> None:
     tensor.detach().reshape(-1)[-1:].view(torch.int32).bitwise_xor_(1 << 20)
 
 
-def script(run: Run, fault: str, victim: bool) -> list[Any]:
+def script(run: Run, fault: str, after: int | None) -> list[Any]:
     model = training_cases.network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
@@ -53,7 +51,7 @@ def script(run: Run, fault: str, victim: bool) -> list[Any]:
 
     def after_update() -> None:
         seen.append(run.steps_done)
-        if not victim or run.steps_done != FLIPPED_AFTER:
+        if run.steps_done != after:
             return
         with torch.no_grad():
             match fault:
@@ -79,7 +77,7 @@ def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]])
     terms = {"compare_every": errand["every"], "on_divergence": OnDivergence(errand["on_divergence"])}
     place = replace(environment(me, Determinism(errand["determinism"])), **terms)
     run = Run(Rehearsal(Survivors(me, entries), errand["address"], place), place, VIRTUAL_WORKERS, seed=3)
-    state = script(run, errand["fault"], me == errand["victim"])
+    state = script(run, errand["fault"], errand["after"] if me == errand["victim"] else None)
     Path(errand["directory"], f"{me}.json").write_text(json.dumps(digest(state), sort_keys=True))
 
 

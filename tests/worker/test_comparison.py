@@ -43,7 +43,7 @@ class Outcome:
 def train(directory: Path, fault: str, workers: int = 3, victim: int = 1, every: int = 1, **more: Any) -> Outcome:
     directory.mkdir(exist_ok=True)
     with _module.RendezvousServer() as server:
-        errand = {"on_divergence": "replace", "determinism": "elastic", **more}
+        errand = {"after": FLIPPED_AFTER, "on_divergence": "replace", "determinism": "elastic", **more}
         errand |= {"fault": fault, "victim": victim, "workers": workers, "every": every}
         errand |= {"address": server.address, "directory": str(directory)}
         command = [sys.executable, str(HERE / "divergence_ranks.py")]
@@ -94,6 +94,12 @@ def test_a_difference_is_found_within_the_round(every: int, tmp_path: Path) -> N
     outcome = train(tmp_path / "three", "moment", every=every)
     assert outcome.codes == [0, exits.DIVERGED, 0], outcome.told
     assert FLIPPED_AFTER < outcome.step <= FLIPPED_AFTER + every
+
+
+def test_newcomers_are_compared_whole_in_their_second_step(tmp_path: Path) -> None:
+    outcome = train(tmp_path / "three", "parameter", every=1000, after=4)
+    assert outcome.codes == [0, exits.DIVERGED, 0], outcome.told
+    assert outcome.step == 5
 
 
 def test_a_difference_that_no_round_comes_to_is_found_after_the_last_update(tmp_path: Path) -> None:
