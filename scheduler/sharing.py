@@ -62,6 +62,7 @@ class Sharing:
         self._view, self._policy, self._rng = view, policy, rng
         self._limit_of = view.limit_of if view.limit_of is not None else np.zeros(len(view.jobs), dtype=np.int64)
         self._offsets = list(accumulate((len(server.gpus) for server in view.servers), initial=0))
+        self._racks: Ints = np.unique([server.rack for server in view.servers], return_inverse=True)[1]  # by server
         self._choices = [
             tuple(dict.fromkeys(_covered(option, self.parts) for option in limit.options)) for limit in view.limits
         ]
@@ -369,20 +370,16 @@ class Sharing:
         """GPUs on up to `count` servers, `each` on one."""
         idle = self._idle
         left = list(room)
-        servers = {}
-        for at, (begin, end) in enumerate(zip(self._offsets, self._offsets[1:], strict=False)):
-            free = able & ((1 << end) - (1 << begin))
-            if free.bit_count() >= each:
-                servers[at] = free
-        racks = self._racks(servers, count, has)
-
-        def cost(at: int) -> tuple[int, ...]:
-            own, unused = (servers[at] & has).bit_count(), (servers[at] & (idle | has)).bit_count()
-            return own < each, -own, unused < each, racks[self._view.servers[at].rack], unused, at
-
+        able_there = self._by_server(able)
+        servers = np.flatnonzero(able_there >= each)
+        own = self._by_server(able & has)[servers]
+        unused = self._by_server(able & (idle | has))[servers]
+        rack = self._rack_ranks(servers, own, count)
+        order = np.lexsort((servers, unused, rack, unused < each, -own, own < each))
         found: list[Gpus] = []
-        for at in sorted(servers, key=cost):
-            seat = self._seat_on(at, each, servers[at], has, idle)
+        for at in servers[order].tolist():
+            free = able & ((1 << self._offsets[at + 1]) - (1 << self._offsets[at]))
+            seat = self._seat_on(at, each, free, has, idle)
             needs = [(seat & mask).bit_count() for mask in self.parts]
             if all(need <= rest for need, rest in zip(needs, left, strict=True)):
                 left = [rest - need for need, rest in zip(needs, left, strict=True)]
@@ -391,15 +388,23 @@ class Sharing:
                 break
         return found
 
-    def _racks(self, servers: Mapping[int, Gpus], count: int, has: Gpus) -> dict[str, int]:
-        """How gladly a job takes servers of a rack: first where it is, then where all of it fits best, then the largest."""
-        there = [self._view.servers[at].rack for at in servers]
-        own = {self._view.servers[at].rack for at, free in servers.items() if free & has}
-        number = {rack: there.count(rack) for rack in dict.fromkeys(there)}
-        order = sorted(
-            number, key=lambda rack: (rack not in own, number[rack] < count, abs(number[rack] - count), rack)
-        )
-        return {rack: rank for rank, rack in enumerate(order)}
+    def _by_server(self, gpus: Gpus) -> Ints:
+        """How many of these GPUs each server has."""
+        size = self._offsets[-1]
+        bits = np.unpackbits(np.frombuffer(gpus.to_bytes(size // 8 + 1, "little"), dtype=np.uint8), bitorder="little")
+        before = np.concatenate(([0], np.cumsum(bits[:size], dtype=np.int64)))
+        return np.diff(before[self._offsets])
+
+    def _rack_ranks(self, servers: Ints, own: Ints, count: int) -> Ints:
+        """How gladly a job takes each of these servers for its rack; 0 is best: first where it has GPUs (`own`, by server), then
+        where all of it fits best, then the largest."""
+        racks = self._racks[servers]
+        number = np.bincount(racks, minlength=len(self._racks))
+        there = np.bincount(racks, weights=own, minlength=len(self._racks)) > 0
+        order = np.lexsort((np.arange(len(number)), abs(number - count), number < count, ~there))
+        ranks = np.empty_like(order)
+        ranks[order] = np.arange(len(order))
+        return ranks[racks]
 
     def _seat_on(self, at: int, each: int, free: Gpus, has: Gpus, idle: Gpus) -> Gpus:
         server, begin = self._view.servers[at], self._offsets[at]
