@@ -230,6 +230,8 @@ class Cluster:
         if written is None or written[0] != job.submission:
             self._effects.put(submission_key(job.id), job.submission)
         self.usage.holds(job)
+        if job.record.reserved:
+            self.reserved = job.id
         if written is not None:
             self._written[job.id] = written[1]
             self.touch(job)
@@ -278,6 +280,17 @@ class Cluster:
         profile = self.settings.profiles.get(job.spec.model.casefold(), {})
         job.estimated = estimated(job.estimated, job.spec, job.record.measured, earlier, profile, fewest)
         return job.estimated
+
+    def reserve(self, job: Job | None) -> None:
+        """GPUs are held for this job alone from now on; None: for no job."""
+        name = job.id if job is not None else None
+        if name == self.reserved:
+            return
+        if self.reserved in self.jobs:
+            self.jobs[self.reserved].update(reserved=False)
+        if job is not None:
+            job.update(reserved=True)
+        self.reserved = name
 
     def take_dirty(self) -> tuple[JobId, ...]:
         if self.gpu_freed:

@@ -147,6 +147,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
     saved_generation: int = 0  # that it belongs to
     gpu_account: Account = Account()  # its GPU-seconds
     joined: bool = False  # a worker of it has called `elastic.join()`: from then on it may be resized
+    reserved: bool = False  # GPUs are held for it (`scheduler.reservation`)
 
 
 class ArchivedJob(Value, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ def set_targets(cluster: Cluster, now: float) -> None:
     review_s = min(found.decision.review_s, seen.review_s)
     cluster.review_s = review_s if review_s > now else math.inf
     reservation = seen.view.reservation
-    cluster.reserved = seen.jobs[reservation.row].id if reservation is not None else None
+    cluster.reserve(seen.jobs[reservation.row] if reservation is not None else None)
     if seen.view.manual_shares:
         cluster.pushes.append((cluster.decisions, partial(_pushed, found, seen)))
     reasons = partial(_reason, found, seen.rows)

@@ -106,6 +106,28 @@ def test_a_new_controller_holds_gpus_again():
     assert world.machine.cluster.reserved == big.id
 
 
+def test_a_new_controller_holds_gpus_for_the_same_job_though_an_older_one_could_have_the_reservation():
+    world = World({"s1": 4, "s2": 2}, reserve_after_s=AFTER_S)
+    old = [world.submit(command("old", 1)) for _ in range(6)]
+    world.pass_time(3)
+    world.trouble("s2", Trouble(code="disk-full", severity=Severity.NO_NEW_WORK, text="the disk is full"))
+    world.submit(command("huge", 5))
+    big = world.submit(command("big", 3))
+    world.pass_time(AFTER_S + 1)
+    assert world.machine.cluster.reserved == big.id
+    world.trouble("s2")
+    world.pass_time(3600)
+    assert world.machine.cluster.reserved == big.id
+    world.restart()
+    world.pass_time(AFTER_S + 3)
+    assert world.machine.cluster.reserved == big.id
+    for job in old[:3]:
+        finish(world, job)
+    world.pass_time(3)
+    assert running(world, big) == [big.id]
+    assert not world.job(big.id).record.reserved
+
+
 def test_elastic_jobs_use_what_is_held_until_it_is_enough():
     world, old, big = crowded()
     elastic = world.submit(job_spec("elastic", 1, 4))
