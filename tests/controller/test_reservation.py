@@ -125,6 +125,8 @@ def test_a_new_controller_holds_gpus_for_the_same_job_though_an_older_one_could_
         finish(world, job)
     world.pass_time(3)
     assert running(world, big) == [big.id]
+    finish(world, old[3])
+    world.pass_time(AFTER_S + 3)
     assert not world.job(big.id).record.reserved
 
 
