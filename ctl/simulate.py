@@ -6,27 +6,29 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ..protocol.errors import UserError
 from ..protocol.model import JobId
 from ..protocol.texts import gpu_count
 from . import render
+from . import simulation_tables as tables
 from .context import console, say
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from ..scheduler.policies import Policy
     from ..scheduler.scheduler import Scheduler, Stages
     from ..simulator.clusters import Cluster
     from ..simulator.costs import Costs
     from ..simulator.runs import Result, Setup
+
+    Runs = list[tuple[Setup, dict[str, Result]]]  # for each seed
 
 DEFAULT_POLICY = "max-min"
 CURVES = ("known", "measured")
@@ -35,11 +37,23 @@ PICTURES = (".png", ".pdf", ".svg")
 LONGEST_STORY = 100
 
 
+class _Simulate(TyperCommand):
+    """`simulate TRACE`, beside which there is `simulate compare A B`."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        if args[:1] != ["compare"]:
+            return super().make_context(info_name, args, parent, **extra)
+        from .compare import command
+
+        return command().make_context(f"{info_name} compare", args[1:], parent, **extra)
+
+
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
     app.command(
+        cls=_Simulate,
         epilog="The trace, and the throughputs, are CSV, plain or gzip'd; docs/users.md says which columns are known. The same "
-        "seed gives the same result."
+        "seed gives the same result. `elasticctl simulate compare A.json B.json` sets two results of --json side by side.",
     )(simulate)
 
 
@@ -101,8 +115,26 @@ def simulate(
         str, typer.Option(help="What changing a job's GPUs costs: none, background, stop-resume, or a file.")
     ] = "none",
     seed: Annotated[int, typer.Option(min=0, help="For all that is random.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="Repeat with so many seeds, from --seed on: means with 95 % intervals.")
+    ] = 1,
+    drop_larger: Annotated[
+        bool, typer.Option("--drop-larger", help="Leave out jobs that request more GPUs than there are.")
+    ] = False,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Policies simulated at a time (default: processors).", show_default=False)
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Order the policies by this column, the best first.", show_default=False),
+    ] = None,
+    jobs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A row for each job: a .csv or .parquet file.", show_default=False),
+    ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A row for each event: a .csv or .parquet file.", show_default=False),
     ] = None,
     as_json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="The results as JSON; - is stdout.", show_default=False)
@@ -115,53 +147,69 @@ def simulate(
     ] = None,
 ) -> None:
     """Replay a trace of jobs under one or several policies."""
-    _check_outputs(as_json, plot)
+    _check_outputs(as_json, plot, jobs, timeline)
+    sorted_by = tables.column(sort) if sort is not None else None
+    if seeds > 1 and (plot is not None or explain is not None):
+        raise UserError("--seeds: a picture and an explanation are of one seed; leave out --plot and --explain")
     stages = _stages(packing, placement, admission)
     schedulers = _schedulers(policy or [DEFAULT_POLICY], stages)
-    chosen = {label: scheduler.policy for label, scheduler in schedulers.items()}
     conditions = _conditions(where or [])
     view = _cluster(cluster, servers, gpus_per_server)
     costs = _costs(overhead)
-
-    from ..scheduler.profiles import curves as measured
-    from ..simulator import assign, traces
-    from ..simulator.runs import Setup, run_all
-
     if gpu_type is not None and profiles is None:
         raise UserError("--gpu-type: says which rows of --profiles FILE to take, and there is no --profiles")
     if curves not in CURVES:
         raise UserError(f"--curves: {curves!r} is not one of {', '.join(CURVES)}")
-    tables = measured.load(profiles, gpu_type) if profiles is not None else None
-    gpus = sum(len(server.gpus) for server in view)
-    known = curves == "known"
-    assigned = assign.assign(
-        traces.load(trace, conditions), gpus, tables, seed, cap_at_request, random_models, peaks_known=known
+
+    from ..simulator.replay import prepare
+
+    prepared = prepare(
+        trace,
+        view,
+        where=conditions,
+        profiles=profiles,
+        gpu_type=gpu_type,
+        costs=costs,
+        stages=stages,
+        cap_at_request=cap_at_request,
+        random_models=random_models,
+        drop_larger=drop_larger,
+        curves_known=curves == "known",
+        seeds=range(seed, seed + seeds),
+        explain=None if explain is None else JobId(explain),
     )
-    job = None if explain is None else JobId(explain)
-    setup = Setup(
-        assigned, view, costs, seed, stages.packing, job, stages.placement, stages.admission, curves_known=known
-    )
-    own = {label: _with(setup, one.stages) for label, one in schedulers.items() if one.stages != stages}
-    if tables is None:
-        say("elasticctl: no --profiles: every job scales linearly up to its request")
-    with _progress(chosen, len(assigned.workload)) as tell:
-        results = run_all(setup, chosen, tell, processes, own)
+    if profiles is None:
+        say(
+            "elasticctl: no --profiles: every job scales linearly up to its request and not beyond it, so that no policy can "
+            "show what elastic shares are worth"
+        )
+    dropped = prepared[0].dropped_larger
+    if dropped:
+        say(f"elasticctl: --drop-larger: left out {dropped} jobs that request more GPUs than the cluster has")
+    setups = [one.setup for one in prepared]
+    found = _run_all(setups, schedulers, processes)
     inputs = {
         "profiles": str(profiles) if profiles else None,
         "where": conditions,
         "cap_at_request": cap_at_request,
+        "dropped_larger": dropped,
         "curves": curves,
         "random_models": random_models,
     }
-    document = _document(trace, setup, own, inputs, results)
+    document = _document(trace, schedulers, inputs, found, sorted_by)
+    if seeds > 1 and not tables.differ(document):
+        say("elasticctl: --seeds: every seed gave the same result: nothing in this simulation is random")
     if as_json != "-":
-        console().print(_table(results))
+        for table in tables.tables(document):
+            console().print(table)
     if explain is not None:
-        _tell_stories(setup, results, sys.stderr if as_json == "-" else sys.stdout)
+        _tell_stories(setups[0], found[0][1], sys.stderr if as_json == "-" else sys.stdout)
     if as_json is not None:
         _write_json(as_json, document)
+    _write_rows(jobs, timeline, found)
     if plot is not None:
-        _draw(plot, results, f"{trace.name}: {len(assigned.workload)} jobs on {gpus} GPUs", gpus)
+        gpus, count = setups[0].gpus, len(setups[0].assigned.workload)
+        _draw(plot, found[0][1], f"{trace.name}: {count} jobs on {gpus} GPUs", gpus)
 
 
 # -- what is asked for
@@ -200,11 +248,6 @@ def _schedulers(names: Sequence[str], stages: Stages) -> dict[str, Scheduler]:
     return found
 
 
-def _with(setup: Setup, stages: Stages) -> Setup:
-    """For a policy whose file names stages."""
-    return replace(setup, packing=stages.packing, placement=stages.placement, admission=stages.admission)
-
-
 def _conditions(texts: Sequence[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for text in texts:
@@ -238,15 +281,25 @@ def _costs(name: str) -> Costs:
     return costs.build(config.load(Path(name), costs.CostsFile, UserError), name)
 
 
-def _check_outputs(as_json: str | None, plot: Path | None) -> None:
+def _check_outputs(as_json: str | None, plot: Path | None, jobs: Path | None, timeline: Path | None) -> None:
     """Before hours of simulation, not after."""
-    for option, path in (("--json", None if as_json in (None, "-") else Path(str(as_json))), ("--plot", plot)):
+    written = {"--json": None if as_json in (None, "-") else Path(str(as_json)), "--plot": plot}
+    rows = {"--jobs": jobs, "--timeline": timeline}
+    for option, path in {**written, **rows}.items():
         if path is None:
             continue
         if path.is_dir():
             raise UserError(f"{option}: {path} is a directory, not a file")
         if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
             raise UserError(f"{option}: {path.parent} is not a directory that can be written to")
+    for option, path in rows.items():
+        if path is not None:
+            from ..simulator.results import check_file
+
+            try:
+                check_file(path)
+            except UserError as error:
+                raise UserError(f"{option}: {error}") from None
     if plot is None:
         return
     if plot.suffix not in PICTURES:
@@ -260,9 +313,25 @@ def _check_outputs(as_json: str | None, plot: Path | None) -> None:
 # -- what is answered
 
 
+def _run_all(setups: Sequence[Setup], schedulers: Mapping[str, Scheduler], processes: int | None) -> Runs:
+    """Each policy with each seed."""
+    from ..simulator.replay import own_setups
+    from ..simulator.runs import run_all
+
+    runs = {f"{label} #{setup.seed}": (label, setup) for setup in setups for label in schedulers}
+    own = {setup.seed: own_setups(setup, schedulers) for setup in setups}
+    chosen: dict[str, Policy] = {run: schedulers[label].policy for run, (label, _) in runs.items()}
+    theirs = {run: own[setup.seed].get(label, setup) for run, (label, setup) in runs.items()}
+    jobs = len(setups) * len(setups[0].assigned.workload)
+    with _progress({run: label for run, (label, _) in runs.items()}, jobs) as tell:
+        found = run_all(setups[0], chosen, tell, processes, theirs)
+    return [(one, {label: found[f"{label} #{one.seed}"] for label in schedulers}) for one in setups]
+
+
 @contextmanager
-def _progress(policies: Mapping[str, object], jobs: int) -> Iterator[Any]:
-    """A bar for each policy on stderr where that is a terminal; yields what is told how many jobs are over."""
+def _progress(labels: Mapping[str, str], jobs: int) -> Iterator[Callable[[Mapping[str, int]], None]]:
+    """A bar for each policy on stderr where that is a terminal; yields what is told how many jobs of each run are over.
+    `labels`: of the runs; `jobs`: of all runs of a policy."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -271,18 +340,42 @@ def _progress(policies: Mapping[str, object], jobs: int) -> Iterator[Any]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks = {label: bars.add_task(label, total=jobs) for label in policies}
+        tasks = {label: bars.add_task(label, total=jobs) for label in dict.fromkeys(labels.values())}
 
         def tell(done: Mapping[str, int]) -> None:
-            for label, ended in done.items():
-                bars.update(tasks[label], completed=ended)
+            ended = dict.fromkeys(tasks, 0)
+            for run, over in done.items():
+                ended[labels[run]] += over
+            for label, over in ended.items():
+                bars.update(tasks[label], completed=over)
 
         yield tell
 
 
 def _document(
-    trace: Path, setup: Setup, own: Mapping[str, Setup], inputs: Mapping[str, Any], results: Mapping[str, Result]
+    trace: Path,
+    schedulers: Mapping[str, Scheduler],
+    inputs: Mapping[str, Any],
+    found: Runs,
+    sorted_by: tables.Column | None,
 ) -> dict[str, Any]:
+    from ..simulator.replay import own_setups
+    from ..simulator.results import over_seeds
+
+    setup = found[0][0]
+    own = own_setups(setup, schedulers)
+    by_seed = {label: [render.plain(results[label].metrics) for _, results in found] for label in schedulers}
+    summed = {label: over_seeds(each) if len(found) > 1 else (each[0], None) for label, each in by_seed.items()}
+    order = list(schedulers)
+    if sorted_by is not None:
+        order.sort(key=lambda label: sorted_by.rank(summed[label][0]))
+    repeated: dict[str, Any] = {}
+    if len(found) > 1:
+        repeated = {
+            "seeds": [one.seed for one, _ in found],
+            "interval_95": {label: summed[label][1] for label in order},
+            "by_seed": {label: by_seed[label] for label in order},
+        }
     return {
         "trace": str(trace),
         "jobs": len(setup.assigned.workload),
@@ -293,44 +386,13 @@ def _document(
         "own_stages": {label: _stage_names(one) for label, one in own.items()},
         "overhead": setup.costs.name,
         "seed": setup.seed,
-        "policies": {label: render.plain(result.metrics) for label, result in results.items()},
+        "policies": {label: summed[label][0] for label in order},
+        **repeated,
     }
 
 
 def _stage_names(setup: Setup) -> dict[str, Any]:
     return {"packing": setup.packing, "placement": setup.placement.name, "admission": setup.admission.name}
-
-
-def _table(results: Mapping[str, Result]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("POLICY", no_wrap=True)
-    deadlines = any(result.metrics.deadline_ratio is not None for result in results.values())
-    names = ["DONE", "DROPPED", "AVG JCT", "P50", "P99", "QUEUEING", "MAKESPAN", *(["DEADLINES"] if deadlines else [])]
-    for name in (*names, "QUEUE", "EFFICIENCY", "BLOCKING", "GPUS USED", "CHANGES", "WALL"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for label, result in results.items():
-        m = result.metrics
-        times = (m.avg_jct_s, m.p50_jct_s, m.p99_jct_s, m.avg_queueing_s, m.makespan_s)
-        table.add_row(
-            label,
-            str(m.finished),
-            str(m.dropped),
-            *("-" if value is None else render.span(value) for value in times),
-            *([_number(m.deadline_ratio, "{:.1%}")] if deadlines else []),
-            _number(m.avg_queue_length, "{:.1f}"),
-            _number(m.avg_cluster_efficiency, "{:.3f}"),
-            _number(m.avg_blocking_index, "{:.3g}"),
-            _number(m.gpu_utilization, "{:.1%}"),
-            str(m.reconfigurations),
-            f"{m.wall_s:.1f}s",
-        )
-    return table
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
 
 
 def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> None:
@@ -372,6 +434,26 @@ def _write_json(name: str, document: dict[str, Any]) -> None:
         return
     with _complete(Path(name)) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def _write_rows(jobs: Path | None, timeline: Path | None, found: Runs) -> None:
+    """What happened to each job, and at each event, under each policy and with each seed."""
+    from ..simulator import results
+
+    each = [(setup, label, result) for setup, one in found for label, result in one.items()]
+    if jobs is not None:
+        with _complete(jobs) as part:
+            rows = ((_whose(setup, label), results.job_rows(setup, result)) for setup, label, result in each)
+            results.write(part, rows)
+    if timeline is not None:
+        with _complete(timeline) as part:
+            results.write(
+                part, ((_whose(setup, label), results.timeline_rows(result)) for setup, label, result in each)
+            )
+
+
+def _whose(setup: Setup, label: str) -> dict[str, Any]:
+    return {"policy": label, "seed": setup.seed}
 
 
 def _draw(path: Path, results: Mapping[str, Result], title: str, gpus: int) -> None:

@@ -76,7 +76,8 @@ def _check_sizes(trace: Trace, cluster_gpus: int) -> None:
     large = trace.gpus > cluster_gpus
     if large.any():
         row = int(large.argmax())
-        reason = f"{trace.gpus[row]} GPUs requested, and the cluster has {cluster_gpus}"
+        count = f" ({large.sum()} of {len(trace)} jobs are too large)" if large.sum() > 1 else ""
+        reason = f"{trace.gpus[row]} GPUs requested, and the cluster has {cluster_gpus}{count}; --drop-larger leaves those out"
         raise trace.table.wrong(row, trace.form.gpus, reason)
 
 

@@ -86,8 +86,10 @@ class Result:
 
     metrics: Metrics
     series: Series
-    start_s: Floats
-    end_s: Floats
+    start_s: Floats  # by job; nan: it never got a GPU
+    end_s: Floats  # by job; nan: it never ended
+    gpu_s: Floats  # by job, GPU-seconds that it had
+    changes: Ints  # by job, of its GPUs while it ran
     story: tuple[Moment, ...]
 
 
@@ -106,6 +108,8 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
         series=_series(outcome, workload.submit_s),
         start_s=outcome.start_s,
         end_s=outcome.end_s,
+        gpu_s=outcome.gpu_s,
+        changes=outcome.changes,
         story=tuple(story.moments) if story else (),
     )
 

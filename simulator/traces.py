@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +106,26 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def up_to(self, gpus: int) -> Trace:
+        """The jobs that requested no more GPUs. Raises UserError if there is none."""
+        rows = np.flatnonzero(self.gpus <= gpus)
+        if len(rows) == len(self):
+            return self
+        if not len(rows):
+            raise UserError(f"{self.table.source}: every job requested more GPUs than the {gpus} of the cluster")
+        chosen = rows.tolist()
+        return replace(
+            self,
+            table=self.table.only(rows),
+            names=tuple([self.names[row] for row in chosen]),
+            submit_s=self.submit_s[rows],
+            gpus=self.gpus[rows],
+            duration_s=None if self.duration_s is None else self.duration_s[rows],
+            models=None if self.models is None else [self.models[row] for row in chosen],
+            batches=None if self.batches is None else self.batches[rows],
+            deadline_s=self.deadline_s[rows],
+        )
 
 
 def load(path: Path, where: Mapping[str, Sequence[str]] | None = None) -> Trace:

@@ -103,11 +103,13 @@ class Table:
             if not keep.any():
                 some = listed(dict.fromkeys(values))
                 raise UserError(f"{self.source}: column {column}: no row has {' or '.join(wanted)}; there are {some}")
-        if keep.all():
-            return self
-        rows = np.flatnonzero(keep).tolist()
-        columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
-        return Table(self.source, columns, [self.lines[row] for row in rows])
+        return self if keep.all() else self.only(np.flatnonzero(keep))
+
+    def only(self, rows: Ints) -> Table:
+        """These rows of the table."""
+        chosen = rows.tolist()
+        columns = {name: [values[row] for row in chosen] for name, values in self.columns.items()}
+        return Table(self.source, columns, [self.lines[row] for row in chosen])
 
     def _first_text(self, column: str) -> tuple[int, str, str]:
         """Row, column and reason of the first value that is not a number."""

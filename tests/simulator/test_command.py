@@ -142,7 +142,7 @@ def test_gzip_where_and_a_file_of_servers_change_nothing_but_the_input(simulate:
 
 def test_a_table_for_people_and_the_same_numbers_in_a_file(simulate: Simulate, tmp_path: Path) -> None:
     shown = simulate(*SMALL, *THREE, "--processes", "1", "--json", "out.json").stdout
-    assert [line.split()[0] for line in shown.splitlines()] == ["POLICY", "fifo", "max-min", "afs-p"]
+    assert [line.split()[0] for line in shown.splitlines()] == ["POLICY", "fifo", "max-min", "afs-p"] * 3
     assert "DEADLINES" not in shown
     assert set(json.loads((tmp_path / "out.json").read_text())["policies"]) == {"fifo", "max-min", "afs-p"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "profiles.csv", "trace.csv", "trace.csv.gz"]
@@ -215,7 +215,10 @@ def test_stages_are_chosen_for_all_policies_or_by_a_policys_own_file(simulate: S
 
 def test_without_throughputs_it_says_what_it_assumes(simulate: Simulate) -> None:
     done = simulate("trace.csv", "--json", "-")
-    assert done.stderr == "elasticctl: no --profiles: every job scales linearly up to its request\n"
+    assert done.stderr == (
+        "elasticctl: no --profiles: every job scales linearly up to its request and not beyond it, "
+        "so that no policy can show what elastic shares are worth\n"
+    )
     assert json.loads(done.stdout)["profiles"] is None
 
 

@@ -1,0 +1,123 @@
+"""Figures of simulations as tables that fit into 80 columns: times, and how well jobs and GPUs fared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.errors import UserError
+from . import render
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Figures = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Of a table: its head, which figure of the JSON it shows, how, and whether more is better."""
+
+    head: str
+    figure: str
+    show: Callable[[float], str]
+    most_first: bool = False
+
+    def rank(self, figures: Figures) -> float:
+        """The least is the best; inf: there is no value."""
+        value = figures[self.figure]
+        if value is None:
+            return math.inf
+        return -value if self.most_first else value
+
+
+def _form(form: str) -> Callable[[float], str]:
+    return lambda value: form.format(value)
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
+
+
+TIMES = (
+    Column("DONE", "finished", _count, most_first=True),
+    Column("DROPPED", "dropped", _count),
+    Column("AVG JCT", "avg_jct_s", render.span),
+    Column("P50", "p50_jct_s", render.span),
+    Column("P95", "p95_jct_s", render.span),
+    Column("P99", "p99_jct_s", render.span),
+    Column("MAX", "max_jct_s", render.span),
+)
+DEADLINES = Column("DEADLINES", "deadline_ratio", _form("{:.1%}"), most_first=True)
+QUALITY = (
+    Column("QUEUEING", "avg_queueing_s", render.span),
+    Column("SLOWDOWN", "avg_slowdown", _form("{:.3g}")),
+    Column("P99 SLOWDOWN", "p99_slowdown", _form("{:.3g}")),
+    Column("UNFAIRNESS", "avg_finish_time_fairness", _form("{:.3g}")),
+    Column("WORST", "max_finish_time_fairness", _form("{:.3g}")),
+    Column("JAIN", "jain_index", _form("{:.3f}"), most_first=True),
+)
+CLUSTER = (
+    Column("MAKESPAN", "makespan_s", render.span),
+    Column("QUEUE", "avg_queue_length", _form("{:.1f}")),
+    Column("EFFICIENCY", "avg_cluster_efficiency", _form("{:.3f}"), most_first=True),
+    Column("BLOCKING", "avg_blocking_index", _form("{:.3g}")),
+    Column("GPUS", "gpu_utilization", _form("{:.1%}"), most_first=True),
+    Column("CHANGES", "reconfigurations", _count),
+    Column("WALL", "wall_s", _form("{:.1f}s")),
+)
+ALL = (*TIMES, DEADLINES, *QUALITY, *CLUSTER)
+
+
+def column(name: str) -> Column:
+    """By its head, or by the name of its figure. Raises UserError."""
+    asked = name.casefold().replace("-", " ").replace("_", " ")
+    for each in ALL:
+        if asked in (each.head.casefold(), each.figure.replace("_", " ")):
+            return each
+    known = ", ".join(each.head.casefold().replace(" ", "-") for each in ALL)
+    raise UserError(f"--sort: there is no column {name!r}; there are {known}")
+
+
+def tables(document: Mapping[str, Any]) -> list[Table]:
+    """All of them, for the JSON of a simulation; with the halves of the intervals where it is of several seeds."""
+    found = document["policies"]
+    halves = document["interval_95"] if "interval_95" in document and differ(document) else {}
+    deadlines = any(figures["deadline_ratio"] is not None for figures in found.values())
+    groups: list[Sequence[Column]] = [TIMES, [*([DEADLINES] if deadlines else []), *QUALITY], CLUSTER]
+    if halves:  # a value with its interval takes twice as much room
+        groups = [part for columns in groups for part in (columns[:4], columns[4:])]
+    return [_table(columns, found, halves) for columns in groups]
+
+
+def _table(columns: Sequence[Column], found: Mapping[str, Figures], halves: Mapping[str, Figures]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("POLICY", no_wrap=True)
+    for each in columns:
+        table.add_column(each.head, justify="right")
+    for label, figures in found.items():
+        table.add_row(label, *(_cell(each, figures, halves.get(label) or {}) for each in columns))
+    return table
+
+
+def _cell(shown: Column, figures: Figures, halves: Figures) -> str:
+    value, half = figures[shown.figure], halves.get(shown.figure)
+    if value is None:
+        return "-"
+    return f"{shown.show(value)} ±{shown.show(half)}" if half else shown.show(value)
+
+
+def cell(shown: Column, document: Mapping[str, Any], label: str) -> str:
+    """What the JSON of a simulation tells of a policy in a column, with its interval where it has one."""
+    return _cell(shown, document["policies"][label], (document.get("interval_95") or {}).get(label) or {})
+
+
+def differ(document: Mapping[str, Any]) -> bool:
+    """Do the results of the seeds differ in anything but what clocks say?"""
+    clocks = {"wall_s", "avg_decision_s", "p99_decision_s"}
+    halves = document["interval_95"].values()
+    return any(half for one in halves for name, half in one.items() if name not in clocks)
