@@ -49,6 +49,11 @@ def decide(
     def held() -> str:
         return told_by_hand(view, by_hand)
 
+    @cache
+    def place() -> dict[int, int]:
+        """By row of the view, that of what the policy has seen."""
+        return {row: at for at, row in enumerate(rows.tolist())} if rows is not None else {}
+
     def why(row: int) -> Reason | None:
         if row in view.manual_shares:
             return too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
@@ -56,7 +61,7 @@ def decide(
             return _too_large(view, least, gpus, held())
         if shares[row] < wanted[row]:
             return packed(int(wanted[row]), int(shares[row]))
-        reason = given.why(row if rows is None else int(np.searchsorted(rows, row)))
+        reason = given.why(row if rows is None else place()[row])
         return beside_by_hand(view, row, int(shares[row]), held, reason)
 
     placed = placement.place(view.servers, view.placements, shares, first)

@@ -133,6 +133,8 @@ def _stays(cluster: Cluster, gpu: GpuAddress) -> bool:
 
 def sentence(cluster: Cluster, job: Job) -> str:
     """Why `job` is still on GPUs that it is to leave; "": it is on none."""
+    if not cluster.barred:
+        return ""
     found = [
         f"{gpu} ({bar.text})"
         for gpu in job.running_gpus

@@ -19,7 +19,7 @@ class GetJobs(Message, frozen=True, kw_only=True):
 
     final_too: bool = False
     after: str = ""  # where the last page ended (`Jobs.next`); "": from the start
-    limit: int = 500
+    limit: int = 200  # all others wait for the controller while it makes a page
     mine: bool = False  # only those of whoever asks; a page may be empty, and `next` goes on all the same
 
 
