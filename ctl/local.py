@@ -279,6 +279,8 @@ def _joined(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalCluste
     fleet, asked = known.fleet, wanted.plan()
     if not known.daemons and fleet is None and asked is None:
         return _changed(directory, known, wanted)
+    # One that has been stopped keeps its jobs: with options of another kind it is a new one, in their place or beside them.
+    way = "`elasticctl down` first" if known.daemons else "`elasticctl down --purge` removes it with its jobs"
     for option, given, there in (
         ("--servers", wanted.servers, known.servers),
         ("--gpus", wanted.gpus, known.gpus),
@@ -292,7 +294,8 @@ def _joined(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalCluste
     ):
         if given is not None and given != there:
             raise UserError(
-                f"{option} {given}: the cluster at {directory} has {there}; `elasticctl down` first, or choose another --dir"
+                f"{' '.join(filter(None, (option, str(given))))}: the cluster at {directory} has {there}; "
+                f"{way}, or choose another --dir"
             )
     if fleet is None or asked is None:
         return known

@@ -22,6 +22,7 @@ import msgspec
 
 from ...protocol.errors import ClusterUnreachable, ElasticError, UserError
 from ...runtime.keys import KeyFile
+from .. import record
 from ..config import Kind, kind_of
 from ..context import SYSTEM, Context, configuration
 from . import bounded, reach
@@ -209,11 +210,12 @@ def _daemons(named: list[Path], directory: Path, machine: Machine) -> Iterator[D
 
 
 def _usual(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Installed ones, those of a cluster that `up` has started here, those that it has started here from elsewhere."""
+    """Installed ones, those of a cluster that `up` has started here and `down` has not stopped, those that it has started here
+    from elsewhere."""
     for kind in ("controller", "agent"):
         if (SYSTEM / f"{kind}.yaml").exists():
             yield SYSTEM / f"{kind}.yaml", kind
-    if (directory / "cluster.json").exists():
+    if _is_up(directory):
         if (directory / "controller.yaml").exists():
             yield directory / "controller.yaml", "controller"
         for file in sorted(directory.glob("local-*.yaml")):
@@ -222,6 +224,14 @@ def _usual(directory: Path) -> Iterator[tuple[Path, str]]:
     if os.access(hosts, os.R_OK | os.X_OK):
         for file in sorted(hosts.glob("*/*/agent.yaml")):
             yield file, "agent"
+
+
+def _is_up(directory: Path) -> bool:
+    try:
+        cluster = record.read(directory)
+    except UserError:  # whether it was stopped cannot be told: its daemons are checked
+        return True
+    return cluster is not None and not cluster.stopped
 
 
 def _daemon(file: Path, kind: str, machine: Machine, describe: Describe | None = None) -> Daemon:

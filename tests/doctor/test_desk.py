@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from elasticd.ctl.doctor import places
 from elasticd.ctl.doctor.checks import Outcome
 from elasticd.ctl.doctor.reach import Reach, Step
 from elasticd.protocol.messages import Pong, ServerState, ServerView
@@ -155,6 +156,21 @@ def test_a_daemon_of_up_that_has_died_is_named_with_its_log(bench: Any, tmp_path
     assert str(process.pid) in found.found
     assert str(tmp_path / "log" / "local-1.log") in found.found
     assert bench.look("local-daemons", bench.desk(directory=tmp_path / "none")).outcome is Outcome.ABSENT
+
+
+def test_daemons_of_a_cluster_that_down_has_stopped_are_not_looked_at(tmp_path: Path) -> None:
+    """Such a cluster, left behind by somebody's first try, would stand for failures on a server whose daemons are installed."""
+    for name in ("controller", "local-1"):
+        (tmp_path / f"{name}.yaml").write_text("")
+
+    def looked_at(daemons: str) -> list[tuple[Path, str]]:
+        (tmp_path / "cluster.json").write_text(f'{{"controller": "ipc:///x", "daemons": {daemons}}}')
+        return [(file, kind) for file, kind in places._usual(tmp_path) if file.parent == tmp_path]
+
+    of_up = [(tmp_path / "controller.yaml", "controller"), (tmp_path / "local-1.yaml", "agent")]
+    assert looked_at('{"controller": {"pid": 1, "start_ticks": 1}}') == of_up, "whether it runs or has died"
+    assert looked_at("{}") == []
+    assert looked_at("broken") == of_up, "nobody can tell that it was stopped"
 
 
 def at(name: str, storage: Storage | None, clock_ahead_s: float | None = None) -> ServerView:

@@ -130,9 +130,13 @@ case $1 in
     mount --make-rprivate /
     mount -t tmpfs -o mode=755 tmpfs /mnt
     mkdir /mnt/upper /mnt/work /mnt/root
-    cp -a "$STAGE/." /mnt/upper/
-    chown root:root /mnt/upper
-    chmod 755 /mnt/upper
+    # The first boot begins without what somebody did with elasticctl on this machine.
+    mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/root
+    rm -rf /mnt/root/{root/.config,root/.local/state,etc,var/lib,var/log}/elasticctl
+    cp -a "$STAGE/." /mnt/root/
+    chown root:root /mnt/root
+    chmod 755 /mnt/root
+    umount /mnt/root
     for script; do
         rm -f "$OUT/rc"
         boot "$script"

@@ -52,11 +52,15 @@ for path in "${{readonly[@]}}"; do
     mkdir -p "/mnt/binds$path"
     mount --bind "$path" "/mnt/binds$path"
 done
-for layer in "${{layers[@]}}"; do cp -a "$layer/." /mnt/up/; done
-chown root:root /mnt/up
 chmod 755 /mnt/up
 mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/up,workdir=/mnt/work /mnt/root
 R=/mnt/root
+# A host begins without what root did on this machine.
+rm -rf $R/root/.ssh $R/root/.config/elasticctl $R/root/.local/state/elasticctl
+rm -rf $R/etc/elasticctl $R/var/lib/elasticctl $R/var/log/elasticctl
+for layer in "${{layers[@]}}"; do cp -a "$layer/." $R/; done
+chown root:root $R
+chmod 755 $R
 for directory in tmp run mnt; do mount -t tmpfs -o mode=755 tmpfs $R/$directory; done
 chmod 1777 $R/tmp
 mkdir -p $R/run/sshd $R/run/lock
@@ -76,8 +80,6 @@ for path in "${{readonly[@]}}"; do
     mount -o remount,bind,ro "$R$path"
 done
 chmod 711 $R/root # a Python that lies below it may be executed by everybody
-rm -rf $R/root/.ssh $R/root/.config/elasticctl
-if [ ${{#layers[@]}} = 0 ]; then rm -rf $R/etc/elasticctl $R/var/lib/elasticctl $R/var/log/elasticctl; fi
 printf '%s' {hosts} > $R/etc/hosts
 echo {name} > $R/etc/hostname
 hostname {name}
