@@ -172,7 +172,7 @@ class Cluster:
         parts = []
         for log in sorted(self.directory.rglob("*.log")):
             lines = log.read_text(errors="replace").splitlines()
-            parts.append("\n".join([f"--- {log.relative_to(self.directory)}", *lines[-25:]]))
+            parts.append("\n".join([f"--- {log.relative_to(self.directory)}", *lines[-60:]]))
         return "\n".join(parts)
 
     def close(self) -> None:
