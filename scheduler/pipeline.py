@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -33,6 +34,23 @@ def decide(
     """
     if view.limit_of is not None:
         return decide_limited(view, policy, rng, packing, first, placement)
+    divided = divide(view, policy, rng, packing)
+    placed = placement.place(view.servers, view.placements, divided.shares, first)
+    return Decision(divided.shares, placed, divided.why, divided.review_s, divided.wanted)
+
+
+@dataclass(frozen=True)
+class Division:
+    """Everybody's share, by row of the view; what it says is said in `Decision`."""
+
+    shares: Ints
+    why: Callable[[int], Reason | None]
+    review_s: float
+    wanted: Ints
+
+
+def divide(view: ClusterView, policy: Policy, rng: random.Random, packing: bool) -> Division:
+    """How many GPUs each job gets, where every job may use every GPU. Arguments as for `decide`."""
     by_hand = _manual_shares(view) if view.manual_shares else None  # None: the policy decides about all
     gpus = view.total_gpus if by_hand is None else view.total_gpus - int(by_hand.sum())
     rows = _policed(view, gpus)
@@ -64,8 +82,7 @@ def decide(
         reason = given.why(row if rows is None else place()[row])
         return beside_by_hand(view, row, int(shares[row]), held, reason)
 
-    placed = placement.place(view.servers, view.placements, shares, first)
-    return Decision(shares, placed, why, given.review_s, wanted)
+    return Division(shares, why, given.review_s, wanted)
 
 
 def _manual_shares(view: ClusterView) -> Ints:

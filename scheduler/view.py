@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -46,6 +46,10 @@ class Columns:
     executed_s: Floats  # time with any GPU
     waiting_since_s: Floats  # its submission, or when it lost its last GPU; nan while it has some
     curve: Ints  # row of `Curves.speedup`
+
+    def cut(self, rows: slice) -> Columns:
+        """Parts of the same arrays, not copies. Names stay those of all."""
+        return Columns(self.names, *[getattr(self, one.name)[rows] for one in fields(self) if one.name != "names"])
 
 
 @dataclass(frozen=True)
@@ -108,86 +112,70 @@ class Curves:
         self._hull_rows.clear()
 
 
-class JobTable:
-    """Some rows of `Columns`, in the order of submission."""
+_COLUMNS = frozenset(one.name for one in fields(Columns)) - {"names"}
 
-    def __init__(self, columns: Columns, rows: Ints, curves: Curves, lengths: bool = True) -> None:
-        """`lengths`: may the policy see how long jobs take?"""
+
+class JobTable:
+    """Some rows of `Columns`, in the order of submission. Columns are as there, an entry for each row of the table."""
+
+    submitted_s: Floats
+    min_gpus: Ints
+    max_gpus: Ints
+    requested_gpus: Ints
+    priority: Ints
+    share: Ints
+    left_s: Floats  # only for policies that declare `needs_lengths`
+    attained_gpu_s: Floats
+    executed_s: Floats
+    waiting_since_s: Floats
+    curve: Ints
+
+    def __init__(
+        self, columns: Columns, rows: Ints, curves: Curves, lengths: bool = True, at: Ints | slice | None = None
+    ) -> None:
+        """`rows`: which jobs, by number of `columns.names`. `lengths`: may the policy see how long jobs take?
+
+        `at`: where they stand in the columns, if not in `rows`.
+        """
         self.rows = rows
         self.curves = curves
         self._columns = columns
         self._lengths = lengths
+        self._at: Ints | slice = rows if at is None else at
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __getattr__(self, name: str) -> Any:
+        """A column that has not been asked for yet is cut out of the larger one."""
+        if name not in _COLUMNS:
+            raise AttributeError(f"jobs have no column {name!r}")
+        assert self._lengths or name != "left_s", "a policy that needs lengths must declare it"
+        found = self.__dict__[name] = getattr(self._columns, name)[self._at]
+        return found
 
     def name(self, row: int) -> JobId:
         return self._columns.names[int(self.rows[row])]
 
     def without_lengths(self) -> JobTable:
-        return JobTable(self._columns, self.rows, self.curves, lengths=False)
+        return JobTable(self._columns, self.rows, self.curves, False, self._at)
 
     def within(self, most: Ints) -> JobTable:
         """The same jobs, where none can use more GPUs than this; it is no less than what each needs."""
-        table = JobTable(self._columns, self.rows, self.curves, self._lengths)
+        table = JobTable(self._columns, self.rows, self.curves, self._lengths, self._at)
         table.max_gpus = np.minimum(self.max_gpus, most)
         return table
 
     def assuming(self, left_s: Floats) -> JobTable:
         """The same jobs, as if each still took so long on one GPU."""
-        table = JobTable(self._columns, self.rows, self.curves)
+        table = JobTable(self._columns, self.rows, self.curves, True, self._at)
         table.left_s = left_s
         return table
 
     def cut(self, keep: Ints) -> JobTable:
         """These rows of the table alone."""
-        return JobTable(self._columns, self.rows[keep], self.curves, self._lengths)
-
-    @cached_property
-    def submitted_s(self) -> Floats:
-        return self._columns.submitted_s[self.rows]
-
-    @cached_property
-    def min_gpus(self) -> Ints:
-        return self._columns.min_gpus[self.rows]
-
-    @cached_property
-    def max_gpus(self) -> Ints:
-        return self._columns.max_gpus[self.rows]
-
-    @cached_property
-    def requested_gpus(self) -> Ints:
-        return self._columns.requested_gpus[self.rows]
-
-    @cached_property
-    def priority(self) -> Ints:
-        return self._columns.priority[self.rows]
-
-    @cached_property
-    def share(self) -> Ints:
-        return self._columns.share[self.rows]
-
-    @cached_property
-    def left_s(self) -> Floats:
-        """How long each still takes on one GPU; UNKNOWN_S: not known. Only for policies that declare `needs_lengths`."""
-        assert self._lengths, "a policy that needs lengths must declare it"
-        return self._columns.left_s[self.rows]
-
-    @cached_property
-    def attained_gpu_s(self) -> Floats:
-        return self._columns.attained_gpu_s[self.rows]
-
-    @cached_property
-    def executed_s(self) -> Floats:
-        return self._columns.executed_s[self.rows]
-
-    @cached_property
-    def waiting_since_s(self) -> Floats:
-        return self._columns.waiting_since_s[self.rows]
-
-    @cached_property
-    def curve(self) -> Ints:
-        return self._columns.curve[self.rows]
+        at = keep + self._at.start if isinstance(self._at, slice) else self._at[keep]
+        return JobTable(self._columns, self.rows[keep], self.curves, self._lengths, at)
 
     def speedup(self, rows: Any, gpus: Any) -> Any:
         """T(gpus) / T(1) of these rows."""

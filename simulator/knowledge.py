@@ -1,6 +1,6 @@
 """What policies see of how jobs scale: the engine's only collaborator that differs between what is simulated.
 
-A job is given as its row of the workload everywhere, a share as a number of GPUs, times are seconds of the simulation's clock.
+A job is given by its number (`jobs`) everywhere, a share as a number of GPUs, times are seconds of the simulation's clock.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
-from ..scheduler.view import Columns, Curves, Floats, Ints, JobTable
+from ..scheduler.view import Floats, Ints, JobTable
+from .jobs import Jobs
 
 
 class Knowledge(Protocol):
@@ -32,7 +33,7 @@ class Knowledge(Protocol):
         """Take over what has become known by now. Whether there was anything, which calls for a decision."""
         ...
 
-    def sees(self, active: Ints) -> JobTable:
+    def sees(self) -> JobTable:
         """What policies see of the jobs that are not over."""
         ...
 
@@ -57,10 +58,8 @@ class KnownCurves:
 
     explores = False
 
-    def __init__(self, columns: Columns, curves: Curves) -> None:
-        """`columns`: the jobs, which the engine changes."""
-        self._columns = columns
-        self._curves = curves
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
 
     def next_s(self, running: Ints) -> float:
         return math.inf
@@ -68,8 +67,8 @@ class KnownCurves:
     def learn(self, running: Ints, now: float) -> bool:
         return False
 
-    def sees(self, active: Ints) -> JobTable:
-        return JobTable(self._columns, active, self._curves)
+    def sees(self) -> JobTable:
+        return self._jobs.table()
 
     def given(self, jobs: Ints, shares: Ints) -> None:
         pass

@@ -26,7 +26,8 @@ from ..scheduler.packing import server_size
 from ..scheduler.policies import RIGID
 from ..scheduler.policies.base import Policy
 from ..scheduler.speedup_curve import Rate, Source, estimate, fewest_servers, peak
-from ..scheduler.view import Columns, Curves, Floats, Ints, JobTable, ServerInView
+from ..scheduler.view import Curves, Floats, Ints, JobTable, ServerInView
+from .jobs import Jobs
 
 
 class MeasuredCurves:
@@ -34,15 +35,15 @@ class MeasuredCurves:
 
     def __init__(
         self,
-        columns: Columns,
+        jobs: Jobs,
         curves: Curves,
         cluster: tuple[ServerInView, ...],
         policy: Policy,
         packing: bool,
         measuring: Measuring,
     ) -> None:
-        """`columns`: the jobs, which the engine changes. Of `curves` only how far they go is known."""
-        self._columns = columns
+        """Of `curves` only how far they go is known."""
+        self._jobs = jobs
         self._measuring = measuring
         sizes = [len(server.gpus) for server in cluster]
         self._gpus = sum(sizes)
@@ -51,12 +52,14 @@ class MeasuredCurves:
         packed = server_size(sizes) if packing else None
         self._smaller_shares = cache(lambda share, least: smaller_shares(share, least, packed))
         self.explores = measuring.way_down and policy.name not in RIGID
+        columns = jobs.columns
         n = len(columns.share)
+        self._least = columns.min_gpus.copy()
         self._most = np.minimum(columns.max_gpus, most)
+        self._share = np.zeros(n, dtype=np.int64)
         self._peak = self._most.copy()  # as far as is known
         self._estimates = np.tile(np.arange(most + 1, dtype=np.float64), (n, 1))  # steps per second by job and share
         self._seen_curves = Curves(self._estimates.copy())  # relative to one GPU
-        self._seen = replace(columns, max_gpus=self._most.copy(), left_s=columns.left_s.copy(), curve=np.arange(n))
         self._rates: dict[int, dict[int, Rate]] = {}  # measured, by job and share
         self._fresh = np.ones(n, dtype=np.bool_)  # nothing measured yet
         self._works_with = np.zeros(n, dtype=np.int64)  # GPUs
@@ -79,12 +82,13 @@ class MeasuredCurves:
             curve = estimate(known, self._fewest)
             self._estimates[job] = curve
             self._seen_curves.correct(job, curve / curve[1])
-            self._peak[job] = peak(concave(curve[None, :])[0], int(self._columns.min_gpus[job]), int(self._most[job]))
+            self._peak[job] = peak(concave(curve[None, :])[0], int(self._least[job]), int(self._most[job]))
             self._fresh[job] = False
             self._measured_s[job] = math.inf
         return bool(done)
 
     def given(self, jobs: Ints, shares: Ints) -> None:
+        self._share[jobs] = shares
         self._measured_s[jobs[shares == 0]] = math.inf
         for job in jobs.tolist():
             self._way.pop(job, None)
@@ -100,15 +104,18 @@ class MeasuredCurves:
 
     # -- what is known
 
-    def sees(self, active: Ints) -> JobTable:
-        seen, columns = self._seen, self._columns
-        first = first_share(self._gpus, len(active)) if self._measuring.way_down else self._gpus
-        at_first = np.maximum(
-            columns.min_gpus[active], np.minimum(self._most[active], np.maximum(first, columns.share[active]))
+    def sees(self) -> JobTable:
+        window, jobs = self._jobs.window, self._jobs.present
+        columns = self._jobs.columns.cut(window)
+        first = first_share(self._gpus, len(jobs)) if self._measuring.way_down else self._gpus
+        at_first = np.maximum(self._least[jobs], np.minimum(self._most[jobs], np.maximum(first, columns.share)))
+        seen = replace(
+            columns,
+            max_gpus=np.where(self._fresh[jobs], at_first, self._peak[jobs]),
+            left_s=columns.left_s / self._estimates[jobs, 1],
+            curve=jobs,
         )
-        seen.max_gpus[active] = np.where(self._fresh[active], at_first, self._peak[active])
-        seen.left_s[active] = columns.left_s[active] / self._estimates[active, 1]
-        return JobTable(seen, active, self._seen_curves)
+        return JobTable(seen, jobs, self._seen_curves, at=slice(0, len(jobs)))
 
     # -- the way down
 
@@ -119,11 +126,11 @@ class MeasuredCurves:
     def _next_on_way(self, job: int) -> int:
         """The next share on its way down, or all its GPUs at the end of the way; 0: nothing is to change."""
         way, rates = self._way.get(job), self._rates.get(job, {})
-        share = int(self._columns.share[job])
+        share = int(self._share[job])
         if way is None:
             if share not in rates or share != self._works_with[job]:
                 return 0
-            left_s = float(self._columns.left_s[job] / self._steps_per_s[job])
+            left_s = float(self._jobs.columns.left_s[self._jobs.places(job)] / self._steps_per_s[job])
             way = worth_measuring(self._measuring, self._still_unknown(job, share), self._estimates[job], left_s)
         elif way[0] in rates:
             way = way[1:]
@@ -136,5 +143,5 @@ class MeasuredCurves:
 
     def _still_unknown(self, job: int, share: int) -> tuple[int, ...]:
         """What there is to measure on the way down from `share`."""
-        way = self._smaller_shares(share, int(self._columns.min_gpus[job]))
+        way = self._smaller_shares(share, int(self._least[job]))
         return unknown(way, self._rates.get(job, {}))

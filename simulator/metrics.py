@@ -13,7 +13,7 @@ import numpy as np
 
 from ..scheduler.view import Floats
 from . import fairness
-from .engine import Outcome, Timeline
+from .outcome import Outcome, Timeline
 from .workload import Workload
 
 TOLERANCE_S = 1e-6  # a deadline that is missed by a rounding error has been kept

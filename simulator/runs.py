@@ -31,9 +31,10 @@ from ..scheduler.view import Floats, Ints
 from .assign import Assigned
 from .clusters import Cluster
 from .costs import Costs
-from .engine import Outcome, Simulation
+from .engine import Simulation
 from .explain import Moment, Story
 from .metrics import Metrics, measure
+from .outcome import Outcome
 
 REPORT_S = 0.2
 

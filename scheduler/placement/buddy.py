@@ -34,6 +34,7 @@ import msgspec
 
 from ..sets import elements, some
 from ..view import Gpus, Ints, ServerInView
+from .anew import Anew
 from .fewest_servers import Placements, wanted_shares
 
 Leaves = int  # a set of GPUs of one server: bit i stands for the GPU with index i
@@ -76,6 +77,10 @@ class Buddy:
         if same and sum(map(forest.flaws, found.values())) >= sum(map(forest.flaws, before.values())):
             return {row: present[row] for row in wanted}
         return {row: forest.gpus(found[row]) for row in wanted}
+
+    def standing(self, servers: Sequence[ServerInView]) -> Anew:
+        """The same rule for one decision after another, on servers where nobody is yet."""
+        return Anew(self.place, servers)
 
 
 class _Forest:

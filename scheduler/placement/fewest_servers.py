@@ -52,20 +52,14 @@ def place(
     Raises ValueError if the shares do not fit into the cluster.
     """
     wanted = wanted_shares(shares)
-    layout = layout_of(tuple([len(server.gpus) for server in servers]))
-    map_ = Map.of(servers)
-    if sum(wanted.values()) > layout.total:
-        raise ValueError(f"{sum(wanted.values())} GPUs do not fit into {layout.total}")
-    attempt = _Attempt(layout, map_, present, wanted, first or {})
-    while attempt.restless:
-        placed, perfect = attempt.settle()
-        if not attempt.changed and layout.flaws(placed) >= layout.flaws({row: present[row] for row in wanted}):
-            break
-        present = placed
-        if perfect:
-            break
-        attempt = _Attempt(layout, map_, present, wanted, first or {})
-    return {row: present[row] for row in wanted}
+    standing = Standing(servers)
+    for row, gpus in present.items():
+        if gpus:
+            standing.put(row, gpus)
+    gone = {row: 0 for row in present if row not in wanted}
+    changed = {row: share for row, share in wanted.items() if present.get(row, 0).bit_count() != share}
+    standing.change(gone | changed, first)
+    return {row: standing.gpus[row] for row in wanted}
 
 
 def addresses(servers: Iterable[ServerInView]) -> tuple[GpuAddress, ...]:
@@ -112,16 +106,6 @@ class Layout:
         """GPUs by server."""
         return _counts(self, gpus)
 
-    def flaws(self, placements: Placements) -> int:
-        """Servers that jobs use beyond the fewest, and jobs beyond one on a server that talk to others there."""
-        flaws = 0
-        remote: list[int] = []
-        for gpus in placements.values():
-            used = self.counts(gpus)
-            flaws += len(used) - self.fewest(gpus.bit_count())
-            remote += used if len(used) > 1 else ()
-        return flaws + len(remote) - len(set(remote))
-
 
 @dataclass(frozen=True)
 class Map:
@@ -157,65 +141,193 @@ def _counts(layout: Layout, gpus: Gpus) -> Mapping[int, int]:
     return found
 
 
-class _Attempt:
-    """Who stays without question (`settled`), and who does not (`restless`).
+class Standing:
+    """Who is where, from one decision to the next: what a change costs depends on the jobs that change, not on all.
 
-    `changed`: some job has not as many GPUs as it is to have; else there are only some that are not placed well.
+    Jobs are numbers in the order of submission. Most stay without question (they are *settled*). The *restless* ones do not:
+    those whose shares change, and those on several servers that are not on the fewest, or on one with an earlier such job.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        map_: Map,
-        present: Mapping[int, Gpus],
-        wanted: Mapping[int, int],
-        first: Mapping[int, Gpus],
-    ) -> None:
-        self.changed = False
-        self.restless: list[int] = []
-        self._settled: Placements = {}
-        self._spread: dict[int, Mapping[int, int]] = {}  # of these those on several servers: GPUs by server
-        self._layout, self._map, self._present, self._wanted, self._first = layout, map_, present, wanted, first
+    def __init__(self, servers: Sequence[ServerInView]) -> None:
+        """Nobody is anywhere yet."""
+        self._layout = layout = layout_of(tuple([len(server.gpus) for server in servers]))
+        self._map = Map.of(servers)
+        self.gpus: Placements = {}
+        self._idle: Gpus = (1 << layout.total) - 1
         self._holes = layout.sizes.copy()
+        self._here: list[set[int]] = [set() for _ in layout.sizes]  # who is on each server
+        self._spread: dict[int, Mapping[int, int]] = {}  # those on several servers: GPUs by server
+        self._tried = False  # nothing has changed since restless jobs were tried to be placed better
+
+    def put(self, job: int, gpus: Gpus) -> None:
+        """A job that is nowhere is on these GPUs, which nobody has."""
+        layout = self._layout
+        self.gpus[job] = gpus
+        self._idle &= ~gpus
+        server = layout.server[gpus.bit_length() - 1]
+        if not gpus & ~layout.masks[server]:
+            self._holes[server] -= gpus.bit_count()
+            self._here[server].add(job)
+            return
+        self._spread[job] = used = layout.counts(gpus)
+        for server, count in used.items():
+            self._holes[server] -= count
+            self._here[server].add(job)
+
+    def leave(self, job: int) -> Gpus:
+        """A job is nowhere any more. The GPUs that it had."""
+        layout = self._layout
+        gpus = self.gpus.pop(job)
+        self._idle |= gpus
+        self._tried = False
+        used = self._spread.pop(job, None)
+        if used is None:
+            server = layout.server[gpus.bit_length() - 1]
+            self._holes[server] += gpus.bit_count()
+            self._here[server].discard(job)
+            return gpus
+        for server, count in used.items():
+            self._holes[server] += count
+            self._here[server].discard(job)
+        return gpus
+
+    def change(
+        self, shares: Mapping[int, int], first: Mapping[int, Gpus] | None = None
+    ) -> dict[int, tuple[Gpus, Gpus]]:
+        """Place jobs whose shares change; 0: it gets none. The GPUs before and after of all jobs that have others now.
+
+        `first` and errors as for `place`. Where a placement is not perfect it is tried again, also if no share changes; that
+        counts only if it gets better.
+        """
+        if not shares and (self._tried or not self._spread):
+            return {}
+        self._tried = False
+        idle = self._idle
+        before = {job: self.leave(job) for job, share in shares.items() if not share and job in self.gpus}
+        changed = {job: share for job, share in shares.items() if share}
+        more = sum(changed.values()) - sum([self.gpus[job].bit_count() for job in changed if job in self.gpus])
+        if more > self._idle.bit_count():
+            wanted = self._layout.total - self._idle.bit_count() + more
+            raise ValueError(f"{wanted} GPUs do not fit into {self._layout.total}")
+        if (
+            not self._spread
+            and not self._map.near
+            and not first
+            and (placed := self._where_there_is_room(changed, idle))
+        ):
+            before |= self._move(placed)
+            changed = {}
+        while (attempt := _Attempt(self, changed, first or {})).restless:
+            placed, perfect = attempt.settle(idle)
+            if not changed and self._flaws(placed) >= self._flaws({}):
+                self._tried = True
+                break
+            before = self._move(placed) | before
+            if perfect:
+                break
+            changed, idle = {}, self._idle
+        return {job: (had, has) for job, had in before.items() if had != (has := self.gpus.get(job, 0))}
+
+    def _move(self, placed: Placements) -> Placements:
+        """Jobs are on these GPUs now. Those that they had."""
+        before = {job: self.leave(job) if job in self.gpus else 0 for job in placed}
+        for job, gpus in placed.items():
+            self.put(job, gpus)
+        return before
+
+    def _where_there_is_room(self, changed: Mapping[int, int], idle: Gpus) -> Placements:
+        """What an attempt comes to where all jobs are on one server each, those that have GPUs can stay where they are, and there
+        is a hole for each other one; else nothing. `idle`: as for `_Attempt.settle`."""
+        layout, holes, free = self._layout, self._holes.copy(), self._idle
+        server_of, masks, largest = layout.server, layout.masks, layout.largest[0]
+        placed: Placements = {}
+        homes: dict[int, int] = {}
+        new: list[tuple[int, int]] = []
+        for job, share in sorted(changed.items()):
+            if share > largest:
+                return {}
+            has = self.gpus.get(job)
+            if not has:
+                new.append((-share, job))
+                placed[job] = 0
+                continue
+            homes[job] = server = server_of[has.bit_length() - 1]
+            holes[server] += (count := has.bit_count()) - share
+            if holes[server] < 0:
+                return {}
+            placed[job] = kept = has if count <= share else some(share, has)
+            free |= has & ~kept
+        new.sort()
+        for least, job in new:
+            share = -least
+            if share not in holes:
+                share = min([hole for hole in holes if hole > share], default=0)
+                if not share:
+                    return {}
+            homes[job] = server = holes.index(share)
+            holes[server] += least
+        for job, kept in placed.items():
+            if need := changed[job] - kept.bit_count():
+                mask = masks[homes[job]]
+                here = idle & mask
+                more = here & -here if need == 1 and here else some(need, here, free & mask)
+                placed[job] = kept | more
+                free &= ~more
+                idle &= ~more
+        return placed
+
+    def _flaws(self, placed: Placements) -> int:
+        """Servers that jobs use beyond the fewest, and jobs beyond one on a server that talk to others there; with some jobs
+        placed otherwise."""
+        layout = self._layout
+        spread = [used for job, used in self._spread.items() if job not in placed]
+        spread += [used for gpus in placed.values() if len(used := layout.counts(gpus)) > 1]
+        remote = [server for used in spread for server in used]
+        beyond = sum([len(used) - layout.fewest(sum(used.values())) for used in spread])
+        return beyond + len(remote) - len(set(remote))
+
+
+class _Attempt:
+    """One try to place the restless."""
+
+    def __init__(self, standing: Standing, changed: Mapping[int, int], first: Mapping[int, Gpus]) -> None:
+        """`changed`: the shares of those that have not as many GPUs."""
+        self._standing, self._changed, self._first = standing, changed, first
+        self._layout, self._map = standing._layout, standing._map
+        self._present = standing.gpus
+        self.restless = [*changed]
         self._remote: set[int] = set()
-        holes, settled, masks, server_of = self._holes, self._settled, layout.masks, layout.server
-        for row, share in wanted.items():
-            has = present.get(row, 0)
-            if has.bit_count() != share:
-                self.changed = True
-                self.restless.append(row)
+        for job in sorted(standing._spread):
+            if job in changed:
                 continue
-            server = server_of[has.bit_length() - 1]
-            if not has & ~masks[server]:
-                holes[server] -= share
-                settled[row] = has
-                continue
-            used = layout.counts(has)
-            if len(used) > layout.fewest(share) or self._remote & used.keys():
-                self.restless.append(row)
-                continue
-            self._remote.update(used)
-            for server, gpus in used.items():
-                holes[server] -= gpus
-            settled[row], self._spread[row] = has, used
+            used = standing._spread[job]
+            if len(used) > self._layout.fewest(self._present[job].bit_count()) or self._remote & used.keys():
+                self.restless.append(job)
+            else:
+                self._remote.update(used)
+        self.restless.sort()
+        self._restless_set = set(self.restless)
 
     def _has(self, row: int) -> Mapping[int, int]:
-        return self._layout.counts(self._present.get(row, 0))
+        gpus = self._present.get(row, 0)
+        return self._layout.counts(gpus) if gpus else {}
 
-    def settle(self) -> tuple[Placements, bool]:
-        """Everybody's placement, and whether all are on the fewest servers and nobody is in another's way."""
+    def settle(self, idle: Gpus) -> tuple[Placements, bool]:
+        """The GPUs of those that are restless or have to move, and whether all are on the fewest servers then and nobody is in
+        another's way. `idle`: these nobody has had."""
         remote = frozenset(self._remote)
+        self._holes = holes = self._standing._holes.copy()
+        for row in self.restless:
+            for server, gpus in self._has(row).items():
+                holes[server] += gpus
         pieces = [piece for row in self.restless for piece in self._pieces(row)]
-        fitted = fit(self._holes, pieces, self._residents, self._has, remote, self._map.racks)
-        placed = self._settled.copy()
-        for row in fitted.amounts:
-            placed.pop(row, None)
-        self._choose(fitted.amounts, placed)
-        return placed, fitted.perfect
+        fitted = fit(holes, pieces, self._residents, self._has, remote, self._map.racks)
+        return self._choose(fitted.amounts, idle), fitted.perfect
 
     def _pieces(self, row: int) -> list[Piece]:
         """The pieces of a job, and where they would stay."""
-        layout, share, own = self._layout, self._wanted[row], self._has(row)
+        layout, own = self._layout, self._has(row)
+        share = self._changed.get(row) or self._present[row].bit_count()
         if not own and share <= layout.largest[0]:
             return [Piece(row, share, own)]
         has = self._present.get(row, 0)
@@ -249,34 +361,36 @@ class _Attempt:
             share -= more
         return [part for part in parts if part]
 
-    def _residents(self) -> list[list[Resident]]:
-        """The settled jobs on each server."""
-        residents: list[list[Resident]] = [[] for _ in self._layout.sizes]
-        wanted, spread, server_of = self._wanted, self._spread, self._layout.server
-        for row, has in self._settled.items():
+    def _residents(self, server: int) -> list[Resident]:
+        """The settled jobs on a server."""
+        restless, spread = self._restless_set, self._standing._spread
+        residents: list[Resident] = []
+        for row in self._standing._here[server] - restless:
             if row in spread:
-                for server, gpus in spread[row].items():
-                    residents[server].append((TOUCHED + gpus, row, gpus, True))
+                gpus = spread[row][server]
+                residents.append((TOUCHED + gpus, row, gpus, True))
             else:
-                share = wanted[row]
-                residents[server_of[has.bit_length() - 1]].append((MOVED + TOUCHED + share, row, share, False))
+                share = self._present[row].bit_count()
+                residents.append((MOVED + TOUCHED + share, row, share, False))
         return residents
 
-    def _choose(self, amounts: Mapping[int, Mapping[int, int]], placed: Placements) -> None:
-        """The GPUs themselves. Adds them to `placed`."""
+    def _choose(self, amounts: Mapping[int, Mapping[int, int]], idle: Gpus) -> Placements:
+        """The GPUs themselves."""
         masks, near = self._layout.masks, self._map.near
-        free = ((1 << self._layout.total) - 1) & ~union(placed.values())
+        placed: Placements = {}
+        free = self._standing._idle | union(self._present.get(row, 0) for row in amounts)
         for row, amount in amounts.items():
             has, lead = self._present.get(row, 0), self._first.get(row, 0)
             placed[row] = 0
+            if not has:
+                continue
             for server, gpus in amount.items():
                 own = has & masks[server]
                 if server in near and own.bit_count() > gpus:
                     placed[row] |= self._kept(server, gpus, own, own & lead)
-                else:
+                elif own:
                     placed[row] |= some(gpus, own & lead, own)
             free &= ~placed[row]
-        idle = free & ~union(self._present.values())
         missing = [
             (row, server, count)
             for row, amount in amounts.items()
@@ -294,6 +408,7 @@ class _Attempt:
             placed[row] |= more
             free &= ~more
             idle &= ~more
+        return placed
 
     def _kept(self, server: int, count: int, own: Gpus, lead: Gpus) -> Gpus:
         """So many of its own GPUs, near each other; that of its first worker is among them if it is there."""

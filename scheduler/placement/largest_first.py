@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -63,14 +62,14 @@ class Fit:
 def fit(
     holes: Sequence[int],
     pieces: Sequence[Piece],
-    settled: Callable[[], Sequence[Sequence[Resident]]],
+    settled: Callable[[int], list[Resident]],
     own: Callable[[int], Mapping[int, int]],
     remote: frozenset[int],
     racks: Sequence[int] | None = None,
 ) -> Fit:
     """Put `pieces` into `holes`, which is what settled jobs leave free of each server.
 
-    `settled`: the settled jobs on each server, asked for if one may have to move; `own`: how many GPUs a job has on which
+    `settled`: the settled jobs on a server, asked for if one may have to move; `own`: how many GPUs a job has on which
     servers; `remote`: where settled jobs talk to other servers; `racks`: of the servers, None: all alike. Raises ValueError if
     there is not enough room for all.
     """
@@ -89,7 +88,7 @@ class _Servers:
         self,
         holes: Sequence[int],
         pieces: Sequence[Piece],
-        settled: Callable[[], Sequence[Sequence[Resident]]],
+        settled: Callable[[int], list[Resident]],
         own: Callable[[int], Mapping[int, int]],
         remote: frozenset[int],
         racks: Sequence[int] | None,
@@ -100,6 +99,7 @@ class _Servers:
         self._settled, self._own = settled, own
         self._at_home = [(piece.home, piece) for piece in pieces if piece.home is not None]
         self._racks = racks
+        self._known: dict[int, list[Resident]] = {}  # by server: what could leave it
         self._ways: dict[int, _Way] = {}  # by server, to a place for a piece of the size below
         self._ways_for = 0
         self._numbers = count()
@@ -108,20 +108,22 @@ class _Servers:
         for server, piece in self._at_home:
             self._put(piece, server)
 
-    @cached_property
-    def _residents(self) -> list[list[Resident]]:
-        """What could leave each server."""
-        residents = [list(here) for here in self._settled()]
-        for server, piece in self._at_home:
-            price = 0 if len(piece.own) > 1 else MOVED + min(piece.own[server], piece.gpus)
-            residents[server].append((price, piece.job, piece.gpus, piece.spread))
-        return residents
+    def _residents(self, server: int) -> list[Resident]:
+        """What could leave a server."""
+        found = self._known.get(server)
+        if found is None:
+            found = self._known[server] = self._settled(server)
+            for home, piece in self._at_home:
+                if home == server:
+                    price = 0 if len(piece.own) > 1 else MOVED + min(piece.own[server], piece.gpus)
+                    found.append((price, piece.job, piece.gpus, piece.spread))
+        return found
 
     def relieve(self) -> None:
         """Where a server is too full pieces of any size leave."""
         for server, hole in enumerate(self._holes):
             if hole < 0:
-                self._give_way(server, _cheapest(self._residents[server], -hole)[2])
+                self._give_way(server, _cheapest(self._residents(server), -hole)[2])
 
     def put_all(self) -> list[Piece]:
         """All that are loose. Returns those that fit nowhere."""
@@ -195,7 +197,7 @@ class _Servers:
         ways = self._ways
         for server, hole in enumerate(self._holes):
             if server not in ways:
-                ways[server] = _cheapest([one for one in self._residents[server] if one[2] < gpus], gpus - hole)
+                ways[server] = _cheapest([one for one in self._residents(server) if one[2] < gpus], gpus - hole)
         _, server = min([(way[:2], server) for server, way in ways.items()])
         leaving = ways[server][2]
         if not leaving:
@@ -205,7 +207,7 @@ class _Servers:
 
     def _give_way(self, server: int, leaving: Sequence[Resident]) -> None:
         for one in leaving:
-            self._residents[server].remove(one)
+            self._residents(server).remove(one)
             _, job, gpus, spread = one
             piece = Piece(job, gpus, self._own(job), spread=spread)
             amount = self.amounts.setdefault(job, dict(piece.own))

@@ -8,8 +8,26 @@ from typing import Protocol
 import msgspec
 
 from ..view import Gpus, Ints, ServerInView
+from . import fewest_servers
 from .buddy import Buddy
 from .fewest_servers import Placements, place
+
+
+class Standing(Protocol):
+    """Who is where. Jobs are numbers in the order of submission."""
+
+    @property
+    def gpus(self) -> Mapping[int, Gpus]:
+        """Of all jobs that have some."""
+        ...
+
+    def leave(self, job: int) -> Gpus:
+        """A job is over. The GPUs that it had."""
+        ...
+
+    def change(self, shares: Mapping[int, int]) -> Mapping[int, tuple[Gpus, Gpus]]:
+        """Place jobs whose shares change; 0: it gets none. The GPUs before and after of all jobs that have others now."""
+        ...
 
 
 class Placement(Protocol):
@@ -32,6 +50,10 @@ class Placement(Protocol):
         """A placement for every row with a share; arguments and errors as for `fewest_servers.place`."""
         ...
 
+    def standing(self, servers: Sequence[ServerInView]) -> Standing:
+        """The same rule for one decision after another, on servers where nobody is yet."""
+        ...
+
 
 class FewestServersParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """None."""
@@ -48,6 +70,7 @@ class FewestServers:
         self.parameters = parameters
 
     place = staticmethod(place)
+    standing = staticmethod(fewest_servers.Standing)
 
 
 PLACEMENTS = (FewestServers, Buddy)

@@ -15,7 +15,8 @@ from elasticd.scheduler.pipeline import Decision
 from elasticd.scheduler.policies import POLICIES, load_policy
 from elasticd.scheduler.view import ClusterView, Curves
 from elasticd.simulator.costs import NONE, STOP_RESUME, Costs
-from elasticd.simulator.engine import Outcome, Simulation
+from elasticd.simulator.engine import Simulation
+from elasticd.simulator.outcome import Outcome
 from elasticd.simulator.workload import Workload, servers
 
 LINEAR = tuple(float(n) for n in range(9))

@@ -10,8 +10,8 @@ import pytest
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.view import Curves
 from elasticd.simulator import fairness
-from elasticd.simulator.engine import Outcome, Timeline
 from elasticd.simulator.metrics import measure
+from elasticd.simulator.outcome import Outcome, Timeline
 from elasticd.simulator.workload import Workload
 
 NAN = math.nan

@@ -8,6 +8,7 @@ from collections.abc import Sequence, Sized
 import msgspec
 import numpy as np
 
+from elasticd.scheduler.placement.anew import Anew
 from elasticd.scheduler.placement.fewest_servers import Placements
 from elasticd.scheduler.policies.base import Shares
 from elasticd.scheduler.scheduler import Scheduler, Stages
@@ -41,3 +42,6 @@ class Steering:
             return {}
         (server,) = servers
         return {0: sum(1 << bit for bit, gpu in enumerate(server.gpus) if gpu in self.gpus)}
+
+    def standing(self, servers: Sequence[ServerInView]) -> Anew:
+        return Anew(self.place, servers)

@@ -1,0 +1,109 @@
+"""The jobs of a simulation: what policies see of them, and how far they get.
+
+Those that have come and are not over stand in a window of the columns, in the order of submission, so that a policy gets parts of
+arrays, not copies. The window's end moves over jobs as they come. Where a job ends, those before it move up by one, since most
+of those that run are at the front of a long queue. So a job has a *number*, which it keeps, and a *place* in the columns.
+
+What policies do not see is kept by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..scheduler.view import Columns, Floats, Ints, JobTable
+from .workload import Workload
+
+_FLOATS = ("submitted_s", "left_s", "attained_gpu_s", "executed_s", "waiting_since_s")
+_INTS = ("min_gpus", "max_gpus", "requested_gpus", "priority", "share", "curve")
+
+
+class Jobs:
+    """Columns are by place; `begin` and `end` are those of the window."""
+
+    def __init__(self, workload: Workload, cluster_gpus: int) -> None:
+        n = len(workload)
+        self.begin = self.end = 0
+        self._curves = workload.curves
+        self._floats = np.zeros((len(_FLOATS), n))
+        self._ints = np.zeros((len(_INTS) + 1, n), dtype=np.int64)
+        self.numbers: Ints = self._ints[-1]
+        self.numbers[:] = np.arange(n)
+        self.columns = _columns(workload, self._floats, self._ints)
+        columns = self.columns
+        columns.submitted_s[:] = columns.waiting_since_s[:] = workload.submit_s
+        columns.left_s[:] = workload.work_s
+        columns.min_gpus[:] = workload.min_gpus
+        columns.max_gpus[:] = np.minimum(workload.max_gpus, cluster_gpus)
+        columns.requested_gpus[:] = workload.requested_gpus
+        columns.curve[:] = workload.curve
+        floats, ints = self._floats.view(), self._ints.view()
+        floats.flags.writeable = ints.flags.writeable = False  # policies only look
+        self._seen = _columns(workload, floats, ints)
+        self._seen_numbers: Ints = ints[-1]
+        self.executed_s: Floats = np.zeros(n)  # by number, of those that are over
+        self.gpu_s: Floats = np.zeros(n)
+        self.running: Ints = np.empty(0, dtype=np.int64)  # places of those with GPUs
+        self.run: Ints = np.empty(0, dtype=np.int64)  # their numbers
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def window(self) -> slice:
+        return slice(self.begin, self.end)
+
+    @property
+    def present(self) -> Ints:
+        """Numbers of the jobs in the window."""
+        return self._seen_numbers[self.begin : self.end]
+
+    def table(self) -> JobTable:
+        """What policies see. It changes as the simulation goes on."""
+        window = slice(self.begin, self.end)
+        return JobTable(self._seen, self._seen_numbers[window], self._curves, at=window)
+
+    def places(self, numbers: Ints | Sequence[int] | int) -> Ints:
+        """Of jobs in the window."""
+        found: Ints = np.searchsorted(self.numbers[self.begin : self.end], numbers)
+        return found + self.begin
+
+    def work(self, rate: Floats, seconds: float | Floats, passed_s: float) -> None:
+        """Those that run have had their GPUs for `passed_s`, and have worked at these rates for `seconds` of that."""
+        columns, places = self.columns, self.running
+        columns.left_s[places] = np.maximum(columns.left_s[places] - rate * seconds, 0.0)
+        columns.executed_s[places] += passed_s
+        columns.attained_gpu_s[places] += columns.share[places] * passed_s
+
+    def give(self, places: Ints, shares: Ints) -> None:
+        """These jobs have so many GPUs now."""
+        self.columns.share[places] = shares
+        self.running = np.flatnonzero(self.columns.share[self.begin : self.end]) + self.begin
+        self.run = self.numbers[self.running]
+
+    def remove(self, places: Ints) -> None:
+        """These jobs are over, or were not admitted."""
+        numbers = self.numbers[places]
+        self.executed_s[numbers] = self.columns.executed_s[places]
+        self.gpu_s[numbers] = self.columns.attained_gpu_s[places]
+        for place in places.tolist():  # in ascending order: the others that go are behind it
+            begin = self.begin
+            if place > begin:
+                self._floats[:, begin + 1 : place + 1] = self._floats[:, begin:place]
+                self._ints[:, begin + 1 : place + 1] = self._ints[:, begin:place]
+            self.begin = begin + 1
+            running = self.running[self.running != place]
+            self.running = running + (running < place)
+        self.run = self.numbers[self.running]
+
+    def settle(self) -> None:
+        """The simulation is over: what those have had that are not."""
+        self.executed_s[self.present] = self.columns.executed_s[self.window]
+        self.gpu_s[self.present] = self.columns.attained_gpu_s[self.window]
+
+
+def _columns(workload: Workload, floats: Floats, ints: Ints) -> Columns:
+    by_name = dict(zip(_FLOATS, floats, strict=True)) | dict(zip(_INTS, ints[:-1], strict=True))
+    return Columns(names=workload.names, **by_name)

@@ -1,0 +1,88 @@
+"""What comes of a simulation, and what is noted at each event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..scheduler.view import Floats, Ints
+
+SHORTEST_S = 1.0
+FEW = 8  # are added to a sum one by one faster than as an array
+
+
+@dataclass
+class Timeline:
+    """What the cluster looked like from each event to the next."""
+
+    time_s: list[float] = field(default_factory=list)
+    queue: list[int] = field(default_factory=list)
+    efficiency: list[float] = field(default_factory=list)
+    blocking: list[float] = field(default_factory=list)  # at the beginning of the interval
+    used_gpus: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """All that happened to the jobs, and to the cluster."""
+
+    start_s: Floats  # first GPU; nan: never
+    end_s: Floats
+    resizes: int
+    preemptions: int
+    migrations: int
+    events: int
+    decisions: int
+    wall_s: float
+    decision_s: list[float]
+    timeline: Timeline
+    executed_s: Floats  # time with any GPU
+    gpu_s: Floats  # GPU-seconds that it had
+    changes: Ints  # of its GPUs while it ran, being taken all of them included
+
+    @classmethod
+    def of(cls, jobs: int) -> Outcome:
+        """Nothing has happened yet to so many jobs."""
+        never, none = np.full(jobs, np.nan), np.zeros(jobs)
+        timeline = Timeline()
+        return cls(never, never.copy(), 0, 0, 0, 0, 0, 0.0, [], timeline, none, none.copy(), np.zeros(jobs, np.int64))
+
+
+class Blocking:
+    """AFS's blocking index: the mean over waiting jobs of time waited over time left on one GPU (AFS 2.2), kept as two sums.
+
+    A job that has less than a second left counts as if that was what it has left: it has been interrupted at its end, and would
+    outweigh all others.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._inverse = 0.0
+        self._offset = 0.0
+
+    def add(self, left_s: Floats, since_s: Floats) -> None:
+        """Jobs wait that have not had GPUs since `since_s`, counted as if their running time had come before their submission."""
+        self._count += len(left_s)
+        self._sum(left_s, since_s, 1.0)
+
+    def remove(self, left_s: Floats, since_s: Floats) -> None:
+        self._count -= len(left_s)
+        if not self._count:
+            self._inverse = self._offset = 0.0
+        else:
+            self._sum(left_s, since_s, -1.0)
+
+    def _sum(self, left_s: Floats, since_s: Floats, sign: float) -> None:
+        if len(left_s) < FEW:
+            for left, since in zip(left_s.tolist(), since_s.tolist(), strict=True):
+                left = max(left, SHORTEST_S)
+                self._inverse += sign / left
+                self._offset += sign * since / left
+        else:
+            left_s = np.maximum(left_s, SHORTEST_S)
+            self._inverse += sign * float((1.0 / left_s).sum())
+            self._offset += sign * float((since_s / left_s).sum())
+
+    def index(self, now: float) -> float:
+        return (self._inverse * now - self._offset) / self._count if self._count else 0.0

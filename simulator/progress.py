@@ -1,0 +1,202 @@
+"""How far jobs get with the GPUs that they have, and what changes of these cost them. Jobs are given by number (`jobs`).
+
+Between two events each running job works at the rate of its share, or stands still until its pause is over. What changes cost is
+a column for each kind of cost, as a review may change all running jobs at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..scheduler.view import Floats, Gpus, Ints
+from .costs import Costs
+from .jobs import Jobs
+from .workload import Workload
+
+Began = Callable[[Ints, Ints, Floats, Floats], None]  # as `Knowledge.began`
+
+
+class Progress:
+    def __init__(self, jobs: Jobs, workload: Workload, costs: Costs, began: Began) -> None:
+        """`began` is told of jobs that work with other GPUs from some time on."""
+        n = len(workload)
+        self.now = 0.0
+        self._jobs = jobs
+        self._began = began
+        self._speedup = workload.curves.speedup
+        self._curve = workload.curve
+        self._work_s = workload.work_s
+        self._prices = _Prices(costs, workload)
+        self._switching = costs.switches
+        self._releasing = costs.releases
+        self.works_with = np.zeros(n, dtype=np.int64)  # GPUs, all or some of its own; those to come are counted
+        self._rate = np.zeros(n)
+        self._idle_until_s = np.zeros(n)
+        self._given_s = np.zeros(n)  # when it got its first GPUs, the last time that it had none
+        self._end_s = np.full(n, math.inf)  # if nothing changes
+        self._switch_s = np.full(n, math.inf)
+        self._all_work_from_s = 0.0  # from then on no job stands still
+        # Of those that run; they stay what they are as long as nothing changes.
+        self._next_end_s = self._next_switch_s = math.inf
+        self._rates = np.empty(0)
+        self._gpus_at_work = 0.0
+
+    def refresh(self) -> None:
+        """Other jobs run, or work otherwise, than before."""
+        run = self._jobs.run
+        self._rates = self._rate[run]
+        self._gpus_at_work = float(self._rates @ np.ones(len(run)))
+        self._next_end_s = float(self._end_s[run].min(initial=math.inf))
+        if self._switching:
+            self._next_switch_s = float(self._switch_s[run].min(initial=math.inf))
+
+    # -- time goes on
+
+    def next_s(self) -> float:
+        """When a job ends, or its new GPUs are ready, if nothing changes; inf: never."""
+        return min(self._next_end_s, self._next_switch_s)
+
+    def advance(self, at: float) -> float | None:
+        """Let the running jobs work until `at`.
+
+        Where some stood still at first: how many GPUs' worth of work was done on average meanwhile, else None.
+        """
+        before, self.now = self.now, at
+        passed = at - before
+        jobs = self._jobs
+        if passed <= 0 or not len(jobs.run):
+            return None
+        worked: float | Floats = passed
+        average = None
+        if self._all_work_from_s > before:
+            worked = np.maximum(at - np.maximum(self._idle_until_s[jobs.run], before), 0.0)
+            done = np.minimum(self._rates * worked, jobs.columns.left_s[jobs.running])
+            average = float(done.sum()) / passed
+        jobs.work(self._rates, worked, passed)
+        return average
+
+    def switch(self) -> None:
+        """New GPUs of some jobs are ready."""
+        if self._next_switch_s <= self.now:
+            run = self._jobs.run
+            ready = run[self._switch_s[run] <= self.now]
+            self.work(ready, self._prices.pause_s[ready])
+            self.refresh()
+
+    def over(self) -> Ints:
+        """The places of the jobs that have ended by now."""
+        jobs = self._jobs
+        return jobs.running[self._end_s[jobs.run] <= self.now] if self._next_end_s <= self.now else jobs.running[:0]
+
+    def at_work(self) -> float:
+        """How many times as fast as with one GPU each jobs work now, summed up."""
+        if self._all_work_from_s <= self.now:
+            return self._gpus_at_work
+        return float(self._rates @ (self._idle_until_s[self._jobs.run] <= self.now))
+
+    # -- changes
+
+    def free_s(self, numbers: Ints, before: Sequence[Gpus], after: Sequence[Gpus]) -> Floats:
+        """How long each of these jobs waits until running jobs have given up the GPUs that it gets.
+
+        One that keeps none of its own goes on with them until its new ones are ready.
+        """
+        free_s = np.zeros(len(numbers))
+        if self._releasing:
+            given_up = left_late = 0
+            for had, has in zip(before, after, strict=True):
+                given_up |= had & ~has
+                left_late |= had if has and not had & has else 0
+            for at, (had, has) in enumerate(zip(before, after, strict=True)):
+                if taken := has & ~had & given_up:
+                    release_s, ready_s = self._prices.release_s[numbers[at]], self._prices.ready_s[numbers[at]]
+                    free_s[at] = release_s + (ready_s if taken & left_late else 0.0)
+        return free_s
+
+    def fall_back(self, numbers: Ints, places: Ints) -> None:
+        """Jobs that give all their GPUs up go on from their last checkpoint later."""
+        every_s = self._prices.checkpoint_every_s[numbers]
+        if not every_s.any():
+            return
+        trained_s = self.now - self._given_s[numbers] - self._prices.start_s[numbers]
+        falls = (every_s > 0) & (trained_s > 0)
+        if np.count_nonzero(falls):
+            numbers, places = numbers[falls], places[falls]
+            lost_s = trained_s[falls] % every_s[falls]
+            left_s = self._jobs.columns.left_s
+            left_s[places] = np.minimum(self._work_s[numbers], left_s[places] + lost_s * self._rate[numbers])
+
+    def start(self, numbers: Ints, free_s: Floats) -> None:
+        self._given_s[numbers] = self.now + free_s
+        self.work(numbers, free_s + self._prices.start_s[numbers])
+
+    def stop(self, numbers: Ints) -> None:
+        self._rate[numbers] = 0.0
+        self._end_s[numbers] = self._switch_s[numbers] = math.inf
+
+    def goes_on(self, numbers: Ints, places: Ints) -> Ints | None:
+        """Positions of those jobs whose last step is not done yet; None: all."""
+        over = (self._prices.end_s[numbers] > 0) & (self._jobs.columns.left_s[places] <= 0)
+        return np.flatnonzero(~over) if np.count_nonzero(over) else None
+
+    def resize(self, numbers: Ints, held: Sequence[tuple[Gpus, Gpus]], free_s: Floats) -> None:
+        """`held`: the GPUs before and after, of each; `free_s`: until its new ones are free."""
+        prices = self._prices
+        waits_s = self._idle_until_s[numbers] - self.now  # above 0: it has not begun yet, or stands still
+        pause_s = np.maximum(waits_s, prices.pause_s[numbers])
+        if self._switching:
+            takes = np.array([after & ~before > 0 for before, after in held], dtype=bool)
+            later = takes & (waits_s <= 0) & (free_s + prices.ready_s[numbers] > 0)
+            self._switch_s[numbers[later]] = self.now + free_s[later] + prices.ready_s[numbers[later]]
+            numbers, pause_s = numbers[~later], pause_s[~later]
+        if len(numbers):
+            self.work(numbers, pause_s)
+
+    def explore(self, numbers: Ints, gpus: Ints) -> None:
+        """Jobs work with so many of their GPUs from now on."""
+        ready_s = self._prices.ready_s[numbers]
+        later = (gpus > self.works_with[numbers]) & (ready_s > 0)
+        self.works_with[numbers] = gpus
+        self._switch_s[numbers[later]] = self.now + ready_s[later]
+        if len(numbers := numbers[~later]):
+            self.work(numbers, self._prices.pause_s[numbers])
+
+    def resting(self) -> Ints:
+        """Running jobs that neither stand still nor wait for GPUs."""
+        run = self._jobs.run
+        resting: Ints = run[(self._idle_until_s[run] <= self.now) & (self._switch_s[run] == math.inf)]
+        return resting
+
+    def work(self, numbers: Ints, wait_s: Floats) -> None:
+        """Each at the rate of its share, after a while."""
+        gpus = self.works_with[numbers]
+        rate = self._speedup[self._curve[numbers], gpus]
+        begin_s = self.now + wait_s
+        self._rate[numbers] = rate
+        self._idle_until_s[numbers] = begin_s
+        self._all_work_from_s = max(self._all_work_from_s, self.now + float(wait_s.max()))
+        left_s = self._jobs.columns.left_s[self._jobs.places(numbers)]
+        self._end_s[numbers] = begin_s + left_s / rate + self._prices.end_s[numbers]
+        self._switch_s[numbers] = math.inf
+        self._began(numbers, gpus, rate, begin_s)
+
+
+class _Prices:
+    """What changes cost each job of a workload (s), by the names of `Costs`."""
+
+    def __init__(self, costs: Costs, workload: Workload) -> None:
+        of = [costs.of(model) for model in workload.models]
+
+        def column(name: str) -> Floats:
+            by_curve = np.array([getattr(one, name) for one in of], dtype=np.float64)
+            return by_curve[workload.curve]
+
+        self.start_s = column("start_s")
+        self.ready_s = column("ready_s")
+        self.pause_s = column("pause_s")
+        self.release_s = column("release_s")
+        self.end_s = column("end_s")
+        self.checkpoint_every_s = column("checkpoint_every_s")
