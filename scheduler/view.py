@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.model import GpuPlace, JobId, Server, ServerId
+from ..protocol.model import GpuAddress, GpuPlace, JobId, Server, ServerId
 from .hull import concave
 from .kinds import Demand, GpuSort, Stock
 from .nearness import Near, cut, leaves, tree
@@ -231,6 +231,11 @@ class ServerInView:
             leaves=tuple(self.leaves[at] for at in kept) if self.leaves else (),
             rack=self.rack,
         )
+
+    @cached_property
+    def addresses(self) -> tuple[GpuAddress, ...]:
+        """Of its GPUs, in their order."""
+        return tuple(GpuAddress(server=self.server, index=index) for index in self.gpus)
 
     @cached_property
     def by_sort(self) -> tuple[tuple[GpuSort, int], ...]:

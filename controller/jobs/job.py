@@ -18,6 +18,7 @@ in as many processes as it has GPUs or servers, which is RUNNING as soon as all 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -668,7 +669,7 @@ class Job:
         if status.applied < self.rate_counts_from:
             return False
         first = self.rate_counts_from < 0  # of its generation: whatever it says, the job may go on being measured now
-        self.rate_counts_from = status.applied + STEPS_OF_A_RATE
+        self.rate_counts_from = status.applied + STEPS_OF_A_RATE + (self._own_delay if first else 0)
         where = (self.share_gpus, len({member.gpu.server for member in order.roster.members}))
         known = next((entry for entry in self.record.measured if (entry.share, entry.servers) == where), None)
         recovered, self.recovered = self.recovered, False
@@ -688,6 +689,11 @@ class Job:
         if known is None or first:
             return True
         return abs(entry.steps_per_s - known.steps_per_s) > NOISE * known.steps_per_s
+
+    @cached_property
+    def _own_delay(self) -> int:
+        """Steps that it waits longer for its second measurement: jobs that have begun together are not all measured together."""
+        return zlib.crc32(self.id.encode()) % STEPS_OF_A_RATE
 
     def progress(self) -> Progress:
         return self.newest_progress or self.record.progress or Progress()

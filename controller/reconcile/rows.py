@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -208,13 +208,11 @@ class Rows:
 
     def _place(self, held: Held) -> Place:
         bits = self._bits
-        return Place(
-            of=held,
-            own=union(bits[number] for number in held.own),
-            first=bits[held.first] if held.first is not None else 0,
-            running=union(bits[number] for number in held.running),
-            held=union(bits[number] for number in held.held),
-        )
+        own = union([bits[number] for number in held.own])  # most jobs run where they are to be, and nowhere else
+        running = own if held.running == held.own else union([bits[number] for number in held.running])
+        there = running if held.held == held.running else union([bits[number] for number in held.held])
+        first = bits[held.first] if held.first is not None else 0
+        return Place(of=held, own=own, first=first, running=running, held=there)
 
     # -- up to date
 
@@ -456,8 +454,18 @@ class Rows:
         hidden = [self._row[name] for name in (*self.fixed, *without) if name in self._row]
         if hidden:
             rows = np.setdiff1d(rows, hidden, assume_unique=False)
-        jobs = self._jobs
-        return tuple([job for row in rows.tolist() if (job := jobs[row]) is not None]), rows
+        return cast("tuple[Job, ...]", tuple(map(self._jobs.__getitem__, rows.tolist()))), rows  # a live row has a job
+
+    def where(self, names: Collection[JobId], rows: Ints) -> list[tuple[int, JobId]]:
+        """The positions of those of these jobs that are among `rows`, which ascend; in the order of submission."""
+        their = np.array([self._row.get(name, -1) for name in names], dtype=np.int64)
+        at = np.searchsorted(rows, their)
+        found = np.zeros(len(their), dtype=np.bool_)
+        inside = at < len(rows)
+        found[inside] = rows[at[inside]] == their[inside]
+        return sorted(
+            [(place, name) for place, name, there in zip(at.tolist(), names, found.tolist(), strict=True) if there]
+        )
 
     def columns(
         self, rows: Ints, now: float, total: int, there: tuple[ServerInView, ...], first: int | None
@@ -474,7 +482,7 @@ class Rows:
         known = np.where(kept["peak"] > capped, np.maximum(kept["least"], capped), kept["peak"])
         could_have = self._could_have(kept["demand"], there)
         columns = Columns(
-            names=[names[row] for row in rows.tolist()],
+            names=list(map(names.__getitem__, rows.tolist())),
             submitted_s=np.minimum(kept["submitted_s"], now),  # clocks are set back
             min_gpus=kept["least"],
             max_gpus=np.where(kept["peak"] > 0, known, unknown),

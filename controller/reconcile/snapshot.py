@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,11 +29,15 @@ class Snapshot:
 
     view: ClusterView
     jobs: tuple[Job, ...]
-    rows: Mapping[JobId, int]
     first: Mapping[int, Gpus]  # by row, the GPU of a job's first worker
     running: Mapping[int, Gpus]  # by row, where a job's processes are; of jobs that have GPUs, or processes
     held: Mapping[int, Gpus]  # and where more are to start as soon as the GPUs are free; of jobs that have processes
     review_s: float = math.inf  # somebody may get a reservation then (Unix time)
+
+    @cached_property
+    def rows(self) -> Mapping[JobId, int]:
+        """By job."""
+        return {job.id: row for row, job in enumerate(self.jobs)}
 
     @cached_property
     def gpus(self) -> tuple[GpuAddress, ...]:
@@ -55,23 +59,23 @@ def snapshot(
     So no policy can resize, move or preempt a gang: what it divides is what the gangs leave."""
     rows, there = cluster.rows, cluster.present_gpus
     _catch_up(cluster, now, there)
-    servers = _in_view(cluster, staying)
+    sessions = sorted(cluster.sessions.items())
+    servers = _in_view(cluster, sessions, staying)
     jobs, chosen = rows.jobs(frozenset(without))
     total = sum([len(server.gpus) for server in servers])
     first = first_share(total, len(jobs)) if cluster.settings.measuring.way_down else None
-    there_now = _there(cluster)
+    there_now = tuple([session.whole for _, session in sessions if session.alive])
     columns, curves = rows.columns(chosen, now, total, there_now, first)
     table = JobTable(columns, np.arange(len(jobs)), curves)
-    where = {name: row for row, name in enumerate(columns.names)}
-    manual = {where[name]: _manual(job) for name, job in rows.manual.items() if name in where}
-    places = _places(rows, where, servers)
+    manual = {row: _manual(rows.manual[name]) for row, name in rows.where(rows.manual, chosen)}
+    places = _places(rows, chosen, servers)
     limits, limit_of = rows.limits(chosen, servers)
-    absent = tuple(session.whole for _, session in sorted(cluster.sessions.items()) if not session.alive)
+    absent = tuple(session.whole for _, session in sessions if not session.alive)
     whole = there_now if rows.ending or rows.gangs else ()
-    view = ClusterView(now, table, servers, places.own, dict(sorted(manual.items())), limits, limit_of, absent, whole)
+    view = ClusterView(now, table, servers, places.own, manual, limits, limit_of, absent, whole)
     name = policy if policy is not None else cluster.policy.name
     view, review_s = reserved(cluster, view, chosen, there_now, places.running, name)
-    return Snapshot(view, jobs, where, places.first, places.running, places.held, review_s)
+    return Snapshot(view, jobs, places.first, places.running, places.held, review_s)
 
 
 def falls_behind(cluster: Cluster) -> bool:
@@ -98,14 +102,16 @@ def _catch_up(cluster: Cluster, now: float, there: int, absent_too: bool = False
     )
 
 
-def _in_view(cluster: Cluster, staying: Collection[JobId]) -> tuple[ServerInView, ...]:
+def _in_view(
+    cluster: Cluster, sessions: Sequence[tuple[ServerId, Session]], staying: Collection[JobId]
+) -> tuple[ServerInView, ...]:
     """The servers that are there, with those of their GPUs that the scheduler gives to jobs."""
     busy: dict[ServerId, set[int]] = {}
     for job in cluster.rows.fixed.values():
         for gpu in job.own_gpus:  # also those that it left idle to be measured: it may go on after all
             busy.setdefault(gpu.server, set()).add(gpu.index)
     found = []
-    for name, session in sorted(cluster.sessions.items()):
+    for name, session in sessions:
         if not session.alive:
             continue
         fit, barred = cluster.fit(name), cluster.barred.get(name)
@@ -119,10 +125,6 @@ def _in_view(cluster: Cluster, staying: Collection[JobId]) -> tuple[ServerInView
         if seen or fit:
             found.append(session.whole.only(seen))
     return tuple(found)
-
-
-def _there(cluster: Cluster) -> tuple[ServerInView, ...]:
-    return tuple([session.whole for _, session in sorted(cluster.sessions.items()) if session.alive])
 
 
 def _not_to_be_had(cluster: Cluster, session: Session, staying: Collection[JobId]) -> set[int]:
@@ -157,19 +159,15 @@ class _Places:
     held: dict[int, Gpus]
 
 
-def _places(rows: Rows, where: Mapping[JobId, int], servers: tuple[ServerInView, ...]) -> _Places:
+def _places(rows: Rows, chosen: Ints, servers: tuple[ServerInView, ...]) -> _Places:
     placed = rows.places(servers)
-    found = _Places({}, {}, {}, {})
-    for row, name in sorted([(where[name], name) for name in rows.held if name in where]):
-        place = placed[name]
-        found.running[row] = place.running
-        if place.first:
-            found.first[row] = place.first
-        if place.of.own:
-            found.own[row] = place.own
-        if place.running:
-            found.held[row] = place.held
-    return found
+    found = [(row, placed[name]) for row, name in rows.where(rows.held, chosen)]
+    return _Places(
+        own={row: place.own for row, place in found if place.of.own},
+        first={row: place.first for row, place in found if place.first},
+        running={row: place.running for row, place in found},
+        held={row: place.held for row, place in found if place.running},
+    )
 
 
 def _manual(job: Job) -> int:

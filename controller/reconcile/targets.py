@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 
 from ...protocol.messages import EventKind, ShareForecast
@@ -56,7 +56,7 @@ def set_targets(cluster: Cluster, now: float) -> None:
     cluster.reserve(seen.jobs[reservation.row] if reservation is not None else None)
     if seen.view.manual_shares:
         cluster.pushes.append((cluster.decisions, partial(_pushed, found, seen)))
-    reasons = partial(_reason, found, seen.rows)
+    reasons = partial(_reason, found, seen)
     for job in seen.jobs:
         job.why_waiting = reasons
     cluster.plan_unfinished = found.unfinished
@@ -84,8 +84,8 @@ def _keep_plan(cluster: Cluster, now: float, seen: Snapshot, failure: PolicyFail
         cluster.warn(cluster.policy_trouble)
 
 
-def _reason(found: Decided, rows: Mapping[JobId, int], job: JobId) -> str:
-    return found.why(rows[job])
+def _reason(found: Decided, seen: Snapshot, job: JobId) -> str:
+    return found.why(seen.rows[job])
 
 
 def _trouble(text: str, job: JobId) -> str:

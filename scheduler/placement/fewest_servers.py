@@ -27,7 +27,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -52,10 +52,7 @@ def place(
     Raises ValueError if the shares do not fit into the cluster.
     """
     wanted = wanted_shares(shares)
-    standing = Standing(servers)
-    for row, gpus in present.items():
-        if gpus:
-            standing.put(row, gpus)
+    standing = Standing(servers, present)
     gone = {row: 0 for row in present if row not in wanted}
     changed = {row: share for row, share in wanted.items() if present.get(row, 0).bit_count() != share}
     standing.change(gone | changed, first)
@@ -64,7 +61,7 @@ def place(
 
 def addresses(servers: Iterable[ServerInView]) -> tuple[GpuAddress, ...]:
     """What the bits of a set stand for."""
-    return tuple(GpuAddress(server=server.server, index=index) for server in servers for index in server.gpus)
+    return tuple(chain.from_iterable([server.addresses for server in servers]))
 
 
 def in_order(gpus: Gpus, known: Sequence[GpuAddress], before: Sequence[GpuAddress]) -> tuple[GpuAddress, ...]:
@@ -148,8 +145,8 @@ class Standing:
     those whose shares change, and those on several servers that are not on the fewest, or on one with an earlier such job.
     """
 
-    def __init__(self, servers: Sequence[ServerInView]) -> None:
-        """Nobody is anywhere yet."""
+    def __init__(self, servers: Sequence[ServerInView], present: Mapping[int, Gpus] | None = None) -> None:
+        """`present`: who is where at first; None: nobody is anywhere."""
         self._layout = layout = layout_of(tuple([len(server.gpus) for server in servers]))
         self._map = Map.of(servers)
         self.gpus: Placements = {}
@@ -158,6 +155,25 @@ class Standing:
         self._here: list[set[int]] = [set() for _ in layout.sizes]  # who is on each server
         self._spread: dict[int, Mapping[int, int]] = {}  # those on several servers: GPUs by server
         self._tried = False  # nothing has changed since restless jobs were tried to be placed better
+        if present:
+            self._put_all({job: gpus for job, gpus in present.items() if gpus})
+
+    def _put_all(self, placed: Placements) -> None:
+        """As `put`, for jobs most of which are on one server."""
+        server_of, masks, holes, here = self._layout.server, self._layout.masks, self._holes, self._here
+        on_several = []
+        for job, gpus in placed.items():
+            server = server_of[gpus.bit_length() - 1]
+            if gpus & masks[server] == gpus:
+                holes[server] -= gpus.bit_count()
+                here[server].add(job)
+            else:
+                on_several.append(job)
+        several = {job: placed.pop(job) for job in on_several}
+        self.gpus |= placed
+        self._idle &= ~union(placed.values())
+        for job, gpus in several.items():
+            self.put(job, gpus)
 
     def put(self, job: int, gpus: Gpus) -> None:
         """A job that is nowhere is on these GPUs, which nobody has."""

@@ -33,7 +33,7 @@ def measuring_world(servers=None, **settings):
 def train(world, job, rates, step: int) -> int:
     """The newest order is carried out, and trains for long enough to be measured. How far it has come then."""
     world.settle(job.id, step)
-    step += 40
+    step += 64
     share = len(job.newest.roster.members)
     steady = Steady(generation=job.record.committed, step_s=1 / rates[share], steps=32)
     for worker in world.roster(job.id):
@@ -244,7 +244,11 @@ def test_steps_that_have_been_counted_are_not_counted_again():
     step = train(world, job, LINEAR, 10)
     steady = Steady(generation=job.record.committed, step_s=0.1, steps=32)
     (worker,) = world.roster(job.id)
-    for after, times in [(1, 1), (31, 1), (32, 2), (63, 2), (64, 3)]:
+    second = (
+        job.rate_counts_from - step
+    )  # not the same for all jobs: those that begin together would be measured together
+    assert 32 <= second < 64
+    for after, times in [(1, 1), (31, 1), (second - 1, 1), (second, 2), (second + 31, 2), (second + 32, 3)]:
         world.report(worker, WorkerPhase.TRAINING, job.record.committed, step + after, steady=steady)
         assert job.record.measured[0].times == times
     stale = Steady(generation=job.record.committed - 1, step_s=0.1, steps=32)
@@ -261,7 +265,10 @@ def test_a_rate_that_an_earlier_controller_has_counted_is_not_counted_again():
     job = world.job(job.id)
     steady = Steady(generation=job.record.committed, step_s=0.1, steps=32)
     (worker,) = world.roster(job.id)
-    for after, times in [(0, 1), (1, 1), (31, 1), (32, 2)]:
+    world.report(worker, WorkerPhase.TRAINING, job.record.committed, step, steady=steady)
+    assert job.record.measured[0].times == 1
+    second = job.rate_counts_from - step
+    for after, times in [(1, 1), (31, 1), (second - 1, 1), (second, 2)]:
         world.report(worker, WorkerPhase.TRAINING, job.record.committed, step + after, steady=steady)
         assert job.record.measured[0].times == times
 
