@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from elasticd.protocol.messages import Scale
+from elasticd.protocol.messages import Scale, Scaled
 
 pytestmark = pytest.mark.cluster
 
@@ -97,6 +97,50 @@ def test_an_early_stop_comes_after_the_same_step_for_whoever_trains(make_cluster
     assert mark.exists(), "nobody was killed"
     result = load(tmp_path / "model.pt")
     assert result["steps"] < 40 * 8, "it did not stop early"
+    assert_as_alone(result, tmp_path, *arguments)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)], ids=str)
+def test_a_resize_in_the_middle_of_an_evaluation_changes_nothing(
+    before: int, after: int, make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(servers=1, slots=4)
+    mark, log = tmp_path / "mark", tmp_path / "log"
+    evaluating = Path(f"{mark}.evaluating")
+    arguments = ("--epochs", "4", "--every", "1000")
+    job = submit(cluster, str(tmp_path / "model.pt"), *arguments, "--pace", "0.5", "--mark", str(mark), "--log", str(log),
+                 workers=before)  # fmt: skip
+    cluster.until("it evaluates", evaluating.exists)
+    answer = cluster.client.ask(Scale(job=job, share=after))
+    assert isinstance(answer, Scaled), answer
+    cluster.until("the newcomers are there", lambda: len(cluster.pids(job)) >= after)
+    evaluating.unlink()
+    cluster.until("it evaluates another batch", evaluating.exists)
+    Path(f"{mark}.enough").touch()
+    cluster.until("it trains on", lambda: any(resize.workers_after == after for resize in cluster.job(job).resizes))
+    assert cluster.until_final(job).restarts == 0
+    assert_all_found_the_same(log)
+    assert_as_alone(load(tmp_path / "model.pt"), tmp_path, *arguments)
+
+
+def test_a_training_that_is_stopped_by_a_function_ends_everywhere_after_the_same_step(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    """A third worker joins before that, and is killed in an evaluation."""
+    cluster = make_cluster(servers=1, slots=4)
+    log, mark = tmp_path / "log", tmp_path / "mark"
+    arguments = ("--epochs", "40", "--every", "10", "--stop", "100")
+    killed = ("--die", "every", "--rank", "2", "--mark", str(mark))
+    job = submit(
+        cluster, str(tmp_path / "model.pt"), *arguments, "--pace", "0.05", *killed, "--log", str(log), workers=2
+    )
+    cluster.until_step(job, 9)
+    cluster.scale(job, 3)
+    cluster.until_final(job)
+    assert mark.exists(), "nobody was killed"
+    assert_all_found_the_same(log)
+    result = load(tmp_path / "model.pt")
+    assert result["steps"] == 100
     assert_as_alone(result, tmp_path, *arguments)
 
 

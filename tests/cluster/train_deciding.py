@@ -1,6 +1,6 @@
 """A job that evaluates and decides: between epochs, after each few steps, and to stop early.
 
-    train_deciding.py OUTPUT [--epochs E] [--every STEPS] [--patience P] [--pace SECONDS]
+    train_deciding.py OUTPUT [--epochs E] [--every STEPS] [--patience P] [--stop STEPS] [--pace SECONDS]
                       [--die AT --mark FILE --rank R]
 
 `--die` kills the worker of this rank once, where it says: "evaluate" (in the middle of an evaluation between two epochs),
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--patience", type=int, default=1000)
+    parser.add_argument("--stop", type=int, default=0, help="end the training after the evaluation behind this step")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds for a batch that is evaluated")
     parser.add_argument("--die", default="")
     parser.add_argument("--mark", default="")
@@ -100,6 +101,8 @@ def main() -> None:
         where[0] = "every"
         log("every", run.evaluate(score, test, batch_size=4))
         where[0] = ""
+        if options.stop and run.steps_done >= options.stop:
+            run.stop()
 
     @run.every(steps=1)
     def mean() -> None:
