@@ -10,7 +10,7 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-.PHONY: help setup install uninstall demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-gpu bench-policies conformance papers verify-bits verify-scripts world fuzz hosts-hour planted model-check format clean
+.PHONY: help setup install uninstall demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-heavy world fuzz hosts-hour planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -32,7 +32,7 @@ demo: $(STAMP)  ## three jobs share a cluster of two servers on this machine: ab
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP)  ## the tests, five of them with a cluster of real processes: a few minutes on two cores (ARGS: for pytest)
-	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster" $(ARGS)
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster and not campaign" $(ARGS)
 
 test-cluster: $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m cluster $(ARGS)
@@ -75,6 +75,9 @@ verify-bits: $(STAMP)  ## random histories of joins, leaves, migrations and kill
 
 verify-scripts: $(STAMP)  ## one job in each framework, alone and through resizes, kills and preemptions: a table (ARGS=--quick: a minute)
 	@$(BIN)/python -m verification.scripts $(ARGS)
+
+verify-heavy: $(STAMP)  ## real workers with a state of 2 GB, and with steps of two minutes: a quarter of an hour, 16 GB of memory
+	@$(BIN)/pytest -v -m campaign tests/cluster/test_heavy.py $(ARGS)
 
 world: $(STAMP)  ## a whole cluster in one process: 500 random histories with thirty faults each (ARGS="--seeds 100000": a campaign)
 	@$(BIN)/python -m verification.world $(ARGS)

@@ -36,11 +36,8 @@ class ElasticAccelerator(Accelerator):
         if self.gradient_accumulation_steps != 1:
             raise UserError("gradient_accumulation_steps: virtual workers take the place of it, leave it at 1")
         if self.split_batches or self.dispatch_batches:
-            raise UserError(
-                "split_batches, dispatch_batches: each virtual worker reads a batch of its own, leave them out"
-            )
-        given: Any = self.scaler
-        if given is not None:
+            raise UserError("split_batches, dispatch_batches: each virtual worker reads its own batch, leave them out")
+        if (given := self.scaler) is not None:
             self.scaler: Any = Unscaled(self.run.scaler(given))
         self._trackers: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # to be opened by who leads
 
@@ -137,9 +134,7 @@ class ElasticAccelerator(Accelerator):
             super().log(*arguments, **named)
 
     def save_state(self, *arguments: Any, **named: Any) -> str:
-        raise UserError(
-            "accelerator.save_state(): the job keeps its own state; `accelerator.save_model` writes the weights"
-        )
+        raise UserError("accelerator.save_state(): the job keeps its own state; save_model() writes the weights")
 
     def load_state(self, *arguments: Any, **named: Any) -> None:
         raise UserError("accelerator.load_state(): the job goes on from its own state by itself")

@@ -16,8 +16,9 @@ from transformers import GreedyLR, Seq2SeqTrainer
 import elasticd as elastic
 
 from .passive import Passive
+from .trainer_arguments import live_arguments, refuse_arguments, refuse_search
 from .trainer_files import LeadersFiles
-from .trainer_state import CarriedState, Follow, Passes, live_arguments, refuse_arguments, refuse_search
+from .trainer_state import CarriedState, Follow, Passes
 
 UNIT = 1024  # items: a loss is scaled by their number in units of this, which keeps it small and costs no bit
 

@@ -36,7 +36,6 @@ from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
 from . import warm
-from .between import Function
 from .checking import check_model, check_optimizers, check_schedulers, check_update
 from .comparison import Terms
 from .control import OUT_OF_ROOM, ClusterControl
@@ -49,18 +48,15 @@ from .data.sources import TarSamples as TarSamples
 from .determinism import ask_for, before_cuda, described
 from .driver import Control, LocalControl, end_process
 from .environment import ClusterEnvironment, read_cluster, read_virtual_workers
-from .evaluation import Evaluation
-from .events import MetricsReported
 from .gradients.update import ElasticScaler, Update, make_elastic
 from .gradients.updates import Updates
 from .hostloop import Position, Steps
 from .initial import InitialWeights
-from .results import Result
-from .sharing import Shared
 from .state.checkpoint import CheckpointWriter
 from .state.registered import Registered
 from .state.training_state import TrainingState
 from .stepping import Recipe
+from .together import Together
 from .trainer import Trainer
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -118,7 +114,7 @@ class Batches:
         return self._trainer.update
 
 
-class Run:
+class Run(Together):
     """This process's part in a job. Made by `join`."""
 
     def __init__(
@@ -129,165 +125,21 @@ class Run:
         seed: int,
         initial: InitialWeights | None = None,
     ) -> None:
-        self._control = control
-        self._env = environment
-        self._seed = seed
-        self._virtual_workers = virtual_workers
-        self._registered = Registered()
-        self._scaler: torch.amp.GradScaler | None = None
-        self._functions: list[Function] = []
-        self._trainer: Trainer | None = None
-        self._initial = initial
-        self._epochs = 0  # of the script's loop; 0: it has not come to it
-        self._in_epochs = False  # the script has come to a loop over `epochs`
-        self._looping = False  # and has not left it
         cuda = torch.cuda.is_available() if environment is None else environment.gpu_kind is GpuKind.CUDA
         index = environment.gpu_index if environment is not None else 0
-        self._device = torch.device("cuda", index) if cuda else torch.device("cpu")
+        super().__init__(control, virtual_workers, torch.device("cuda", index) if cuda else torch.device("cpu"))
+        self._env = environment
+        self._seed = seed
+        self._registered = Registered()
+        self._scaler: torch.amp.GradScaler | None = None
+        self._initial = initial
+        self._in_epochs = False  # the script has come to a loop over `epochs`
+        self._looping = False  # and has not left it
         if cuda and index:
             torch.cuda.set_device(index)
         warm.prepare()  # better now than in a joiner's first step, for which everybody waits
         if cuda:
             warm.on_device(self._device)
-
-    # -- where we are
-
-    @property
-    def virtual_workers(self) -> int:
-        """N: how many micro-batches a global step has. The result depends on it, and on nothing of the cluster."""
-        return self._virtual_workers
-
-    @property
-    def device(self) -> torch.device:
-        """Where this worker computes. Batches arrive there, and `prepare` moves the model there."""
-        return self._device
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this worker speaks for the job: for what is to be done once, such as writing a file. UserError before the
-        loop."""
-        return self._in_job(
-            "is_leader", "what every process may do needs no leader; the rest belongs into the loop"
-        ).is_leader
-
-    @property
-    def world_size(self) -> int:
-        """How many workers train now. UserError before the loop."""
-        return self._in_job(
-            "world_size", "what a result depends on is run.virtual_workers, which never changes"
-        ).world_size
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank among them. UserError before the loop."""
-        return self._in_job("rank", "to tell processes apart in a log, use os.getpid()").rank
-
-    @property
-    def steps_done(self) -> int:
-        """Global steps applied since the beginning of the job. UserError before the loop."""
-        return self._in_job("steps_done", "read it in the loop, where the job's state has come").steps_done
-
-    def _in_job(self, what: str, instead: str) -> Trainer:
-        """The trainer, as soon as it has a place among the workers."""
-        if self._trainer is None or not self._trainer.has_place:
-            raise UserError(
-                f"run.{what} is not known before the loop over run.epochs(): this process may come to a job that has trained for "
-                f"long, and gets its place there. {instead[0].upper()}{instead[1:]}"
-            )
-        return self._trainer
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Global steps of one epoch. Raises UserError before `prepare`, and where nobody knows: shards."""
-        steps = self._require_trainer("run.steps_per_epoch").steps_per_epoch
-        if steps is None:
-            raise UserError(
-                "run.steps_per_epoch: how many steps an epoch of shards has is not known before they are read"
-            )
-        return steps
-
-    @property
-    def leads(self) -> bool:
-        """Does this worker speak for the job at this moment? For frameworks, which ask also before the loop, when it does not
-        yet. A script asks `is_leader`."""
-        return self._trainer is not None and self._trainer.has_place and self._trainer.is_leader
-
-    @property
-    def finished(self) -> bool:
-        """Have all steps of the job been applied?"""
-        return self._trainer is not None and self._trainer.finished
-
-    @property
-    def is_behind(self) -> bool:
-        """Is this worker's loop in an epoch that the job's state is past? It has taken over the state of others then, and what it
-        does until its next epoch begins, such as an evaluation, has been done."""
-        return self._trainer is not None and self._trainer.is_behind
-
-    @property
-    def last_lr(self) -> tuple[float, ...]:
-        """The learning rates that the step applied last was made with: of each group of each optimizer. None before the first. In
-        a loop body this and what follows is of the step before, on every worker alike."""
-        return self._result.rates
-
-    @property
-    def grad_norm(self) -> float | None:
-        """The global gradient's 2-norm before clipping, in the step applied last. None: nothing clips. `max_grad_norm=math.inf`
-        measures it and changes nothing."""
-        norm = self._result.norm
-        return None if norm is None else float(norm)
-
-    @property
-    def shared(self) -> Mapping[str, Shared]:
-        """What the bodies of the step applied last have told (`share`), by name: of all virtual workers, on every worker. In
-        `before_update` it is that of the step that is about to be applied."""
-        return dict(self._result.shared)
-
-    @property
-    def _result(self) -> Result:
-        return self._trainer.result if self._trainer else Result()
-
-    def on_leader(self, callback: Callable[[], None]) -> None:
-        """Call this once, as soon as this worker is the job's leader: to open what only the leader writes to. It is called when
-        the loop begins, or later between two steps, on the thread of the script."""
-        self._require_trainer("run.on_leader()").call_as_leader(callback)
-
-    # -- in a loop body
-
-    def share(self, **values: int | float | torch.Tensor) -> None:
-        """Tell all workers these values of the present virtual worker: numbers, or tensors of one element. They are there as
-        `run.shared` before the update, exact, on every worker. Call it in the loop body, before `optimizer.step()`; elsewhere it
-        raises UserError."""
-        trainer = self._require_trainer("run.share()")
-        trainer.stepping.share(self._body("share"), values)
-
-    def mean(self, **values: int | float | torch.Tensor) -> None:
-        """Have numbers of this micro-batch averaged over the step's global batch, in which each sample counts the same:
-        `run.mean(loss=loss)`. It is `share`, under the name of what most scripts want; `means` has the averages."""
-        self.share(**values)
-
-    @property
-    def means(self) -> Mapping[str, float]:
-        """The averages over the global batch of what bodies have told (`mean`, `share`), by name: of the last applied step in
-        which they have. The same on all workers, and part of the state."""
-        return dict(self._result.means)
-
-    @property
-    def weight(self) -> float:
-        """What the present virtual worker's mean counts in that over all of them: 1 in a full step. In a loop body alone."""
-        return self._require_trainer("run.weight").stepping.weight(self._body("weight"))
-
-    def clip(self, max_norm: float) -> float | None:
-        """Clip the global gradient to this 2-norm before the update. For a body that calls `clip_grad_norm_`: its own gradient is
-        not the global one. Returns `grad_norm`, which is that of the step before. Call it where `share` may be."""
-        trainer = self._require_trainer("run.clip()")
-        trainer.stepping.clip(self._body("clip"), max_norm)
-        return self.grad_norm
-
-    def _body(self, what: str) -> int:
-        virtual_worker = self._trainer.stepping.virtual_worker if self._trainer else None
-        if virtual_worker is None:
-            raise UserError(f"{what}() belongs into the loop body, before optimizer.step()")
-        return virtual_worker
 
     # -- the loop
 
@@ -511,105 +363,7 @@ class Run:
                 sys.stdout.flush()
                 os._exit(1)
 
-    def _require_trainer(self, what: str = "run.epochs()") -> Trainer:
-        if self._trainer is None:
-            raise UserError(f"call run.prepare(model, optimizer, dataset, batch_size=...) before {what}")
-        return self._trainer
-
-    # -- between steps
-
-    def every(self, steps: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
-        """Have a function called on every worker after each so many steps: `@run.every(steps=1000)`, before `epochs`.
-
-        It is called when the step's update has been applied and the loop body has run for the last time, on all workers alike,
-        also on one that had no batch in that step: `run.steps_done` says after which. It may call `evaluate`, `agree` and `stop`.
-        """
-        if steps < 1:
-            raise UserError(f"every(steps={steps}): at least 1 is needed")
-
-        def add(function: Callable[[], None]) -> Callable[[], None]:
-            if self._epochs:
-                raise UserError("every() was called after epochs(): call it before, as all workers have to know it")
-            self._functions.append(Function(steps, function))
-            return function
-
-        return add
-
-    def evaluate(
-        self,
-        function: Callable[[Any], Any],
-        dataset: Any,
-        batch_size: int | None = None,
-        *,
-        metrics: Any = None,
-        model: torch.nn.Module | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
-    ) -> Any:
-        """What `function(batch)` says of each batch of `dataset`, added up; the same bits for every number of workers.
-
-        The workers divide the batches among themselves. The function returns sums over its batch: a number, a tensor, or mappings
-        and lists of them; or None, where `metrics` has all. Tensors are added in double precision (integers in 64 bits), those
-        of one number come back as numbers. It is called without gradients, with the model that `prepare` was given in eval
-        mode, and it may be called again for the same batch: it must change nothing but `metrics`.
-
-        metrics: one of torchmetrics, or several, which the function updates. Afterwards they have the state of all batches.
-        model: another one that the function uses, to be put in eval mode (such as an average of the weights).
-        dataset: map-style, or a DataLoader of one, which says the rest, too. Samples come in their order.
-        collate_fn, num_workers: as a DataLoader takes them.
-
-        Call it on all workers, between two epochs or in a function of `every`; after the loop each worker computes all of it.
-        Raises UserError elsewhere, and for arguments that cannot work.
-        """
-        trainer = self._require_trainer("run.evaluate()")
-        models = [trainer.model] if model is None else [trainer.model, model]
-
-        def evaluation(seeds: tuple[int | str, ...]) -> Evaluation:
-            return Evaluation(
-                function,
-                dataset,
-                batch_size,
-                self._virtual_workers,
-                seeds,
-                self._device,
-                models,
-                metrics,
-                collate_fn,
-                num_workers,
-            )
-
-        return trainer.between.evaluate(evaluation)
-
-    def agree(self, value: Any, choose: Callable[[list[Any]], Any] | None = None) -> Any:
-        """One value on all workers, where each has its own: the leader's, or what `choose` makes of all in the order of ranks.
-
-        `run.agree(time.time() > end, any)`; also `all`, `max`, `min`, or a function of your own that depends on the list alone.
-        Values are numbers, text, bytes, None, lists, tuples and mappings of them.
-
-        What has been agreed upon stands as long as one worker is left that knows it, and is saved with the job. Call it on all
-        workers, between two epochs or in a function of `every`. Raises UserError elsewhere.
-        """
-        return self._require_trainer("run.agree()").between.agree(value, choose)
-
-    def stop(self) -> None:
-        """End the training with the last applied step, from a function of `every`: both loops end, as after the last epoch.
-
-        Call it on all workers alike, because of what `evaluate` or `agree` has said. Raises UserError in the loop body.
-        """
-        self._require_trainer("run.stop()").between.stop()
-
-    # -- what is done once
-
-    def report(self, **metrics: float) -> None:
-        """Show these numbers in `elasticctl status`. Only the leader's count: `run.report(**run.means)` are those of
-        all. UserError before the loop."""
-        if self._in_job("report()", "call it in the loop, or after it").is_leader:
-            self._control.tell(MetricsReported({name: float(value) for name, value in metrics.items()}))
-
-    def log(self, text: str) -> None:
-        """Print a line, on the leader only. UserError before the loop."""
-        if self._in_job("log()", "use print() before it, which each process does").is_leader:
-            print(text, flush=True)
+    # -- the result
 
     def save(self, what: torch.nn.Module | Any, path: str | Path) -> None:
         """Write a model's `state_dict` (or any value that `torch.save` takes) to `path`, once, by the leader, atomically.

@@ -226,7 +226,8 @@ class Standing:
             wanted = self._layout.total - self._idle.bit_count() + more
             raise ValueError(f"{wanted} GPUs do not fit into {self._layout.total}")
         if (
-            not self._spread
+            changed
+            and not self._spread
             and not self._map.near
             and not first
             and (placed := self._where_there_is_room(changed, idle))

@@ -302,6 +302,10 @@ def test_shares_that_do_not_fit_are_a_bug_of_the_caller_and_are_called_one() -> 
 # ---------------------------------------------------------------------------------------------------------------- in order
 
 
+def test_where_no_server_is_left_nobody_is_placed() -> None:
+    assert place((), {0: 0}, {}) == place((), {}, np.zeros(2, dtype=np.int64)) == {}
+
+
 def test_who_stays_keeps_its_place_in_the_order_of_ranks_and_the_others_follow() -> None:
     known = addresses(servers(2, 2))
     before = (known[3], known[0], GpuAddress(server=ServerId("gone"), index=0))
