@@ -1,11 +1,12 @@
 """How much sooner jobs are over under `elastic` than under AFS, and what that costs the last of them (docs/design/elastic.md).
 
     python -m benchmarks.policies [--data ../shared/data] [--cluster e13805]... [--costs none] [--packing] [--others]
-        [--trace FILE] [--profiles FILE] [--load 1.0] [--json FILE]
+        [--trace FILE] [--profiles FILE] [--random-models] [--gpus 64] [--load 1.0] [--within 1.0] [--json FILE]
 
-Each cluster has 16 servers of 4 GPUs, as in AFS 5.1; jobs, models and throughputs are those of the data. A cluster's rows appear
-when it is done, the smallest first; the largest one takes most of the time. `--trace` takes any file that `elasticctl simulate`
-reads; where it has several virtual clusters (column `vc`), `--cluster` picks some. `--load 0.5` takes half of the jobs.
+Each cluster has 16 servers of 4 GPUs, as in AFS 5.1, or as many as `--gpus` wants; jobs, models and throughputs are those of
+the data. A cluster's rows appear when it is done, the smallest first; the largest one takes most of the time. `--trace` takes
+any file that `elasticctl simulate` reads; where it has several virtual clusters (column `vc`), `--cluster` picks some.
+`--load 0.5` takes half of the jobs; with `--within 0.5` they come in half of the time.
 
 The worst delay is the most that any job's JCT is longer than under the AFS policy that knows as much.
 """
@@ -81,21 +82,31 @@ class Run:
 Found = dict[str, Run]
 
 
+@dataclass(frozen=True)
+class Load:
+    """What is made of a trace. `part` of its jobs, drawn with a fixed seed, come `within` so much of the time."""
+
+    part: float = 1.0
+    within: float = 1.0
+    gpus: int = GPUS
+    random_models: bool = False
+
+
 def load(data: Path, cluster: str, part: float) -> Assigned:
     """The jobs of one virtual cluster of Philly; `part` of them, drawn with a fixed seed."""
-    return read(data / TRACE, data / MODELS, cluster, part)
+    return read(data / TRACE, data / MODELS, cluster, Load(part))
 
 
-def read(trace: Path, models: Path, cluster: str, part: float) -> Assigned:
+def read(trace: Path, models: Path, cluster: str, wanted: Load) -> Assigned:
     """The jobs of one virtual cluster in a file, or all of its jobs where `cluster` is empty. Raises UserError."""
     found = traces.load(trace, {COLUMN: [cluster]} if cluster else {})
-    whole = assign(found, GPUS, profiles.load(models), 0)
-    if part == 1.0:
+    whole = assign(found, wanted.gpus, profiles.load(models), 0, random_models=wanted.random_models)
+    if wanted.part == wanted.within == 1.0:
         return whole
-    load, rows = whole.workload, np.flatnonzero(np.random.default_rng(0).random(len(found)) < part)
+    load, rows = whole.workload, np.flatnonzero(np.random.default_rng(0).random(len(found)) < wanted.part)
     some = Workload(
         names=tuple(load.names[row] for row in rows.tolist()),
-        submit_s=load.submit_s[rows],
+        submit_s=load.submit_s[rows] * wanted.within,
         min_gpus=load.min_gpus[rows],
         max_gpus=load.max_gpus[rows],
         requested_gpus=load.requested_gpus[rows],
@@ -113,10 +124,10 @@ def clusters_in(trace: Path) -> list[str]:
     return [name for name, _ in Counter(table.columns[COLUMN]).most_common()[::-1]] if COLUMN in table else [""]
 
 
-def simulate(jobs: Assigned, policy: dict[str, Any], costs: Costs, packing: bool) -> Run:
-    """One policy on 16 servers of 4 GPUs."""
+def simulate(jobs: Assigned, policy: dict[str, Any], costs: Costs, packing: bool, gpus: int) -> Run:
+    """One policy on servers of 4 GPUs."""
     load = jobs.workload
-    simulation = Simulation(load, servers(16, 4), load_policy(policy, policy["policy"]), costs, packing=packing)
+    simulation = Simulation(load, servers(gpus // 4, 4), load_policy(policy, policy["policy"]), costs, packing=packing)
     done = simulation.run()
     return Run(
         jct_s=done.end_s - load.submit_s,
@@ -169,10 +180,16 @@ def main() -> None:
     parser.add_argument("--packing", action="store_true")
     parser.add_argument("--others", action="store_true", help=f"also {', '.join(OTHERS)}")
     parser.add_argument("--load", type=float, default=1.0, help="part of the jobs")
+    parser.add_argument("--within", type=float, default=1.0, help="part of the time in which they come")
+    parser.add_argument("--gpus", type=int, default=GPUS, help="of the cluster, in servers of 4")
+    parser.add_argument(
+        "--random-models", action="store_true", help="drawn from the profiles, whatever the trace names"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     policies = COMPARED | ({name: {"policy": name} for name in OTHERS} if options.others else {})
     trace, models = options.trace or options.data / TRACE, options.profiles or options.data / MODELS
+    wanted = Load(options.load, options.within, options.gpus, options.random_models)
     found: dict[str, Found] = {}
     print("JCT in 1000 s; worst delay of a job beside AFS in 1000 s.\n")
     header = ("cluster", "jobs", "policy", *COLUMNS)
@@ -180,10 +197,10 @@ def main() -> None:
     print("| --- " * len(header) + "|")
     try:
         for cluster in options.cluster or clusters_in(trace):
-            jobs = read(trace, models, cluster, options.load)
+            jobs = read(trace, models, cluster, wanted)
             costs = PRESETS[options.costs]
             found[cluster] = {
-                label: simulate(jobs, policy, costs, options.packing) for label, policy in policies.items()
+                label: simulate(jobs, policy, costs, options.packing, wanted.gpus) for label, policy in policies.items()
             }
             print("\n".join(rows(cluster, found[cluster])), flush=True)
             if options.json:

@@ -39,7 +39,8 @@ def wait(what: str, probe: Callable[[], Any], seconds: float, story: Callable[[]
     return found
 
 
-def scale(cluster: Any, job: str, share: int) -> None:
+def scale(cluster: Any, job: str, share: int | None) -> None:
+    """None: the policy decides again."""
     answer = cluster.client.ask(Scale(job=job, share=share))
     assert isinstance(answer, Scaled), answer
 
@@ -72,6 +73,7 @@ def test_a_state_of_two_gigabytes_is_handed_on_saved_and_found_again(make_cluste
     until("it trains", lambda: steps_done(cluster, job) >= 2)
     scale(cluster, job, 2)
     until("a second worker trains", lambda: cluster.job(job).share_gpus == 2 and len(cluster.pids(job)) == 2)
+    scale(cluster, job, None)
     other = cluster.submit(str(tmp_path / "other.pt"), gpus=(2, 2))
     scale(cluster, other, 2)
     until("it is preempted", lambda: not cluster.pids(job))
@@ -112,6 +114,7 @@ def test_nothing_is_lost_of_steps_that_last_two_minutes(make_cluster: MakeCluste
     os.kill(victim[1], signal.SIGKILL)
     until("it is replaced", lambda: len(cluster.pids(job)) == 2 and victim[0] not in cluster.pids(job))
     until("another step is done", lambda: steps_done(cluster, job) == 2)
+    scale(cluster, job, None)
     other = cluster.submit(str(tmp_path / "other.pt"), gpus=(3, 3), virtual_workers=3)
     scale(cluster, other, 3)
     until("it is preempted", lambda: not cluster.pids(job))

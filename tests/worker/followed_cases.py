@@ -400,6 +400,24 @@ def buffers_between_epochs(run: Run) -> list[Any]:
     return [model.state_dict(), optimizer.state_dict()]
 
 
+def parameters_between_epochs(run: Run) -> list[Any]:
+    """Weights and momentum shrink where an epoch begins, weights are clamped where it ends."""
+    model = network()
+    model, optimizer, batches = run.prepare(model, sgd(model), Few(), batch_size=5)
+    for _ in run.epochs(EPOCHS):
+        for state in optimizer.state.values():
+            state["momentum_buffer"].mul_(0.5)
+        model[0].weight.data.mul_(0.9)  # type: ignore[operator, union-attr]
+        for x, y in batches:
+            step(model, x, y)
+            optimizer.step()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.3, 0.3).add_(0.001)
+    run.finish()
+    return [model.state_dict(), optimizer.state_dict()]
+
+
 class Scaled(nn.Linear):
     """It has a state beyond tensors, which the forward pass changes, and a buffer that is assigned anew."""
 

@@ -33,6 +33,7 @@ QUICK = [
     "average_in_a_function",
     "registered_behind_the_step",
     "buffers_between_epochs",
+    "parameters_between_epochs",
 ]
 OTHERS = [
     "by_hand_from_before",

@@ -80,6 +80,8 @@ class Turns:
         data = torch.randn(STEPS * 8, 3), torch.randn(STEPS * 8, 1)
         model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=4)
         for epoch in run.epochs(EPOCHS):
+            with torch.no_grad():
+                model[0].weight.mul_(0.9)  # which the state of a step in this epoch has behind it
             for x, y in batches:
                 nn.functional.mse_loss(model(x), y).backward()
                 optimizer.step()

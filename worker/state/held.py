@@ -126,7 +126,7 @@ class HeldState:
         """The script's loop has come to `epoch`."""
         self._script.epoch = epoch
         if self._taken is not None and self._taken[0] <= epoch:
-            self.values.restore(self._taken[1])
+            self._restore(self._taken[1])
             self._with_own = False
 
     def script_resumes(self) -> None:
@@ -147,8 +147,12 @@ class HeldState:
         """The script's loop over batches begins: if in the state's epoch, it has nothing to run again. Or it has caught up."""
         self._catches_up = False
         if self._taken is not None and self._taken[0] <= self._script.epoch:
-            self.values.restore(self._taken[1])
+            self._restore(self._taken[1])
             self._taken, self._with_own = None, False
+
+    def _restore(self, whole: dict[str, Any]) -> None:
+        self.settle()
+        self.values.restore(whole)
 
     # -- giving
 

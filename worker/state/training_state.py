@@ -145,6 +145,22 @@ class TrainingState:
                 slot.module._buffers[slot.name] = tensor
                 tensor.copy_(content)
 
+    def copied(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """Header and copies of all tensors: on the host, where the device has no room for them."""
+        tensors = self.tensors()
+        try:
+            copies = [tensor.detach().clone() for tensor in tensors]
+        except torch.OutOfMemoryError:
+            copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+        return self.header({}), copies
+
+    def put_back(self, header: Mapping[str, Any], copies: Sequence[torch.Tensor]) -> None:
+        """Let parameters, optimizers and averages be again what `copied` has given."""
+        with torch.no_grad():
+            for own, content in zip(self.adopt(header), copies, strict=True):
+                own.copy_(content)
+        self._values = {}
+
     def changing(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Those of `tensors`, which `tensors()` has given, that change in the middle of a step."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]

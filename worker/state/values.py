@@ -5,7 +5,7 @@ same update, but has not run that code: it gets what the code has changed at the
 
 A joiner's script then begins its loop, or goes on in it, with code that the state has behind it already: the beginning of its
 epoch, and for a survivor that was a step behind the end of the epoch before. So what that code sets is undone (`whole`,
-`restore`).
+`restore`), weights too: it costs a copy of the state from its arrival to the first batch.
 """
 
 from __future__ import annotations
@@ -47,8 +47,12 @@ class ScriptValues:
         registered.set(registered.unpack_changes(changes["registered"]))
 
     def whole(self, modules: bool = False) -> dict[str, Any]:
-        """All values of now, with copies of the tensors among them. modules: also what modules have beside parameters."""
-        beside = {"buffers": self._parts.copied_buffers(), "extra": self._parts.extra_state.values()} if modules else {}
+        """All values of now, with copies of the tensors among them. modules: also what modules and optimizers have: parameters,
+        their state, buffers."""
+        parts = self._parts
+        beside: dict[str, Any] = {}
+        if modules:
+            beside = {"tensors": parts.copied(), "buffers": parts.copied_buffers(), "extra": parts.extra_state.values()}
         return {
             **beside,
             "options": self._hyperparameters.values(),
@@ -57,8 +61,9 @@ class ScriptValues:
         }
 
     def restore(self, whole: dict[str, Any], modules: bool = True) -> None:
-        """Let these be the values. modules: also what modules have beside parameters, if it is among them."""
+        """Let these be the values. modules: also what modules and optimizers have, if it is among them."""
         if modules and "buffers" in whole:
+            self._parts.put_back(*whole["tensors"])
             self._parts.put_buffers(whole["buffers"])
             self._parts.extra_state.set_values(whole["extra"])
         self._hyperparameters.set_values(whole["options"])
