@@ -62,7 +62,7 @@ def whole(tmp_path: Path, job: str) -> list[Path]:
 def test_a_state_of_two_gigabytes_is_handed_on_saved_and_found_again(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """It grows, is preempted, comes back, loses all workers while it writes a checkpoint, and begins again from the last one."""
     cluster = make_cluster(servers=1, slots=2)
-    arguments = ("--layers", "4", "--steps", "40")
+    arguments = ("--layers", "4", "--steps", "30")
     job = cluster.submit(str(tmp_path / "out"), *arguments, "--pace", "1", gpus=(1, 2), virtual_workers=2, script=SCRIPT,
                          checkpoint_every_s=5.0, save_timeout_s=300.0)  # fmt: skip
 
@@ -86,7 +86,7 @@ def test_a_state_of_two_gigabytes_is_handed_on_saved_and_found_again(make_cluste
     until("it writes a checkpoint", lambda: set(checkpoints(tmp_path, job)) - before)
     for pid in cluster.pids(job).values():
         os.kill(pid, signal.SIGKILL)
-    until("it is over", lambda: cluster.job(job).phase.final)
+    wait("it is over", lambda: cluster.job(job).phase.final, 1800.0, cluster.story)
     view = cluster.until_final(job)
     assert view.restarts == 1
     assert json.loads((tmp_path / "out").read_text()) == alone(tmp_path / "alone", *arguments)
