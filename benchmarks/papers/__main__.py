@@ -42,8 +42,8 @@ Written by `make papers` from its results; do not edit. What was published, what
     make papers ARGS="--data DIRECTORY"    # where the traces are (default: ../shared/data)
     make papers ARGS="--cluster e13805"    # AFS's and EDL's tables for this virtual cluster alone (may be repeated)
 
-This page holds {simulations} simulations, whose run times add up to {minutes:.0f} minutes. Of the eleven virtual clusters of AFS
-Table 3 six are at hand; here are {clusters}{missing}.
+This page holds {simulations} simulations. Of the eleven virtual clusters of AFS Table 3 six are at hand; here are
+{clusters}{missing}.
 
 *Over* is a reduction: the ratio of two average JCTs; 2x is half as long. The *deviation* is that from the published number, or
 from the nearer end of the published range. Each one over 10 % has an explanation below its table, named in the last column: the
@@ -106,7 +106,6 @@ def _write(sections: Sequence[Section], results: Results, clusters: Sequence[Vir
     missing = [cluster for cluster in inputs.VIRTUAL_CLUSTERS if cluster not in clusters]
     introduction = INTRODUCTION.format(
         simulations=len(results),
-        minutes=sum(record.metrics.wall_s for record in results.values()) / 60,
         clusters=_names(clusters),
         missing=f", and not {_names(missing)}, which `make papers` adds" if missing else "",
     )
