@@ -17,14 +17,6 @@ settings.register_profile("hunt", UNTIMED, derandomize=False, print_blob=True)
 settings.load_profile("same")
 
 
-LONGEST = ("cluster", "worker")  # folders whose files take longest
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files come first: one that came last would run alone while the other processes have nothing to do."""
-    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
-
-
 @pytest.fixture(scope="session")
 def scripts() -> Iterator[Scripts]:
     scripts = Scripts()
