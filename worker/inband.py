@@ -70,7 +70,8 @@ class InBand:
 
     def __init__(self) -> None:
         self._participants: dict[str, Participant] = {}
-        self._word = torch.empty(0, dtype=torch.int64)
+        self._word: torch.Tensor | None = None
+        self._greatest: list[int] = []  # of a worker that is alone: its own word
         self._work: dist.Work | None = None
         self._letters: list[dict[str, Any]] | None = None
 
@@ -82,24 +83,30 @@ class InBand:
     def issue(self, communicator: Communicator, part: Part, proposal: int) -> None:
         """Send this worker's word. Raises CommunicatorBroken."""
         participants = self._participants.values()
-        word = [proposal, max((int(each.wants(part)) for each in participants), default=0)]  # all are asked
+        wants = [each.wants(part) for each in participants]  # all are asked
+        word = [proposal, any(wants)]
         for each in participants:
             word.extend(each.numbers(part))
-        self._word = torch.tensor(word, dtype=torch.int64)  # new memory: an abandoned operation owns the old
         self._letters = None
+        if communicator.size == 1:
+            self._word, self._greatest = None, word
+            return
+        self._word = torch.tensor(word, dtype=torch.int64)  # new memory: an abandoned operation owns the old
         self._work = communicator.all_reduce_max(self._word)
 
     def complete(self, communicator: Communicator, part: Part) -> int:
         """Wait for the word, and exchange letters if they are wanted. Returns the greatest proposal.
 
         Raises CommunicatorBroken."""
-        communicator.wait(self._work)
-        self._work = None
-        proposal, wanted, *numbers = self._word.tolist()
-        asked = [bool(wanted)]
+        greatest = self._greatest
+        if self._word is not None:
+            communicator.wait(self._work)
+            self._work, greatest = None, self._word.tolist()
+        proposal, asked, begin = greatest[0], [bool(greatest[1])], 2
         for each in self._participants.values():
-            asked.append(each.slots > 0 and each.wants_after(part, numbers[: each.slots]))
-            del numbers[: each.slots]
+            if each.slots:
+                asked.append(each.wants_after(part, greatest[begin : begin + each.slots]))
+                begin += each.slots
         if any(asked):
             own = {name: each.letter(part) for name, each in self._participants.items()}
             self._letters = exchange(communicator, own)

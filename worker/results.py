@@ -71,16 +71,17 @@ class Results:
 
     def told(self, step: int, shared: Mapping[str, Shared]) -> None:
         """What bodies have told in this step, which is about to be applied."""
-        means = {**self.last.means, **{name: each.mean for name, each in shared.items()}}
-        self.last = replace(self.last, steps=step + 1, means=means, shared=dict(shared))
+        means = {**self.last.means, **{name: each.mean for name, each in shared.items()}} if shared else self.last.means
+        self.last = Result(step + 1, means, dict(shared), self.last.rates, None)
 
-    def measured(self, norm: torch.Tensor | None) -> None:
-        """The norm of its gradient."""
+    def measured(self, norm: torch.Tensor) -> None:
+        """The norm of its gradient. Where nothing is told, it is not known."""
         self.last = replace(self.last, norm=norm)
 
     def updated(self, rates: tuple[float, ...]) -> None:
         """It has been made with these rates."""
-        self.last = replace(self.last, rates=rates)
+        if rates != self.last.rates:
+            self.last = replace(self.last, rates=rates)
 
     def epoch_begins(self, epoch: int) -> None:
         """The next step is the first of this epoch."""

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch.utils.data import TensorDataset, default_collate
 
@@ -14,7 +15,7 @@ from torch.utils.data import TensorDataset, default_collate
 def fetch(dataset: Any, indices: Sequence[Any], collate_fn: Callable[[list[Any]], Any] | None = None) -> Any:
     """One batch of a map-style data set."""
     if collate_fn is None and (found := columns(dataset)) is not None:
-        rows = torch.as_tensor(indices, dtype=torch.int64)
+        rows = torch.from_numpy(numpy.asarray(indices, dtype=numpy.int64))  # half the time of torch.as_tensor
         return tuple(column[rows.to(column.device)] for column in found)
     if callable(many := getattr(dataset, "__getitems__", None)):
         items = list(many(list(indices)))

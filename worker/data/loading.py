@@ -50,7 +50,7 @@ class _Reader(Dataset[Any]):
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
         self.dataset = dataset
         self._collate_fn = collate_fn
-        self._draws = collate_fn is not None or columns(dataset) is None  # rows of tensors are taken as they are
+        self.draws = collate_fn is not None or columns(dataset) is None  # rows of tensors are taken as they are
         self._epoch: int | None = None
 
     def __getitem__(self, request: Request) -> tuple[tuple[int, int], Any]:
@@ -58,7 +58,7 @@ class _Reader(Dataset[Any]):
             self._epoch = request.epoch
             if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
                 set_epoch(request.epoch)
-        if self._draws:
+        if self.draws:
             seed_everything(request.seed)
         batch = fetch(self.dataset, request.indices, self._collate_fn)
         return (request.step, request.virtual_worker), batch
@@ -117,7 +117,8 @@ class Loader:
     def _request(self, step: int, virtual_worker: int) -> Request:
         epoch, indices = self._schedule.epoch(step), tuple(self._schedule.indices(step, virtual_worker))
         read = step // self._schedule.updates  # updates from one batch have the same augmentation, too
-        return Request(step, virtual_worker, epoch, derive_seed(self._seed, "data", read, virtual_worker), indices)
+        seed = derive_seed(self._seed, "data", read, virtual_worker) if self._reader.draws else 0
+        return Request(step, virtual_worker, epoch, seed, indices)
 
     # -- reading ahead
 

@@ -43,6 +43,7 @@ class OwnOrder:
         self._seed = seed
         self._shuffle = shuffle
         self._drawn: tuple[int, Sequence[Any]] = (-1, ())
+        self._printed = (-1, 0)  # the last fingerprint, which every step of an epoch asks for
 
     def of(self, epoch: int) -> Sequence[Any]:
         if not self._shuffle:
@@ -54,7 +55,9 @@ class OwnOrder:
         return self._drawn[1]
 
     def fingerprint(self, epoch: int) -> int:
-        return derive_seed(self._seed, "order", epoch, self.size, int(self._shuffle))
+        if self._printed[0] != epoch:
+            self._printed = epoch, derive_seed(self._seed, "order", epoch, self.size, int(self._shuffle))
+        return self._printed[1]
 
 
 class _Numbers(Sequence[int]):

@@ -242,18 +242,20 @@ class Accumulation:
 
     def _accumulated(self, position: int, parameter: torch.Tensor) -> None:
         """Autograd has completed this parameter's gradient, for one backward pass."""
-        self._late = self._late or self._part_stepped
+        if self._part_stepped:
+            self._late = True
         if self._mode is _Mode.OFF:
             return
-        assert parameter.grad is not None
+        grad = parameter.grad
+        assert grad is not None
         again = self._versions[position] is not None
-        self._versions[position] = parameter.grad._version
+        self._versions[position] = grad._version
         if again:
             self._twice = True
-            return
-        if self._mode is _Mode.PLACING:
-            self._waiting[self._segment_of[position]] -= 1
-            while self._placed < len(self._waiting) and self._waiting[self._placed] == 0:
+        elif self._mode is _Mode.PLACING:
+            waiting = self._waiting
+            waiting[self._segment_of[position]] -= 1
+            while self._placed < len(waiting) and waiting[self._placed] == 0:
                 self._put_next()
 
     def _was_untouched(self) -> bool:

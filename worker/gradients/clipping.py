@@ -89,8 +89,10 @@ class Clipping:
 
 def divide(parameters: Sequence[torch.Tensor], virtual_workers: int, items: float) -> None:
     """From means over virtual workers, in the parameters' `grad`, to means over items; unchanged if there are none."""
+    if not items:
+        return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if items and gradients:
+    if gradients:
         torch._foreach_mul_(gradients, virtual_workers / items)
 
 

@@ -329,8 +329,9 @@ class CanonicalReducer:
         own = tree.nodes()
         assert [(node.lo, node.hi) for node in own] == self._own, "these are not the nodes of the hosted range"
         (root,) = own
-        for flat in root.buffer.flats:
-            flat.div_(self._n)
+        if self._n > 1:
+            for flat in root.buffer.flats:
+                flat.div_(self._n)
 
     def _take_step(self, flight: _Flight) -> None:
         assert flight.next is not None

@@ -70,7 +70,8 @@ class Update:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
         divide(parameters, virtual_workers, items)
-        results.measured(self.clipping.apply(parameters))
+        if (norm := self.clipping.apply(parameters)) is not None:
+            results.measured(norm)
         if self._before_update is not None:
             self._before_update()
         for optimizer in optimizers:

@@ -12,7 +12,7 @@ its beginning. `adopt` therefore gives model and optimizers the structure of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -93,7 +93,12 @@ class TrainingState:
 
     def trained(self) -> list[torch.nn.Parameter]:
         """The parameters that are trained, each once: the model's in its order, then those that only an optimizer knows."""
-        return [parameter for parameter in self._parameters() if parameter.requires_grad]  # type: ignore[misc]
+        found = {id(parameter): parameter for parameter in _parameters_of(self.model)}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    found.setdefault(id(parameter), parameter)
+        return [parameter for parameter in found.values() if parameter.requires_grad]
 
     # -- giving
 
@@ -382,3 +387,22 @@ def _check_groups(optimizer: torch.optim.Optimizer, theirs: Sequence[Mapping[str
 def _words(description: list[Any]) -> str:
     name, kind, shape = description[:3]
     return f"{name} ({kind}, shape {list(shape)})"
+
+
+def _parameters_of(model: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
+    """As `model.parameters()`, in the same order, without making their names: it is asked in every step."""
+    if type(model).named_parameters is not torch.nn.Module.named_parameters:
+        return model.parameters()
+    found: dict[int, torch.nn.Parameter] = {}
+    known: set[int] = set()
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) in known:
+            continue
+        known.add(id(module))
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found.setdefault(id(parameter), parameter)
+        waiting += [each for each in reversed(module._modules.values()) if each is not None]
+    return found.values()
