@@ -1,6 +1,39 @@
 """Where the controller keeps what must survive it."""
 
-from .interface import Delete, If, Listing, Put, Record, Store, StoreUnavailable
+from .interface import (
+    Changes,
+    Compacted,
+    Delete,
+    Deposed,
+    If,
+    Lease,
+    Limits,
+    Listing,
+    Put,
+    PutLeased,
+    Record,
+    SharedStore,
+    Store,
+    StoreUnavailable,
+    Watch,
+)
 from .sqlite import SqliteStore
 
-__all__ = ["Delete", "If", "Listing", "Put", "Record", "SqliteStore", "Store", "StoreUnavailable"]
+__all__ = [
+    "Changes",
+    "Compacted",
+    "Delete",
+    "Deposed",
+    "If",
+    "Lease",
+    "Limits",
+    "Listing",
+    "Put",
+    "PutLeased",
+    "Record",
+    "SharedStore",
+    "SqliteStore",
+    "Store",
+    "StoreUnavailable",
+    "Watch",
+]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ...protocol.errors import OperatorError
 from ...runtime import locks
-from .interface import Delete, If, Listing, Put, Record, StoreUnavailable
+from .interface import Delete, If, Limits, Listing, Put, Record, StoreUnavailable
 
 SCHEMA_VERSION = 1
 # For another process, such as a backup, to let go of the database; the controller stands still meanwhile.
 LOCKED_TIMEOUT_S = 0.5
 BALLAST_KEY = "/probe"
 LEAST_BALLAST_BYTES = 4096
+PAGE_RECORDS = 1000
+RANGE = "select key, value, mod_revision from records where key >= ? and key < cast(? as text) order by key"
 # One transaction: a crash leaves either no schema or a whole one with its version, never tables of an unknown version.
 SCHEMA = f"""
 begin immediate;
@@ -47,6 +49,10 @@ class SqliteStore:
                 raise OperatorError(f"{path} cannot be used as the store: {error}") from None
             self._opened = opened.pop_all()  # closed in reverse: the database, then the lock
 
+    @property
+    def limits(self) -> Limits:
+        return Limits()
+
     def get(self, key: str) -> Record | None:
         rows = self._read("select key, value, mod_revision from records where key = ?", (key,))
         return Record(*rows[0]) if rows else None
@@ -62,9 +68,11 @@ class SqliteStore:
         query = "select key from records where key >= ? and key < cast(? as text) order by key"
         return tuple(key for (key,) in self._read(query, (prefix, prefix.encode() + b"\xff")))
 
+    def pages(self, first: str, end: str) -> Iterator[Listing]:
+        return pages_of(self._path, first, end)
+
     def _range(self, first: str, end: bytes) -> Listing:
-        query = "select key, value, mod_revision from records where key >= ? and key < cast(? as text) order by key"
-        rows = self._read(query, (first, end))
+        rows = self._read(RANGE, (first, end))
         return Listing(tuple(Record(*row) for row in rows), self._revision())
 
     def commit(self, conditions: Sequence[If], writes: Sequence[Put | Delete]) -> int | None:
@@ -147,6 +155,24 @@ class SqliteStore:
             return revision - 1
         db.execute("update meta set value = ? where name = 'revision'", (revision,))
         return revision
+
+
+def pages_of(path: Path, first: str, end: str) -> Iterator[Listing]:
+    """`Store.pages` of the database in `path`, which another process may be writing to.
+
+    A connection of its own has one state of the database before it until it is closed. Raises StoreUnavailable.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCKED_TIMEOUT_S)) as db:
+            db.execute("begin")
+            ((revision,),) = db.execute("select value from meta where name = 'revision'").fetchall()
+            cursor = db.execute(RANGE, (first, end.encode()))
+            rows = cursor.fetchmany(PAGE_RECORDS)
+            yield Listing(tuple(Record(*row) for row in rows), revision)
+            while rows := cursor.fetchmany(PAGE_RECORDS):
+                yield Listing(tuple(Record(*row) for row in rows), revision)
+    except sqlite3.Error as error:
+        raise StoreUnavailable(f"{path} cannot be read: {error}") from None
 
 
 @contextmanager

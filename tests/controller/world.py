@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from elasticd.controller.jobs.job import Job
 from elasticd.controller.jobs.records import JobRecord
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.records import state_key, submission_key
-from elasticd.controller.store import Delete, If, Listing, Put, StoreUnavailable
+from elasticd.controller.store import Delete, If, Limits, Listing, Put, StoreUnavailable
 from elasticd.controller.store import Record as StoredRecord
 from elasticd.protocol.exits import fault_of
 from elasticd.protocol.messages import (
@@ -512,6 +512,10 @@ class FaultyStore:
         self.fail: StoreUnavailable | None = None
         self.commits_anyway = False  # a failing commit takes place, but nobody is told
         self.probes = 0
+        self.limits = Limits()
+
+    def pages(self, first: str, end: str) -> Iterator[Listing]:
+        yield self.between(first, end)
 
     def get(self, key: str) -> StoredRecord | None:
         return StoredRecord(key, self.records[key], 1) if key in self.records else None

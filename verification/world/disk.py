@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from elasticd.controller.store import Delete, If, Listing, Put, Record, StoreUnavailable
+from elasticd.controller.store import Delete, If, Limits, Listing, Put, Record, StoreUnavailable
 
 from .timeline import Timeline
 
@@ -40,6 +40,10 @@ class Disk:
 
     # -- the store's interface
 
+    @property
+    def limits(self) -> Limits:
+        return Limits()
+
     def get(self, key: str) -> Record | None:
         self._refuse_if_locked()
         return self._records.get(key)
@@ -53,6 +57,9 @@ class Disk:
         self._refuse_if_locked()
         found = tuple(self._records[key] for key in sorted(self._records) if first <= key < end)
         return Listing(found, self._revision)
+
+    def pages(self, first: str, end: str) -> Iterator[Listing]:
+        yield self.between(first, end)
 
     def keys(self, prefix: str) -> tuple[str, ...]:
         self._refuse_if_locked()

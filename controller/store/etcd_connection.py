@@ -1,0 +1,219 @@
+"""The way to an etcd cluster: several endpoints, TLS, a password, a limit for each call, and errors that say what is known.
+
+Theory of operation
+-------------------
+One endpoint is used until a call to it fails; then the next one is. A call that changes nothing is tried at the next endpoint at
+once, within its time. A commit is not repeated: whether it has taken place is unknown, unless etcd says that it has done nothing.
+
+Each call asks for a member that has a leader (`hasleader`): one that is cut off from the others refuses at once, in place of not
+answering. A token that has run out, or that a member has forgotten at its restart, is replaced by a new one.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ...protocol.errors import OperatorError
+from . import etcd_api
+from .interface import Compacted, StoreUnavailable
+
+CALL_TIMEOUT_S = 0.5  # for one call; the controller's loop stands still meanwhile
+TOKEN_TIMEOUT_S = 2.0  # at least, for a token: passwords are meant to take a while to check
+HAS_LEADER = ("hasleader", "true")
+OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", -1),  # pages are asked for by their number of records
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 6000),  # etcd refuses more than one in 5 s
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where an etcd cluster is, and how to be let in."""
+
+    endpoints: tuple[str, ...]  # HOST:PORT
+    ca: Path | None = None  # certificates of those who sign the members'; None: no TLS
+    cert: Path | None = None  # our own, if the members ask for one
+    key: Path | None = None
+    user: str = ""
+    password: str = ""
+    timeout_s: float = CALL_TIMEOUT_S
+
+    def __repr__(self) -> str:  # never the password
+        return f"Access({', '.join(self.endpoints)})"
+
+
+class Failure(enum.Enum):
+    """What an error of a call says."""
+
+    NOTHING_DONE = "refused by a member that cannot do it now; another one may"
+    TOKEN = "refused, as the token is not known"
+    REFUSED = "refused, as any member would"
+    UNKNOWN = "whether it was done is not known"
+
+
+_NOTHING_DONE = ("etcdserver: no leader", "etcdserver: too many requests", "etcdserver: not capable")
+_TOKEN = ("etcdserver: invalid auth token", "etcdserver: revision of auth store is old")
+_NO_SPACE = "etcdserver: mvcc: database space exceeded"
+_COMPACTED = "etcdserver: mvcc: required revision has been compacted"
+_REFUSED = (
+    "INVALID_ARGUMENT",
+    "PERMISSION_DENIED",
+    "FAILED_PRECONDITION",
+    "UNIMPLEMENTED",
+    "NOT_FOUND",
+    "OUT_OF_RANGE",
+)
+
+
+def judge(error: Any) -> Failure:
+    """What `error`, a grpc.RpcError, says."""
+    name, text = error.code().name, error.details() or ""
+    if text.startswith(_NOTHING_DONE):
+        return Failure.NOTHING_DONE
+    if name == "UNAUTHENTICATED" or text.startswith(_TOKEN):
+        return Failure.TOKEN
+    return Failure.REFUSED if name in _REFUSED else Failure.UNKNOWN
+
+
+class Endpoint:
+    """One member: its channel, the stubs of etcd3, and the token that it has given."""
+
+    def __init__(self, address: str, access: Access) -> None:
+        """Connects when it is first used. Raises OperatorError if a file of `access` cannot be used."""
+        etcd3 = etcd_api.load()
+        host, _, port = address.rpartition(":")
+        files = {"ca_cert": access.ca, "cert_cert": access.cert, "cert_key": access.key}
+        try:
+            self._client: Any = etcd3.client(
+                host=host,
+                port=int(port),
+                timeout=access.timeout_s,
+                grpc_options=list(OPTIONS),
+                **{name: str(path) for name, path in files.items() if path is not None},
+            )
+        except OSError as error:
+            raise OperatorError(f"{error.filename}: {error.strerror}") from None
+        rpc = etcd3.etcdrpc
+        self.address = address
+        self._rpc, self._access = rpc, access
+        channel = self._client.channel
+        self.kv, self.lease, self.watch = self._client.kvstub, self._client.leasestub, rpc.WatchStub(channel)
+        self._auth = rpc.AuthStub(channel)
+        self._token = ""
+        self._lock = threading.Lock()
+
+    def metadata(self, timeout_s: float) -> tuple[tuple[str, str], ...]:
+        """What goes with each call; a token is fetched if one is needed. Raises grpc.RpcError."""
+        if not self._access.user:
+            return (HAS_LEADER,)
+        with self._lock:
+            if not self._token:
+                asked = self._rpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
+                timeout_s = max(timeout_s, TOKEN_TIMEOUT_S)
+                self._token = self._auth.Authenticate(asked, timeout=timeout_s, metadata=(HAS_LEADER,)).token
+            return (HAS_LEADER, ("token", self._token))
+
+    def forget_token(self) -> None:
+        """It is not known to the member."""
+        with self._lock:
+            self._token = ""
+
+    def keep_alive(self, request: Any, timeout: float, metadata: Any) -> Any:
+        """Renew a lease once: etcd has only a stream for that."""
+        return next(self.lease.LeaseKeepAlive(iter([request]), timeout=timeout, metadata=metadata))
+
+    def close(self) -> None:
+        self._client.close()
+
+
+Method: TypeAlias = Callable[[Endpoint], Any]  # a stub's method
+
+
+class Connection:
+    """Calls to whichever member answers. For several threads."""
+
+    def __init__(self, access: Access) -> None:
+        """Connects at the first call. Raises OperatorError if etcd3 is missing or a file of `access` cannot be used."""
+        import grpc
+
+        self.rpc: Any = etcd_api.load().etcdrpc
+        self.error: type[Exception] = grpc.RpcError
+        self.access = access
+        self._endpoints = [Endpoint(address, access) for address in access.endpoints]
+        self._current = 0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The one in use."""
+        return self._endpoints[self._current]
+
+    def leave(self, endpoint: Endpoint) -> None:
+        """It has failed: from now on the next one is used."""
+        if endpoint is self.endpoint:
+            self._current = (self._current + 1) % len(self._endpoints)
+
+    def read(self, method: Method, request: Any) -> Any:
+        """The answer to a request that may be repeated. Raises StoreUnavailable, Compacted."""
+        return self._call(method, request, repeat=True)
+
+    def write(self, method: Method, request: Any) -> Any:
+        """The answer to a request that must not be repeated. Raises StoreUnavailable, which says whether that is known to have
+        done nothing."""
+        return self._call(method, request, repeat=False)
+
+    def _call(self, method: Method, request: Any, repeat: bool) -> Any:
+        until_s = time.monotonic() + self.access.timeout_s
+        untried, token_renewed = len(self._endpoints), False
+        while True:
+            endpoint, untried = self.endpoint, untried - 1
+            left_s = max(0.01, until_s - time.monotonic())
+            share_s = left_s / 2 if repeat and untried > 0 else left_s  # a member that is stopped is silent
+            sent = False
+            try:
+                metadata = endpoint.metadata(share_s)
+                sent = True
+                return method(endpoint)(request, timeout=share_s, metadata=metadata)
+            except self.error as error:
+                failure = judge(error)
+                if failure is Failure.TOKEN and not token_renewed:
+                    token_renewed, untried = True, untried + 1
+                    endpoint.forget_token()
+                    continue
+                if failure is not Failure.REFUSED:
+                    self.leave(endpoint)
+                again = repeat or not sent or failure is Failure.NOTHING_DONE
+                if again and failure is not Failure.REFUSED and untried > 0 and time.monotonic() < until_s:
+                    continue
+                raise self.explained(endpoint, error, unknown=sent and failure is Failure.UNKNOWN) from None
+
+    def explained(self, endpoint: Endpoint, error: Any, unknown: bool) -> StoreUnavailable | Compacted:
+        """The error in our words."""
+        text = (error.details() or error.code().name).removeprefix("etcdserver: ")
+        if error.details() == _COMPACTED:
+            return Compacted(text)
+        if error.details() == _NO_SPACE:  # raised both before and after the change is made
+            text = "its space is used up (alarm NOSPACE). Compact and defragment it, then `etcdctl alarm disarm`"
+        elif error.code().name == "DEADLINE_EXCEEDED":
+            text = f"no answer within {self.access.timeout_s:g} s"
+        elif error.code().name == "PERMISSION_DENIED":
+            text = f"the user {self.access.user} may not do this: {text}"
+        elif "user name is empty" in text:
+            text = "it asks for a user and a password"
+        return StoreUnavailable(f"etcd at {endpoint.address}: {text}", outcome_unknown=unknown)
+
+    def close(self) -> None:
+        for endpoint in self._endpoints:
+            endpoint.close()

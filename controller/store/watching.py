@@ -1,0 +1,114 @@
+"""What changes in etcd, told in the order of revisions through lost connections and members.
+
+A thread of its own reads the stream and puts what comes into a bounded queue. When the stream breaks, another one is asked for,
+from the first revision that has not been told. When that is no longer kept, the watch ends with `Compacted`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from typing import Any
+
+from .etcd_connection import TOKEN_TIMEOUT_S, Connection, Endpoint, Failure, judge
+from .interface import Changes, Compacted, Delete, Put
+
+MOST_WAITING = 1024  # revisions; beyond, etcd keeps them
+AGAIN_S = 0.2  # between two streams
+DELETED = 1  # the type of an event
+
+
+class EtcdWatch:
+    """`interface.Watch` of the keys from `first` up to `end`; of those that begin with `data`, what follows is told."""
+
+    def __init__(self, connection: Connection, first: bytes, end: bytes, data: bytes, revision: int) -> None:
+        self._connection, self._rpc = connection, connection.rpc
+        self._first, self._end, self._data = first, end, data
+        self._revision = revision  # the next
+        self._waiting: queue.Queue[Changes | Compacted] = queue.Queue(MOST_WAITING)
+        self._closed = threading.Event()
+        self._stream: Any = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="etcd-watch", daemon=True)
+        self._thread.start()
+
+    def next(self, timeout_s: float) -> Changes | None:
+        try:
+            found = self._waiting.get(timeout=timeout_s) if timeout_s > 0 else self._waiting.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(found, Compacted):
+            self._waiting.put(found)  # for whoever asks again
+            raise found
+        return found
+
+    def close(self) -> None:
+        self._closed.set()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.cancel()
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            endpoint = self._connection.endpoint
+            try:
+                self._follow(endpoint)
+            except Compacted as error:
+                self._put(error)
+                return
+            except self._connection.error as error:
+                if self._closed.is_set():
+                    return
+                if judge(error) is Failure.TOKEN:
+                    endpoint.forget_token()
+                else:
+                    self._connection.leave(endpoint)
+            self._closed.wait(AGAIN_S)
+
+    def _follow(self, endpoint: Endpoint) -> None:
+        """One stream, to its end. Raises grpc.RpcError, Compacted."""
+        wanted = self._rpc.WatchRequest(
+            create_request=self._rpc.WatchCreateRequest(
+                key=self._first, range_end=self._end, start_revision=self._revision
+            )
+        )
+        ended = threading.Event()
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._stream = endpoint.watch.Watch(_asking(wanted, ended), metadata=endpoint.metadata(TOKEN_TIMEOUT_S))
+        try:
+            for answer in self._stream:
+                if answer.compact_revision:
+                    raise Compacted(f"the history before revision {answer.compact_revision} is not kept any more")
+                if answer.canceled:
+                    endpoint.forget_token()  # the reason may be that it has run out
+                    return
+                for revision, events in itertools.groupby(answer.events, key=lambda event: event.kv.mod_revision):
+                    self._put(Changes(int(revision), tuple(self._writes(events))))
+                    self._revision = int(revision) + 1
+        finally:
+            ended.set()
+            self._stream.cancel()
+
+    def _writes(self, events: Any) -> Any:
+        for event in events:
+            if event.kv.key.startswith(self._data):
+                key = event.kv.key[len(self._data) :].decode()
+                yield Delete(key) if event.type == DELETED else Put(key, event.kv.value)
+
+    def _put(self, found: Changes | Compacted) -> None:
+        while not self._closed.is_set():
+            try:
+                self._waiting.put(found, timeout=1.0)
+                return
+            except queue.Full:
+                continue
+
+
+def _asking(wanted: Any, ended: threading.Event) -> Any:
+    """A stream of requests that stays open for as long as its answers are wanted."""
+    yield wanted
+    ended.wait()

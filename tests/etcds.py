@@ -1,0 +1,186 @@
+"""Real etcd clusters on loopback, for tests: started here, then killed, stopped or restarted at will."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticd.controller.store.etcd import EtcdStore
+from elasticd.controller.store.etcd_connection import Access, Connection, Endpoint
+from elasticd.controller.store.interface import StoreUnavailable
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_S = 120.0
+CALL_TIMEOUT_S = 10.0  # of a store that is not tested for that: this machine does much else
+USER, PASSWORD = "elasticctl", "a pass word"
+
+
+def needed() -> None:
+    """Skip the test where there is no etcd, and none can be installed."""
+    done = subprocess.run([ROOT / "scripts/need-etcd"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(done.stderr.strip() or "etcd could not be installed")
+    if importlib.util.find_spec("etcd3") is None:
+        pytest.skip("etcd3 is not installed: pip install 'elasticctl[etcd]'")
+
+
+@dataclass
+class Member:
+    """One process."""
+
+    name: str
+    directory: Path
+    client_port: int
+    command: list[str]
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.client_port}"
+
+    def start(self) -> None:
+        with (self.directory / f"{self.name}.log").open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, cwd=self.directory)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+@dataclass
+class Etcd:
+    """A cluster of `size` members. `tls`: with certificates, and users who have passwords."""
+
+    directory: Path
+    size: int = 1
+    tls: bool = False
+    options: tuple[str, ...] = ()
+    members: list[Member] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        ports = _free_ports(2 * self.size)
+        scheme = "https" if self.tls else "http"
+        if self.tls:
+            _make_certificates(self.directory)
+        peers = ",".join(f"m{number}=http://127.0.0.1:{ports[2 * number + 1]}" for number in range(self.size))
+        for number in range(self.size):
+            clients, peer = f"{scheme}://127.0.0.1:{ports[2 * number]}", f"http://127.0.0.1:{ports[2 * number + 1]}"
+            command = [
+                "etcd", "--name", f"m{number}", "--data-dir", str(self.directory / f"m{number}"),
+                "--listen-client-urls", clients, "--advertise-client-urls", clients,
+                "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+                "--initial-cluster", peers, "--initial-cluster-state", "new", "--logger", "zap", *self.options,
+            ]  # fmt: skip
+            if self.tls:
+                command += ["--cert-file", "member.pem", "--key-file", "member.key", "--bcrypt-cost", "4"]
+            self.members.append(Member(f"m{number}", self.directory, ports[2 * number], command))
+        for member in self.members:
+            member.start()
+        if self.tls:
+            self._enable_passwords()
+        self.wait()
+
+    def access(self, **changes: Any) -> Access:
+        options: dict[str, Any] = {
+            "endpoints": tuple(member.endpoint for member in self.members),
+            "timeout_s": CALL_TIMEOUT_S,
+        }
+        if self.tls:
+            options |= {"ca": self.directory / "ca.pem", "user": USER, "password": PASSWORD}
+        return Access(**options | changes)
+
+    def store(self, root: str, **changes: Any) -> EtcdStore:
+        """A store that has not begun to write."""
+        return EtcdStore(self.access(**changes), root)
+
+    def wait(self) -> None:
+        """Until the cluster writes."""
+        with closing(self.store("/ready", timeout_s=1.0)) as store:
+            self._until(store.begin, StoreUnavailable)
+
+    def _until(self, attempt: Callable[[], object], refused: type[Exception]) -> None:
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                attempt()
+                return
+            except refused as error:
+                if time.monotonic() > until_s:
+                    raise AssertionError(f"{error}\n{self.log()}") from None
+            time.sleep(0.05)
+
+    def leader(self) -> Member:
+        """The member that leads."""
+        for member in self.members:
+            at = Endpoint(member.endpoint, self.access())
+            try:
+                rpc = at._rpc
+                status = at._client.maintenancestub.Status(rpc.StatusRequest(), timeout=CALL_TIMEOUT_S)
+                if status.leader == status.header.member_id:
+                    return member
+            finally:
+                at.close()
+        raise AssertionError("no member leads")
+
+    def _enable_passwords(self) -> None:
+        connection = Connection(self.access(user="", password=""))
+        rpc = connection.rpc
+        auth: Any = rpc.AuthStub(connection.endpoint._client.channel)
+        root = rpc.AuthUserAddRequest(name="root", password="root's")
+        self._until(lambda: auth.UserAdd(root, timeout=1.0), connection.error)
+        auth.RoleAdd(rpc.AuthRoleAddRequest(name="root"))
+        auth.UserGrantRole(rpc.AuthUserGrantRoleRequest(user="root", role="root"))
+        auth.UserAdd(rpc.AuthUserAddRequest(name=USER, password=PASSWORD))
+        auth.RoleAdd(rpc.AuthRoleAddRequest(name="cluster"))
+        for prefix in (b"/ready/", b"/elasticctl/"):
+            permission = {"permType": 2, "key": prefix, "range_end": prefix[:-1] + b"0"}
+            auth.RoleGrantPermission(rpc.AuthRoleGrantPermissionRequest(name="cluster", perm=permission))
+        auth.UserGrantRole(rpc.AuthUserGrantRoleRequest(user=USER, role="cluster"))
+        auth.AuthEnable(rpc.AuthEnableRequest())
+        connection.close()
+
+    def log(self) -> str:
+        return "".join((self.directory / f"{m.name}.log").read_text()[-4000:] for m in self.members)
+
+    def close(self) -> None:
+        for member in self.members:
+            if member.process is not None:
+                member.signal(signal.SIGCONT)
+            member.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _make_certificates(directory: Path) -> None:
+    """ca.pem, and member.pem with member.key for 127.0.0.1."""
+    (directory / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    for command in (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj /CN=ca -keyout ca.key -out ca.pem",
+        "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=member -keyout member.key -out member.csr",
+        "x509 -req -in member.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 30 -extfile names -out member.pem",
+    ):
+        subprocess.run(["openssl", *command.split()], cwd=directory, check=True, capture_output=True)
