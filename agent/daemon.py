@@ -42,6 +42,7 @@ from ..protocol.messages import (
 )
 from ..protocol.model import CAPTURED_VARIABLES, Server, ServerId
 from ..protocol.sparing import SparingBySubject
+from ..protocol.terms import unstamped
 from ..protocol.times import REFUSED_RETRY_S
 from ..runtime import locks, mounts, readiness, transport
 from ..runtime.clock import SteadyClock
@@ -295,15 +296,19 @@ class AgentDaemon:
 
     def _on_controller(self, frames: list[bytes]) -> None:
         try:
-            message = self._from_controller.decode(frames[-1])
+            term, data = unstamped(frames)
+            message = self._from_controller.decode(data)
         except PeerError as error:
             self._tally.dropped["controller"] += 1
             log.warning("dropped bytes from the controller: %s", error)
             return
+        self._dispatch(ControllerMessage(message, term))
+        if self._machine.refused != self._tally.refused:
+            self._tally.refused = self._machine.refused
+            return
         self._tally.heard(message)
         if news := self._reach.heard(self._clock.now()):
             log.info("%s", news)
-        self._dispatch(ControllerMessage(message))
 
     def _on_handshake(self, frames: list[bytes]) -> None:
         """A connection to the controller stands, or it has not let us in. ZeroMQ then tries again by itself, unless it was told

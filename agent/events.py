@@ -16,6 +16,7 @@ from ..protocol.messages import (
     WorkerExit,
 )
 from ..protocol.model import Fault, JobId, Server, Trouble, WorkerId, WorkerStatus
+from ..protocol.terms import NO_TERM
 from .identity import Identity
 
 # ------------------------------------------------------------------------------------------------------------------- events
@@ -31,9 +32,10 @@ class Started:
 
 @dataclass(frozen=True)
 class ControllerMessage:
-    """The controller has said something."""
+    """The controller has said something, in this term of its reign; `NO_TERM`: it is of a version that knows none."""
 
     message: ToAgentFromController
+    term: int = NO_TERM
 
 
 @dataclass(frozen=True)

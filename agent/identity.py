@@ -17,3 +17,4 @@ class Identity(Value, frozen=True, kw_only=True):
     cluster: str = ""  # id of the cluster that it has been a member of last
     highest_job: int = 0  # greatest number of a job that it has been told to start
     newest_event: int = 0  # of its cluster's history, that it has heard of
+    term: int = 0  # the highest of a controller's reign that it has heard of (`fence`)

@@ -37,6 +37,7 @@ import msgspec
 from ..protocol.errors import InvalidTransition
 from ..protocol.exits import fault_of
 from ..protocol.messages import (
+    PROTOCOL_VERSION,
     Acknowledged,
     AgentHeartbeat,
     AgentHello,
@@ -45,6 +46,7 @@ from ..protocol.messages import (
     LocalWorker,
     Order,
     ReadLog,
+    Standby,
     StartWorker,
     StatusReceived,
     StopWorker,
@@ -91,6 +93,7 @@ from .events import (
     Warn,
     WorkerStatusReceived,
 )
+from .fence import Fence, Verdict
 from .identity import Identity
 from .session import Due, Phase, Session
 
@@ -154,6 +157,7 @@ class AgentMachine:
         self._write_again_at = float("inf")  # the identity
         self._write_failed = False
         self._heartbeat_interval_s = heartbeat_interval_s
+        self._fence = Fence(self._identity.term)
         self._session = Session(heartbeat_interval_s, random.Random(incarnation))
         self._worker_silence_s = worker_silence_s
         self._troubles = troubles
@@ -179,6 +183,16 @@ class AgentMachine:
             phase = process.status.phase if process.status is not None else WorkerPhase.STARTING
             found[phase.value] += 1
         return found
+
+    @property
+    def term(self) -> int:
+        """The highest of a controller's reign that has been heard of."""
+        return self._fence.term
+
+    @property
+    def refused(self) -> int:
+        """Messages of controllers whose reigns were over, since the start."""
+        return self._fence.refused
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -226,8 +240,8 @@ class AgentMachine:
                 }
                 self._exited = {(record.uid, record.worker): record for record in exited}
                 return [KeepIdentity(self._identity), *self._pass_time(now)]
-            case ControllerMessage(message):
-                return self._on_controller(now, message)
+            case ControllerMessage(message, term):
+                return self._weigh(now, message, term)
             case Connected():
                 self._session.connected(now)
                 return self._pass_time(now)
@@ -259,7 +273,19 @@ class AgentMachine:
 
     # -- the controller
 
+    def _weigh(self, now: float, message: ToAgentFromController, term: int) -> list[Action]:
+        """Only a controller whose reign is not over is obeyed. A higher term is written down before anything else is done."""
+        verdict, news = self._fence.weigh(term), self._fence.news(now, term)
+        told: list[Action] = [Warn(news)] if news else []
+        if verdict is Verdict.REFUSED:
+            return told
+        kept = self._keep(term=term) if verdict is Verdict.HIGHER else []
+        return [*told, *kept, *self._on_controller(now, message)]
+
     def _on_controller(self, now: float, message: ToAgentFromController) -> list[Action]:
+        if isinstance(message, Standby):
+            self._session.stands_by(now)
+            return []
         if isinstance(message, Acknowledged):
             return self._on_acknowledged(now, message)
         if isinstance(message, HelloRefused):
@@ -631,6 +657,8 @@ class AgentMachine:
                 for worker, process in self._running.items()
             ),
             troubles=self._troubles,
+            term=self._fence.term,
+            speaks=PROTOCOL_VERSION,
         )
 
     def _tell(self, message: WorkerReport | WorkerExit) -> list[Action]:

@@ -22,6 +22,7 @@ class Tally:
     statuses: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: {"controller": 0, "worker": 0})
     unsent: int = 0
+    refused: int = 0  # messages of controllers whose reigns were over
     heard_s: float | None = None  # when the controller was heard last
     _asked_s: float | None = None  # since then its answer is awaited
 
@@ -42,7 +43,7 @@ class Tally:
 
 def figures(machine: AgentMachine, tally: Tally, server: Server, troubles: Iterable[Trouble]) -> list[Figure]:
     """All of them."""
-    return [*_server(server, troubles), *_workers(machine, tally), *_controller(tally)]
+    return [*_server(server, troubles), *_workers(machine, tally), *_controller(machine, tally)]
 
 
 def _server(server: Server, troubles: Iterable[Trouble]) -> Iterator[Figure]:
@@ -68,7 +69,7 @@ def _workers(machine: AgentMachine, tally: Tally) -> Iterator[Figure]:
     yield counter("agent_statuses", "Statuses of workers that were taken in.", tally.statuses)
 
 
-def _controller(tally: Tally) -> Iterator[Figure]:
+def _controller(machine: AgentMachine, tally: Tally) -> Iterator[Figure]:
     silence_s = time.perf_counter() - tally.heard_s if tally.heard_s is not None else float("inf")
     text = "Since the controller was heard of; +Inf: it has not been yet."
     yield gauge("agent_controller_silence_seconds", text, silence_s)
@@ -80,3 +81,6 @@ def _controller(tally: Tally) -> Iterator[Figure]:
     dropped = {name: float(count) for name, count in tally.dropped.items()}
     text = "Messages that were not understood, or that their sender may not say, by who sent them."
     yield labelled(Kind.COUNTER, "agent_messages_dropped", text, "sender", dropped)
+    text = "Messages of controllers whose reign was over: another one with a higher term has been heard of."
+    yield counter("agent_messages_refused", text, tally.refused)
+    yield gauge("agent_term", "The highest term of a controller's reign that has been heard of.", machine.term)

@@ -141,6 +141,14 @@ class Session:
         self._due_at = now + REFUSED_RETRY_S
         return news
 
+    def stands_by(self, now: float) -> None:
+        """Whoever answers does not lead. It may come to lead, or have the one that does come back."""
+        if self._phase is not Phase.UNHEARD:
+            self._lose(now)
+        self._unanswered.clear()
+        self._due_at = now + self._connect_s
+        self._connect_s = min(2 * self._connect_s, self._interval_s)
+
     def say_again(self, now: float) -> None:
         """What a hello says has changed. Where none has been taken yet, or one was refused, the next one says it anyhow."""
         if self._phase in (Phase.STANDS, Phase.ASKED):

@@ -14,6 +14,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
+from ..protocol.errors import OperatorError
 from ..protocol.messages import (
     Acknowledged,
     Answer,
@@ -43,7 +46,7 @@ from . import accounting
 from .bars import NOTHING_OVERRULED, Bar, bars, nothing_sentence, trusted_codes
 from .deadlines import Deadlines
 from .effects import Effects
-from .events import Action, Audit, ClientRequest, Fetch, ReplyClient, SendAgent, Warn
+from .events import Action, Audit, ClientRequest, Fetch, ReplyClient, SendAgent, StandDown, Warn
 from .jobs.archive import Archive, first_key_of, job_of
 from .jobs.index import Index
 from .jobs.job import Job
@@ -53,10 +56,12 @@ from .reconcile.rows import Rows
 from .records import (
     ADOPTED,
     CLUSTER_KEY,
+    LEADER_KEY,
     OVERRULED,
     POLICY_KEY,
     AdoptionRecord,
     ClusterRecord,
+    LeaderRecord,
     OverruleRecord,
     PolicyRecord,
     RequestRecord,
@@ -101,6 +106,9 @@ class Settings:
     incarnation: str  # new for each start
     version: str
     pid: int
+    term: int = (
+        0  # of its reign, won in an election and recorded there; 0: the number of its start, as its own store counts
+    )
     server_lease_s: float = SERVER_LEASE_S
     max_restarts: int = DEATHS_IN_VAIN
     measuring: Measuring = OFF
@@ -151,6 +159,7 @@ class Cluster:
     def __init__(self, settings: Settings, configured: Scheduler, rng: random.Random, now: float) -> None:
         self.settings = settings
         self.id = ""  # recovered, or made anew: see `recovery`
+        self.leader = LeaderRecord(term=0)  # this controller, with the term of its reign: begun in `recovery`
         self.configured = configured  # by the configuration
         self.decider = Decider(configured, now)
         self.rng = rng
@@ -412,6 +421,29 @@ class Cluster:
 
     def record_itself(self) -> None:
         self._effects.put(CLUSTER_KEY, self.record)
+
+    @property
+    def elected(self) -> bool:
+        """Are there several controllers, one of which reigns? Else this one has a store of its own."""
+        return self.settings.term > 0
+
+    def begin_reign(self, recorded: LeaderRecord) -> None:
+        """`recorded`: the last reign that the store knows of. An election has recorded its own; with a store of one's own a
+        start begins the next one."""
+        self.leader = recorded
+        if not self.elected:
+            self.reign_beyond(recorded.term)
+        elif recorded.term != self.settings.term:
+            raise OperatorError(f"the store says that term {recorded.term} reigns, and this is {self.settings.term}")
+
+    def reign_beyond(self, term: int) -> None:
+        """From now on under a higher term than this one: it is recorded before anything more is sent."""
+        self.leader = replace(self.leader, term=term + 1)
+        self._effects.put(LEADER_KEY, self.leader)
+
+    def stand_down(self, term: int, told_by: ServerId) -> None:
+        """An agent of that server has heard of a higher term than the one that this controller was elected for."""
+        self._effects.act(StandDown(term, told_by))
 
     def replace_record(self, key: str) -> None:
         """What an earlier version has recorded there stands elsewhere now."""

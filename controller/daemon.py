@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from .. import __version__
+from ..protocol import terms
 from ..protocol.codec import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, Codec
 from ..protocol.errors import ElasticError, OperatorError, PeerError
 from ..protocol.messages import Envelope, Refused, Reply, StartWorker, ToControllerFromAgent
@@ -51,6 +52,7 @@ from .events import (
     Record,
     ReplyClient,
     SendAgent,
+    StandDown,
     Warn,
 )
 from .jobs.throughput import Profiles
@@ -166,7 +168,8 @@ class ControllerDaemon:
             log_refusal(error)
         else:
             self._present = replace(new, options=options)
-            settings = _settings(self._present, self._turn.machine.cluster.settings.incarnation)
+            before = self._turn.machine.cluster.settings
+            settings = replace(_settings(self._present, before.incarnation), term=before.term)
             self._take(Reconfigured(settings, new.scheduler))
         readiness.notify("READY=1")
 
@@ -275,7 +278,8 @@ class ControllerDaemon:
                 if isinstance(message, StartWorker):
                     message = msgspec.structs.replace(message, key=self._job_keys.of(message.job, message.uid))
                 peer = self._lines.of(server, agent)
-                if peer is None or not self._door.send(peer, msgspec.msgpack.encode(message)):
+                stamped = terms.stamped(self._turn.machine.term, msgspec.msgpack.encode(message))
+                if peer is None or not self._door.send(peer, *stamped):
                     log.debug("agent %s is not there for %s", server, type(message).__name__)
             case ReplyClient(client, reply):
                 self._door.send(client, _encode_reply(self._from_client, reply))
@@ -284,8 +288,8 @@ class ControllerDaemon:
                 log.warning("%s", text, extra=about(job=job, generation=generation, server=server))
             case Audit():
                 pass  # written before the first answer of the turn
-            case Record() | Fetch():
-                raise AssertionError("the turn commits and reads records itself")
+            case Record() | Fetch() | StandDown():
+                raise AssertionError("the turn sees to that itself")
 
 
 def _exporter(options: ControllerConfig, wake: Callable[[], None]) -> Exporter | None:

@@ -90,7 +90,7 @@ class Record:
 
 @dataclass(frozen=True)
 class SendAgent:
-    """Send to the agent of `server` that has the identity `agent`."""
+    """Send to the agent of `server` that has the identity `agent`, stamped with the term of the reign (`protocol.terms`)."""
 
     server: ServerId
     message: ToAgentFromController
@@ -135,5 +135,14 @@ class Audit:
     request: str = ""  # its id
 
 
-Action = Record | SendAgent | ReplyClient | Fetch | Warn | Audit
+@dataclass(frozen=True)
+class StandDown:
+    """An agent of `told_by` has heard of this term, which is higher than the one that this controller was elected for: another
+    one reigns, unless the store says otherwise. Nothing more is said until that is known."""
+
+    term: int
+    told_by: ServerId
+
+
+Action = Record | SendAgent | ReplyClient | Fetch | Warn | Audit | StandDown
 Outgoing = SendAgent | ReplyClient | Warn | Audit  # what is left to do when all is recorded

@@ -71,6 +71,11 @@ class ControllerMachine:
         """What is known; to look at, not to change."""
         return self._cluster
 
+    @property
+    def term(self) -> int:
+        """Of its reign: what it sends to agents is stamped with it (`protocol.terms`)."""
+        return self._cluster.leader.term
+
     def handle(self, now: float, event: Event) -> list[Action]:
         """Take one event in. The actions are to be carried out in their order, the records of a turn first."""
         self._absences.leave_out(self._cluster, self._now, now)

@@ -8,6 +8,7 @@ from ..protocol.model import JobId, Server, ServerId, Value
 
 POLICY_KEY = "/policy"
 CLUSTER_KEY = "/cluster"
+LEADER_KEY = "/leader"
 ADOPTED = "/adopted/"
 OVERRULED = "/overruled/"
 JOBS = "/jobs/"
@@ -49,6 +50,15 @@ class ClusterRecord(Value, frozen=True, kw_only=True):
 
     id: str  # random: tells it from a cluster that has had the same servers
     first_job: int = 1  # lower numbers may have been used by jobs that the store has lost
+
+
+class LeaderRecord(Value, frozen=True, kw_only=True):
+    """Who reigns, or has reigned last. A term is recorded before anything is sent under it."""
+
+    term: int  # of the reign (`protocol.terms`)
+    name: str = ""  # of the controller, where there are several
+    agents_at: tuple[str, ...] = ()  # where agents reach it, likewise
+    clients_at: tuple[str, ...] = ()  # where clients do
 
 
 class RequestRecord(Value, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from .records import (
     ADOPTED,
     CLUSTER_KEY,
     JOBS,
+    LEADER_KEY,
     OVERRULED,
     POLICY_KEY,
     REQUESTS,
@@ -30,6 +31,7 @@ from .records import (
     SUBMISSION,
     AdoptionRecord,
     ClusterRecord,
+    LeaderRecord,
     OverruleRecord,
     PolicyRecord,
     RequestRecord,
@@ -65,6 +67,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     events: list[EventView] = []
     kinds: list[KindRecord] = []
     policy: PolicyRecord | None = None
+    leader = LeaderRecord(term=0)
     for key, value in records:
         try:
             if key.startswith(archive.PREFIX):
@@ -97,6 +100,8 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             elif key == CLUSTER_KEY:
                 itself = msgspec.msgpack.decode(value, type=ClusterRecord)
                 cluster.id, cluster.first_job = itself.id, itself.first_job
+            elif key == LEADER_KEY:
+                leader = msgspec.msgpack.decode(value, type=LeaderRecord)
             elif key.startswith(ADOPTED):
                 adopted = msgspec.msgpack.decode(value, type=AdoptionRecord)
                 cluster.adopted[ServerId(key.removeprefix(ADOPTED))] = adopted.agent
@@ -107,6 +112,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
                 policy = msgspec.msgpack.decode(value, type=PolicyRecord)
         except msgspec.MsgspecError as error:
             raise OperatorError(f"the store's record {key} cannot be read: {error}") from None
+    cluster.begin_reign(leader)
     for name in cluster.overruled:
         cluster.weigh(name)
     if not cluster.id:
@@ -223,6 +229,7 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
         found[server_key(name)] = msgspec.msgpack.encode(ServerRecord(server=session.server, agent=session.agent))
     found |= {key: msgspec.msgpack.encode(record) for key, record in cluster.usage.records().items()}
     found[CLUSTER_KEY] = msgspec.msgpack.encode(cluster.record)
+    found[LEADER_KEY] = msgspec.msgpack.encode(cluster.leader)
     found |= {ADOPTED + name: msgspec.msgpack.encode(AdoptionRecord(agent=a)) for name, a in cluster.adopted.items()}
     found |= {OVERRULED + name: msgspec.msgpack.encode(record) for name, record in cluster.overruled.items()}
     found |= {PREFIX + record.fingerprint: msgspec.msgpack.encode(record) for record in cluster.history.records()}
@@ -233,9 +240,9 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
 
 def differences(before: Cluster, after: Cluster) -> tuple[str, ...]:
     """In what a controller that has just recovered differs from the one before it, in words: durable facts, and the timers that
-    follow from them. Empty if the one is as good as the other."""
+    follow from them. Empty if the one is as good as the other. Their terms differ, as those of any two reigns."""
     kept, found = durable(before), durable(after)
-    odd = [key for key in sorted({*kept, *found}) if kept.get(key) != found.get(key)]
+    odd = [key for key in sorted({*kept, *found} - {LEADER_KEY}) if kept.get(key) != found.get(key)]
     for name in before.jobs.keys() & after.jobs.keys():
         waits = [[timer for timer in LASTING if timer in cluster.jobs[name].timers()] for cluster in (before, after)]
         if waits[0] != waits[1]:

@@ -13,6 +13,9 @@ store can be written; as soon as it can, a new machine is made from what the sto
 Some failures leave open whether the commit has taken place. The requests of such a turn are neither granted nor refused: they
 are put to the new machine, which knows a submission that is in the store, and answers it as submitted. The audit log gets them
 at once, and perhaps a second time.
+
+One of several controllers may hear from an agent that another one reigns (`StandDown`). Then nothing of the turn is recorded or
+said, and nothing more is taken in: who runs the turn has to find out who reigns, and begins anew with a turn of its own.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from .events import (
     Outgoing,
     Record,
     ReplyClient,
+    StandDown,
     StoreReturned,
     TimePassed,
     Warn,
@@ -81,6 +85,7 @@ class Turn:
         self._turned_s = now
         self._set_s = 0.0  # by so much the clock was set since the last commit
         self._away: _Away | None = None
+        self._stands_down: StandDown | None = None
         self._outbox: list[Outgoing] = []
         self._writes: dict[str, Put | Delete] = {}
         self._asked: list[ClientRequest] = []  # in this turn
@@ -97,14 +102,25 @@ class Turn:
         """Why nothing can be recorded; empty: it can."""
         return self._away.reason if self._away is not None else ""
 
+    @property
+    def stands_down(self) -> StandDown | None:
+        """Why this turn is over for good: another controller may reign. None: it goes on."""
+        return self._stands_down
+
     def next_deadline(self) -> float | None:
         """When `finish` wants to be called though nothing has come (Unix time, s)."""
+        if self._stands_down is not None:
+            return None
         return self._machine.next_deadline() if self._away is None else self._away.probe_s
 
     def take(self, now: float, event: Event) -> None:
         """Take in something that has happened."""
         if isinstance(event, ClockSet):
             self._set_s += event.by_s
+        if self._stands_down is not None:
+            if isinstance(event, ClientRequest):
+                self._refer(event, self._stands_down)
+            return
         if self._away is not None:
             if isinstance(event, ClientRequest):
                 self._refuse(event, self._away)
@@ -117,8 +133,26 @@ class Turn:
                 self._writes.update({key: Delete(key) for key in action.deletes})
             elif isinstance(action, Fetch):
                 self._fetch(now, action)
+            elif isinstance(action, StandDown):
+                self._stand_down(action)
+                return
             else:
                 self._outbox.append(action)
+
+    def _stand_down(self, why: StandDown) -> None:
+        self._stands_down = why
+        self._writes.clear()
+        text = f"server {why.told_by} has heard of term {why.term}, and this is term {self._machine.term}: stands down"
+        self._outbox = [Warn(text, why.told_by)]
+        asked, self._asked = self._asked, []
+        for event in (*self._unsettled.values(), *asked):
+            self._refer(event, why)
+        self._unsettled.clear()
+
+    def _refer(self, event: ClientRequest, why: StandDown) -> None:
+        reason = f"this controller stands down: an agent has heard of term {why.term}"
+        answer = Refused(reason=reason, standby=True)
+        self._outbox.append(ReplyClient(event.client, Reply(id=event.envelope.id, answer=answer)))
 
     def _handle(self, now: float, event: Event) -> list[Action]:
         machine, watch = self._machine, self._watch
@@ -143,13 +177,16 @@ class Turn:
 
     def finish_ahead(self, now: float) -> list[Outgoing]:
         """Before a decision that takes long: commit what has come so far, and return what is to be sent. Else nothing."""
-        if self._away is None and self._machine.decides_among_many(now):
+        goes_on = self._away is None and self._stands_down is None
+        if goes_on and self._machine.decides_among_many(now):
             self._commit(now)
             return self.told()
         return []
 
     def finish(self, now: float) -> list[Outgoing]:
         """Let time pass if that is due, commit, and return what is to be sent."""
+        if self._stands_down is not None:
+            return self.told()
         if self._away is not None and (now >= self._away.probe_s or now < self._turned_s):
             self._return(now, self._away)
         if self._away is None:

@@ -14,6 +14,7 @@ import zmq
 from ..protocol.codec import MAX_REQUEST_BYTES, Codec
 from ..protocol.errors import ClusterUnreachable, NotAllowed, OperatorError, PeerError, RequestRefused, UserError
 from ..protocol.messages import (
+    PROTOCOL_VERSION,
     Answer,
     Envelope,
     GetEnded,
@@ -77,7 +78,7 @@ class Client:
     def ask(self, request: Request, timeout_s: float = 10.0) -> Answer:
         """The answer to `request`. Raises UserError, RequestRefused or NotAllowed with the controller's reason, and
         ClusterUnreachable."""
-        envelope = Envelope(id=secrets.token_hex(16), request=request)
+        envelope = Envelope(id=secrets.token_hex(16), request=request, speaks=PROTOCOL_VERSION)
         data = self._encode(envelope)
         deadline = time.monotonic() + timeout_s
         if not self._answered and (why := self._diagnosis(self._address, False)):

@@ -60,6 +60,7 @@ from elasticd.protocol.messages import (
     WorkerReport,
 )
 from elasticd.protocol.model import JobId, Steady, WorkerId, WorkerPhase, WorkerStatus
+from elasticd.protocol.terms import unstamped
 from elasticd.runtime import transport
 
 HEARTBEAT_S = 1.0
@@ -155,10 +156,10 @@ class Agent:
     def receive(self) -> None:
         while True:
             try:
-                data = self.socket.recv(zmq.DONTWAIT)
+                term, data = unstamped(self.socket.recv_multipart(zmq.DONTWAIT))
             except zmq.Again:
                 return
-            self.handle(ControllerMessage(self._fleet.codec.decode(data)))
+            self.handle(ControllerMessage(self._fleet.codec.decode(data), term))
 
     def connect(self) -> None:
         while True:

@@ -13,7 +13,7 @@ A hello that comes late, or twice, must not undo what has happened since. So an 
 
 from __future__ import annotations
 
-from ...protocol.messages import AgentHello, EventKind
+from ...protocol.messages import AgentHello, EventKind, not_served
 from ...protocol.model import ServerId
 from ...protocol.times import lease_outlasts
 from ..cluster import Cluster
@@ -33,8 +33,13 @@ def stale(known: Session | Guest | None, hello: AgentHello) -> bool:
 
 
 def refused(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -> bool:
-    """Refuse `hello` if another agent speaks for `server`, or this one would speak too seldom. Whether that is so."""
-    reason = _other_agent(cluster, now, server, hello) or _too_seldom(cluster, server, hello)
+    """Refuse `hello` if another agent speaks for `server`, or this one would speak too seldom, or in a version that nobody here
+    knows. Whether that is so."""
+    reason = (
+        not_served(hello.speaks, f"the agent of server {server}")
+        or _other_agent(cluster, now, server, hello)
+        or _too_seldom(cluster, server, hello)
+    )
     if reason:
         _refuse(cluster, now, server, hello, reason)
     else:

@@ -41,6 +41,7 @@ from .ends import add_broken, unknown_there, worker_ended
 from .forgery import fault_of, may_be_ahead, note_meeting, refuse, refuse_report
 from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .joining import refuse_older, refused, stale
+from .reigns import heard_of_term
 from .restored import ahead, bring_forward, note_age
 from .statuses import (
     MAX_NAME,
@@ -112,6 +113,8 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
     before = cluster.sessions.get(server)
     if before is None and server not in cluster.guests and len(cluster.sessions) + len(cluster.guests) >= MAX_SERVERS:
         cluster.warn(f"dropped a hello of {server}: there are {MAX_SERVERS} servers already")
+        return
+    if not heard_of_term(cluster, now, server, hello):
         return
     if stale(before, hello) or stale(cluster.guests.get(server), hello):
         refuse_older(cluster, now, server, hello)

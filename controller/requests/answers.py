@@ -39,6 +39,7 @@ from ...protocol.messages import (
     Scale,
     SetPolicy,
     Submit,
+    not_served,
 )
 from ...protocol.model import ServerId
 from ...protocol.principals import Principal
@@ -83,6 +84,9 @@ def on_request(
     if not 0 < len(request_id) <= MAX_REQUEST_ID:
         text = f"the id of a request has 1 to {MAX_REQUEST_ID} characters, not {len(request_id)}"
         cluster.answer(asked, Refused(reason=text, bad_input=True))
+        return
+    if reason := not_served(asked.envelope.speaks, "this client"):
+        cluster.answer(asked, Refused(reason=reason, bad_input=True))
         return
     known = cluster.answers.get(asked.name)
     if known is not None:

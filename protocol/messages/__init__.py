@@ -8,7 +8,7 @@ Who talks to whom (cluster 2)::
 Messages that concern a job carry the job and, where it matters, the generation; stale ones are dropped by the receiver.
 Requests of a client carry an id and are answered exactly once; a repeated id gets the first answer again (Elan V-D).
 Everything else is idempotent: orders are numbered by generation, statuses by a sequence, and both sides repeat what the
-other one seems not to have.
+other one seems not to have. What a controller says to an agent is stamped with the term of its reign (`protocol.terms`).
 
 Each module here has what one side says; `links` has what may be said over each link.
 """
@@ -48,7 +48,7 @@ from .answers import (
     Submitted,
     UsageReport,
 )
-from .base import PROTOCOL_VERSION, Message
+from .base import PROTOCOL_VERSION, Message, not_served
 from .clients import (
     AdoptServer,
     Cancel,
@@ -72,7 +72,17 @@ from .clients import (
     Submit,
     UsageBy,
 )
-from .controller import Acknowledged, ForgetWorkers, HelloRefused, Order, ReadLog, Rendezvous, StartWorker, StopWorker
+from .controller import (
+    Acknowledged,
+    ForgetWorkers,
+    HelloRefused,
+    Order,
+    ReadLog,
+    Rendezvous,
+    Standby,
+    StartWorker,
+    StopWorker,
+)
 from .links import (
     ToAgentFromController,
     ToAgentFromWorker,
@@ -162,6 +172,7 @@ __all__ = [
     "ShareChange",
     "ShareForecast",
     "StageView",
+    "Standby",
     "StartWorker",
     "Status",
     "StatusReceived",
@@ -186,5 +197,6 @@ __all__ = [
     "WorkerReport",
     "WorkerStage",
     "WorkerView",
+    "not_served",
     "session_name",
 ]

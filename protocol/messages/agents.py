@@ -60,6 +60,8 @@ class AgentHello(Message, frozen=True, kw_only=True):
     processes: tuple[LocalWorker, ...] = ()  # where each of `workers` and `starting` runs
     troubles: tuple[Trouble, ...] = ()  # of this server and its GPUs
     clock_s: float = 0.0  # of the server when this was sent (Unix time); 0: not told
+    term: int = 0  # the highest that the agent has heard of a controller of its; 0: none yet (`protocol.terms`)
+    speaks: int = 0  # PROTOCOL_VERSION of the agent; 0: of a version that does not tell
 
     @property
     def session(self) -> str:

@@ -142,11 +142,15 @@ class Pong(Message, frozen=True, kw_only=True):
 
 class Refused(Message, frozen=True, kw_only=True):
     """No, and why. Exit code 1: the cluster says no; 2 (`bad_input`): the request itself is wrong; 4 (`not_allowed`): the caller
-    may not do this."""
+    may not do this.
+
+    `standby`: whoever answers stands by, has done nothing, and another controller may do it."""
 
     reason: str
     bad_input: bool = False
     not_allowed: bool = False
+    standby: bool = False
+    leader: str = ""  # where clients reach the controller that leads, as far as the standby knows
 
 
 Answer = (

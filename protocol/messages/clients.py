@@ -175,3 +175,4 @@ class Envelope(Message, frozen=True, kw_only=True):
 
     id: str
     request: Request
+    speaks: int = 0  # PROTOCOL_VERSION of the client; 0: of a version that does not tell

@@ -92,6 +92,13 @@ class HelloRefused(Message, frozen=True, kw_only=True):
     reason: str
 
 
+class Standby(Message, frozen=True, kw_only=True):
+    """Answer to a hello, or to anything else that an agent says: this controller does not lead. The agent asks at its next
+    endpoint."""
+
+    leader: str = ""  # where agents reach the controller that leads, as far as it is known here; for people
+
+
 class Acknowledged(Message, frozen=True, kw_only=True):
     """Answer to a heartbeat or a hello. `sent` counts the messages sent to this agent in this session, this one not
     included: an agent that has received fewer says hello again, and gets everything anew."""

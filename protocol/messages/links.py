@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from .agents import AgentHeartbeat, AgentHello, LogPiece, StatusReceived, Suspend, WorkerExit, WorkerReport
-from .controller import Acknowledged, ForgetWorkers, HelloRefused, Order, ReadLog, StartWorker, StopWorker
+from .controller import Acknowledged, ForgetWorkers, HelloRefused, Order, ReadLog, Standby, StartWorker, StopWorker
 from .workers import Commit, Prepare, Prepared, Ready, Status, StoreAdd, StoreGet, StoreSet, StoreValue
 
-ToAgentFromController = Order | StartWorker | StopWorker | ForgetWorkers | ReadLog | HelloRefused | Acknowledged
+ToAgentFromController = (
+    Order | StartWorker | StopWorker | ForgetWorkers | ReadLog | HelloRefused | Acknowledged | Standby
+)  # stamped with a term: `protocol.terms`
 ToControllerFromAgent = AgentHello | AgentHeartbeat | WorkerReport | WorkerExit | LogPiece
 ToWorkerFromAgent = Order | StatusReceived | Suspend
 ToAgentFromWorker = Status

@@ -21,6 +21,7 @@ from elasticd.agent.events import (
 from elasticd.agent.machine import AgentMachine
 from elasticd.protocol.errors import InvalidTransition
 from elasticd.protocol.messages import (
+    PROTOCOL_VERSION,
     Acknowledged,
     AgentHeartbeat,
     AgentHello,
@@ -67,6 +68,7 @@ def test_it_says_hello_at_its_start_with_the_workers_it_has_adopted() -> None:
         start=1,
         heartbeat_interval_s=1.0,
         processes=(local(),),
+        speaks=PROTOCOL_VERSION,
     )
 
 

@@ -114,7 +114,7 @@ class Controller:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if self.agent.poll(200):
-                message = self.orders.decode(self.agent.recv())
+                message = self.orders.decode(self.agent.recv_multipart()[-1])
                 self.received.append(message)
                 if isinstance(message, kind):
                     return message

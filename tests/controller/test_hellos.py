@@ -71,7 +71,7 @@ class Line:
 
     def arrive_down(self) -> None:
         while self.down:
-            self.tell_agent(agent_events.ControllerMessage(self.down.popleft()))
+            self.tell_agent(agent_events.ControllerMessage(self.down.popleft(), self.controller.term))
 
     def settle(self) -> None:
         for _ in range(20):

@@ -59,7 +59,7 @@ class Agent:
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             if self.socket.poll(50):
-                message = self.codec.decode(self.socket.recv())
+                message = self.codec.decode(self.socket.recv_multipart()[-1])
                 if isinstance(message, kind):
                     return message
         return None

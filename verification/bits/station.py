@@ -210,7 +210,7 @@ class Station:
         """Nothing is written down: this controller is never started again."""
         for action in self._controller.handle(self.now(), event):
             if isinstance(action, SendAgent):
-                self._events.append(ControllerMessage(action.message))
+                self._events.append(ControllerMessage(action.message, self._controller.term))
 
     def _let_decide(self) -> None:
         deadline = self._controller.next_deadline()

@@ -144,12 +144,12 @@ class Agent(Process):
 
     # -- facts in
 
-    def from_controller(self, message: ToAgentFromController) -> None:
+    def from_controller(self, message: ToAgentFromController, term: int) -> None:
         if isinstance(message, Order):
             heard = self._heard.get(message.job)
             if heard is None or heard.uid != message.uid or heard.roster.generation < message.roster.generation:
                 self._heard[message.job] = message
-        self._dispatch(ControllerMessage(message))
+        self._dispatch(ControllerMessage(message, term))
 
     def from_worker(self, status: WorkerStatus) -> None:
         self._dispatch(WorkerStatusReceived(status))

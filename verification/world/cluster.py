@@ -219,11 +219,11 @@ class World:
 
     # -- lines between the processes
 
-    def to_agent(self, peer: ServerId, message: ToAgentFromController, identity: str) -> None:
+    def to_agent(self, peer: ServerId, message: ToAgentFromController, identity: str, term: int) -> None:
         self._weigh(message)
         for agent in (*self.agents, *self.twins):
             if (agent.server.server, agent.identity) == (peer, identity):
-                self.network.send(self.controller, agent, agent.from_controller, message)
+                self.network.send(self.controller, agent, agent.from_controller, message, term)
 
     def to_controller(self, agent: Agent, message: ToControllerFromAgent) -> bool:
         """Send to the controller. False: no connection stands."""

@@ -177,7 +177,7 @@ class Controller(Process):
             self._world.oracle.told(message)
             if isinstance(message, StartWorker):
                 self._check_start(peer, message)
-        self._world.to_agent(peer, message, identity)
+        self._world.to_agent(peer, message, identity, self.machine.term)
         moment = _MOMENTS.get(type(message))
         if moment is not None:
             assert isinstance(message, StartWorker | Order | StopWorker)
