@@ -28,6 +28,7 @@ from ..protocol.times import (
 from ..runtime import config, logs, transport
 from ..runtime.directories import private_directory
 from ..runtime.door import Bounds
+from ..runtime.endpoints import endpoints, split
 from ..runtime.keys import KeyFile
 from .health import Rules
 
@@ -96,7 +97,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Options of one agent; the comments are in `configs/agent.yaml`."""
 
     server: ServerName = msgspec.field(default_factory=socket.gethostname)
-    controller: str | None = None
+    controller: str | tuple[str, ...] | None = None
     key_file: str | None = None
     state_directory: str = "/var/lib/elasticctl/agent"
     socket_directory: str | None = None
@@ -195,7 +196,7 @@ def load(path: Path, log_format: Literal["text", "json"] | None = None) -> Agent
     if log_format is not None:
         loaded = msgspec.structs.replace(loaded, log_format=log_format)
     try:
-        controller_of(loaded, loaded.key)
+        controllers_of(loaded, loaded.key)
     except OperatorError as error:
         raise OperatorError(f"{path}: {error}") from None
     if loaded.metrics_address is not None:
@@ -221,9 +222,9 @@ def described(path: Path) -> dict[str, Any]:
     readable. Raises OperatorError."""
     options = config.load(path, AgentConfig)
     try:
-        address = controller_of(options, options.key)
+        addresses = controllers_of(options, options.key)
     except OperatorError:
-        address = options.controller or ""
+        addresses = split(options.controller or "")
     note = options.state / "socket_directory"
     try:
         sockets = options.socket_directory or note.read_text(encoding="utf-8").strip()
@@ -236,7 +237,7 @@ def described(path: Path) -> dict[str, Any]:
         "python": sys.executable,
         "options": msgspec.to_builtins(options),
         "state": str(options.state),
-        "controller": address,
+        "controller": ",".join(addresses),
         "checkpoints": str(options.checkpoints),
         "scratch": str(options.scratch),
         "sockets": str(Path(sockets).expanduser().absolute()) if sockets else "",
@@ -244,11 +245,12 @@ def described(path: Path) -> dict[str, Any]:
     }
 
 
-def controller_of(options: AgentConfig, key: KeyFile | None) -> str:
-    """The controller's address: the configured one, else that in the key file. Raises OperatorError."""
-    address = options.controller or (key.controller if key is not None else None) or DEFAULT_CONTROLLER
+def controllers_of(options: AgentConfig, key: KeyFile | None) -> tuple[str, ...]:
+    """The controllers' addresses: those of the configuration, else those in the key file. Raises OperatorError."""
+    told = options.controller or (key.controller if key is not None else None) or DEFAULT_CONTROLLER
     try:
-        return transport.check_address(address, None if key is None else key.pair)
+        found = endpoints(told)
+        return tuple(transport.check_address(address, None if key is None else key.pair) for address in found)
     except OperatorError as error:
         raise OperatorError(f"controller: {error}") from None
 

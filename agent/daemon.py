@@ -1,9 +1,8 @@
 """The agent's shell: sockets, processes, files and time around `machine.AgentMachine` (cluster 1, 2).
 
-Two kinds of sockets: a DEALER to the controller, and ROUTERs on which the workers of this server talk, one for each account
-(`lines`). A message to the controller says "SERVER#IDENTITY" first, so that two agents of one name are told apart. Nothing is
-queued for a controller that is away (ZMQ_IMMEDIATE): the machine repeats what matters, and a controller that comes back is not
-flooded with what was true an hour ago.
+Two kinds of sockets: DEALERs to the controllers (`controllers`), and ROUTERs on which the workers of this server talk, one for
+each account (`lines`). A message to a controller says "SERVER#IDENTITY" first, so that two agents of one name are told apart. The
+machine repeats what matters: a controller that comes back is not flooded with what was true an hour ago.
 
 The loop waits for messages and ends of processes, and for nothing else: files are the business of `errands`.
 
@@ -36,6 +35,7 @@ from ..protocol.messages import (
     AgentHeartbeat,
     AgentHello,
     ReadLog,
+    Standby,
     StartWorker,
     ToAgentFromController,
     ToAgentFromWorker,
@@ -43,7 +43,6 @@ from ..protocol.messages import (
 from ..protocol.model import CAPTURED_VARIABLES, Server, ServerId
 from ..protocol.sparing import SparingBySubject
 from ..protocol.terms import unstamped
-from ..protocol.times import REFUSED_RETRY_S
 from ..runtime import locks, mounts, readiness, transport
 from ..runtime.clock import SteadyClock
 from ..runtime.config import log_refusal, taken
@@ -54,12 +53,12 @@ from .accounts import Account
 from .cgroups import Cgroups
 from .checks import Checks
 from .config import AgentConfig
+from .controllers import Controllers
 from .disk import Disk, Rules, load_identity, located
 from .environment import Surroundings, common_environment
 from .errands import NOBODY, Errands, Newest
 from .events import (
     Action,
-    Connected,
     ControllerMessage,
     Event,
     ForgetWorker,
@@ -120,19 +119,15 @@ class AgentDaemon:
         self._state = state
         own = accounts.own_account()
         key = options.key
-        self._controller_address = config.controller_of(options, key)
-        if self._controller_address.startswith("ipc://"):
-            check_way(Path(self._controller_address.removeprefix("ipc://")).parent)
+        addresses = config.controllers_of(options, key)
+        for address in addresses:
+            if address.startswith("ipc://"):
+                check_way(Path(address.removeprefix("ipc://")).parent)
         self._name = f"{options.server}#{who.agent}".encode()
-        self._controller = transport.to_controller(
-            self._context,
-            self._controller_address,
-            None if key is None else key.pair,
-            b"" if key is None else key.controller_public,
+        self._controllers = Controllers(
+            self._context, self._loop, self._clock, addresses, key, self._on_controller, self._dispatch
         )
-        self._handshakes = transport.handshakes(self._context, self._controller)
-        self._connect_again_at: float | None = None
-        self._reach = Reach(self._controller_address, options.heartbeat_interval_s, self._clock.now())
+        self._reach = Reach(", ".join(addresses), options.heartbeat_interval_s, self._clock.now())
         self._sparing = SparingBySubject()
         self._from_controller: Codec[ToAgentFromController] = Codec(ToAgentFromController)
         self._from_worker: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
@@ -218,6 +213,7 @@ class AgentDaemon:
             options.worker_silence_s,
             who,
             self._health.troubles(),
+            len(addresses),
         )
         self._watch = watching.Watch(
             inventory.gpus,
@@ -239,8 +235,6 @@ class AgentDaemon:
         self._server = server
         self._tally = Tally()
         self._exporter = _exporter(options, self._loop.wake)
-        self._loop.add_socket(self._controller, self._on_controller)
-        self._loop.add_socket(self._handshakes, self._on_handshake)
 
     def run(self, again: Callable[[], AgentConfig] | None = None) -> None:
         """Adopt what runs, then serve until a signal. `again` reads the configuration anew, at SIGHUP."""
@@ -271,9 +265,7 @@ class AgentDaemon:
         if self._warm is not None:
             self._warm.close()
         self._errands.close()
-        self._controller.disable_monitor()
-        self._handshakes.close()
-        self._controller.close()
+        self._controllers.close()
         self._workers.close()
         self._context.term()
         self._cgroups.close()
@@ -294,36 +286,26 @@ class AgentDaemon:
 
     # -- facts in
 
-    def _on_controller(self, frames: list[bytes]) -> None:
+    def _on_controller(self, endpoint: int, frames: list[bytes]) -> None:
         try:
             term, data = unstamped(frames)
             message = self._from_controller.decode(data)
         except PeerError as error:
             self._tally.dropped["controller"] += 1
-            log.warning("dropped bytes from the controller: %s", error)
+            if self._sparing.worth("a controller", self._clock.now()) is not None:
+                log.warning("dropped bytes from the controller: %.500s", error)
             return
-        self._dispatch(ControllerMessage(message, term))
-        if self._machine.refused != self._tally.refused:
-            self._tally.refused = self._machine.refused
+        present, refused = endpoint == self._machine.endpoint, self._machine.refused
+        self._dispatch(ControllerMessage(message, term, endpoint))
+        if not present or self._machine.refused != refused:
+            return
+        now = self._clock.now()
+        if isinstance(message, Standby):
+            self._reach.stands_by(self._controllers.addresses[endpoint], message.leader)
             return
         self._tally.heard(message)
-        if news := self._reach.heard(self._clock.now()):
+        if news := self._reach.heard(now):
             log.info("%s", news)
-
-    def _on_handshake(self, frames: list[bytes]) -> None:
-        """A connection to the controller stands, or it has not let us in. ZeroMQ then tries again by itself, unless it was told
-        that the key is not wanted."""
-        now = self._clock.now()
-        if transport.stands(frames):
-            self._dispatch(Connected())
-            return
-        if transport.is_final(frames):
-            self._connect_again_at = now + REFUSED_RETRY_S
-            text = "does not know this server's key, or has revoked it"
-        else:
-            text = "ends the connection: its key may be another one than the key file says"
-        if self._sparing.worth(text, now) is not None:
-            log.warning("the controller at %s %s", self._controller_address, text)
 
     def _on_worker(self, user: int, frames: list[bytes]) -> None:
         try:
@@ -422,9 +404,7 @@ class AgentDaemon:
         deadline = self._machine.next_deadline()
         if deadline is not None and self._clock.now() >= deadline:
             self._dispatch(TimePassed())
-        if self._connect_again_at is not None and self._clock.now() >= self._connect_again_at:
-            self._connect_again_at = None
-            transport.connect_again(self._controller, self._controller_address)
+        self._controllers.pass_time()
         if trouble := self._reach.look(self._clock.now()):
             log.warning("%s", trouble)
         self._processes.pass_time()
@@ -436,7 +416,7 @@ class AgentDaemon:
         deadlines = [
             self._machine.next_deadline(),
             self._processes.next_deadline(),
-            self._connect_again_at,
+            self._controllers.next_deadline(),
             self._reach.deadline,
         ]
         deadlines += [self._health.next_deadline(), self._checks.deadline()]
@@ -459,8 +439,8 @@ class AgentDaemon:
     def _perform(self, action: Action) -> Event | None:
         """Carry out `action`. Returns the fact that it has made known at once, if any."""
         match action:
-            case SendController(message):
-                sent = self._send_controller(message)
+            case SendController(message, endpoint):
+                sent = self._send_controller(message, endpoint)
                 self._tally.sent(message, sent)
                 return HelloNotSent() if isinstance(message, AgentHello) and not sent else None
             case SendWorker(worker, message):
@@ -506,7 +486,7 @@ class AgentDaemon:
         if not offered:
             self._dispatch(LogRead(not_read(request, TOO_MUCH_WAITS)))
 
-    def _send_controller(self, message: msgspec.Struct) -> bool:
+    def _send_controller(self, message: msgspec.Struct, endpoint: int) -> bool:
         if isinstance(message, AgentHello | AgentHeartbeat):
             message = msgspec.structs.replace(
                 message, clock_s=time.time()
@@ -516,7 +496,7 @@ class AgentDaemon:
         except PeerError as error:
             log.error("nothing is sent to the controller: %s", error)
             return False
-        return transport.send(self._controller, self._name, data)
+        return self._controllers.send(endpoint, self._name, data)
 
 
 def _exporter(options: AgentConfig, wake: Callable[[], None]) -> Exporter | None:

@@ -32,15 +32,25 @@ class Started:
 
 @dataclass(frozen=True)
 class ControllerMessage:
-    """The controller has said something, in this term of its reign; `NO_TERM`: it is of a version that knows none."""
+    """The controller at this endpoint has said something, in this term of its reign; `NO_TERM`: its version knows none."""
 
     message: ToAgentFromController
     term: int = NO_TERM
+    endpoint: int = 0
 
 
 @dataclass(frozen=True)
 class Connected:
-    """A connection to the controller stands, for the first time or anew."""
+    """A connection to the controller at this endpoint stands, for the first time or anew."""
+
+    endpoint: int = 0
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The connection to the controller at this endpoint has ended."""
+
+    endpoint: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,7 @@ Event = (
     Started
     | ControllerMessage
     | Connected
+    | Disconnected
     | HelloNotSent
     | WorkerStatusReceived
     | ProcessStarted
@@ -143,9 +154,11 @@ class StopSignal(enum.Enum):
 
 @dataclass(frozen=True)
 class SendController:
-    """Send to the controller, or drop it where no connection stands: everything is repeated until it has arrived."""
+    """Send to the controller at this endpoint, or drop it where no connection stands: everything is repeated until it has
+    arrived."""
 
     message: ToControllerFromAgent
+    endpoint: int = 0
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ from ..protocol.messages import (
     StopWorker,
     Suspend,
     ToAgentFromController,
+    ToControllerFromAgent,
     WorkerExit,
     WorkerReport,
     session_name,
@@ -71,6 +72,7 @@ from .events import (
     Action,
     Connected,
     ControllerMessage,
+    Disconnected,
     Event,
     ForgetWorker,
     HealthChanged,
@@ -148,9 +150,10 @@ class AgentMachine:
         worker_silence_s: float = float("inf"),
         identity: Identity | None = None,
         troubles: tuple[Trouble, ...] = (),
+        endpoints: int = 1,
     ) -> None:
         """`incarnation`: new for each start. `identity`: as it is to be from now on; it is written down first of all.
-        `troubles`: of the server and its GPUs, as they are known at the start."""
+        `troubles`: of the server and its GPUs, as they are known at the start. `endpoints`: how many controllers it can ask."""
         self._server = server
         self._incarnation = incarnation
         self._identity = identity or Identity()
@@ -158,7 +161,7 @@ class AgentMachine:
         self._write_failed = False
         self._heartbeat_interval_s = heartbeat_interval_s
         self._fence = Fence(self._identity.term)
-        self._session = Session(heartbeat_interval_s, random.Random(incarnation))
+        self._session = Session(heartbeat_interval_s, random.Random(incarnation), endpoints)
         self._worker_silence_s = worker_silence_s
         self._troubles = troubles
         self._started = False
@@ -174,6 +177,11 @@ class AgentMachine:
         """The newest that the controller has ordered for `job`, as far as it is known here."""
         order = self._orders.get(job)
         return order.roster.generation if order is not None else None
+
+    @property
+    def endpoint(self) -> int:
+        """The number of the controller's endpoint that is spoken to."""
+        return self._session.endpoint
 
     @property
     def phases(self) -> dict[str, int]:
@@ -240,10 +248,13 @@ class AgentMachine:
                 }
                 self._exited = {(record.uid, record.worker): record for record in exited}
                 return [KeepIdentity(self._identity), *self._pass_time(now)]
-            case ControllerMessage(message, term):
-                return self._weigh(now, message, term)
-            case Connected():
-                self._session.connected(now)
+            case ControllerMessage(message, term, endpoint):
+                return self._weigh(now, message, term) if endpoint == self._session.endpoint else []
+            case Connected(endpoint):
+                self._session.connected(now, endpoint)
+                return self._pass_time(now)
+            case Disconnected(endpoint):
+                self._session.disconnected(now, endpoint)
                 return self._pass_time(now)
             case HelloNotSent():
                 self._session.hello_not_sent()
@@ -253,13 +264,13 @@ class AgentMachine:
             case ProcessStarted(worker):
                 return self._on_started(now, worker)
             case LogRead(piece):
-                return [SendController(piece)]
+                return [self._say(piece)]
             case IdentityWritten(error):
                 return self._on_identity(now, error)
             case HealthChanged(troubles):
                 self._troubles = troubles
                 beat = AgentHeartbeat(server=self._server.server, troubles=troubles)
-                return [SendController(beat)] if self._session.phase is Phase.STANDS else []
+                return [self._say(beat)] if self._session.phase is Phase.STANDS else []
             case ServerChanged(server):
                 self._server = server
                 self._session.say_again(now)
@@ -285,7 +296,7 @@ class AgentMachine:
     def _on_controller(self, now: float, message: ToAgentFromController) -> list[Action]:
         if isinstance(message, Standby):
             self._session.stands_by(now)
-            return []
+            return self._pass_time(now)
         if isinstance(message, Acknowledged):
             return self._on_acknowledged(now, message)
         if isinstance(message, HelloRefused):
@@ -578,10 +589,10 @@ class AgentMachine:
             actions += self._keep()
         match self._session.due(now):
             case Due.HELLO:
-                actions.append(SendController(self._hello()))
+                actions.append(self._say(self._hello()))
             case Due.HEARTBEAT:
-                actions.append(SendController(self._heartbeat()))
-                actions += [SendController(record) for record in self._ends_to_repeat()]
+                actions.append(self._say(self._heartbeat()))
+                actions += [self._say(record) for record in self._ends_to_repeat()]
         return actions
 
     def _heartbeat(self) -> AgentHeartbeat:
@@ -661,9 +672,12 @@ class AgentMachine:
             speaks=PROTOCOL_VERSION,
         )
 
+    def _say(self, message: ToControllerFromAgent) -> SendController:
+        return SendController(message, self._session.endpoint)
+
     def _tell(self, message: WorkerReport | WorkerExit) -> list[Action]:
         """Tell the controller, unless it does not know this agent yet: then the hello tells it."""
-        return [SendController(message)] if self._session.incarnation is not None else []
+        return [self._say(message)] if self._session.incarnation is not None else []
 
 
 def _refused(start: StartWorker, reason: str, fault: Fault) -> WorkerExit:

@@ -22,7 +22,6 @@ class Tally:
     statuses: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: {"controller": 0, "worker": 0})
     unsent: int = 0
-    refused: int = 0  # messages of controllers whose reigns were over
     heard_s: float | None = None  # when the controller was heard last
     _asked_s: float | None = None  # since then its answer is awaited
 
@@ -82,5 +81,5 @@ def _controller(machine: AgentMachine, tally: Tally) -> Iterator[Figure]:
     text = "Messages that were not understood, or that their sender may not say, by who sent them."
     yield labelled(Kind.COUNTER, "agent_messages_dropped", text, "sender", dropped)
     text = "Messages of controllers whose reign was over: another one with a higher term has been heard of."
-    yield counter("agent_messages_refused", text, tally.refused)
+    yield counter("agent_messages_refused", text, machine.refused)
     yield gauge("agent_term", "The highest term of a controller's reign that has been heard of.", machine.term)

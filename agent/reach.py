@@ -23,6 +23,7 @@ class Reach:
         self._wait_s = AGAIN_AFTER_S
         self._tell_s = now + self._first_s
         self._told = False
+        self._standby = ""  # who has said last that he does not lead
 
     @property
     def deadline(self) -> float:
@@ -33,8 +34,14 @@ class Reach:
         """The controller has said something."""
         silent_s, told = now - self._heard_s, self._told
         self._heard_s = now
-        self._tell_s, self._wait_s, self._told = now + self._first_s, AGAIN_AFTER_S, False
+        self._tell_s, self._wait_s, self._told, self._standby = now + self._first_s, AGAIN_AFTER_S, False, ""
         return f"the controller at {self._address} answers again, after {silent_s:.0f} s" if told else None
+
+    def stands_by(self, address: str, leader: str) -> None:
+        """The controller at `address` has said that it does not lead, and where the one is that does, as far as it knows."""
+        self._standby = (
+            f"the one at {address} stands by, and says that {f'{leader} leads' if leader else 'nobody leads'}"
+        )
 
     def look(self, now: float) -> str | None:
         """Time has passed. What is to be told of a controller that does not answer."""
@@ -45,6 +52,11 @@ class Reach:
             return None
         self._tell_s, self._told = now + self._wait_s, True
         self._wait_s = min(AT_LEAST_EVERY_S, 2 * self._wait_s)
+        if self._standby:
+            return (
+                f"no controller that leads answers for {now - self._heard_s:.0f} s, of those at {self._address}: "
+                f"{self._standby}. Workers go on, and it is tried again all the time"
+            )
         return (
             f"nobody answers at {self._address}, the controller's address, for {now - self._heard_s:.0f} s: "
             "does it run, and is it reached from here? Workers go on, and it is tried again all the time"

@@ -32,6 +32,9 @@ is not repeated soon: a controller that has just started has a thousand of them 
 knows, and repetitions would only make it later. The waits are drawn, so that agents that lost their controller together do not
 come together again and again.
 
+One of several controllers leads (`endpoints`). An agent in whose session nothing is wrong but a gap, or another incarnation of
+its controller, says hello to the same one again. Who is silent, stands by or loses its connection is left for the next one.
+
 A controller of many servers asks in its acknowledgements for fewer heartbeats than an agent would say by its own configuration:
 what all agents say together stays bounded.
 """
@@ -44,6 +47,7 @@ from collections import deque
 
 from ..protocol.messages import Acknowledged
 from ..protocol.times import MOST_HEARTBEAT_INTERVAL_S, REFUSED_RETRY_S, SILENT_INTERVALS
+from .endpoints import Endpoints
 
 FIRST_RETRY_S = 0.05  # until a connection is looked for again
 LONGEST_WAIT_INTERVALS = 4  # for the answer to a hello; the first time it is one
@@ -72,7 +76,9 @@ class Phase(enum.Enum):
 class Session:
     """Counts what came, and says when the next hello or heartbeat is due (Unix time, s)."""
 
-    def __init__(self, heartbeat_interval_s: float, rng: random.Random) -> None:
+    def __init__(self, heartbeat_interval_s: float, rng: random.Random, endpoints: int = 1) -> None:
+        """`endpoints`: how many there are to choose from."""
+        self._endpoints = Endpoints(endpoints)
         self._own_interval_s = heartbeat_interval_s
         self._interval_s = heartbeat_interval_s  # or what the controller asks for, if that is longer
         self._rng = rng
@@ -88,6 +94,12 @@ class Session:
         self._due_at = 0.0
         self._silent_at = 0.0
         self._incarnation: str | None = None
+        self._refused_since = False  # the last hello; it is that of `REFUSED`
+
+    @property
+    def endpoint(self) -> int:
+        """The number of the one that is spoken to."""
+        return self._endpoints.present
 
     @property
     def phase(self) -> Phase:
@@ -127,6 +139,7 @@ class Session:
         match self._phase:
             case Phase.ASKED | Phase.REFUSED if message.sent == 0:
                 self._phase = Phase.STANDS
+                self._endpoints.begin_round()
                 self._incarnation = message.incarnation
                 self._due_at = now + self._interval_s
                 return True
@@ -137,40 +150,47 @@ class Session:
     def refused(self, now: float) -> bool:
         """The controller has refused a hello. Whether it is news."""
         news = self._phase is not Phase.REFUSED
-        self._phase = Phase.REFUSED
+        self._phase, self._refused_since = Phase.REFUSED, True
         self._due_at = now + REFUSED_RETRY_S
         return news
 
     def stands_by(self, now: float) -> None:
-        """Whoever answers does not lead. It may come to lead, or have the one that does come back."""
+        """Whoever answers does not lead. It may come to lead, or another one does."""
         if self._phase is not Phase.UNHEARD:
-            self._lose(now)
-        self._unanswered.clear()
-        self._due_at = now + self._connect_s
-        self._connect_s = min(2 * self._connect_s, self._interval_s)
+            self._lose(now, keep_round=self._phase is Phase.ASKED)
+            self._ask_next(now)
 
     def say_again(self, now: float) -> None:
         """What a hello says has changed. Where none has been taken yet, or one was refused, the next one says it anyhow."""
         if self._phase in (Phase.STANDS, Phase.ASKED):
             self._lose(now)
 
-    def connected(self, now: float) -> None:
+    def connected(self, now: float, endpoint: int = 0) -> None:
         """A connection stands, where perhaps another controller answers: what would be said at the next occasion is said now."""
+        if endpoint != self._endpoints.present:
+            if self._phase is not Phase.UNHEARD:
+                return
+            self._endpoints.go_to(endpoint)
         if self._phase in (Phase.UNHEARD, Phase.STANDS):
             self._due_at = min(self._due_at, now)
 
+    def disconnected(self, now: float, endpoint: int) -> None:
+        """A connection has ended. Where there is no other endpoint, it is made anew, and the session goes on."""
+        if endpoint == self._endpoints.present and self._endpoints.several and self._phase is not Phase.UNHEARD:
+            self._lose(now, keep_round=self._phase is Phase.ASKED)
+            self._ask_next(now)
+
     def hello_not_sent(self) -> None:
         """The hello that was due found no connection. When answers to earlier ones come says nothing of the controller then."""
-        self._unanswered.clear()
         self._phase = Phase.UNHEARD
         self._answer_s = self._interval_s
-        self._due_at = self._asked_at + self._connect_s
-        self._connect_s = min(2 * self._connect_s, self._interval_s)
+        self._ask_next(self._asked_at)
 
     def due(self, now: float) -> Due:
         """What to say now. Counts it as said."""
         if self._phase is Phase.STANDS and now >= self._silent_at:
             self._lose(now)
+            self._endpoints.go_on()
         if now < self._due_at:
             return Due.NOTHING
         match self._phase:
@@ -178,17 +198,35 @@ class Session:
                 self._due_at = now + self._interval_s
                 return Due.HEARTBEAT
             case Phase.REFUSED:
+                if not self._refused_since:
+                    self._endpoints.go_on()
+                self._refused_since = False
                 self._due_at = now + REFUSED_RETRY_S
             case Phase.UNHEARD | Phase.ASKED:
+                if self._phase is Phase.ASKED:
+                    self._endpoints.go_on()
                 self._phase = Phase.ASKED
                 self._asked_at = now
                 self._unanswered.append(now)
                 wait_s = max(self._answer_s, 2 * self._took_s)
                 self._due_at = now + wait_s * self._rng.uniform(1 - SCATTER, 1 + SCATTER)
-                self._answer_s = min(2 * self._answer_s, LONGEST_WAIT_INTERVALS * self._interval_s)
+                if self._endpoints.is_last:
+                    self._answer_s = min(2 * self._answer_s, LONGEST_WAIT_INTERVALS * self._interval_s)
         return Due.HELLO
 
-    def _lose(self, now: float) -> None:
+    def _ask_next(self, now: float) -> None:
+        """The present endpoint has said no, or is not there."""
+        self._unanswered.clear()
+        if self._endpoints.go_on():
+            self._due_at = now
+        else:
+            self._due_at = now + self._connect_s
+            self._connect_s = min(2 * self._connect_s, self._interval_s)
+
+    def _lose(self, now: float, keep_round: bool = False) -> None:
         self._phase = Phase.UNHEARD
+        if keep_round:
+            return
+        self._endpoints.begin_round()
         self._connect_s, self._answer_s = min(FIRST_RETRY_S, self._interval_s), self._interval_s
         self._due_at = now

@@ -240,8 +240,9 @@ def refusals(context: zmq.Context[Socket], socket: Socket) -> Socket:
 
 
 def handshakes(context: zmq.Context[Socket], socket: Socket) -> Socket:
-    """A socket on which it is told how each handshake of `socket` ends: `stands` and `is_final` read it."""
-    return _monitor(context, socket, _REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    """A socket on which it is told how each handshake of `socket` ends, and each connection: `stands`, `has_ended` and `is_final`
+    read it."""
+    return _monitor(context, socket, _REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 
 
 def _monitor(context: zmq.Context[Socket], socket: Socket, events: int) -> Socket:
@@ -257,6 +258,11 @@ def _monitor(context: zmq.Context[Socket], socket: Socket, events: int) -> Socke
 def stands(frames: list[bytes]) -> bool:
     """Of a message of `handshakes`: does the connection stand now?"""
     return _event(frames) == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+def has_ended(frames: list[bytes]) -> bool:
+    """Likewise: has a connection ended, whether it stood or not?"""
+    return _event(frames) == zmq.EVENT_DISCONNECTED
 
 
 def is_final(frames: list[bytes]) -> bool:

@@ -1,0 +1,106 @@
+"""The agent's sockets to its cluster's controllers: one for each endpoint, all connected all the time.
+
+So the next one can be asked at once (`endpoints`), and a connection that ends is heard of. Nothing is queued for a controller
+that is away (ZMQ_IMMEDIATE, of the context): the machine repeats what matters.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ..protocol.sparing import SparingBySubject
+from ..protocol.times import REFUSED_RETRY_S
+from ..runtime import transport
+from ..runtime.clock import SteadyClock
+from ..runtime.loop import Loop
+from .events import Connected, Disconnected, Event
+
+if TYPE_CHECKING:
+    from ..runtime.keys import KeyFile
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Line:
+    """A socket, and what is told of its connection."""
+
+    address: str
+    socket: transport.Socket
+    handshakes: transport.Socket
+    again_at: float | None = None  # the controller did not want our key: when it is tried again
+
+
+class Controllers:
+    """The endpoints, numbered from 0 in the order of the configuration."""
+
+    def __init__(
+        self,
+        context: zmq.Context[transport.Socket],
+        loop: Loop,
+        clock: SteadyClock,
+        addresses: Sequence[str],
+        key: KeyFile | None,
+        on_message: Callable[[int, list[bytes]], None],
+        on_change: Callable[[Event], None],
+    ) -> None:
+        """`on_message` gets an endpoint's number and the parts of a message, `on_change` `Connected` and `Disconnected`. Raises
+        OperatorError."""
+        self.addresses = tuple(addresses)
+        self._clock = clock
+        self._on_change = on_change
+        self._sparing = SparingBySubject()
+        self._lines: list[_Line] = []
+        pair, public = (None, b"") if key is None else (key.pair, key.controller_public)
+        for number, address in enumerate(addresses):
+            socket = transport.to_controller(context, address, pair, public)
+            line = _Line(address, socket, transport.handshakes(context, socket))
+            self._lines.append(line)
+            loop.add_socket(socket, partial(on_message, number))
+            loop.add_socket(line.handshakes, partial(self._on_handshake, number))
+
+    def send(self, endpoint: int, *parts: bytes) -> bool:
+        """False: no connection stands there, or it does not take more."""
+        return transport.send(self._lines[endpoint].socket, *parts)
+
+    def pass_time(self) -> None:
+        """Try those again that have not wanted our key."""
+        now = self._clock.now()
+        for line in self._lines:
+            if line.again_at is not None and now >= line.again_at:
+                line.again_at = None
+                transport.connect_again(line.socket, line.address)
+
+    def next_deadline(self) -> float | None:
+        """When `pass_time` is wanted (Unix time, s)."""
+        return min((line.again_at for line in self._lines if line.again_at is not None), default=None)
+
+    def close(self) -> None:
+        for line in self._lines:
+            line.socket.disable_monitor()
+            line.handshakes.close()
+            line.socket.close()
+
+    def _on_handshake(self, endpoint: int, frames: list[bytes]) -> None:
+        """A connection stands, has ended, or was not let in. ZeroMQ then tries again by itself, unless it was told that the key
+        is not wanted."""
+        line = self._lines[endpoint]
+        if transport.stands(frames):
+            self._on_change(Connected(endpoint))
+            return
+        if transport.has_ended(frames):
+            self._on_change(Disconnected(endpoint))
+            return
+        if transport.is_final(frames):
+            line.again_at = self._clock.now() + REFUSED_RETRY_S
+            text = "does not know this server's key, or has revoked it"
+        else:
+            text = "ends the connection: its key may be another one than the key file says"
+        if self._sparing.worth(f"{line.address} {text}", self._clock.now()) is not None:
+            log.warning("the controller at %s %s", line.address, text)
