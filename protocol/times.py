@@ -5,6 +5,8 @@ Times that a configuration or a job file sets have their defaults there; the lim
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 # ------------------------------------------------------------------------------------------ who counts whose silence
 
 WATCH_INTERVAL_S = 1.0  # between the turns of a process that counts how long others have been silent
@@ -43,6 +45,45 @@ JOBS_DECIDED_AT_ONCE = (
 )
 DECISION_INTERVAL_PER_JOB_S = 1e-4  # with more, at most once in so long for each of them: with 10,000 once a second
 STORE_RETRY_S = 1.0  # between two attempts to write, while the store cannot be written
+
+# ---------------------------------------------------------------------------------- which of several controllers leads
+
+LEADER_LEASE_S = 5  # without a renewal, after which another one leads, unless the controllers' files say else
+LEAST_LEADER_LEASE_S = 2  # that these may say: etcd gives no shorter leases
+MOST_LEADER_LEASE_S = 60
+STALL_S = 30.0  # without a turn of its loop, after which a controller does not renew its leadership
+CATCH_UP_S = 60.0  # for a controller that has won to know all that was recorded before
+TAKEOVER_LEASES = 2  # within so many leases another controller leads
+
+
+@dataclass(frozen=True)
+class Leadership:
+    """Times of an election (`leadership`), in seconds."""
+
+    lease_s: int  # what is asked of the store
+    renew_s: float  # between two renewals
+    answer_s: float  # that the store has for one answer
+    retry_s: float  # after an answer that did not come, until it is asked again
+    margin_s: float  # before the end of its lease, from which on a leader says nothing
+    stall_s: float
+    catch_up_s: float
+    rest_s: float  # of a leader that could not do its work, while others may lead
+
+
+def leadership(lease_s: int) -> Leadership:
+    """All times of an election among controllers whose leases are so long."""
+    fifth_s = lease_s / 5
+    return Leadership(
+        lease_s=lease_s,
+        renew_s=fifth_s,
+        answer_s=fifth_s,
+        retry_s=fifth_s / 4,
+        margin_s=fifth_s,
+        stall_s=max(STALL_S, 2.0 * lease_s),
+        catch_up_s=max(CATCH_UP_S, 2.0 * lease_s),
+        rest_s=2.0 * lease_s,
+    )
+
 
 # ------------------------------------------------------------------------------------------------------ a worker's start
 
@@ -160,6 +201,15 @@ def check() -> None:
         "an agent has said a heartbeat before a controller that has started goes without": (
             HEARTBEAT_INTERVAL_S < FIRST_HELLO_S < SERVER_LEASE_S
         ),
+        "one renewal of a leader's lease may be lost, and it goes on leading": all(
+            2 * (times.renew_s + times.answer_s) <= lease_s - times.margin_s + 1e-9
+            for lease_s in (LEAST_LEADER_LEASE_S, LEADER_LEASE_S, MOST_LEADER_LEASE_S)
+            for times in (leadership(lease_s),)
+        ),
+        "a standby leads before the agents of a dead leader would be given up": (
+            TAKEOVER_LEASES * LEADER_LEASE_S <= SERVER_LEASE_S
+        ),
+        "the leader's lease by default may also be set": LEAST_LEADER_LEASE_S <= LEADER_LEASE_S <= MOST_LEADER_LEASE_S,
         "two turns are left out before a process takes itself for absent": 2 * WATCH_INTERVAL_S < AWAY_S,
         "a worker that saves has more time than one that has nothing to save": STOP_GRACE_S < LEAST_SAVE_S,
         "an agent kills a worker before its shim does, which knows no reason": STOP_GRACE_S < SHIM_GRACE_S,

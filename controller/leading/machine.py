@@ -1,0 +1,293 @@
+"""The election of a leader among controllers that share a store, for one of them. Pure (survival: Term; Elan V-D).
+
+Theory of operation
+-------------------
+Each controller holds a **lease** in the store, which it renews. The one that leads has bound the leadership key to its lease, in
+the transaction that has recorded its **term**, a number that only grows. When its lease ends the store removes the key, all
+others see that, and the fastest takes it.
+
+**The margin rule.** The store counts a lease's time from when a request reaches it, we count it from when we have *sent* the
+request, and take a margin off. So whatever is late, ours ends first: from `leads_until_s` on nothing may leave this controller.
+That does not need clocks that agree, only clocks that run about equally fast. An answer that comes too late does not bring a
+lease back.
+
+The rule alone is not safe, since a process may sleep between its look at the clock and its message. So each write is conditional
+on the leadership key, and each agent remembers the highest term and ignores lower ones. The three together are searched
+exhaustively in `verification/leadership.pml`.
+
+**Unknown outcomes.** A campaign that is not answered may have been won. Its lease is given back, whatever has come of it, and
+the next one begins with another lease.
+
+**Catching up.** Who has won may not act yet: it first has to know all that was recorded before. If that takes too long, another
+one may do better.
+
+**A loop that hangs.** Leases are renewed by a thread of their own, since a large decision takes seconds. That thread stops when
+the loop that would act has not turned for long: a leader that does nothing must not keep others from leading.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from ...protocol.errors import InvalidTransition
+from ...protocol.times import Leadership
+from .words import (
+    Action,
+    Ask,
+    Beaten,
+    Built,
+    Campaign,
+    Closed,
+    Event,
+    Failed,
+    Grant,
+    Heard,
+    Holder,
+    Lead,
+    LeaseGone,
+    LeaseGranted,
+    Reign,
+    Renew,
+    Renewed,
+    Resigned,
+    Revoke,
+    Seen,
+    StandBy,
+    TimePassed,
+    Won,
+)
+
+
+class State(enum.Enum):
+    """What a controller is at present."""
+
+    FOLLOWING = "standing by"
+    CAMPAIGNING = "trying to lead"
+    CATCHING_UP = "about to lead"
+    LEADING = "leading"
+
+
+class Cause(enum.Enum):
+    """What makes it something else."""
+
+    VACANT = "nobody leads"
+    BEATEN = "another one was faster"
+    WON = "the key is ours"
+    BUILT = "all that was recorded is known"
+    LOST = "the lease or the key is gone, or not needed"
+
+
+TRANSITIONS: dict[tuple[State, Cause], State] = {
+    (State.FOLLOWING, Cause.VACANT): State.CAMPAIGNING,
+    (State.FOLLOWING, Cause.LOST): State.FOLLOWING,  # its lease alone
+    (State.CAMPAIGNING, Cause.BEATEN): State.FOLLOWING,
+    (State.CAMPAIGNING, Cause.WON): State.CATCHING_UP,
+    (State.CAMPAIGNING, Cause.LOST): State.FOLLOWING,
+    (State.CATCHING_UP, Cause.BUILT): State.LEADING,
+    (State.CATCHING_UP, Cause.LOST): State.FOLLOWING,
+    (State.LEADING, Cause.LOST): State.FOLLOWING,
+}
+
+
+@dataclass(frozen=True)
+class _Lease:
+    """What we hold in the store, by the margin rule until `until_s`."""
+
+    id: int
+    sent_s: float
+    until_s: float
+
+
+class Election:
+    """The state machine of one controller in an election. It asks one thing of the store at a time."""
+
+    def __init__(self, times: Leadership, now: float) -> None:
+        """now: of CLOCK_BOOTTIME (s)."""
+        self._times = times
+        self._state = State.FOLLOWING
+        self._lease: _Lease | None = None
+        self._asking: Ask | None = None
+        self._ask_s = now  # when a lease is asked for, or ours is renewed
+        self._seen: Seen | None = None
+        self._reign: Reign | None = None
+        self._won_s = now
+        self._above = 0  # the highest term that anybody has told us of
+        self._rest_until_s = now
+        self._turned_s = now
+        self._closed = False
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def reign(self) -> Reign | None:
+        """Ours; None: we do not lead."""
+        return self._reign
+
+    @property
+    def holder(self) -> Holder | None:
+        """Who was last seen to lead."""
+        return self._seen.holder if self._seen is not None else None
+
+    @property
+    def leads_until_s(self) -> float | None:
+        """Until then what leaves this controller is a leader's word. None: it does not lead."""
+        if self._reign is None or self._lease is None:
+            return None
+        return self._lease.until_s
+
+    def next_deadline(self) -> float | None:
+        """When `TimePassed` is wanted, though nothing has happened."""
+        if self._closed:
+            return None
+        found = [self._lease.until_s] if self._lease is not None else []
+        if self._asking is None:
+            found.append(self._ask_s)
+        if self._reign is not None:
+            found.append(self._turned_s + self._times.stall_s)
+        if self._state is State.CATCHING_UP:
+            found.append(self._won_s + self._times.catch_up_s)
+        return min(found, default=None)
+
+    def handle(self, now: float, event: Event) -> list[Action]:
+        """Take one event in. The actions are to be carried out in their order."""
+        if self._closed:
+            return []
+        actions: list[Action] = []
+        if self._lease is not None and now >= self._lease.until_s:
+            self._lose(now, actions, "its lease may be over: the store has not renewed it in time")
+        match event:
+            case LeaseGranted(lease, ttl_s, asked_s):
+                self._answered(Grant)
+                self._hold(now, lease, ttl_s, asked_s)
+            case Renewed(lease, ttl_s, asked_s):
+                self._answered(Renew)
+                if self._lease is not None and self._lease.id == lease:
+                    self._hold(now, lease, ttl_s, asked_s)
+            case LeaseGone(lease):
+                self._answered(Renew)
+                if self._lease is not None and self._lease.id == lease:
+                    self._lose(now, actions, "the store has ended its lease", revoke=False)
+            case Seen():
+                self._see(now, actions, event)
+            case Won(lease, reign):
+                self._answered(Campaign)
+                self._win(now, actions, lease, reign)
+            case Beaten(lease):
+                self._answered(Campaign)
+                if self._state is State.CAMPAIGNING and self._lease is not None and self._lease.id == lease:
+                    self._move(Cause.BEATEN)
+                    self._seen = None  # until it is seen who
+            case Failed(what):
+                self._answered(type(what))
+                self._fail(now, actions, what)
+            case Built(term):
+                if self._reign is not None and self._reign.term == term:
+                    self._move(Cause.BUILT)
+            case Resigned(term, reason, rest_s):
+                if self._reign is not None and self._reign.term == term:
+                    self._lose(now, actions, reason)
+                    self._rest_until_s = now + rest_s
+            case Heard(term):
+                self._above = max(self._above, term)
+                if self._reign is not None and term > self._reign.term:
+                    self._lose(now, actions, f"there is a leader with term {term}")
+            case TimePassed(turned_s):
+                self._turned_s = turned_s
+                self._look_at_times(now, actions)
+            case Closed():
+                self._lose(now, actions, "this controller ends")
+                self._closed = True
+                return actions
+        self._go_on(now, actions)
+        return actions
+
+    # -- what has happened
+
+    def _answered(self, kind: type[Ask]) -> None:
+        if isinstance(self._asking, kind):
+            self._asking = None
+
+    def _hold(self, now: float, lease: int, ttl_s: float, asked_s: float) -> None:
+        until_s = asked_s + ttl_s - self._times.margin_s
+        if until_s <= now:  # the answer has come too late, and the lease ends by itself
+            self._ask_s = now
+            return
+        self._lease = _Lease(lease, asked_s, until_s)
+        self._ask_s = asked_s + self._times.renew_s
+
+    def _see(self, now: float, actions: list[Action], seen: Seen) -> None:
+        if self._seen is not None and seen.revision < self._seen.revision:
+            return
+        self._seen = seen
+        reign = self._reign
+        if reign is None or seen.revision < reign.revision:
+            return  # it was asked for before we have won
+        if seen.holder is None or seen.holder.revision != reign.revision:
+            who = (
+                f"{seen.holder.name} leads" if seen.holder is not None else "its leadership was removed from the store"
+            )
+            self._lose(now, actions, who)
+
+    def _win(self, now: float, actions: list[Action], lease: int, reign: Reign) -> None:
+        if self._state is not State.CAMPAIGNING or self._lease is None or self._lease.id != lease:
+            actions.append(Revoke(lease))  # won too late
+            return
+        self._move(Cause.WON)
+        self._reign, self._won_s = reign, now
+        actions.append(Lead(reign))
+
+    def _fail(self, now: float, actions: list[Action], what: Ask) -> None:
+        self._ask_s = now + self._times.retry_s
+        if isinstance(what, Campaign) and self._lease is not None and self._lease.id == what.lease:
+            self._lose(now, actions, "its campaign was not answered")
+
+    def _look_at_times(self, now: float, actions: list[Action]) -> None:
+        if self._reign is None:
+            return
+        silent_s = now - self._turned_s
+        if silent_s >= self._times.stall_s:
+            self._lose(now, actions, f"its loop has not turned for {silent_s:.0f} s")
+        elif self._state is State.CATCHING_UP and now >= self._won_s + self._times.catch_up_s:
+            self._lose(now, actions, f"it has not caught up with the store within {self._times.catch_up_s:.0f} s")
+            self._rest_until_s = now + self._times.rest_s
+
+    def _lose(self, now: float, actions: list[Action], reason: str, revoke: bool = True) -> None:
+        """Be a standby, without a lease: the next one is another."""
+        if self._reign is not None:
+            actions.append(StandBy(self._reign.term, reason))
+        if self._lease is not None:
+            if revoke:
+                actions.append(Revoke(self._lease.id))
+            self._move(Cause.LOST)
+            self._ask_s = min(self._ask_s, now)
+        self._lease = self._reign = self._seen = None
+
+    # -- what to do next
+
+    def _go_on(self, now: float, actions: list[Action]) -> None:
+        if self._asking is not None:
+            return
+        if self._lease is None:
+            ask: Ask | None = Grant() if now >= self._ask_s else None
+        elif self._may_campaign(now):
+            self._move(Cause.VACANT)
+            ask = Campaign(self._lease.id, self._above)
+        else:
+            ask = Renew(self._lease.id) if now >= self._ask_s else None
+        if ask is not None:
+            self._asking = ask
+            actions.append(ask)
+
+    def _may_campaign(self, now: float) -> bool:
+        vacant = self._state is State.FOLLOWING and self._seen is not None and self._seen.holder is None
+        turns = now - self._turned_s < self._times.stall_s
+        return vacant and turns and now >= self._rest_until_s and now < self._ask_s
+
+    def _move(self, cause: Cause) -> None:
+        try:
+            self._state = TRANSITIONS[self._state, cause]
+        except KeyError:
+            raise InvalidTransition(f"{cause.value}, while a controller is {self._state.value}") from None
