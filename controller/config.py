@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,10 @@ from .. import __version__
 from ..protocol.errors import OperatorError, UserError
 from ..protocol.times import (
     DEATHS_IN_VAIN,
+    LEADER_LEASE_S,
     LEAST_HEARTBEAT_INTERVAL_S,
+    LEAST_LEADER_LEASE_S,
+    MOST_LEADER_LEASE_S,
     MOST_SERVER_LEASE_S,
     SERVER_LEASE_S,
 )
@@ -27,6 +31,7 @@ from ..scheduler.scheduler import Scheduler, StageChoice, load_scheduler, load_s
 from .cluster import Keeping
 from .jobs.throughput import Profiles
 
+ControllerName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 ClusterName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
@@ -55,10 +60,25 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     messages_at_once: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 10_000
 
 
+class EtcdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The store that several controllers share."""
+
+    endpoints: tuple[str, ...] = ()
+    root: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]*[A-Za-z0-9._-]$")] | None = None
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    user: str = ""
+    password_file: str | None = None
+    lease_s: Annotated[int, msgspec.Meta(ge=LEAST_LEADER_LEASE_S, le=MOST_LEADER_LEASE_S)] = LEADER_LEASE_S
+
+
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the controller; the comments are in `configs/controller.yaml`."""
 
     cluster: ClusterName = "local"
+    name: ControllerName | None = None
+    etcd: EtcdConfig = EtcdConfig()
     state_directory: str = "/var/lib/elasticctl/controller"
     listen_clients: str | tuple[str, ...] | None = None
     listen_agents: str | tuple[str, ...] | None = None
@@ -107,6 +127,21 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return Path(self.keys_directory).expanduser().absolute() if self.keys_directory else self.state / "keys"
 
     @property
+    def own_name(self) -> str:
+        """Of this controller among those of its cluster."""
+        return self.name or socket.gethostname()
+
+    @property
+    def shares_store(self) -> bool:
+        """Is the store one that other controllers use as well?"""
+        return bool(self.etcd.endpoints)
+
+    @property
+    def etcd_root(self) -> str:
+        """All keys of this cluster begin with it."""
+        return self.etcd.root or f"/elasticctl/{self.cluster}"
+
+    @property
     def bounds(self) -> Bounds:
         return Bounds(self.limits.connections, self.limits.messages_per_s, float(self.limits.messages_at_once))
 
@@ -128,6 +163,8 @@ def load(path: Path) -> ControllerConfig:
                 transport.check_form(address)
             except OperatorError as error:
                 raise OperatorError(f"{path}: {field}: {error}") from None
+    for endpoint in loaded.etcd.endpoints:
+        config.host_and_port(f"{path}: etcd.endpoints", endpoint)
     if loaded.metrics_address is not None:
         config.host_and_port(f"{path}: metrics_address", loaded.metrics_address)
     return loaded

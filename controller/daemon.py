@@ -21,10 +21,11 @@ from .. import __version__
 from ..protocol import terms
 from ..protocol.codec import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, Codec
 from ..protocol.errors import ElasticError, OperatorError, PeerError
-from ..protocol.messages import Envelope, Refused, Reply, StartWorker, ToControllerFromAgent
+from ..protocol.messages import AgentHello, Envelope, GetControllers, Refused, Reply, StartWorker, ToControllerFromAgent
 from ..protocol.model import JobId
 from ..protocol.principals import Principal, Role
 from ..protocol.sparing import SparingBySubject
+from ..protocol.times import leadership
 from ..runtime import locks, readiness, transport
 from ..runtime.clock import StepMeter, WallClock
 from ..runtime.config import log_refusal, taken
@@ -38,7 +39,6 @@ from . import lines
 from .auditlog import AuditLog
 from .cluster import Settings
 from .config import RELOADED, Configuration, ControllerConfig
-from .eventlog import EventLog
 from .events import (
     Action,
     AgentMessage,
@@ -56,14 +56,18 @@ from .events import (
     Warn,
 )
 from .jobs.throughput import Profiles
+from .leading.candidacy import Begin, Candidacy, End
 from .lines import AgentLines
 from .machine import ControllerMachine
-from .metrics import Watch, figures
+from .metrics import Watch, figures, standby_figures
+from .reign import Reign
 from .requests.answers import changes as is_change
-from .store import SqliteStore
-from .turn import Turn
+from .sharing import controllers_of, presence_of, shared_job_keys, shared_store
+from .store import Deposed, SqliteStore, Store, StoreUnavailable
+from .turn import Build, Turn
 
 if TYPE_CHECKING:
+    from ..protocol.figures import Figure
     from ..runtime.metrics import Exporter
 
 log = logging.getLogger(__name__)
@@ -101,24 +105,15 @@ class ControllerDaemon:
         self._lock = locks.hold(state / LOCK_FILE, f"{state}: another controller runs with this state directory")
         self._clock = WallClock()
         self._steps = StepMeter()
-        self._store = SqliteStore(state / STORE_FILE)
+        self._state = state
         self._audit = AuditLog(state / AUDIT_FILE)
-
         self._present = Configuration(options, configured, profiles)
-
-        def build(now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
-            settings = _settings(self._present, secrets.token_hex(16))
-            log.info("recovering from %d records", len(records))
-            secret = secrets.token_hex(32)  # not the incarnation, which each agent is told: job uids are secrets
-            return ControllerMachine(settings, self._present.scheduler, random.Random(secret), now, records)
-
         self._watch = Watch()
         self._from_agent: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
         self._from_client: Codec[Envelope] = Codec(Envelope)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=2)  # the door has a use for the second
-        self._loop = Loop(self._clock, self._on_turn, lambda: self._turn.next_deadline())
+        self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
         self._keys = KeyDirectory(options.keys)
-        self._job_keys = JobKeys(state)
         pair, principals = _keys(self._keys, (*options.clients_at, *options.agents_at))
         self._door = Door(self._context, self._loop, pair, principals, options.bounds, look=self._look_at_keys)
         self._loop.feed_only_if(self._door.hears)
@@ -126,24 +121,51 @@ class ControllerDaemon:
         self._sparing = SparingBySubject()
         clients = self._door.listen(CLIENTS, options.clients_at, self._on_client)
         agents = self._door.listen(AGENTS, options.agents_at, self._on_agent)
-        self._turn = Turn(self._store, build, self._clock.now(), self._watch)  # now, as agents connect meanwhile
-        self._told = EventLog(self._turn.machine.cluster.events, generation=self._generation)
+        self._reign: Reign | None = None  # None: this controller stands by
+        self._candidacy: Candidacy | None = None  # among several; None: it is the only one
+        self._store: Store = self._open_store(options)
         self._look_at_s = time.monotonic() + LOOK_INTERVAL_S
         self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
         self._changes: list[ClientRequest] = []  # for the end of a turn: who only looks need not wait for a commit
-        log.info("cluster=%s policy=%s", options.cluster, self._turn.machine.cluster.policy.name)
         self._exporter = _exporter(options, self._loop.wake)
         log.info("listening for clients at %s, for agents at %s", ", ".join(clients), ", ".join(agents))
+
+    def _open_store(self, options: ControllerConfig) -> Store:
+        """Reign at once with a store of one's own; else stand for election."""
+        if not options.shares_store:
+            store = SqliteStore(self._state / STORE_FILE)
+            turn = Turn(store, self._build(0), self._clock.now(), self._watch)  # now, as agents connect meanwhile
+            self._begin(Reign(turn, JobKeys.kept_in(self._state)))
+            return store
+        shared = shared_store(options)
+        times = leadership(options.etcd.lease_s)
+        self._candidacy = Candidacy(shared, presence_of(options, time.time()), times, self._loop.wake)
+        self._candidacy.start()
+        return shared
+
+    def _build(self, term: int) -> Build:
+        """Makes the machine of a reign with that term; 0: the store's next one."""
+
+        def build(now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
+            settings = _settings(self._present, secrets.token_hex(16), term)
+            log.info("recovering from %d records", len(records))
+            secret = secrets.token_hex(32)  # not the incarnation, which each agent is told: job uids are secrets
+            return ControllerMachine(settings, self._present.scheduler, random.Random(secret), now, records)
+
+        return build
 
     def run(self, again: Callable[[], Configuration] | None = None) -> None:
         """Serve until SIGTERM or SIGINT. `again` reads the configuration anew, at SIGHUP."""
         self._loop.stop_on_signals()
         self._loop.on_signal(signal.SIGHUP, lambda: self._on_hangup(again))
         readiness.notify("READY=1")
+        self._tell_role()
         try:
             self._loop.run()
         finally:
             readiness.notify("STOPPING=1")
+            if self._candidacy is not None:
+                self._candidacy.close()
             if self._exporter is not None:
                 self._exporter.close()
             self._loop.close()
@@ -168,10 +190,63 @@ class ControllerDaemon:
             log_refusal(error)
         else:
             self._present = replace(new, options=options)
-            before = self._turn.machine.cluster.settings
-            settings = replace(_settings(self._present, before.incarnation), term=before.term)
-            self._take(Reconfigured(settings, new.scheduler))
+            if self._reign is not None:
+                before = self._reign.machine.cluster.settings
+                settings = _settings(self._present, before.incarnation, before.term)
+                self._take(self._reign, Reconfigured(settings, new.scheduler))
         readiness.notify("READY=1")
+
+    # -- reigning and standing by
+
+    def _begin(self, reign: Reign) -> None:
+        self._reign = reign
+        self._lines = AgentLines()
+        log.info("leads with term %d, cluster=%s policy=%s", reign.term, self._present.options.cluster,
+                 reign.machine.cluster.policy.name)  # fmt: skip
+
+    def _end_if_over(self, reign: Reign) -> None:
+        """Drop all that the reign knows and was about to say: another controller may reign."""
+        if not reign.over or self._reign is not reign:
+            return
+        log.warning("term %d is over: %s; stands by", reign.term, reign.over)
+        self._reign = None
+        self._changes.clear()
+        if self._candidacy is not None:
+            if reign.heard:
+                self._candidacy.heard(reign.heard)
+            self._candidacy.resign(reign.term, reign.over)
+        self._tell_role()
+
+    def _stand_for_election(self, candidacy: Candidacy) -> None:
+        match candidacy.turn():
+            case Begin(term, records):
+                try:
+                    job_keys = shared_job_keys(self._store, self._state, records)
+                except (Deposed, StoreUnavailable) as error:
+                    log.warning("term %d cannot begin: %s", term, error)
+                    candidacy.resign(term, str(error))
+                    return
+                turn = Turn(self._store, self._build(term), self._clock.now(), self._watch, records)
+                self._begin(Reign(turn, job_keys, candidacy.leads))
+                candidacy.built(term)
+                self._tell_role()
+            case End(reason):
+                if self._reign is not None:
+                    self._reign.over = self._reign.over or reason
+                    self._end_if_over(self._reign)
+            case None:
+                pass
+
+    def _tell_role(self) -> None:
+        """The service manager, which shows it to people."""
+        text = f"leads with term {self._reign.term}" if self._reign is not None else "stands by"
+        readiness.notify(f"STATUS={text}")
+
+    def _next_deadline(self) -> float | None:
+        found = [self._reign.turn.next_deadline()] if self._reign is not None else []
+        if self._candidacy is not None and (wait_s := self._candidacy.next_deadline()) is not None:
+            found.append(self._clock.now() + wait_s)
+        return min((deadline for deadline in found if deadline is not None), default=None)
 
     # -- input
 
@@ -187,11 +262,23 @@ class ControllerDaemon:
             self._watch.refuses("agents")
             self._warn(f"agent {who}", f"dropped a message of {who}: {error}")
             return
+        self._watch.came(type(message).__name__)
+        if self._reign is None:
+            self._refer_agent(peer, message)
+            return
         if not self._lines.spoke(server, agent, peer):
             log.debug("dropped a message that has waited in a connection which its agent has replaced")
             return
-        self._watch.came(type(message).__name__)
-        self._take(AgentMessage(server, message, agent))
+        self._take(self._reign, AgentMessage(server, message, agent))
+
+    def _refer_agent(self, peer: Peer, message: ToControllerFromAgent) -> None:
+        """Another controller is to hear it."""
+        assert self._candidacy is not None, "a controller with a store of its own always reigns"
+        term = self._candidacy.term
+        if isinstance(message, AgentHello) and term < message.term <= term + terms.MOST_AHEAD:
+            self._candidacy.heard(message.term)
+        answer = msgspec.msgpack.encode(self._candidacy.standby())
+        self._door.send(peer, *(terms.stamped(term, answer) if term else (answer,)))
 
     def _on_client(self, client: Peer, who: Principal, frames: list[bytes]) -> None:
         data = frames[-1] if frames else b""
@@ -203,45 +290,43 @@ class ControllerDaemon:
             request = _readable_id(data)
             if request is not None:
                 answer = Refused(reason=f"the request is not understood: {error}", bad_input=True)
-                self._turn.reply(ReplyClient(client, Reply(id=request, answer=answer)))
+                self._reply(client, Reply(id=request, answer=answer))
             return
         self._watch.came(type(envelope.request).__name__)
+        reign, candidacy = self._reign, self._candidacy
+        if candidacy is not None and isinstance(envelope.request, GetControllers):
+            self._reply(client, Reply(id=envelope.id, answer=controllers_of(candidacy, self._clock.now())))
+            return
+        if reign is None:
+            assert candidacy is not None, "a controller with a store of its own always reigns"
+            self._reply(client, Reply(id=envelope.id, answer=candidacy.refusal()))
+            return
         event = ClientRequest(client, envelope, who)
         if is_change(envelope.request):
             self._changes.append(event)
             return
-        self._take(event)
-        self._send(self._turn.told())
+        self._take(reign, event)
+        self._send(reign, reign.told())
 
-    def _take(self, event: Event) -> None:
-        self._look_at_clock()
-        self._turn.take(self._clock.now(), event)
+    def _take(self, reign: Reign, event: Event) -> None:
+        self._look_at_clock(reign)
+        reign.take(self._clock.now(), event)
 
-    def _look_at_clock(self) -> None:
+    def _look_at_clock(self, reign: Reign) -> None:
         by_s = self._steps.step()
         if by_s:
             log.warning("the clock of this machine was set by %+.1f s", by_s)
-            self._turn.take(self._clock.now(), ClockSet(by_s))
-
-    def _generation(self, job: JobId) -> int | None:
-        """The newest that a job has been ordered; None: it is not in memory, or has none."""
-        known = self._turn.machine.cluster.jobs.get(job)
-        return known.record.generation or None if known is not None else None
+            reign.take(self._clock.now(), ClockSet(by_s))
 
     # -- output
 
     def _on_turn(self) -> None:
-        self._look_at_clock()
-        changes, self._changes = self._changes, []
-        for change in changes:
-            self._take(change)
-        self._send(self._turn.finish_ahead(self._clock.now()))
-        self._send(self._turn.finish(self._clock.now()))
-        if not self._turn.trouble:
-            self._told.tell(self._turn.machine.cluster.events)
+        if self._candidacy is not None:
+            self._stand_for_election(self._candidacy)
+        if self._reign is not None:
+            self._turn_of(self._reign)
         if self._exporter is not None and self._exporter.wanted:
-            most = self._present.options.metrics_jobs
-            self._exporter.publish(figures(self._turn, self._watch, self._clock.now(), most))
+            self._exporter.publish(self._figures())
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_INTERVAL_S
@@ -250,6 +335,23 @@ class ControllerDaemon:
         if now_s >= self._collect_at_s:
             gc.collect()
             self._collect_at_s = now_s + COLLECT_INTERVAL_S
+
+    def _turn_of(self, reign: Reign) -> None:
+        self._look_at_clock(reign)
+        changes, self._changes = self._changes, []
+        for change in changes:
+            self._take(reign, change)
+        self._send(reign, reign.finish_ahead(self._clock.now()))
+        self._send(reign, reign.finish(self._clock.now()))
+        self._end_if_over(reign)
+
+    def _figures(self) -> list[Figure]:
+        candidacy, reign = self._candidacy, self._reign
+        if reign is not None:
+            most = self._present.options.metrics_jobs
+            return figures(reign.turn, self._watch, self._clock.now(), most)
+        assert candidacy is not None, "a controller with a store of its own always reigns"
+        return standby_figures(candidacy.term, not candidacy.trouble)
 
     def _look_at_keys(self) -> None:
         """Who is known may have changed. If the list cannot be read, nothing changes: whoever has mended it is noticed."""
@@ -267,24 +369,30 @@ class ControllerDaemon:
         if since is not None:
             log.warning("%s%s", text, f" ({since} times more before)" if since else "")
 
-    def _send(self, actions: list[Outgoing]) -> None:
+    def _reply(self, client: Peer, reply: Reply) -> None:
+        self._door.send(client, _encode_reply(self._from_client, reply))
+
+    def _send(self, reign: Reign, actions: list[Outgoing]) -> None:
+        """What is recorded is written into the audit log in any case; but only who still reigns says anything."""
         self._audit.write([action for action in actions if isinstance(action, Audit)])
         for action in actions:
-            self._carry_out(action)
+            if not reign.speaks():
+                return
+            self._carry_out(reign, action)
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, reign: Reign, action: Action) -> None:
         match action:
             case SendAgent(server, message, agent):
                 if isinstance(message, StartWorker):
-                    message = msgspec.structs.replace(message, key=self._job_keys.of(message.job, message.uid))
+                    message = msgspec.structs.replace(message, key=reign.job_keys.of(message.job, message.uid))
                 peer = self._lines.of(server, agent)
-                stamped = terms.stamped(self._turn.machine.term, msgspec.msgpack.encode(message))
+                stamped = terms.stamped(reign.term, msgspec.msgpack.encode(message))
                 if peer is None or not self._door.send(peer, *stamped):
                     log.debug("agent %s is not there for %s", server, type(message).__name__)
             case ReplyClient(client, reply):
-                self._door.send(client, _encode_reply(self._from_client, reply))
+                self._reply(client, reply)
             case Warn(text, server, job):
-                generation = self._generation(JobId(job)) if job else None
+                generation = reign.generation(JobId(job)) if job else None
                 log.warning("%s", text, extra=about(job=job, generation=generation, server=server))
             case Audit():
                 pass  # written before the first answer of the turn
@@ -301,13 +409,14 @@ def _exporter(options: ControllerConfig, wake: Callable[[], None]) -> Exporter |
     return Exporter(options.metrics_address, wake)
 
 
-def _settings(present: Configuration, incarnation: str) -> Settings:
+def _settings(present: Configuration, incarnation: str, term: int) -> Settings:
     options = present.options
     return Settings(
         cluster=options.cluster,
         incarnation=incarnation,
         version=__version__,
         pid=os.getpid(),
+        term=term,
         server_lease_s=options.server_lease_s,
         max_restarts=options.max_restarts,
         measuring=options.how_to_measure,

@@ -18,6 +18,8 @@ from .jobs.records import WorkerState
 from .turn import Turn
 from .usage import user_of
 
+LEADS = "1: this controller leads; 0: it stands by."
+TERM = "Of the present reign, or the last one that a controller that stands by knows of."
 MOST_USERS = 100  # by name; the others are one
 OTHERS = "(others)"
 LIVE = (JobPhase.PENDING, JobPhase.STARTING, JobPhase.RUNNING)
@@ -74,11 +76,22 @@ def figures(turn: Turn, watch: Watch, now: float, most_jobs: int) -> list[Figure
     ]
 
 
+def standby_figures(term: int, store_answers: bool) -> list[Figure]:
+    """Of a controller that stands by. `term`: the highest that it knows."""
+    return [
+        gauge("controller_leads", LEADS, 0.0),
+        gauge("controller_term", TERM, float(term)),
+        gauge("store_available", "1: what happens is recorded; 0: the store cannot be written.", float(store_answers)),
+    ]
+
+
 def _itself(turn: Turn, cluster: Cluster) -> Iterator[Figure]:
     settings = cluster.settings
     names = (settings.cluster, settings.version, cluster.policy.name)
     text = "Always 1; the labels say which cluster, version and policy."
     yield table(Kind.GAUGE, "controller_info", text, ("cluster", "version", "policy"), [(names, 1.0)])
+    yield gauge("controller_leads", LEADS, 1.0)
+    yield gauge("controller_term", TERM, float(turn.machine.term))
     yield gauge(
         "store_available", "1: what happens is recorded; 0: the store cannot be written.", float(not turn.trouble)
     )

@@ -77,8 +77,20 @@ class _Away:
 class Turn:
     """The controller without its sockets: `take` whatever comes, then `finish` the turn, and send what that returns."""
 
-    def __init__(self, store: Store, build: Build, now: float, watch: Watch | None = None) -> None:
-        """Recovers from the store. Raises StoreUnavailable if it cannot be read, and what `build` raises."""
+    def __init__(
+        self,
+        store: Store,
+        build: Build,
+        now: float,
+        watch: Watch | None = None,
+        records: Sequence[tuple[str, bytes]] | None = None,
+    ) -> None:
+        """Recovers from the store, or from all its `records` where they are known already. Raises StoreUnavailable if it cannot
+        be read, and what `build` raises.
+
+        Where several controllers share the store, all that records raises Deposed when another one reigns: then nothing of the
+        turn is recorded or said, and the turn must not be used any more.
+        """
         self._store = store
         self._build = build
         self._watch = watch
@@ -90,7 +102,7 @@ class Turn:
         self._writes: dict[str, Put | Delete] = {}
         self._asked: list[ClientRequest] = []  # in this turn
         self._unsettled: dict[str, ClientRequest] = {}  # by name; one turn's at most: later ones are refused
-        self._machine = self._recovered(now)
+        self._machine = self._recovered(now) if records is None else build(now, records)
 
     @property
     def machine(self) -> ControllerMachine:

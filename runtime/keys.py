@@ -37,6 +37,7 @@ from .directories import OTHERS_READ_OR_WRITE, check_way, read_secret, write_sec
 CONTROLLER_FILE = "controller.key"
 KNOWN_FILE = "known.json"
 JOBS_FILE = "jobs.secret"  # in the controller's state directory
+SECRET_BYTES = 32  # of that file
 Z85_BYTES = 40
 
 
@@ -337,21 +338,28 @@ class KeyDirectory:
 class JobKeys:
     """The keys that the workers of a job share among each other: they follow from one secret and the job, and nothing is stored.
 
-    The secret lies in the controller's state directory. Should it be lost, running jobs cannot be joined by new workers.
+    The secret lies in the controller's state directory, or in the store that several controllers share. Should it be lost,
+    running jobs cannot be joined by new workers.
     """
 
-    def __init__(self, state: Path) -> None:
-        """Makes the secret if it is missing. Raises OperatorError."""
+    def __init__(self, secret: bytes, where: str = "") -> None:
+        """`where` it comes from, for people. Raises OperatorError if it is none."""
+        if len(secret) != SECRET_BYTES:
+            text = f"is not the secret of this cluster: {len(secret)} bytes, not {SECRET_BYTES}"
+            raise OperatorError(f"{where}: {text}")
+        self.secret = secret
+
+    @classmethod
+    def kept_in(cls, state: Path) -> JobKeys:
+        """Those of a state directory. Makes the secret if it is missing. Raises OperatorError."""
         path = state / JOBS_FILE
         if not path.exists():
-            write_secret(path, secrets.token_bytes(32))
-        self._secret = read_secret(path)
-        if len(self._secret) != 32:
-            raise OperatorError(f"{path}: is not the secret of this cluster: {len(self._secret)} bytes, not 32")
+            write_secret(path, secrets.token_bytes(SECRET_BYTES))
+        return cls(read_secret(path), str(path))
 
     def of(self, job: str, uid: str) -> str:
         """The secret key (Z85) of a job's workers."""
-        digest = hashlib.blake2b(f"{job}\0{uid}".encode(), key=self._secret, digest_size=32, person=b"elasticctl job")
+        digest = hashlib.blake2b(f"{job}\0{uid}".encode(), key=self.secret, digest_size=32, person=b"elasticctl job")
         return z85.encode(digest.digest()).decode()
 
 

@@ -17,9 +17,12 @@ from ...protocol.messages import (
     AdoptServer,
     Answer,
     Cancel,
+    Controllers,
+    ControllerView,
     Events,
     ExcludeServer,
     ForgetServer,
+    GetControllers,
     GetEnded,
     GetEvents,
     GetJob,
@@ -189,6 +192,8 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
             return set_policy(cluster, now, asked, request)
         case GetUsage() as request:
             return report(cluster, now, asked.who, request, fetched)
+        case GetControllers():
+            return _alone(cluster, now)
         case Ping():
             return _pong(cluster, now)
         case GetLog() as request:
@@ -208,6 +213,13 @@ def _events(cluster: Cluster, who: Principal, request: GetEvents) -> Answer:
     newer = list(itertools.takewhile(lambda event: event.number > request.after, reversed(cluster.events)))
     found = [event for event in reversed(newer) if wanted is None or event.job == wanted]
     return Events(events=tuple(found[:limit]))
+
+
+def _alone(cluster: Cluster, now: float) -> Answer:
+    """This controller alone, as far as the machine knows: its shell knows of others."""
+    settings = cluster.settings
+    view = ControllerView(name=cluster.leader.name, leads=True, version=settings.version, since_s=0.0)
+    return Controllers(controllers=(view,), asked=view.name, term=cluster.leader.term, time_s=now)
 
 
 def _pong(cluster: Cluster, now: float) -> Answer:

@@ -29,6 +29,7 @@ from .agents import (
 from .answers import (
     Answer,
     Cancelled,
+    Controllers,
     Events,
     JobFound,
     Jobs,
@@ -55,6 +56,7 @@ from .clients import (
     Envelope,
     ExcludeServer,
     ForgetServer,
+    GetControllers,
     GetEnded,
     GetEvents,
     GetJob,
@@ -92,6 +94,7 @@ from .links import (
     ToWorkerFromAgent,
 )
 from .views import (
+    ControllerView,
     CurvePoint,
     EventKind,
     EventView,
@@ -118,6 +121,8 @@ __all__ = [
     "Cancel",
     "Cancelled",
     "Commit",
+    "ControllerView",
+    "Controllers",
     "CurvePoint",
     "Envelope",
     "EventKind",
@@ -127,6 +132,7 @@ __all__ = [
     "Failure",
     "ForgetServer",
     "ForgetWorkers",
+    "GetControllers",
     "GetEnded",
     "GetEvents",
     "GetJob",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..model import JobId, ServerId
 from .base import Message
-from .views import EventView, JobView, ServerView, ShareForecast, StageView, UsageRow
+from .views import ControllerView, EventView, JobView, ServerView, ShareForecast, StageView, UsageRow
 
 
 class Submitted(Message, frozen=True, kw_only=True):
@@ -130,6 +130,16 @@ class UsageReport(Message, frozen=True, kw_only=True):
     next: str = ""  # `after` of the next page; "": this was the last one
 
 
+class Controllers(Message, frozen=True, kw_only=True):
+    """The controllers that run, by name, as far as the one that answers knows. `trouble`: why it may not know."""
+
+    controllers: tuple[ControllerView, ...]
+    asked: str  # the name of the one that answers
+    term: int  # the highest that it knows
+    time_s: float
+    trouble: str = ""
+
+
 class Pong(Message, frozen=True, kw_only=True):
     version: str
     protocol: int
@@ -170,6 +180,7 @@ Answer = (
     | PolicyInUse
     | PolicySet
     | UsageReport
+    | Controllers
     | Pong
     | Refused
 )

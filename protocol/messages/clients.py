@@ -144,6 +144,10 @@ class GetUsage(Message, frozen=True, kw_only=True):
     limit: int = 500
 
 
+class GetControllers(Message, frozen=True, kw_only=True):
+    """Which controllers this cluster has, and which of them leads. One that stands by answers it as well."""
+
+
 class Ping(Message, frozen=True, kw_only=True):
     pass
 
@@ -166,6 +170,7 @@ Request = (
     | GetPolicy
     | SetPolicy
     | GetUsage
+    | GetControllers
     | Ping
 )
 

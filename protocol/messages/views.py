@@ -214,3 +214,14 @@ class ShareForecast(msgspec.Struct, frozen=True, kw_only=True):
     before_gpus: int
     after_gpus: int
     reason: str
+
+
+class ControllerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A controller that runs."""
+
+    name: str
+    leads: bool
+    version: str
+    since_s: float  # Unix time of its start, by its own clock
+    clients_at: tuple[str, ...] = ()
+    agents_at: tuple[str, ...] = ()

@@ -181,13 +181,13 @@ def test_a_unix_user_is_who_its_account_says_unless_the_list_says_otherwise() ->
 
 
 def test_the_key_of_a_job_is_its_own_and_the_same_after_a_restart(tmp_path: Path) -> None:
-    keys = JobKeys(tmp_path)
-    assert JobKeys(tmp_path).of("digits-1", "a") == keys.of("digits-1", "a")
+    keys = JobKeys.kept_in(tmp_path)
+    assert JobKeys.kept_in(tmp_path).of("digits-1", "a") == keys.of("digits-1", "a")
     assert len({keys.of("digits-1", "a"), keys.of("digits-1", "b"), keys.of("digits-2", "a")}) == 3
     assert len(Pair.of(keys.of("digits-1", "a").encode()).public) == 40
     (tmp_path / "jobs.secret").write_bytes(b"short")
     with pytest.raises(OperatorError, match="5 bytes"):
-        JobKeys(tmp_path)
+        JobKeys.kept_in(tmp_path)
 
 
 def test_one_name_in_two_roles_is_one_person(keys: KeyDirectory, tmp_path: Path) -> None:

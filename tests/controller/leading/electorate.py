@@ -1,5 +1,6 @@
-"""Controllers that stand for election at a model of a store, in virtual time: each has a clock of its own speed, is paused, cut off
-or restarted, and its requests and their answers are late or lost."""
+"""Controllers that stand for election at a model of a store, in virtual time.
+
+Each has a clock of its own speed, is paused or cut off, and its requests and their answers are late or lost."""
 
 from __future__ import annotations
 
@@ -147,7 +148,7 @@ class Electorate:
         def back() -> None:
             self.store.alive = True
             # A store that has been away gives all leases their whole time again.
-            self.store.leases = {lease: self.now + TIMES.lease_s for lease in self.store.leases}
+            self.store.leases = dict.fromkeys(self.store.leases, self.now + TIMES.lease_s)
 
         self.at(self.now + seconds, back)
 
@@ -167,7 +168,8 @@ class Electorate:
             reign = leader.election.reign
             assert reign is not None
             holder = self.store.holder
-            assert holder is not None and holder.revision == reign.revision, f"{leader.name} leads without the key"
+            assert holder is not None, f"{leader.name} leads without the key"
+            assert holder.revision == reign.revision, f"{leader.name} leads, and {holder.name} has the key"
             assert reign.term == self.store.term, f"{leader.name} leads with an old term"
             self.last_led_s = self.now
             self.sent += leader.election.state is State.LEADING

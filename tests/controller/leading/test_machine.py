@@ -172,7 +172,8 @@ def test_who_resigns_lets_others_go_first() -> None:
             actions += election.handle(now, Renewed(2, 5.0, now))
         asked += [(now, action) for action in actions]
     campaigns = [now for now, action in asked if isinstance(action, Campaign)]
-    assert campaigns and campaigns[0] >= 10.5
+    assert campaigns
+    assert campaigns[0] >= 10.5
 
 
 def test_the_end_of_an_earlier_reign_does_not_concern_the_present_one() -> None:

@@ -1,0 +1,123 @@
+"""What an election asks of the store, and what it answers. Each call here may take as long as the store's limit for one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from ..records import LEADER_KEY, LeaderRecord
+from ..store.interface import If, Put, PutLeased, SharedStore, StoreUnavailable
+from .records import LEADING_KEY, PRESENT, PresenceRecord
+from .words import (
+    Ask,
+    Beaten,
+    Campaign,
+    Event,
+    Failed,
+    Grant,
+    Holder,
+    LeaseGone,
+    LeaseGranted,
+    Reign,
+    Renew,
+    Renewed,
+    Seen,
+    Won,
+)
+
+
+def since_boot() -> float:
+    """CLOCK_BOOTTIME (s): it runs on while the machine sleeps, and nobody sets it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Asking:
+    """The store's side of an election, for the controller that `presence` tells of."""
+
+    def __init__(self, store: SharedStore, presence: PresenceRecord, lease_s: int) -> None:
+        self._store = store
+        self.presence = presence
+        self._told = presence  # what the store says of us
+        self._lease_s = lease_s
+        self.present: tuple[PresenceRecord, ...] = ()  # all controllers that run, by name, as of the last renewal
+        self.trouble = ""  # why the store did not answer when it was last asked; "": it did
+
+    def carry_out(self, ask: Ask) -> list[Event]:
+        """Ask, and tell what has come of it."""
+        try:
+            match ask:
+                case Grant():
+                    found = self._grant()
+                case Renew(lease):
+                    found = self._renew(lease)
+                case Campaign(lease, above):
+                    found = [self._campaign(lease, above)]
+        except StoreUnavailable as error:
+            self.trouble = str(error)
+            return [Failed(ask, str(error))]
+        self.trouble = ""
+        return found
+
+    def revoke(self, lease: int) -> None:
+        """It ends by itself, if the store does not answer."""
+        try:
+            self._store.revoke(lease)
+        except StoreUnavailable as error:
+            self.trouble = str(error)
+
+    def _grant(self) -> list[Event]:
+        asked_s = since_boot()
+        lease = self._store.grant(self._lease_s)
+        self._tell(lease.id)
+        return [LeaseGranted(lease.id, lease.ttl_s, asked_s), self._look()]
+
+    def _renew(self, lease: int) -> list[Event]:
+        asked_s = since_boot()
+        ttl_s = self._store.renew(lease)
+        if ttl_s <= 0:
+            return [LeaseGone(lease), self._look()]
+        found: list[Event] = [Renewed(lease, ttl_s, asked_s)]
+        try:
+            if self._told != self.presence:
+                self._tell(lease)
+            found.append(self._look())
+        except StoreUnavailable as error:
+            self.trouble = str(error)  # renewed it is
+        return found
+
+    def _tell(self, lease: int) -> None:
+        presence = self.presence
+        self._store.claim((), (PutLeased(PRESENT + presence.name, msgspec.msgpack.encode(presence), lease),))
+        self._told = presence
+
+    def _look(self) -> Seen:
+        """Who leads, and who else is there."""
+        listing = self._store.list(LEADING_KEY)
+        holder = next((Holder(one.value.decode(), one.mod_revision) for one in listing.records), None)
+        self.present = tuple(_present(record.value) for record in self._store.list(PRESENT).records)
+        return Seen(holder, listing.revision)
+
+    def _campaign(self, lease: int, above: int) -> Event:
+        found = self._store.get(LEADER_KEY)
+        last = msgspec.msgpack.decode(found.value, type=LeaderRecord).term if found is not None else 0
+        presence = self.presence
+        term = max(last, above) + 1
+        record = LeaderRecord(
+            term=term, name=presence.name, agents_at=presence.agents_at, clients_at=presence.clients_at
+        )
+        conditions = (If(LEADING_KEY, 0), If(LEADER_KEY, found.mod_revision if found is not None else 0))
+        writes: Sequence[Put | PutLeased] = (
+            PutLeased(LEADING_KEY, presence.name.encode(), lease),
+            Put(LEADER_KEY, msgspec.msgpack.encode(record)),
+        )
+        revision = self._store.claim(conditions, writes)
+        return Beaten(lease) if revision is None else Won(lease, Reign(term, revision))
+
+
+def _present(value: bytes) -> PresenceRecord:
+    try:
+        return msgspec.msgpack.decode(value, type=PresenceRecord)
+    except msgspec.MsgspecError:  # of a newer version
+        return PresenceRecord(name="(unreadable)", version="", since_s=0.0)

@@ -1,0 +1,198 @@
+"""One of several controllers, as its loop sees it: it stands by until it is told to begin a reign, and again when that is over.
+
+`turn` never waits for the store for longer than one call to it: the mirror and the lease have threads of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ...protocol.messages import Refused, Standby
+from ...protocol.times import Leadership
+from ..records import LeaderRecord
+from ..store.interface import Deposed, If, SharedStore, StoreUnavailable
+from .asking import Asking, since_boot
+from .elector import Elector
+from .follower import Follower
+from .machine import State
+from .records import LEADING_KEY, PresenceRecord
+from .words import Built, Heard, Lead, Reign, Resigned, Seen, StandBy
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 0.25  # between two attempts to begin a reign
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Reign, under this term, from these keys and values of the store on."""
+
+    term: int
+    records: Sequence[tuple[str, bytes]]
+
+
+@dataclass(frozen=True)
+class End:
+    """Stand by."""
+
+    reason: str
+
+
+Step: TypeAlias = Begin | End
+
+
+class Candidacy:
+    """For the thread of the controller's loop."""
+
+    def __init__(
+        self, store: SharedStore, presence: PresenceRecord, times: Leadership, wake: Callable[[], None]
+    ) -> None:
+        """`wake` makes the loop turn, from any thread. Nothing begins before `start`."""
+        self._store = store
+        self._wake = wake
+        self._asking = Asking(store, presence, times.lease_s)
+        self._elector = Elector(self._asking, times, wake)
+        self._follower: Follower | None = None
+        self._last: LeaderRecord | None = None
+        self._won: Reign | None = None  # not begun yet
+        self._handing_over = False
+        self._again_s = 0.0
+
+    def start(self) -> None:
+        self._follower = self._following()
+        self._elector.start()
+
+    @property
+    def name(self) -> str:
+        """Of this controller."""
+        return self._asking.presence.name
+
+    @property
+    def state(self) -> State:
+        return self._elector.state
+
+    @property
+    def term(self) -> int:
+        """The highest that the store is known to have; 0: none."""
+        last = self._leader()
+        return last.term if last is not None else 0
+
+    @property
+    def present(self) -> tuple[PresenceRecord, ...]:
+        """The controllers that run, this one among them, by name."""
+        return self._asking.present
+
+    @property
+    def trouble(self) -> str:
+        """Why the store does not answer; empty: it does."""
+        return self._asking.trouble
+
+    def leads(self) -> bool:
+        """Is what this controller says now a leader's word? To be asked right before it is said."""
+        return self._elector.leads()
+
+    def turn(self) -> Step | None:
+        """The loop has gone round: what there is for it to do."""
+        self._elector.turned()
+        if self._follower is not None:
+            self._follower.check()
+        match self._elector.notice():
+            case StandBy(_, reason):
+                self._won = None
+                self._follow_anew()
+                self._wake()  # there may be more
+                return End(reason)
+            case Lead(reign):
+                self._won, self._handing_over, self._again_s = reign, False, 0.0
+                log.info("elected for term %d", reign.term)
+        return self._begin(self._won) if self._won is not None else None
+
+    def next_deadline(self) -> float | None:
+        """In so many seconds `turn` is wanted (s); None: when it is woken."""
+        waits = self._won is not None and not self._handing_over
+        return max(0.0, self._again_s - since_boot()) if waits else None
+
+    def built(self, term: int) -> None:
+        """What `Begin` has told is taken in."""
+        self._elector.tell(Built(term))
+
+    def resign(self, term: int, reason: str, rest_s: float = 0.0) -> None:
+        """The reign with that term cannot go on."""
+        self._elector.tell(Resigned(term, reason, rest_s))
+
+    def heard(self, term: int) -> None:
+        """An agent knows of a reign with this term."""
+        self._elector.tell(Heard(term))
+
+    def standby(self) -> Standby:
+        """The answer to an agent."""
+        last = self._leader()
+        return Standby(leader=", ".join(last.agents_at) if last is not None and self.held else "")
+
+    def refusal(self) -> Refused:
+        """The answer to a client."""
+        last, held = self._leader(), self.held
+        text = f"the leader is {held}" if held else "no controller leads at present"
+        if self.trouble:
+            text = f"the store does not answer ({self.trouble}); training goes on"
+        leader = ", ".join(last.clients_at) if last is not None and held else ""
+        return Refused(reason=f"controller {self.name} stands by; {text}", standby=True, leader=leader)
+
+    def close(self) -> None:
+        """Let another one lead, at once if the store answers."""
+        self._elector.close()
+        if self._follower is not None:
+            self._follower.close()
+
+    @property
+    def held(self) -> str:
+        """Who leads, as far as is known: empty for nobody, and for this one."""
+        holder = self._elector.holder
+        return holder.name if holder is not None and holder.name != self.name else ""
+
+    def _leader(self) -> LeaderRecord | None:
+        if self._follower is not None and self._follower.last is not None:
+            self._last = self._follower.last
+        return self._last
+
+    def _begin(self, reign: Reign) -> Step | None:
+        """The reign's writes are bound to its key; then what was written before is taken over."""
+        if self._follower is None or not self._elector.leads():
+            return None
+        if not self._handing_over and since_boot() >= self._again_s:
+            try:
+                revision = self._store.begin(If(LEADING_KEY, reign.revision))
+            except StoreUnavailable as error:
+                log.warning("the reign cannot begin yet: %s", error)
+                self._again_s = since_boot() + AGAIN_S
+                return None
+            except Deposed as error:
+                self._won = None
+                self.resign(reign.term, str(error))
+                return None
+            self._follower.hand_over(revision)
+            self._handing_over = True
+        followed = self._follower.followed
+        if not self._handing_over or followed is None:
+            return None
+        self._leader()
+        self._follower.close()
+        self._follower, self._won = None, None
+        log.info(
+            "takes %d records over, %s", len(followed.records), "listed anew" if followed.listed else "as followed"
+        )
+        return Begin(reign.term, followed.records)
+
+    def _following(self) -> Follower:
+        return Follower(self._store, self._see, self._wake)
+
+    def _see(self, seen: Seen) -> None:
+        self._elector.tell(seen)
+
+    def _follow_anew(self) -> None:
+        if self._follower is not None:
+            self._follower.close()
+        self._follower = self._following()

@@ -1,0 +1,126 @@
+"""The thread in which a controller stands for election: it asks the store, and lets `machine` decide.
+
+The controller's loop may take seconds for one turn, and leases must be renewed meanwhile. What the loop has to do, to lead or to
+stand by, waits for it in a queue. What it may not do any more it knows at once, by its look at `leads`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from ...protocol.times import Leadership
+from .asking import Asking, since_boot
+from .machine import Election, State
+from .words import Action, Campaign, Closed, Event, Failed, Grant, Holder, Lead, Renew, Revoke, StandBy, TimePassed
+
+log = logging.getLogger(__name__)
+
+CLOSED_WITHIN_S = 5.0
+
+
+class Elector:
+    """One controller in the election. All methods are for other threads."""
+
+    def __init__(self, asking: Asking, times: Leadership, wake: Callable[[], None]) -> None:
+        """`wake` is called when something waits in `notices`. Nothing begins before `start`."""
+        self._asking = asking
+        self._election = Election(times, since_boot())
+        self._wake = wake
+        self._turned_s = since_boot()
+        self._until_s: float | None = None
+        self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._notices: deque[Lead | StandBy] = deque()
+        self._trouble = ""
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="elector", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def leads(self) -> bool:
+        """Is what leaves this controller now a leader's word?"""
+        until_s = self._until_s
+        return until_s is not None and since_boot() < until_s
+
+    @property
+    def state(self) -> State:
+        return self._election.state
+
+    @property
+    def holder(self) -> Holder | None:
+        """Who was last seen to lead."""
+        return self._election.holder
+
+    def turned(self) -> None:
+        """The loop that acts has gone round. Raises what has ended the thread: without it nobody renews."""
+        self._turned_s = since_boot()
+        if self._failed is not None:
+            raise self._failed
+
+    def tell(self, event: Event) -> None:
+        """Something has happened that concerns the election."""
+        self._told.put(event)
+
+    def notice(self) -> Lead | StandBy | None:
+        """What the loop has to do next."""
+        return self._notices.popleft() if self._notices else None
+
+    def close(self) -> None:
+        """Leave the election: whatever this controller holds in the store goes at once, if the store answers."""
+        if self._thread.is_alive():
+            self.tell(Closed())
+            self._thread.join(CLOSED_WITHIN_S)
+
+    def _run(self) -> None:
+        try:
+            waiting: deque[Event] = deque()
+            while True:
+                event = waiting.popleft() if waiting else self._next()
+                actions = self._election.handle(since_boot(), event)
+                self._until_s = self._election.leads_until_s
+                waiting += self._carry_out(actions)
+                if isinstance(event, Closed):
+                    return
+        except BaseException as error:  # the loop raises it
+            self._until_s = None
+            self._failed = error
+            self._wake()
+
+    def _next(self) -> Event:
+        deadline_s = self._election.next_deadline()
+        wait_s = max(0.0, deadline_s - since_boot()) if deadline_s is not None else None
+        try:
+            return self._told.get(timeout=wait_s)
+        except queue.Empty:
+            return TimePassed(self._turned_s)
+
+    def _carry_out(self, actions: list[Action]) -> list[Event]:
+        for action in actions:  # at once; what is asked of the store may take a while
+            if isinstance(action, Lead | StandBy):
+                self._notices.append(action)
+                self._wake()
+        found: list[Event] = []
+        for action in actions:
+            match action:
+                case Grant() | Renew() | Campaign():
+                    found += self._asking.carry_out(action)
+                case Revoke(lease):
+                    self._asking.revoke(lease)
+                case Lead() | StandBy():
+                    pass
+        self._tell_trouble(found)
+        return found
+
+    def _tell_trouble(self, found: list[Event]) -> None:
+        """Once when the store does not answer any more, and once when it does again."""
+        failed = next((event for event in found if isinstance(event, Failed)), None)
+        if failed is not None and not self._trouble:
+            log.warning("the store does not answer: %s", failed.reason)
+            self._trouble = failed.reason
+        elif found and failed is None and self._trouble:
+            log.info("the store answers again")
+            self._trouble = ""

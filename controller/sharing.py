@@ -1,0 +1,78 @@
+"""What a controller needs that shares its store with others: the store, what it says of itself, and the secret of jobs' keys."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import __version__
+from ..protocol.errors import OperatorError
+from ..protocol.messages import Controllers, ControllerView
+from ..runtime.keys import JobKeys
+from ..runtime.directories import read_secret
+from .config import ControllerConfig
+from .leading.candidacy import Candidacy
+from .leading.records import JOB_KEYS_KEY, PresenceRecord
+from .store import If, Put, SharedStore, Store
+
+log = logging.getLogger(__name__)
+
+
+def shared_store(options: ControllerConfig) -> SharedStore:
+    """Connects when it is first used. Raises OperatorError."""
+    from .store.etcd import EtcdStore
+    from .store.etcd_connection import CALL_TIMEOUT_S, Access
+
+    etcd = options.etcd
+    password = ""
+    if etcd.password_file is not None:
+        password = read_secret(Path(etcd.password_file).expanduser()).decode(errors="replace").strip()
+    timeout_s = min(CALL_TIMEOUT_S, etcd.lease_s / 5)
+    files = (_path(etcd.ca_file), _path(etcd.cert_file), _path(etcd.key_file))
+    return EtcdStore(Access(etcd.endpoints, *files, etcd.user, password, timeout_s), options.etcd_root)
+
+
+def presence_of(options: ControllerConfig, since_s: float) -> PresenceRecord:
+    """What others are told of this controller. since_s: of its start (Unix time)."""
+    return PresenceRecord(
+        name=options.own_name,
+        version=__version__,
+        since_s=since_s,
+        clients_at=options.clients_at,
+        agents_at=options.agents_at,
+    )
+
+
+def shared_job_keys(store: Store, state: Path, records: Sequence[tuple[str, bytes]]) -> JobKeys:
+    """Those in the store, of which these are the records. If there are none the secret of `state` goes there: running jobs have
+    its keys, where the cluster has had one controller before. Raises OperatorError, StoreUnavailable, Deposed."""
+    secret = next((value for key, value in records if key == JOB_KEYS_KEY), None)
+    if secret is None:
+        secret = JobKeys.kept_in(state).secret
+        if store.commit((If(JOB_KEYS_KEY, 0),), (Put(JOB_KEYS_KEY, secret),)) is None:
+            raise OperatorError("the store has a secret for the keys of jobs that its records do not hold")
+    return JobKeys(secret, f"{JOB_KEYS_KEY} in the store")
+
+
+def controllers_of(candidacy: Candidacy, now: float) -> Controllers:
+    """The answer to whoever asks which controllers there are."""
+    leader = candidacy.name if candidacy.leads() else candidacy.held
+    views = tuple(
+        ControllerView(
+            name=one.name,
+            leads=one.name == leader,
+            version=one.version,
+            since_s=one.since_s,
+            clients_at=one.clients_at,
+            agents_at=one.agents_at,
+        )
+        for one in candidacy.present
+    )
+    return Controllers(
+        controllers=views, asked=candidacy.name, term=candidacy.term, time_s=now, trouble=candidacy.trouble
+    )
+
+
+def _path(told: str | None) -> Path | None:
+    return Path(told).expanduser() if told is not None else None
