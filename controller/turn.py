@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 What the machine records in one turn is one transaction, committed before the first message of the turn is sent. So a submission
-costs a share of one fsync, and nothing has been said that a crash could make untrue.
+costs a share of one fsync, and nothing has been said that a crash could make untrue. Where the store takes less at once, the turn
+is recorded in pieces of whole events, and nothing is sent before its own piece is durable (`piece`).
 
 A commit may fail: the disk is full, the database is locked, the device fails. Then the machine knows what the store does not,
 and is thrown away with everything that it wanted to send. Agents and workers go on by themselves, as they do without a
@@ -44,6 +45,7 @@ from .events import (
 )
 from .jobs.archive import PREFIX as ARCHIVE
 from .machine import ControllerMachine
+from .piece import Piece, changes_of
 from .requests.answers import changes
 from .store.interface import AFTER_ALL, Delete, Put, Store, StoreUnavailable
 
@@ -98,9 +100,10 @@ class Turn:
         self._set_s = 0.0  # by so much the clock was set since the last commit
         self._away: _Away | None = None
         self._stands_down: StandDown | None = None
-        self._outbox: list[Outgoing] = []
-        self._writes: dict[str, Put | Delete] = {}
-        self._asked: list[ClientRequest] = []  # in this turn
+        self._durable: list[Outgoing] = []  # may be sent: all that it stands on is recorded
+        self._outbox: list[Outgoing] = []  # waits for the piece
+        self._piece = Piece(store.limits)
+        self._asked: list[ClientRequest] = []  # in this piece
         self._unsettled: dict[str, ClientRequest] = {}  # by name; one turn's at most: later ones are refused
         self._machine = self._recovered(now) if records is None else build(now, records)
 
@@ -126,34 +129,36 @@ class Turn:
         return self._machine.next_deadline() if self._away is None else self._away.probe_s
 
     def take(self, now: float, event: Event) -> None:
-        """Take in something that has happened."""
-        if isinstance(event, ClockSet):
-            self._set_s += event.by_s
+        """Take in something that has happened. What came before in this turn is recorded first, if both together are too much."""
         if self._stands_down is not None:
             if isinstance(event, ClientRequest):
                 self._refer(event, self._stands_down)
             return
-        if self._away is not None:
+        actions = self._handle(now, event) if self._away is None else []
+        for action in actions:
+            if isinstance(action, StandDown):
+                self._stand_down(action)
+                return
+        changed = changes_of(actions)
+        if not self._piece.takes(changed):
+            self._commit(now)
+        if isinstance(event, ClockSet):
+            self._set_s += event.by_s
+        if self._away is not None:  # what the machine has made of this event is thrown away with it
             if isinstance(event, ClientRequest):
                 self._refuse(event, self._away)
             return  # agents repeat what matters
         if isinstance(event, ClientRequest):
             self._asked.append(event)
-        for action in self._handle(now, event):
-            if isinstance(action, Record):
-                self._writes.update({key: Put(key, value) for key, value in action.puts})
-                self._writes.update({key: Delete(key) for key in action.deletes})
-            elif isinstance(action, Fetch):
+        self._piece.add(changed)
+        self._outbox += [action for action in actions if not isinstance(action, Record | Fetch | StandDown)]
+        for action in actions:
+            if isinstance(action, Fetch):
                 self._fetch(now, action)
-            elif isinstance(action, StandDown):
-                self._stand_down(action)
-                return
-            else:
-                self._outbox.append(action)
 
     def _stand_down(self, why: StandDown) -> None:
         self._stands_down = why
-        self._writes.clear()
+        self._piece.taken()  # and dropped
         text = f"server {why.told_by} has heard of term {why.term}, and this is term {self._machine.term}: stands down"
         self._outbox = [Warn(text, why.told_by)]
         asked, self._asked = self._asked, []
@@ -182,10 +187,7 @@ class Turn:
 
     def told(self) -> list[Outgoing]:
         """What can be sent at once, since all that is known is recorded: answers to those who only look."""
-        if self._writes:
-            return []
-        outbox, self._outbox = self._outbox, []
-        return outbox
+        return self._sendable()
 
     def finish_ahead(self, now: float) -> list[Outgoing]:
         """Before a decision that takes long: commit what has come so far, and return what is to be sent. Else nothing."""
@@ -207,8 +209,14 @@ class Turn:
                 self.take(now, TimePassed())
             self._commit(now)
         self._turned_s = now
-        outbox, self._outbox = self._outbox, []
-        return outbox
+        return self._sendable()
+
+    def _sendable(self) -> list[Outgoing]:
+        sendable, self._durable = self._durable, []
+        if not self._piece:
+            sendable += self._outbox
+            self._outbox = []
+        return sendable
 
     # -- the store
 
@@ -231,15 +239,15 @@ class Turn:
         self.take(now, Fetched(fetch.request, found))
 
     def _read(self, key: str) -> bytes | None:
-        write = self._writes.get(key)
+        write = self._piece.writes.get(key)
         if write is not None:
             return write.value if isinstance(write, Put) else None
         record = self._store.get(key)
         return record.value if record is not None else None
 
     def _commit(self, now: float) -> None:
-        """All records of the turn in one transaction; of several values for one key the last."""
-        writes, self._writes = tuple(self._writes.values()), {}
+        """The piece, in one transaction; of several values for one key the last."""
+        writes = self._piece.taken()
         asked, self._asked = self._asked, []
         if not writes:
             return
@@ -248,6 +256,8 @@ class Turn:
             if self._store.commit((), writes) is None:
                 raise AssertionError("a commit without conditions was refused")
             self._set_s = 0.0
+            self._durable += self._outbox
+            self._outbox = []
             if self._watch is not None:
                 self._watch.committed(self._watch.now() - began_s, len(writes))
         except StoreUnavailable as error:
@@ -256,7 +266,7 @@ class Turn:
     def _leave(
         self, now: float, error: StoreUnavailable, writes: Sequence[Put | Delete], asked: Sequence[ClientRequest]
     ) -> None:
-        """Nothing of this turn is said. Its requests are refused, or kept until their outcome is known."""
+        """Nothing of this piece is said. Its requests are refused, or kept until their outcome is known."""
         size = sum(len(write.key) + len(write.value) for write in writes if isinstance(write, Put))
         self._away = away = _Away(now, str(error), size, now + STORE_RETRY_S)
         acts = [action for action in self._outbox if isinstance(action, Audit)] if error.outcome_unknown else []
@@ -288,6 +298,8 @@ class Turn:
             self._set_s = 0.0
             self.take(now, ClockSet(set_s))  # what the store holds is from before
         self.take(now, StoreReturned(away.since_s, away.reason))
-        unsettled, self._unsettled = self._unsettled, {}
-        for event in unsettled.values():
+        for event in list(self._unsettled.values()):
             self.take(now, event)
+            if self._away is not None:  # again: this one and all later ones are not settled
+                return
+            del self._unsettled[event.name]

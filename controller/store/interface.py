@@ -97,6 +97,11 @@ class Limits:
     bytes: int | None = None  # of all keys and values, each write with its overhead
     overhead_bytes: int = 0  # for each write
 
+    @property
+    def is_none(self) -> bool:
+        """Is everything one transaction?"""
+        return self.operations is None and self.bytes is None
+
     def size(self, write: Put | PutLeased | Delete) -> int:
         """So many bytes count for `write`."""
         value = 0 if isinstance(write, Delete) else len(write.value)
