@@ -1,10 +1,12 @@
-"""Asking the controller: one request, one answer, repeated with the same id until it comes or the time is up."""
+"""Asking the controller, or of several the one that leads: one request, one answer, repeated with the same id until it comes or
+the time is up."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,7 +14,15 @@ import msgspec
 import zmq
 
 from ..protocol.codec import MAX_REQUEST_BYTES, Codec
-from ..protocol.errors import ClusterUnreachable, NotAllowed, OperatorError, PeerError, RequestRefused, UserError
+from ..protocol.errors import (
+    ClusterUnreachable,
+    ElasticError,
+    NotAllowed,
+    OperatorError,
+    PeerError,
+    RequestRefused,
+    UserError,
+)
 from ..protocol.messages import (
     PROTOCOL_VERSION,
     Answer,
@@ -28,75 +38,149 @@ from ..protocol.messages import (
     Servers,
     ServerView,
 )
+from ..protocol.times import ENDPOINT_SILENCE_S
 from ..runtime import transport
 from ..runtime.directories import check_way
+from ..runtime.endpoints import endpoints
+from .endpoints import Memory
 
 if TYPE_CHECKING:
     from ..runtime.keys import KeyFile
 
-REPEAT_INTERVAL_S = 1.0
+FIRST_PAUSE_S = 0.05  # after all have said that they do not lead; then twice as long each time
 
 Diagnosis: TypeAlias = Callable[[str, bool], str | None]
 
 
+class StandsBy(ClusterUnreachable):
+    """The only controller that was asked does not lead."""
+
+
+@dataclass
+class _Line:
+    """A socket to one controller, and what has come of asking there."""
+
+    address: str
+    socket: transport.Socket
+    refusals: transport.Socket
+    unheard: bool = False  # a handshake has failed, and nobody has said why
+    refused: str = ""  # why it does not let us in
+    standby: str = ""  # what it has said of who leads, instead of an answer
+
+    @property
+    def outcome(self) -> str:
+        """For people."""
+        if self.refused or self.standby:
+            return self.refused or self.standby
+        return "the connection ends before keys are exchanged" if self.unheard else "no answer"
+
+
 class Client:
-    """A connection to one controller."""
+    """Connections to the controllers of one cluster: of several, one leads."""
 
-    def __init__(self, address: str, key: KeyFile | None = None, diagnosis: Diagnosis | None = None) -> None:
-        """Raises UserError if `address` is none, or needs a key; that nobody listens there shows when something is asked.
+    def __init__(
+        self,
+        address: str,
+        key: KeyFile | None = None,
+        diagnosis: Diagnosis | None = None,
+        memory: Path | None = None,
+    ) -> None:
+        """`address`: where the controller listens, or several addresses with commas between them. Raises UserError if one is
+        none, or needs a key; that nobody listens there shows when something is asked.
 
-        `diagnosis`: tells why nobody answers at an address, if it can; asked at the start and when the time is up.
+        `diagnosis`: tells why nobody answers at an address, if it can; asked at the start and when the time is up. `memory`: a
+        directory in which it is remembered who has answered last.
         """
-        self._address = address
         self._key = key
         self._diagnosis = diagnosis or (lambda address, late: None)
         self._answered = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._connected()
-        self._refusals = transport.refusals(self._context, self._socket)
-        self._unheard = False  # a handshake has failed, and nobody has said why
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._refusals, zmq.POLLIN)
         self._codec: Codec[Reply] = Codec(Reply)
+        self._poller = zmq.Poller()
+        self._lines = [self._connected(each) for each in self._addresses(address)]
+        for line in self._lines:
+            self._poller.register(line.socket, zmq.POLLIN)
+            self._poller.register(line.refusals, zmq.POLLIN)
+        self._memory = Memory([line.address for line in self._lines], memory) if memory is not None else None
+        self._present = self._memory.first if self._memory is not None else 0
 
-    def _connected(self) -> transport.Socket:
+    @staticmethod
+    def _addresses(address: str) -> tuple[str, ...]:
         try:
-            transport.check_form(self._address)
-            if not self._address.startswith("tcp://"):
-                check_way(Path(self._address.removeprefix("ipc://")))
-                return transport.dealer(self._context, self._address)
-            if self._key is None:
-                raise UserError(
-                    f"the controller at {self._address} wants a key: an operator makes one with "
-                    "`elasticctl keys add user:NAME`, and `elasticctl login FILE` puts it in its place"
-                )
-            return transport.dealer(self._context, self._address, b"", self._key.pair, self._key.controller_public)
+            return endpoints(address)
         except OperatorError as error:
             raise UserError(f"the controller's address: {error}") from None
 
+    def _connected(self, address: str) -> _Line:
+        try:
+            if not address.startswith("tcp://"):
+                check_way(Path(address.removeprefix("ipc://")))
+                socket = transport.dealer(self._context, address)
+            elif self._key is None:
+                raise UserError(
+                    f"the controller at {address} wants a key: an operator makes one with "
+                    "`elasticctl keys add user:NAME`, and `elasticctl login FILE` puts it in its place"
+                )
+            else:
+                public = self._key.controller_public
+                socket = transport.dealer(self._context, address, b"", self._key.pair, public)
+        except OperatorError as error:
+            raise UserError(f"the controller's address: {error}") from None
+        return _Line(address, socket, transport.refusals(self._context, socket))
+
     def ask(self, request: Request, timeout_s: float = 10.0) -> Answer:
         """The answer to `request`. Raises UserError, RequestRefused or NotAllowed with the controller's reason, and
-        ClusterUnreachable."""
+        ClusterUnreachable.
+
+        Whoever has answered last is asked first. After a second of silence, or if it stands by, the next one is asked: the same
+        request, which is carried out once.
+        """
         envelope = Envelope(id=secrets.token_hex(16), request=request, speaks=PROTOCOL_VERSION)
         data = self._encode(envelope)
         deadline = time.monotonic() + timeout_s
-        if not self._answered and (why := self._diagnosis(self._address, False)):
+        if not self._answered and len(self._lines) == 1 and (why := self._diagnosis(self._lines[0].address, False)):
             raise ClusterUnreachable(
                 why
             )  # one that has died while somebody waits may be started again: that takes a while
+        for line in self._lines:
+            line.refused = line.standby = ""
+        referred = 0  # times in a row that who was asked stands by, or does not let us in
         while (left_s := deadline - time.monotonic()) > 0:
-            transport.send(self._socket, data)
-            reply = self._receive(envelope.id, min(REPEAT_INTERVAL_S, left_s))
+            transport.send(self._lines[self._present].socket, data)
+            reply = self._receive(envelope.id, min(ENDPOINT_SILENCE_S, left_s))
             if reply is not None:
-                self._answered = True
                 return accepted(reply.answer)
-        if why := self._diagnosis(self._address, True):
-            raise ClusterUnreachable(why)
+            line = self._lines[self._present]
+            if line.refused and all(each.refused for each in self._lines):
+                break
+            referred = referred + 1 if line.refused or line.standby else 0
+            self._present = (self._present + 1) % len(self._lines)
+            if referred and referred % len(self._lines) == 0:  # nobody leads: an election takes a moment
+                pause_s = min(ENDPOINT_SILENCE_S, FIRST_PAUSE_S * 2 ** min(referred, 10))
+                reply = self._receive(envelope.id, min(pause_s, max(0.0, deadline - time.monotonic())), nobody=True)
+                if reply is not None:
+                    return accepted(reply.answer)
+        raise self._failure(timeout_s)
+
+    def _failure(self, timeout_s: float) -> ElasticError:
+        """Why there is no answer."""
+        if all(line.refused for line in self._lines):
+            return NotAllowed("; ".join(f"the controller at {line.address} {line.refused}" for line in self._lines))
+        if len(self._lines) > 1:
+            each = ", ".join(f"{line.address} ({line.outcome})" for line in self._lines)
+            return ClusterUnreachable(
+                f"no controller that leads answers within {timeout_s:g} s; asked were {each}; `elasticctl doctor` looks for the "
+                "cause"
+            )
+        line = self._lines[0]
+        if line.standby:
+            return StandsBy(f"the controller at {line.address} {line.standby}, for {timeout_s:g} s")
+        if why := self._diagnosis(line.address, True):
+            return ClusterUnreachable(why)
         ends = "the connection ends before keys are exchanged; the controller may have another key now"
-        why = f": {ends}" if self._unheard else f" within {timeout_s:g} s"
-        raise ClusterUnreachable(
-            f"no controller answers at {self._address}{why}; `elasticctl doctor` looks for the cause"
+        why = f": {ends}" if line.unheard else f" within {timeout_s:g} s"
+        return ClusterUnreachable(
+            f"no controller answers at {line.address}{why}; `elasticctl doctor` looks for the cause"
         )
 
     def jobs(self, request: GetJobs | GetEnded, most: int | None = None) -> Jobs:
@@ -126,9 +210,10 @@ class Client:
             request = msgspec.structs.replace(request, after=page.next)
 
     def close(self) -> None:
-        self._socket.disable_monitor()
-        self._refusals.close()
-        self._socket.close()
+        for line in self._lines:
+            line.socket.disable_monitor()
+            line.refusals.close()
+            line.socket.close()
         self._context.term()
 
     def _encode(self, envelope: Envelope) -> bytes:
@@ -141,28 +226,40 @@ class Client:
             raise UserError(f"this {what} is too large: {len(data)} bytes, at most {MAX_REQUEST_BYTES}")
         return data
 
-    def _receive(self, request: str, wait_s: float) -> Reply | None:
+    def _receive(self, request: str, wait_s: float, nobody: bool = False) -> Reply | None:
+        """An answer, of whichever controller. None: none came, or the one that was asked stands by, or does not let us in;
+        `nobody`: none was asked."""
         deadline = time.monotonic() + wait_s
         while (left_s := deadline - time.monotonic()) > 0:
             for ready, _ in self._poller.poll(int(left_s * 1000) + 1):
-                if ready is self._refusals:
-                    self._refused(self._refusals.recv_multipart())
-                    continue
-                reply = self._codec.decode(self._socket.recv())
-                if reply.id == request:
-                    return reply
+                number, line = next(
+                    (number, line) for number, line in enumerate(self._lines) if ready in (line.socket, line.refusals)
+                )
+                if ready is line.refusals:
+                    self._refused(line)
+                elif (reply := self._codec.decode(line.socket.recv())).id == request:
+                    if not isinstance(reply.answer, Refused) or not reply.answer.standby:
+                        self._note(number)
+                        return reply
+                    leads = f"{reply.answer.leader} leads" if reply.answer.leader else "nobody leads"
+                    line.standby = f"stands by, and says that {leads}"
+                if (line.refused or line.standby) and number == self._present and not nobody:
+                    return None
         return None
 
-    def _refused(self, told: list[bytes]) -> None:
-        """A handshake has failed. Raises NotAllowed if the controller does not want our key."""
-        if not transport.is_final(told):
-            self._unheard = True
+    def _note(self, endpoint: int) -> None:
+        self._answered, self._present = True, endpoint
+        if self._memory is not None:
+            self._memory.answered(endpoint)
+
+    def _refused(self, line: _Line) -> None:
+        """A handshake has failed."""
+        if not transport.is_final(line.refusals.recv_multipart()):
+            line.unheard = True
             return
-        transport.connect_again(self._socket, self._address)  # should anything else be asked later
+        transport.connect_again(line.socket, line.address)  # should anything else be asked later
         who = f"{self._key.role.value}:{self._key.name}" if self._key is not None else "nobody"
-        raise NotAllowed(
-            f"the controller at {self._address} does not let {who} in: the key is unknown there, or revoked"
-        )
+        line.refused = f"does not let {who} in: the key is unknown there, or revoked"
 
 
 def accepted(answer: Answer) -> Answer:

@@ -117,12 +117,12 @@ def load_policy(file: Path) -> object:
 def load_place(file: Path) -> object:
     """Where users find the controller, and their key. Raises UserError."""
     from ..runtime.config import load
-    from ..runtime.transport import check_form
+    from ..runtime.endpoints import endpoints
     from .context import Place
 
     place = load(file, Place, UserError)
     try:
-        check_form(place.controller)
+        endpoints(place.controller)
     except OperatorError as error:
         raise UserError(f"{file}: controller: {error}") from None
     return place

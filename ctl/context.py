@@ -40,7 +40,7 @@ SYSTEM = Path("/etc/elasticctl")  # of all users of this machine; before it goes
 class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``cluster.yaml``: which cluster somebody uses."""
 
-    controller: str
+    controller: str | tuple[str, ...]  # address, or several of them: in a list, or with commas between them
     key: str | None = None  # file; a relative path starts at the directory of this one
 
 
@@ -59,9 +59,10 @@ class Context:
         """The connection to the controller. Raises ClusterUnreachable where no cluster is known."""
         if self._client is None:
             from .client import Client
+            from .endpoints import cache
 
             address, key = self.reached_by()
-            self._client = Client(address, key, self._diagnosis)
+            self._client = Client(address, key, self._diagnosis, cache())
         return self._client
 
     def command(self, what: str) -> str:
@@ -92,7 +93,8 @@ class Context:
 
     def reached_by(self) -> tuple[str, KeyFile | None]:
         """Address and key: as given, else the local cluster in `directory`, else as the user's own or the machine's
-        configuration says. Raises ClusterUnreachable, UserError."""
+        configuration says. Of several controllers all addresses, with commas between them. Raises ClusterUnreachable,
+        UserError."""
         address, path = self.named()
         return address, None if path is None else self._read_key(path)
 
@@ -109,13 +111,15 @@ class Context:
             return found.controller, None
         if not self.is_given:
             from ..runtime import config
+            from ..runtime.endpoints import split
 
             for home in (configuration(), SYSTEM):
                 path = home / "cluster.yaml"
                 if path.exists():
                     place = config.load(path, Place, UserError)
                     named = home / Path(place.key).expanduser() if place.key is not None else None
-                    return place.controller, self._key_for(place.controller, named)
+                    address = ",".join(split(place.controller))
+                    return address, self._key_for(address, named)
         if found is not None:
             raise ClusterUnreachable(record.stopped(self.directory, self.command("up")))
         raise ClusterUnreachable(
@@ -142,7 +146,7 @@ class Context:
 
     def _key_for(self, address: str, named: Path | None) -> Path | None:
         """Sockets of the file system need none."""
-        if not address.startswith("tcp://"):
+        if "tcp://" not in address:
             return None
         path = self.key or named or configuration() / "key"
         return path if self.key or named or path.exists() else None

@@ -57,17 +57,20 @@ def add(
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(help="Controller's address, to be written into the file: tcp://HOST:PORT.", show_default=False),
+        typer.Option(
+            help="Where the controller listens, to be written into the file: tcp://HOST:PORT; of several all, with commas.",
+            show_default=False,
+        ),
     ] = None,
     keys: Keys = DIRECTORY,
 ) -> None:
     """Make a key and let it in: the file is for the user, or for the server's /etc/elasticctl."""
-    from ..runtime import transport
+    from ..runtime.endpoints import endpoints
     from ..runtime.keys import KeyDirectory
 
     role, name = parse(principal)
     if address is not None:
-        transport.check_form(address)
+        address = ",".join(endpoints(address))
     file = (out or Path(f"{role.value}-{name}.key")).absolute()
     KeyDirectory(keys.absolute()).add(principal, account or "", file, address)
     print(f"{principal} is known; its key is in {file}: hand it over, and delete it here")

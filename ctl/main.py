@@ -42,7 +42,7 @@ def shared(
         str | None,
         typer.Option(
             envvar="ELASTICCTL_CONTROLLER",
-            help="Address of a controller: tcp://HOST:PORT or ipc:///PATH.",
+            help="Address of a controller: tcp://HOST:PORT or ipc:///PATH; of several all, with commas.",
             show_default=False,
         ),
     ] = None,

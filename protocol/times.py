@@ -29,6 +29,9 @@ CONNECTION_HEARTBEAT_S = 1.0  # of the connections between processes
 CONTROLLER_CONNECTION_HEARTBEAT_S = 2.0  # of those of agents to their controller, which has a thousand of them
 CONNECTION_TIMEOUT_S = 5.0  # without one, after which a connection is made anew
 
+ENDPOINT_SILENCE_S = 1.0  # of a controller, after which a client asks again, another one if there are several
+# An agent goes on to the next endpoint after a heartbeat interval without an answer to its hello (`agent.session`).
+
 # ------------------------------------------------------------------------------------------------------ the controller
 
 FIRST_BACK_OFF_S = 1.0  # of a job that has lost all workers, until it starts again
@@ -196,6 +199,9 @@ def check() -> None:
         "an agent has had an answer to another heartbeat before it says hello again": SILENT_INTERVALS >= 2,
         "a broken connection is made anew before a server is lost": (
             2 * max(CONNECTION_HEARTBEAT_S, CONTROLLER_CONNECTION_HEARTBEAT_S) < CONNECTION_TIMEOUT_S < SERVER_LEASE_S
+        ),
+        "an agent has asked another controller before its server is lost": (
+            (SILENT_INTERVALS + 2) * HEARTBEAT_INTERVAL_S < SERVER_LEASE_S
         ),
         "an absence of the controller is noticed before a server is lost": AWAY_S < SERVER_LEASE_S,
         "an agent has said a heartbeat before a controller that has started goes without": (

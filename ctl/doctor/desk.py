@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ... import __version__
 from ...protocol.errors import UserError
-from ...protocol.messages import PROTOCOL_VERSION, ServerState, ServerView
+from ...protocol.messages import PROTOCOL_VERSION, VERSIONS_AHEAD, ServerState, ServerView
 from ...protocol.principals import Role
 from ...runtime.keys import KeyFile
 from .. import record
@@ -20,7 +20,7 @@ from . import interpreters
 from .checks import Finding, Register, Subject, absent, failure, ok, warning, worst
 from .interpreters import ASKED_WITHIN_S, numbers
 from .places import Place
-from .reach import Reach, short
+from .reach import Reach, Step, short
 
 CHECKS = Register(Subject.DESK)
 LEAST_PYTHON = (3, 11)
@@ -127,14 +127,25 @@ def key(place: Place) -> Finding:
 def controller(place: Place) -> Finding:
     if place.reach is None:
         return absent("no cluster is named")
+    others = place.reach.others
     if not place.reach.there:
-        return failure(place.reach.found, place.reach.remedy)
+        worst = next((each for each in (place.reach, *others) if each.step is not Step.STANDBY), place.reach)
+        text = "; ".join(f"{each.address}: {each.found}" for each in (place.reach, *others))
+        return failure(text if others else place.reach.found, worst.remedy)
     pong = place.reach.pong
     assert pong is not None
-    return ok(
+    text = (
         f"cluster {pong.cluster} answers within {short(place.reach.round_trip_s)}; {pong.servers} servers, "
         f"policy {pong.policy}"
     )
+    if not others:
+        return ok(text)
+    text = f"{text}; {place.reach.address} leads"
+    if failed := [each for each in others if each.step not in (Step.STANDBY, Step.THERE)]:
+        return warning("; ".join([text, *(f"{each.address}: {each.found}" for each in failed)]), failed[0].remedy)
+    if leaders := [each.address for each in others if each.there]:
+        return failure(f"{text}, and so do others: {', '.join(leaders)}", "name the controllers of one cluster alone")
+    return ok(f"{text}, {len(others)} stand by")
 
 
 @CHECKS.check(
@@ -148,7 +159,8 @@ def version(place: Place) -> Finding:
         return NO_CONTROLLER
     there = reached.pong
     if there.protocol != PROTOCOL_VERSION:
-        return failure(
+        served = abs(there.protocol - PROTOCOL_VERSION) <= VERSIONS_AHEAD
+        return (warning if served else failure)(
             f"the controller speaks protocol {there.protocol}, elasticctl here {PROTOCOL_VERSION}",
             f"install elasticctl {there.version} here",
         )

@@ -12,6 +12,7 @@ import psutil
 
 from ...protocol.errors import OperatorError
 from ...protocol.principals import Role
+from ...runtime.endpoints import split
 from ...runtime.keys import KeyFile
 from . import bounded, reach
 from .checks import Finding, Register, Subject, absent, failure, ok, warning
@@ -60,7 +61,7 @@ def key(place: Place) -> Finding:
     "controller",
     "its name is unknown, nothing listens, something else does, a firewall is between, the server's key is refused",
     "as the sentence says: each of these has one of its own",
-    limit_s=REACHED_WITHIN_S,
+    limit_s=3 * REACHED_WITHIN_S,  # of several controllers each is tried
 )
 def controller(place: Place) -> Finding:
     assert place.daemon is not None
@@ -73,10 +74,14 @@ def controller(place: Place) -> Finding:
             found = KeyFile.read(Path(named).expanduser())
         except OperatorError:
             pass  # said by `key`
-    reached = reach.as_server(address, found)
+    each = [reach.as_server(one, found) for one in split(address)]
+    reached = next((one for one in each if one.there), each[0])
     if not reached.there:
-        return failure(reached.found, reached.remedy)
-    took = reach.short(reached.connect_s)
+        return failure("; ".join(one.found for one in each), reached.remedy)
+    if failed := [one for one in each if not one.there]:
+        text = "; ".join([f"{reached.address} is reached", *(f"{one.address}: {one.found}" for one in failed)])
+        return warning(text, failed[0].remedy)
+    took = reach.short(max(one.connect_s for one in each))
     if _remote(place) and found is None:
         return warning(f"{address} is reached within {took}; without a key no more can be tried", "see the check `key`")
     return ok(f"{address} is reached within {took}" + (", and takes this server's key" if _remote(place) else ""))

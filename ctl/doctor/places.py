@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from ...protocol.errors import ClusterUnreachable, ElasticError, UserError
+from ...runtime.endpoints import split
 from ...runtime.keys import KeyFile
 from .. import record
 from ..config import Kind, kind_of
@@ -168,9 +169,10 @@ def _desk(context: Context, python: str | None, machine: Machine, daemons: tuple
         why, mistaken = str(error), not isinstance(error, ClusterUnreachable)
     reached = None
     if address:
-        done = bounded.one(lambda: _reached(address, key), REACHED_WITHIN_S)
+        limit_s = REACHED_WITHIN_S * len(split(address))
+        done = bounded.one(lambda: _reached(address, key), limit_s)
         if done.hung or done.error:
-            text = done.error or f"no end of the attempt to reach it within {REACHED_WITHIN_S:.0f} s"
+            text = done.error or f"no end of the attempt to reach it within {limit_s:.0f} s"
             reached = Reach(address=address, step=reach.Step.ANSWER, found=text, remedy="look at the controller's log")
         else:
             reached = msgspec.convert(done.answer, Reach)
@@ -194,7 +196,7 @@ def _reached(address: str, path: Path | None) -> Reach:
         key = None if path is None else KeyFile.read(path.expanduser().absolute(), UserError)
     except UserError as error:
         return Reach(address=address, step=reach.Step.KEYS, found=str(error), remedy="see the check `key`")
-    return reach.as_person(address, key)
+    return reach.each_as_person(address, key)
 
 
 # -- daemons

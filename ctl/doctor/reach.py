@@ -20,10 +20,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ...protocol.errors import ElasticError, NotAllowed, OperatorError
 from ...protocol.messages import Ping, Pong, ServerView
-from ...runtime import transport
+from ...runtime import endpoints, transport
 from ...runtime.directories import check_way
 from ...runtime.keys import KeyFile
-from ..client import Client
+from ..client import Client, StandsBy
 from . import bounded
 
 RESOLVED_WITHIN_S = 4.0
@@ -42,6 +42,7 @@ class Step(enum.Enum):
     GREETING = "greeting"
     KEYS = "keys"
     ANSWER = "answer"
+    STANDBY = "standby"  # it answers, and another controller leads
     THERE = "there"
 
 
@@ -57,6 +58,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     pong: Pong | None = None
     servers: tuple[ServerView, ...] = ()
     connect_s: float = 0.0
+    others: tuple[Reach, ...] = ()  # of several controllers the other ones
 
     @property
     def there(self) -> bool:
@@ -85,6 +87,13 @@ def resolve(host: str) -> list[str]:
     return list(dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
 
 
+def each_as_person(address: str, key: KeyFile | None) -> Reach:
+    """As `elasticctl` gets to each of the controllers: the one that leads, or else the first, with the others."""
+    found = [as_person(each, key) for each in endpoints.split(address)]
+    best = next((each for each in found if each.there), found[0])
+    return msgspec.structs.replace(best, others=tuple(each for each in found if each is not best))
+
+
 def as_person(address: str, key: KeyFile | None) -> Reach:
     """As `elasticctl` gets there."""
     tried = _opened(address)
@@ -98,6 +107,9 @@ def as_person(address: str, key: KeyFile | None) -> Reach:
         return _asked(client, tried, key)
     except NotAllowed:
         return _unwanted(address, f"{key.role.value}:{key.name}" if key is not None else "you")
+    except StandsBy as error:
+        text = "wait for an election to end, or name the address of the controller that leads, too"
+        return msgspec.structs.replace(tried, step=Step.STANDBY, found=str(error), remedy=text)
     except ElasticError as error:
         if key is not None and (failed := _shaken(address, key)) is not None:
             return failed

@@ -49,7 +49,7 @@ from .answers import (
     Submitted,
     UsageReport,
 )
-from .base import PROTOCOL_VERSION, Message, not_served
+from .base import PROTOCOL_VERSION, VERSIONS_AHEAD, Message, not_served
 from .clients import (
     AdoptServer,
     Cancel,
@@ -113,6 +113,7 @@ from .workers import Commit, Prepare, Prepared, Ready, Status, StoreAdd, StoreGe
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "VERSIONS_AHEAD",
     "Acknowledged",
     "AdoptServer",
     "AgentHeartbeat",

@@ -14,11 +14,11 @@ import pytest
 from elasticd.ctl.doctor import places
 from elasticd.ctl.doctor.checks import Outcome
 from elasticd.ctl.doctor.reach import Reach, Step
-from elasticd.protocol.messages import Pong, ServerState, ServerView
+from elasticd.protocol.messages import PROTOCOL_VERSION, Pong, ServerState, ServerView
 from elasticd.protocol.model import Server, ServerId, Storage
 from elasticd.runtime.keys import KeyDirectory
 
-PONG = Pong(version="0.1.0", protocol=1, cluster="lab", policy="max-min", servers=1, pid=1)
+PONG = Pong(version="0.1.0", protocol=PROTOCOL_VERSION, cluster="lab", policy="max-min", servers=1, pid=1)
 FAR = "tcp://controller.lab:7700"
 
 

@@ -1,0 +1,51 @@
+"""Which of a cluster's controllers is asked first: the one that answered last, also of an earlier call of `elasticctl`.
+
+So a controller's machine that is gone costs its second once, and not with each command. What is remembered is the number of an
+address among those that are configured, in a file of the user's cache. Where that cannot be read or written, nothing is
+remembered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def cache() -> Path:
+    """Of this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticctl"
+
+
+class Memory:
+    """Of one list of addresses."""
+
+    def __init__(self, addresses: Sequence[str], directory: Path) -> None:
+        self._path = directory / f"endpoint-{zlib.crc32(','.join(addresses).encode()):08x}"
+        self._count = len(addresses)
+        self._known = self._read() if self._count > 1 else 0
+
+    @property
+    def first(self) -> int:
+        """The number of the address to ask first."""
+        return self._known
+
+    def answered(self, endpoint: int) -> None:
+        """The one with this number leads."""
+        if endpoint == self._known:
+            return
+        self._known = endpoint
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            written = self._path.with_suffix(f".{os.getpid()}")
+            written.write_text(f"{endpoint}\n", encoding="ascii")
+            written.replace(self._path)
+
+    def _read(self) -> int:
+        try:
+            found = int(self._path.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
+        return found if 0 <= found < self._count else 0
