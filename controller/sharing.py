@@ -9,8 +9,8 @@ from pathlib import Path
 from .. import __version__
 from ..protocol.errors import OperatorError
 from ..protocol.messages import Controllers, ControllerView
-from ..runtime.keys import JobKeys
 from ..runtime.directories import read_secret
+from ..runtime.keys import JobKeys
 from .config import ControllerConfig
 from .leading.candidacy import Candidacy
 from .leading.records import JOB_KEYS_KEY, PresenceRecord
