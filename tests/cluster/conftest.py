@@ -73,7 +73,7 @@ class Cluster:
             time.sleep(0.02)
         raise AssertionError(f"not within {PATIENCE_S:.0f} s: {what}\n{self.story()}")
 
-    def write(self, name: str, **options: object) -> None:
+    def write(self, name: str, /, **options: object) -> None:
         (self.directory / f"{name}.yaml").write_text(yaml.safe_dump(options))
 
     def start(self, name: str) -> None:
