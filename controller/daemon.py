@@ -62,7 +62,7 @@ from .machine import ControllerMachine
 from .metrics import Watch, figures, standby_figures
 from .reign import Reign
 from .requests.answers import changes as is_change
-from .sharing import controllers_of, presence_of, shared_job_keys, shared_store
+from .sharing import controllers_of, hearing_of, presence_of, shared_job_keys, shared_store
 from .store import Deposed, SqliteStore, Store, StoreUnavailable
 from .turn import Build, Turn
 
@@ -139,7 +139,8 @@ class ControllerDaemon:
             return store
         shared = shared_store(options)
         times = leadership(options.etcd.lease_s)
-        self._candidacy = Candidacy(shared, presence_of(options, time.time()), times, self._loop.wake)
+        presence = presence_of(options, time.time())
+        self._candidacy = Candidacy(shared, presence, times, hearing_of(options), self._loop.wake)
         self._candidacy.start()
         return shared
 
@@ -263,6 +264,8 @@ class ControllerDaemon:
             self._warn(f"agent {who}", f"dropped a message of {who}: {error}")
             return
         self._watch.came(type(message).__name__)
+        if self._candidacy is not None:
+            self._candidacy.heard_from(server)
         if self._reign is None:
             self._refer_agent(peer, message)
             return

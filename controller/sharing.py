@@ -9,10 +9,12 @@ from pathlib import Path
 from .. import __version__
 from ..protocol.errors import OperatorError
 from ..protocol.messages import Controllers, ControllerView
+from ..protocol.times import HEARD_WITHIN, HEARS_FEWER_FOR
 from ..runtime.directories import read_secret
 from ..runtime.keys import JobKeys
 from .config import ControllerConfig
 from .leading.candidacy import Candidacy
+from .leading.hearing import Hearing
 from .leading.records import JOB_KEYS_KEY, PresenceRecord
 from .store import If, Put, SharedStore, Store
 
@@ -42,6 +44,12 @@ def presence_of(options: ControllerConfig, since_s: float) -> PresenceRecord:
         clients_at=options.clients_at,
         agents_at=options.agents_at,
     )
+
+
+def hearing_of(options: ControllerConfig) -> Hearing:
+    """A leader that is cut off from agents has given its leadership back before their servers are lost."""
+    lease_s = options.server_lease_s
+    return Hearing(lease_s * HEARD_WITHIN, lease_s * HEARS_FEWER_FOR)
 
 
 def shared_job_keys(store: Store, state: Path, records: Sequence[tuple[str, bytes]]) -> JobKeys:

@@ -56,6 +56,10 @@ LEAST_LEADER_LEASE_S = 2  # that these may say: etcd gives no shorter leases
 MOST_LEADER_LEASE_S = 60
 STALL_S = 30.0  # without a turn of its loop, after which a controller does not renew its leadership
 CATCH_UP_S = 60.0  # for a controller that has won to know all that was recorded before
+HEARD_WITHIN = (
+    0.5  # of a server's lease: who has spoken within it is heard. Longer than any heartbeat interval that is allowed
+)
+HEARS_FEWER_FOR = 0.25  # of a server's lease: a leader that hears fewer agents than a standby gives its leadership back
 TAKEOVER_LEASES = 2  # within so many leases another controller leads
 
 
@@ -212,6 +216,9 @@ def check() -> None:
             for lease_s in (LEAST_LEADER_LEASE_S, LEADER_LEASE_S, MOST_LEADER_LEASE_S)
             for times in (leadership(lease_s),)
         ),
+        "a leader that agents do not reach gives up its leadership before their servers": HEARD_WITHIN + HEARS_FEWER_FOR
+        < 1,
+        "an agent that is heard is heard within one heartbeat": lease_outlasts(1.0, HEARD_WITHIN - 1e-9),
         "a standby leads before the agents of a dead leader would be given up": (
             TAKEOVER_LEASES * LEADER_LEASE_S <= SERVER_LEASE_S
         ),

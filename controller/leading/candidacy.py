@@ -10,13 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from ...protocol.messages import Refused, Standby
+from ...protocol.model import ServerId
 from ...protocol.times import Leadership
 from ..records import LeaderRecord
 from ..store.interface import Deposed, If, SharedStore, StoreUnavailable
 from .asking import Asking, since_boot
 from .elector import Elector
 from .follower import Follower
+from .hearing import Hearing
 from .machine import State
 from .records import LEADING_KEY, PresenceRecord
 from .words import Built, Heard, Lead, Reign, Resigned, Seen, StandBy
@@ -48,9 +52,17 @@ class Candidacy:
     """For the thread of the controller's loop."""
 
     def __init__(
-        self, store: SharedStore, presence: PresenceRecord, times: Leadership, wake: Callable[[], None]
+        self,
+        store: SharedStore,
+        presence: PresenceRecord,
+        times: Leadership,
+        hearing: Hearing,
+        wake: Callable[[], None],
     ) -> None:
         """`wake` makes the loop turn, from any thread. Nothing begins before `start`."""
+        self._times = times
+        self._hearing = hearing
+        self._count_s = 0.0
         self._store = store
         self._wake = wake
         self._asking = Asking(store, presence, times.lease_s)
@@ -108,7 +120,33 @@ class Candidacy:
             case Lead(reign):
                 self._won, self._handing_over, self._again_s = reign, False, 0.0
                 log.info("elected for term %d", reign.term)
-        return self._begin(self._won) if self._won is not None else None
+        if self._won is not None:
+            return self._begin(self._won)
+        self._compare_hearing()
+        return None
+
+    def heard_from(self, server: ServerId) -> None:
+        """An agent has said something, whatever this controller is at present."""
+        self._hearing.heard(since_boot(), server)
+
+    def _compare_hearing(self) -> None:
+        """Tell the others how many agents are heard here, and let one lead that hears more."""
+        now = since_boot()
+        if now < self._count_s:
+            return
+        self._count_s = now + self._times.renew_s
+        asking = self._asking
+        asking.presence = replace(asking.presence, agents_heard=self._hearing.count(now))
+        others = [one for one in asking.present if one.name != self.name]
+        most = max((one.agents_heard for one in others), default=0)
+        reign = self._elector.reign
+        if self.state is not State.LEADING or reign is None:
+            self._hearing.begin()
+        elif self._hearing.others_hear_more(now, most):
+            heard = asking.presence.agents_heard
+            best = next(one.name for one in others if one.agents_heard == most)
+            self._hearing.begin()
+            self.resign(reign.term, f"it hears {heard} agents, and {best} hears {most}", self._times.rest_s)
 
     def next_deadline(self) -> float | None:
         """In so many seconds `turn` is wanted (s); None: when it is woken."""

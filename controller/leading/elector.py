@@ -15,7 +15,21 @@ from collections.abc import Callable
 from ...protocol.times import Leadership
 from .asking import Asking, since_boot
 from .machine import Election, State
-from .words import Action, Campaign, Closed, Event, Failed, Grant, Holder, Lead, Renew, Revoke, StandBy, TimePassed
+from .words import (
+    Action,
+    Campaign,
+    Closed,
+    Event,
+    Failed,
+    Grant,
+    Holder,
+    Lead,
+    Reign,
+    Renew,
+    Revoke,
+    StandBy,
+    TimePassed,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +63,11 @@ class Elector:
     @property
     def state(self) -> State:
         return self._election.state
+
+    @property
+    def reign(self) -> Reign | None:
+        """Of this controller; None: it does not lead."""
+        return self._election.reign
 
     @property
     def holder(self) -> Holder | None:

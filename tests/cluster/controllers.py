@@ -1,5 +1,5 @@
-"""A cluster with three controllers on etcd: real processes, with a connection that can be cut from each controller to etcd, and from
-the agents to each controller."""
+"""A cluster with three controllers on etcd, as real processes. The connections from each controller to etcd, and from the agents to
+each controller, can be cut."""
 
 from __future__ import annotations
 
