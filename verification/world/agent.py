@@ -40,6 +40,7 @@ from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, JobId, Server, Ser
 
 from .plan import Moment
 from .process import Process, State
+from .violation import Violation
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class Agent(Process):
         self.session = ""  # that its newest hello asks for
         self._heard: dict[JobId, Order] = {}  # the newest order of each job
         self._words: list[WorkerStatus] = []  # what workers have said while the agent was away
+        self._kept_term = 0  # the highest that it has heard while it could write it down
+        self.highest_term = 0  # that it has heard, since its start or durably before
+        self._unwritten: Identity | None = None  # waits for a file system that hangs
         self._machine: AgentMachine
 
     def boot(self) -> None:
@@ -104,6 +108,7 @@ class Agent(Process):
         self.clock_ahead_s = self.clock_of_new_s
         self._starting.clear()
         self._heard.clear()
+        self._unwritten, self.highest_term = None, self._kept_term
         who = msgspec.structs.replace(self.record, start=self.record.start + 1)
         self._machine = AgentMachine(self.server, f"{self.name}.{self.life}", 1.0, 10.0, who, self.troubles)
         found = adopt(record.found(self._runs(*name)) for name, record in sorted(self._disk.items()))
@@ -145,11 +150,29 @@ class Agent(Process):
     # -- facts in
 
     def from_controller(self, message: ToAgentFromController, term: int) -> None:
+        if term < self.highest_term:
+            self._refuses(message, term)
+            return
+        self.highest_term = term
+        if not self.disk_full and not self.storage_hangs:
+            self._kept_term = term
         if isinstance(message, Order):
             heard = self._heard.get(message.job)
             if heard is None or heard.uid != message.uid or heard.roster.generation < message.roster.generation:
                 self._heard[message.job] = message
         self._dispatch(ControllerMessage(message, term))
+
+    def _refuses(self, message: ToAgentFromController, term: int) -> None:
+        """Another controller has reigned since."""
+        sizes = self.sizes
+        actions = self._machine.handle(self.now, ControllerMessage(message, term))
+        done = [type(action).__name__ for action in actions if not isinstance(action, Warn)]
+        if done or self.sizes != sizes:
+            what = f"{type(message).__name__} of term {term}"
+            text = f"{what} reaches {self.name}, which has heard of term {self.highest_term}: {', '.join(done)}"
+            raise Violation("a reign that is over is not obeyed", text)
+        for action in actions:
+            self._perform(action)
 
     def from_worker(self, status: WorkerStatus) -> None:
         self._dispatch(WorkerStatusReceived(status))
@@ -197,9 +220,11 @@ class Agent(Process):
             case ReadLogPiece(request):
                 return LogRead(LogPiece(request=request.request, data=b"", next_offset=request.offset, end=True))
             case KeepIdentity(who):
-                if not self.storage_hangs:
+                if not self.storage_hangs and self._unwritten is None:
                     return self._keep(who)
-                self.later(HANG_LOOK_S, self._keep_later, who)
+                if self._unwritten is None:
+                    self.later(HANG_LOOK_S, self._keep_later)
+                self._unwritten = who
             case Warn(text):
                 self._world.story.say(f"agent {self.name} warns: {text}")
             case _:
@@ -212,10 +237,11 @@ class Agent(Process):
         self.record = who
         return IdentityWritten()
 
-    def _keep_later(self, who: Identity) -> None:
+    def _keep_later(self) -> None:
         if self.storage_hangs:
-            self.later(HANG_LOOK_S, self._keep_later, who)
-        else:
+            self.later(HANG_LOOK_S, self._keep_later)
+        elif self._unwritten is not None:
+            who, self._unwritten = self._unwritten, None
             self._dispatch(self._keep(who))
 
     # -- processes

@@ -15,6 +15,7 @@ from .disasters import with_disasters
 from .forger import with_forger
 from .history import Outcome, play
 from .plan import WEATHERS, Plan, Shape, draw
+from .zombies import with_zombies
 
 CHUNK = 4  # histories that a process takes at a time
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ class Settings:
         """The history of a seed."""
         name = self.weather or ("hostile" if seed % 2 else "tcp")
         plan = draw(seed, WEATHERS[name], self.shape)
-        return with_forger(with_disasters(plan)) if self.shape == Shape() else plan
+        return with_zombies(with_forger(with_disasters(plan))) if self.shape == Shape() else plan
 
     @property
     def mark(self) -> str:

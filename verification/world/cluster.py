@@ -32,6 +32,7 @@ from .timeline import START_S, Timeline
 from .users import Users
 from .violation import Violation
 from .worker import Checkpoint, Worker
+from .zombies import Zombie
 
 # Virtual time within which everything ends once the weather has cleared: the longest time limit of a job, and its other steps.
 QUIET_S = 2400.0
@@ -77,6 +78,7 @@ class World:
         for agent, ahead_s in zip(self.agents, plan.clocks_ahead_s, strict=False):
             agent.clock_of_new_s = ahead_s
         self.twins: list[Agent] = []
+        self.zombies: list[Zombie] = []  # controllers whose reign is over
         self.taken_over: dict[str, Forger] = {}  # by the identity of the agent
         self.forgers: set[ServerId] = set()  # whose agents have lied
         self.after(0.0, self.controller.boot)
@@ -179,6 +181,8 @@ class World:
             agent.go_on(agent.life)
         for twin in self.twins:
             twin.power_off()
+        for zombie in self.zombies:
+            zombie.die()
         for worker in self.workers():
             worker.go_on(worker.life)
         self.controller.boot()
@@ -228,6 +232,8 @@ class World:
     def to_controller(self, agent: Agent, message: ToControllerFromAgent) -> bool:
         """Send to the controller. False: no connection stands."""
         self._weigh(message)
+        for zombie in self.zombies:
+            self.network.send(agent, zombie, zombie.heard, agent.server.server, message, agent.identity)
         controller = self.controller
         if not controller.answers or not self.network.connected(agent.host, controller.host):
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
@@ -47,6 +48,7 @@ YEAR_S = 3.2e7
 COMPARE_EVERY = 50  # commits
 RESERVE_AFTER_S = 20.0  # histories last minutes
 RECENT = 1  # so many jobs that are over stay in the controller's memory: as few, that archived ones are met
+KEPT_SAID = 40  # messages to agents
 RESTART_S = 3.0  # after a crash, as systemd has it
 
 _MOMENTS: dict[type, Moment] = {StartWorker: Moment.START, Order: Moment.ORDER, StopWorker: Moment.STOP}
@@ -66,6 +68,7 @@ class Controller(Process):
         self._found = 0  # which disk its life began with
         self._compare_at = COMPARE_EVERY  # commits
         self._clock_set_s = 0.0  # by so much its clock has been set, as it knows
+        self.said: deque[tuple[ServerId, ToAgentFromController, str]] = deque(maxlen=KEPT_SAID)  # in this life
         self._told = 0  # events of the cluster's history that the story has
         self._barred: dict[
             ServerId, frozenset[tuple[int | None, str, float]]
@@ -85,6 +88,7 @@ class Controller(Process):
         self._world.story.say(f"controller starts, for the {self.life}. time")
         try:
             self._made = 0
+            self.said.clear()
             self._turn = Turn(self._disk, self._next_machine, self.now)
         except StoreUnavailable as error:
             self._world.story.say(f"controller cannot start: {error}")
@@ -177,6 +181,8 @@ class Controller(Process):
             self._world.oracle.told(message)
             if isinstance(message, StartWorker):
                 self._check_start(peer, message)
+        self.said.append((peer, message, identity))
+        self._world.oracle.reigns(self.machine.term, self.machine.cluster.settings.incarnation)
         self._world.to_agent(peer, message, identity, self.machine.term)
         moment = _MOMENTS.get(type(message))
         if moment is not None:

@@ -13,6 +13,7 @@ from .disk import Trouble
 from .forger import Forger
 from .oracle import LASTS_S
 from .plan import SLOWER, Fault, Kind
+from .zombies import Zombie
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -114,6 +115,7 @@ _CONTROLLER = (
     Kind.CRASH_BEFORE_COMMIT,
     Kind.CRASH_AFTER_COMMIT,
     Kind.STOP_CONTROLLER,
+    Kind.ZOMBIE,
     Kind.JUMP_CLOCK,
     Kind.TEAR_COMMIT,
     Kind.FILL_STORE,
@@ -140,6 +142,9 @@ def _strike_controller(world: World, fault: Fault) -> None:
         case Kind.STOP_CONTROLLER:
             controller.stop()
             world.after(for_s, controller.go_on, controller.life)
+        case Kind.ZOMBIE:
+            if controller.alive and not controller.trouble:
+                world.zombies.append(Zombie(world, for_s))
         case Kind.TEAR_COMMIT:
             disk.tear_next = fault.who % 2 == 0
         case Kind.JUMP_CLOCK:

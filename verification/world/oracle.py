@@ -135,6 +135,9 @@ class Oracle:
         self._ended_at: dict[WorkerId, float] = {}  # processes
         self._controller_hit_until = float("-inf")
         self._apart_since: dict[str, float] = {}  # by server
+        self._reigns: dict[
+            int, str
+        ] = {}  # by term: which machine of the controller has spoken in it, in the present store
 
     def add_plan(self, plan: JobPlan) -> None:
         """A job that users may submit from now on."""
@@ -174,10 +177,17 @@ class Oracle:
     def store_changed(self) -> None:
         """The store was lost or restored: what was acknowledged since may be forgotten, and only that."""
         self._made_by.clear()
+        self._reigns.clear()
         self._store_replaced = True
         for known in self._jobs.values():
             known.uncertain, known.record = True, None
             known.disturbed_at = self._timeline.now + LASTS_S
+
+    def reigns(self, term: int, incarnation: str) -> None:
+        """A machine of the controller says something to an agent."""
+        if self._reigns.setdefault(term, incarnation) != incarnation:
+            text = f"{incarnation} speaks in term {term}, in which {self._reigns[term]} has spoken"
+            raise Violation("a term is of one reign", text)
 
     # -- processes
 

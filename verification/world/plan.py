@@ -114,6 +114,7 @@ class Kind(enum.Enum):
     CRASH_BEFORE_COMMIT = "kill controller before its next commit"
     CRASH_AFTER_COMMIT = "kill controller after its next commit"
     STOP_CONTROLLER = "stop controller"
+    ZOMBIE = "stop controller, let another one begin, and let the stopped one go on"
     JUMP_CLOCK = "jump the controller's clock"
     REBOOT_CONTROLLER = "start the controller's machine anew, with a clock that is half an hour ahead"
     JUMP_SERVER_CLOCK = "jump the clock of server, for processes that start from now on"

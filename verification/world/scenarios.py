@@ -40,6 +40,7 @@ RULE = "----"
 FAULTS: dict[str, Kind] = {
     "kill controller": Kind.KILL_CONTROLLER,
     "stop controller": Kind.STOP_CONTROLLER,
+    "succeed controller": Kind.ZOMBIE,
     "crash controller-before-commit": Kind.CRASH_BEFORE_COMMIT,
     "crash controller-after-commit": Kind.CRASH_AFTER_COMMIT,
     "tear commit": Kind.TEAR_COMMIT,

@@ -1,0 +1,93 @@
+"""Controllers whose reign is over, and who do not know it: each was stopped, another one began, and it goes on.
+
+What it said last comes late, again and again, and it goes on deciding: it hears what agents tell, and nothing that it records is
+kept. All that it says is stamped with the term of its own reign. An agent that has heard of a higher one obeys none of it.
+
+An agent that has not heard of the successor yet gets nothing: a controller looks at its lease before it sends, and its successor
+begins when that is over. What was sent before is an ordinary late message.
+
+Two remainders of seeds have such controllers, besides all else that their histories have, and agents that die meanwhile. What is
+drawn for them comes from a stream of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from elasticd.controller.events import Action, AgentMessage, SendAgent, TimePassed
+from elasticd.protocol.messages import AgentHello, ToAgentFromController, ToControllerFromAgent
+from elasticd.protocol.model import ServerId
+
+from .plan import Fault, Kind, Plan
+from .process import Process, State
+
+if TYPE_CHECKING:
+    from .cluster import World
+
+EVERY, SEEDS = 20, (10, 13)  # of so many seeds these: one of each weather
+ZOMBIES = 4
+SHORTEST_S, LONGEST_S = 5.0, 40.0
+BEGINS_S = 0.5  # until its successor does
+TURNS_EVERY_S = 0.25
+REPEATED = 3  # of what it said last, in each turn
+
+
+def with_zombies(plan: Plan) -> Plan:
+    """The plan of a history with such controllers, if its seed is that of one; else `plan` itself."""
+    if plan.seed % EVERY not in SEEDS or not plan.faults:
+        return plan
+    chance = random.Random(f"{plan.seed}/zombies")
+    faults = []
+    for _ in range(ZOMBIES):
+        at, for_s = chance.uniform(5, plan.storm_s), chance.uniform(SHORTEST_S, LONGEST_S)
+        faults.append(Fault(round(at, 3), Kind.ZOMBIE, chance.randrange(1000), round(for_s, 1)))
+        killed_at = at + chance.uniform(0, for_s)
+        faults.append(Fault(round(killed_at, 3), Kind.KILL_AGENT, chance.randrange(1000), round(chance.random(), 1)))
+    return replace(plan, faults=tuple(sorted((*plan.faults, *faults), key=lambda fault: fault.at)))
+
+
+class Zombie(Process):
+    """The controller that has just run; its successor begins soon."""
+
+    def __init__(self, world: World, for_s: float) -> None:
+        super().__init__(world, f"zombie{len(world.zombies)}", "zombie")
+        controller = world.controller
+        self._world = world
+        self._machine, self.term = controller.machine, controller.machine.term
+        self._said = list(controller.said)
+        self._until = world.timeline.now + BEGINS_S + for_s
+        self.clock_ahead_s = controller.clock_ahead_s
+        self.born()
+        controller.die()
+        world.after(BEGINS_S, controller.boot)
+        world.after(2 * BEGINS_S, self._go_on)
+
+    def deadline(self) -> float | None:
+        return None  # it has turns of its own: `_go_on`
+
+    def heard(self, peer: ServerId, message: ToControllerFromAgent, identity: str) -> None:
+        """What agents tell their controller comes here, too. A hello would tell who reigns."""
+        if self.state is State.RUNNING and not isinstance(message, AgentHello):
+            self._carry_out(self._machine.handle(self.now, AgentMessage(peer, message, identity)))
+
+    def _go_on(self) -> None:
+        if self.timeline.now >= self._until:
+            self.die()
+            return
+        for _ in range(REPEATED if self._said else 0):
+            self._say(*self.chance.choice(self._said))
+        self._carry_out(self._machine.handle(self.now, TimePassed()))
+        self._world.after(TURNS_EVERY_S, self._go_on)
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, SendAgent):
+                self._say(action.server, action.message, action.agent)
+
+    def _say(self, peer: ServerId, message: ToAgentFromController, identity: str) -> None:
+        for agent in self._world.agents:
+            if (agent.server.server, agent.identity) == (peer, identity) and agent.highest_term > self.term:
+                self._world.network.send(self, agent, agent.from_controller, message, self.term)
