@@ -37,6 +37,7 @@ from ..protocol.times import (
     JOBS_DECIDED_AT_ONCE,
     SERVER_LEASE_S,
 )
+from ..scheduler.ended import NOTHING_ENDED
 from ..scheduler.kinds import Demand, Stock, most_gpus
 from ..scheduler.measuring import OFF, Measuring
 from ..scheduler.policies import Policy
@@ -47,6 +48,7 @@ from .bars import NOTHING_OVERRULED, Bar, bars, nothing_sentence, trusted_codes
 from .deadlines import Deadlines
 from .effects import Effects
 from .events import Action, Audit, ClientRequest, Fetch, ReplyClient, SendAgent, StandDown, Warn
+from .jobs import lengths
 from .jobs.archive import Archive, first_key_of, job_of
 from .jobs.index import Index
 from .jobs.job import Job
@@ -203,6 +205,7 @@ class Cluster:
         self.pending_logs: dict[str, PendingLog] = {}
         self.undecided: dict[str, Undecided] = {}  # empty unless there are very many jobs
         self.history = History()
+        self.ended = NOTHING_ENDED  # what jobs that are over tell of lengths
         self.first_job = 1  # see ClusterRecord
         self.next_job = 1
         self.next_event = 1
@@ -616,6 +619,13 @@ class Cluster:
             self.first_job = max(self.first_job, highest + 1)
             self.record_itself()
 
+    def _learn_length(self, job: Job) -> None:
+        """`job` is over: later ones are compared with it."""
+        ended = lengths.with_job(self.ended, job)
+        if ended is not self.ended:
+            self.ended = ended
+            self._effects.put(lengths.KEY, lengths.record(ended))
+
     def _record_usage(self) -> None:
         changed, gone = self.usage.take_changed()
         for key, record in changed.items():
@@ -629,9 +639,12 @@ class Cluster:
             timers = job.timers()
             self.timers.put(name, min(timers.values()) if timers else None)
             accounting.look(self.usage, now, job)
-            if self._written.get(name) != job.record:
+            before = self._written.get(name)
+            if before != job.record:
                 self._effects.put(state_key(name), job.record)
                 self._written[name] = job.record
+            if job.final and not (before is not None and before.phase.final):
+                self._learn_length(job)
             if job.final and not job.record.workers:
                 self._over[name] = None
         self._touched.clear()

@@ -12,10 +12,11 @@ from ..protocol.errors import OperatorError
 from ..protocol.messages import EventKind, EventView, Submitted
 from ..protocol.model import JobId, ServerId, job_number
 from ..protocol.times import MOST_SAVE_S
+from ..scheduler.ended import NOTHING_ENDED
 from . import usage
 from .cluster import KEPT_EVENTS, TRUSTED_AFTER_S, Cluster
 from .intake.statuses import mended_progress, usable_measurement, usable_resize
-from .jobs import account, archive
+from .jobs import account, archive, lengths
 from .jobs.job import Job
 from .jobs.records import JobRecord, Submission, WorkerRecord
 from .jobs.throughput import PREFIX, KindRecord
@@ -108,6 +109,8 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
             elif key.startswith(OVERRULED):
                 overruled = msgspec.msgpack.decode(value, type=OverruleRecord)
                 cluster.overruled[ServerId(key.removeprefix(OVERRULED))] = overruled
+            elif key == lengths.KEY:
+                cluster.ended = lengths.recovered(msgspec.msgpack.decode(value, type=lengths.LengthsRecord))
             elif key == POLICY_KEY:
                 policy = msgspec.msgpack.decode(value, type=PolicyRecord)
         except msgspec.MsgspecError as error:
@@ -233,6 +236,8 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
     found |= {ADOPTED + name: msgspec.msgpack.encode(AdoptionRecord(agent=a)) for name, a in cluster.adopted.items()}
     found |= {OVERRULED + name: msgspec.msgpack.encode(record) for name, record in cluster.overruled.items()}
     found |= {PREFIX + record.fingerprint: msgspec.msgpack.encode(record) for record in cluster.history.records()}
+    if cluster.ended is not NOTHING_ENDED:
+        found[lengths.KEY] = msgspec.msgpack.encode(lengths.record(cluster.ended))
     if cluster.decider.record is not None:
         found[POLICY_KEY] = msgspec.msgpack.encode(cluster.decider.record)
     return found

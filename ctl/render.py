@@ -14,7 +14,9 @@ from ..protocol.messages import (
     CurvePoint,
     EventView,
     Failure,
+    JobLength,
     JobView,
+    LengthSource,
     ServerState,
     ServerView,
     ShareForecast,
@@ -135,6 +137,26 @@ def step(job: JobView) -> str:
         return "-"
     done = max(job.step + 1 if job.step is not None else 0, job.failure.steps_done if job.failure is not None else 0)
     return f"{done}/{job.total_steps}" if job.total_steps else str(done)
+
+
+TOLD_BY = {LengthSource.MAX_STEPS: "max_steps", LengthSource.EPOCHS: "its loop over epochs"}
+
+
+def length(job: JobView, known: JobLength) -> str:
+    """How many steps a job takes, who says so, and, when it is over, how wrong that was."""
+    done = job.step + 1 if job.step is not None else 0
+    told_by = TOLD_BY.get(known.source)
+    if told_by is not None and known.steps:
+        told = f"{known.steps:,.0f} steps, told by {told_by}"
+        if not job.phase.final:
+            return told
+        return f"{told}; it ended after {done:,}" + (f", {done / known.steps:.0%}" if done < known.steps else "")
+    if job.phase.final:
+        return f"not told; it ended after {done:,} steps"
+    if known.steps is None or known.least_steps is None or known.most_steps is None:
+        return "not told (max_steps, or epochs over data of known length)"
+    few, middle, many = known.least_steps, known.steps, known.most_steps
+    return f"not told; jobs that are over suggest {middle:,.0f} steps, two of three times {few:,.0f} to {many:,.0f}"
 
 
 def outcome(job: JobView, gap: str = " ") -> str:
@@ -338,6 +360,8 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
         f"  step             {step(job)}, epoch {job.epoch}, {job.samples_per_s:.0f} samples/s",
         f"  time             submitted {clock(job.submitted_s)}, {since}, restarts {job.restarts}",
     ]
+    if job.length is not None and job.elastic:
+        lines.append(f"  length           {length(job, job.length)}")
     left = eta_s(job)
     if left is not None:
         lines.append(f"  ETA              {span(left)}")

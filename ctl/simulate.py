@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,6 +112,18 @@ def simulate(
         bool,
         typer.Option("--random-models", help="Every job gets a model at random, also where the trace names one."),
     ] = False,
+    told: Annotated[
+        float | None,
+        typer.Option(help="Which part of the jobs tell how long they take (default: all).", show_default=False),
+    ] = None,
+    errors: Annotated[
+        str | None,
+        typer.Option(metavar="LOW,HIGH", help="They tell so many times what they take: 0.5,2.", show_default=False),
+    ] = None,
+    early: Annotated[
+        float | None,
+        typer.Option(help="Which part of those who tell end early: up to 100 times too long.", show_default=False),
+    ] = None,
     overhead: Annotated[
         str, typer.Option(help="What changing a job's GPUs costs: none, background, stop-resume, or a file.")
     ] = "none",
@@ -162,7 +175,9 @@ def simulate(
         raise UserError(f"--curves: {curves!r} is not one of {', '.join(CURVES)}")
 
     from ..simulator.replay import prepare
+    from ..simulator.telling import telling
 
+    tells = telling(told, errors, early)
     prepared = prepare(
         trace,
         view,
@@ -177,6 +192,7 @@ def simulate(
         curves_known=curves == "known",
         seeds=range(seed, seed + seeds),
         explain=None if explain is None else JobId(explain),
+        tells=tells,
     )
     if profiles is None:
         say(
@@ -195,6 +211,7 @@ def simulate(
         "dropped_larger": dropped,
         "curves": curves,
         "random_models": random_models,
+        "tells": asdict(tells) if tells is not None else None,
     }
     document = _document(trace, schedulers, inputs, found, sorted_by)
     if seeds > 1 and not tables.differ(document):

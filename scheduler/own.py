@@ -39,7 +39,7 @@ class NoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class OwnPolicy:
     """Divides the GPUs of a cluster among its jobs. Derive a class from it, and write `shares`.
 
-    `needs_lengths`: may it see `jobs.left_s`? On a real cluster only jobs that tell their steps have a length.
+    `needs_lengths`: may it see `jobs.told_s` and `jobs.left_s`? On a real cluster only jobs that tell their steps have a length.
 
     `Parameters`: a msgspec.Struct whose fields a policy file may set; `self.parameters` has them.
 
@@ -63,7 +63,9 @@ class OwnPolicy:
         * `share` (GPUs that it has now), `min_gpus`, `max_gpus`, `requested_gpus`, `priority`.
         * `submitted_s`, `waiting_since_s` (nan while it has GPUs): times like `now`.
         * `executed_s`: seconds with any GPU; `attained_gpu_s`: GPU-seconds.
-        * `left_s`, with `needs_lengths` alone: seconds that it still takes on one GPU; 1e9: not known.
+        * `done_s`: what it has done so far, in seconds on one GPU.
+        * `told_s`, `left_s`, with `needs_lengths` alone: seconds that it takes on one GPU in all, and from now on, as it tells;
+          nan and 1e9: it has not told.
         * `jobs.speedup(rows, gpus)`: throughput with so many GPUs over that with one, as measured: it may have dents.
 
         `now`: seconds; Unix time on a cluster, since the first submission in a simulation.

@@ -31,6 +31,8 @@ def _table(count: int, gpus: int, rng: random.Random) -> JobTable:
     runs = [rng.random() < 0.5 for _ in range(count)]
     executed_s = np.array([rng.uniform(0, 500) if run or rng.random() < 0.3 else 0.0 for run in runs])
     share = np.array([low if run else 0 for low, run in zip(least, runs, strict=True)], dtype=np.int64)
+    left_s = np.array([rng.choice([1.0, 600.0, 1e5, UNKNOWN_S]) for _ in range(count)])
+    done_s = executed_s * speedup[0, np.maximum(share, 1)]
     columns = Columns(
         names=[JobId(f"sample-{number}") for number in range(count)],
         submitted_s=np.sort(np.array([rng.uniform(0, NOW_S) for _ in range(count)])),
@@ -39,7 +41,9 @@ def _table(count: int, gpus: int, rng: random.Random) -> JobTable:
         requested_gpus=np.array([rng.randint(low, MOST) for low in least], dtype=np.int64),
         priority=np.array([rng.choice([0, 0, 1]) for _ in range(count)], dtype=np.int64),
         share=share,
-        left_s=np.array([rng.choice([1.0, 600.0, 1e5, UNKNOWN_S]) for _ in range(count)]),
+        left_s=left_s,
+        told_s=np.where(left_s < UNKNOWN_S, done_s + left_s, np.nan),
+        done_s=done_s,
         attained_gpu_s=executed_s * np.maximum(share, 1),
         executed_s=executed_s,
         waiting_since_s=np.where(share > 0, np.nan, NOW_S - 1.0),

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..protocol.model import GpuAddress, GpuPlace, JobId, Server, ServerId
+from .ended import NOTHING_ENDED, Ended
 from .hull import concave
 from .kinds import Demand, GpuSort, Stock
 from .nearness import Near, cut, leaves, tree
@@ -41,7 +42,9 @@ class Columns:
     requested_gpus: Ints  # what a rigid policy gives
     priority: Ints
     share: Ints
-    left_s: Floats  # how long it still takes on one GPU; UNKNOWN_S: not known, which counts as very long
+    left_s: Floats  # how long it still takes on one GPU, as told; UNKNOWN_S: it has not told, which counts as very long
+    told_s: Floats  # how long it takes in all on one GPU, as told; nan: it has not told
+    done_s: Floats  # how much of that it has done so far
     attained_gpu_s: Floats
     executed_s: Floats  # time with any GPU
     waiting_since_s: Floats  # its submission, or when it lost its last GPU; nan while it has some
@@ -125,20 +128,29 @@ class JobTable:
     priority: Ints
     share: Ints
     left_s: Floats  # only for policies that declare `needs_lengths`
+    told_s: Floats  # likewise
+    done_s: Floats
     attained_gpu_s: Floats
     executed_s: Floats
     waiting_since_s: Floats
     curve: Ints
 
     def __init__(
-        self, columns: Columns, rows: Ints, curves: Curves, lengths: bool = True, at: Ints | slice | None = None
+        self,
+        columns: Columns,
+        rows: Ints,
+        curves: Curves,
+        lengths: bool = True,
+        at: Ints | slice | None = None,
+        ended: Ended = NOTHING_ENDED,
     ) -> None:
         """`rows`: which jobs, by number of `columns.names`. `lengths`: may the policy see how long jobs take?
 
-        `at`: where they stand in the columns, if not in `rows`.
+        `at`: where they stand in the columns, if not in `rows`. `ended`: the jobs that are over.
         """
         self.rows = rows
         self.curves = curves
+        self.ended = ended
         self._columns = columns
         self._lengths = lengths
         self._at: Ints | slice = rows if at is None else at
@@ -150,7 +162,7 @@ class JobTable:
         """A column that has not been asked for yet is cut out of the larger one."""
         if name not in _COLUMNS:
             raise AttributeError(f"jobs have no column {name!r}")
-        assert self._lengths or name != "left_s", "a policy that needs lengths must declare it"
+        assert self._lengths or name not in ("left_s", "told_s"), "a policy that needs lengths must declare it"
         found = self.__dict__[name] = getattr(self._columns, name)[self._at]
         return found
 
@@ -158,24 +170,25 @@ class JobTable:
         return self._columns.names[int(self.rows[row])]
 
     def without_lengths(self) -> JobTable:
-        return JobTable(self._columns, self.rows, self.curves, False, self._at)
+        return JobTable(self._columns, self.rows, self.curves, False, self._at, self.ended)
 
     def within(self, most: Ints) -> JobTable:
         """The same jobs, where none can use more GPUs than this; it is no less than what each needs."""
-        table = JobTable(self._columns, self.rows, self.curves, self._lengths, self._at)
+        table = JobTable(self._columns, self.rows, self.curves, self._lengths, self._at, self.ended)
         table.max_gpus = np.minimum(self.max_gpus, most)
         return table
 
     def assuming(self, left_s: Floats) -> JobTable:
         """The same jobs, as if each still took so long on one GPU."""
-        table = JobTable(self._columns, self.rows, self.curves, True, self._at)
+        table = JobTable(self._columns, self.rows, self.curves, True, self._at, self.ended)
         table.left_s = left_s
+        table.told_s = self.done_s + left_s
         return table
 
     def cut(self, keep: Ints) -> JobTable:
         """These rows of the table alone."""
         at = keep + self._at.start if isinstance(self._at, slice) else self._at[keep]
-        return JobTable(self._columns, self.rows[keep], self.curves, self._lengths, at)
+        return JobTable(self._columns, self.rows[keep], self.curves, self._lengths, at, self.ended)
 
     def speedup(self, rows: Any, gpus: Any) -> Any:
         """T(gpus) / T(1) of these rows."""

@@ -1,5 +1,6 @@
 """Replays a trace of jobs through the scheduler of real clusters, in virtual time."""
 
 from .replay import Replay, simulate
+from .telling import Telling
 
-__all__ = ["Replay", "simulate"]
+__all__ = ["Replay", "Telling", "simulate"]

@@ -55,7 +55,8 @@ def assign(
     best = np.array([each.best(cluster_gpus) for each in distinct], dtype=np.int64)[curve]
     order = np.argsort(trace.submit_s, kind="stable")
     began_s = trace.submit_s[order[0]]
-    work_s = _work_s(trace, chosen, speedup[curve, trace.gpus])
+    as_requested = speedup[curve, trace.gpus]
+    work_s = _work_s(trace, chosen, as_requested)
     return Assigned(
         workload=Workload(
             names=tuple(JobId(trace.names[row]) for row in order.tolist()),
@@ -67,6 +68,7 @@ def assign(
             curve=curve[order],
             curves=Curves(speedup),
             models=tuple(each.model for each in distinct),
+            told_s=None if trace.told_s is None else (trace.told_s * as_requested)[order],
         ),
         deadline_s=trace.deadline_s[order] - began_s,
     )

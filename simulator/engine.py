@@ -151,7 +151,7 @@ class Simulation:
         self._used -= int(jobs.columns.share[over].sum())
         for job in numbers.tolist():
             self._standing.leave(job)
-        jobs.remove(over)
+        jobs.finish(over)
         self._progress.refresh()
         return len(numbers)
 

@@ -10,13 +10,16 @@ What policies do not see is kept by number.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ..scheduler.view import Columns, Floats, Ints, JobTable
+from ..scheduler.ended import NOTHING_ENDED
+from ..scheduler.view import UNKNOWN_S, Columns, Floats, Ints, JobTable
 from .workload import Workload
 
-_FLOATS = ("submitted_s", "left_s", "attained_gpu_s", "executed_s", "waiting_since_s")
+_FLOATS = ("submitted_s", "left_s", "told_s", "done_s", "attained_gpu_s", "executed_s", "waiting_since_s")
+_LENGTHS = ("work_s", "told_left_s")  # the truth, and what policies see in place of `left_s`
 _INTS = ("min_gpus", "max_gpus", "requested_gpus", "priority", "share", "curve")
 
 
@@ -27,7 +30,7 @@ class Jobs:
         n = len(workload)
         self.begin = self.end = 0
         self._curves = workload.curves
-        self._floats = np.zeros((len(_FLOATS), n))
+        self._floats = np.zeros((len(_FLOATS) + len(_LENGTHS), n))
         self._ints = np.zeros((len(_INTS) + 1, n), dtype=np.int64)
         self.numbers: Ints = self._ints[-1]
         self.numbers[:] = np.arange(n)
@@ -35,14 +38,20 @@ class Jobs:
         columns = self.columns
         columns.submitted_s[:] = columns.waiting_since_s[:] = workload.submit_s
         columns.left_s[:] = workload.work_s
+        self._work_s, self._told_left_s = self._floats[len(_FLOATS) :]
+        self._work_s[:] = workload.work_s
+        columns.told_s[:] = workload.work_s if workload.told_s is None else workload.told_s
+        self._truth_told = workload.told_s is None
         columns.min_gpus[:] = workload.min_gpus
         columns.max_gpus[:] = np.minimum(workload.max_gpus, cluster_gpus)
         columns.requested_gpus[:] = workload.requested_gpus
         columns.curve[:] = workload.curve
         floats, ints = self._floats.view(), self._ints.view()
         floats.flags.writeable = ints.flags.writeable = False  # policies only look
-        self._seen = _columns(workload, floats, ints)
+        seen = _columns(workload, floats, ints)
+        self._seen = seen if self._truth_told else replace(seen, left_s=floats[-1])
         self._seen_numbers: Ints = ints[-1]
+        self.ended = NOTHING_ENDED
         self.executed_s: Floats = np.zeros(n)  # by number, of those that are over
         self.gpu_s: Floats = np.zeros(n)
         self.running: Ints = np.empty(0, dtype=np.int64)  # places of those with GPUs
@@ -60,10 +69,20 @@ class Jobs:
         """Numbers of the jobs in the window."""
         return self._seen_numbers[self.begin : self.end]
 
+    def seen(self) -> Columns:
+        """What policies see, which is right in the window. It changes as the simulation goes on."""
+        window = self.window
+        left_s, done_s = self.columns.left_s[window], self.columns.done_s[window]
+        np.subtract(self._work_s[window], left_s, out=done_s)
+        if not self._truth_told:
+            told_s = self.columns.told_s[window]
+            self._told_left_s[window] = np.where(np.isnan(told_s), UNKNOWN_S, np.maximum(told_s - done_s, 0.0))
+        return self._seen
+
     def table(self) -> JobTable:
-        """What policies see. It changes as the simulation goes on."""
-        window = slice(self.begin, self.end)
-        return JobTable(self._seen, self._seen_numbers[window], self._curves, at=window)
+        """The jobs in the window, as policies see them."""
+        window = self.window
+        return JobTable(self.seen(), self._seen_numbers[window], self._curves, at=window, ended=self.ended)
 
     def places(self, numbers: Ints | Sequence[int] | int) -> Ints:
         """Of jobs in the window."""
@@ -82,6 +101,14 @@ class Jobs:
         self.columns.share[places] = shares
         self.running = np.flatnonzero(self.columns.share[self.begin : self.end]) + self.begin
         self.run = self.numbers[self.running]
+
+    def finish(self, places: Ints) -> None:
+        """These jobs have come to their ends."""
+        columns = self.columns
+        of_each = columns.requested_gpus[places], self._work_s[places], columns.told_s[places]
+        for requested, work_s, told_s in zip(*[column.tolist() for column in of_each], strict=True):
+            self.ended = self.ended.and_one(requested, work_s, told_s)
+        self.remove(places)
 
     def remove(self, places: Ints) -> None:
         """These jobs are over, or were not admitted."""
@@ -105,5 +132,5 @@ class Jobs:
 
 
 def _columns(workload: Workload, floats: Floats, ints: Ints) -> Columns:
-    by_name = dict(zip(_FLOATS, floats, strict=True)) | dict(zip(_INTS, ints[:-1], strict=True))
+    by_name = dict(zip(_FLOATS, floats[: len(_FLOATS)], strict=True)) | dict(zip(_INTS, ints[:-1], strict=True))
     return Columns(names=workload.names, **by_name)

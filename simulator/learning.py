@@ -26,7 +26,7 @@ from ..scheduler.packing import server_size
 from ..scheduler.policies import RIGID
 from ..scheduler.policies.base import Policy
 from ..scheduler.speedup_curve import Rate, Source, estimate, fewest_servers, peak
-from ..scheduler.view import Curves, Floats, Ints, JobTable, ServerInView
+from ..scheduler.view import UNKNOWN_S, Curves, Floats, Ints, JobTable, ServerInView
 from .jobs import Jobs
 
 
@@ -106,16 +106,19 @@ class MeasuredCurves:
 
     def sees(self) -> JobTable:
         window, jobs = self._jobs.window, self._jobs.present
-        columns = self._jobs.columns.cut(window)
+        columns = self._jobs.seen().cut(window)
+        alone = self._estimates[jobs, 1]
         first = first_share(self._gpus, len(jobs)) if self._measuring.way_down else self._gpus
         at_first = np.maximum(self._least[jobs], np.minimum(self._most[jobs], np.maximum(first, columns.share)))
         seen = replace(
             columns,
             max_gpus=np.where(self._fresh[jobs], at_first, self._peak[jobs]),
-            left_s=columns.left_s / self._estimates[jobs, 1],
+            left_s=np.where(columns.left_s < UNKNOWN_S, columns.left_s / alone, UNKNOWN_S),
+            told_s=columns.told_s / alone,
+            done_s=columns.done_s / alone,
             curve=jobs,
         )
-        return JobTable(seen, jobs, self._seen_curves, at=slice(0, len(jobs)))
+        return JobTable(seen, jobs, self._seen_curves, at=slice(0, len(jobs)), ended=self._jobs.ended)
 
     # -- the way down
 

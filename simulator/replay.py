@@ -25,6 +25,7 @@ from .clusters import Cluster
 from .costs import Costs, preset
 from .metrics import Metrics
 from .runs import Result, Setup, run_all
+from .telling import Telling
 from .workload import servers as alike
 
 
@@ -51,8 +52,12 @@ def prepare(
     curves_known: bool = True,
     seeds: Sequence[int] = (0,),
     explain: JobId | None = None,
+    tells: Telling | None = None,
 ) -> list[Prepared]:
-    """One for each seed; files are read once. Raises UserError, naming file and line, for what cannot be simulated."""
+    """One for each seed; files are read once. `tells`: who tells his length, whatever the trace says.
+
+    Raises UserError, naming file and line, for what cannot be simulated.
+    """
     tables = measured.load(profiles, gpu_type) if profiles is not None else None
     gpus = sum(len(server.gpus) for server in cluster)
     whole = traces.load(trace, where or {})
@@ -60,6 +65,9 @@ def prepare(
     found = []
     for seed in seeds:
         assigned = assign(jobs, gpus, tables, seed, cap_at_request, random_models, peaks_known=curves_known)
+        if tells is not None:
+            load = assigned.workload
+            assigned = replace(assigned, workload=replace(load, told_s=tells.told_s(load.work_s, seed)))
         setup = Setup(
             assigned, cluster, costs, seed, stages.packing, explain, stages.placement, stages.admission, curves_known
         )
@@ -107,6 +115,7 @@ def simulate(
     random_models: bool = False,
     drop_larger: bool = False,
     curves: str = "known",
+    tells: Telling | None = None,
     seed: int = 0,
     processes: int = 1,
 ) -> dict[str, Replay]:
@@ -116,7 +125,8 @@ def simulate(
     policy of one's own (docs/policies.md), or documents as in a policy file, such as ``{"policy": "elastic", "parameters":
     {...}}``. where: only rows with one of these values in these columns. profiles: a file of measured throughputs; without it
     every job scales linearly up to its request. costs: what a change of a job's GPUs costs, the name of a preset or `Costs`.
-    curves: what policies see of throughputs, "known" or "measured". processes: policies simulated at a time; with more than
+    curves: what policies see of throughputs, "known" or "measured". tells: which jobs tell their lengths, and how wrong; without
+    it what the trace says, or the truth. processes: policies simulated at a time; with more than
     one the calling program must be importable (``if __name__ == "__main__"``).
 
     Returns the results by policy, in the order given; the same arguments give the same results, but for `wall_s` and the times
@@ -144,6 +154,7 @@ def simulate(
         drop_larger=drop_larger,
         curves_known=curves == "known",
         seeds=[seed],
+        tells=tells,
     )
     own = own_setups(prepared.setup, schedulers)
     found = run_all(

@@ -6,6 +6,8 @@
 * Philly as in Pollux' artifact: ``timestamp,duration,num_gpus``, in no order
 * Pollux' workloads: ``name,time,application,num_replicas,batch_size``, which say how far jobs train and not how long they took
 * EasyScale's workload: ``name,time,application,max_parallelism,epochs``, in no strict order, some names twice
+
+Any of them may have a column ``told_s``: how long a job has told that it takes with the GPUs that it requests; empty: nothing.
 """
 
 from __future__ import annotations
@@ -87,6 +89,7 @@ EASYSCALE = Format(
     ordered=False,
     unique=False,
 )
+TOLD = "told_s"  # a column that any of them may have
 FORMATS = (PHILLY, ELASTICFLOW, ARTIFACT, PHILLY_RAW, POLLUX, EASYSCALE)
 
 
@@ -103,6 +106,9 @@ class Trace:
     models: Sequence[str] | None
     batches: Floats | None
     deadline_s: Floats  # nan: none
+    told_s: Floats | None = (
+        None  # how long each has told that it takes with `gpus`; nan: nothing; None: the file does not say
+    )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -125,6 +131,7 @@ class Trace:
             models=None if self.models is None else [self.models[row] for row in chosen],
             batches=None if self.batches is None else self.batches[rows],
             deadline_s=self.deadline_s[rows],
+            told_s=None if self.told_s is None else self.told_s[rows],
         )
 
 
@@ -155,6 +162,7 @@ def load(path: Path, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
         models=table.texts(form.model) if form.model in table else None,
         batches=table.numbers(form.batch, least=1) if form.batch in table else None,
         deadline_s=_deadlines(table, form.deadline, submit_s),
+        told_s=_told(table),
     )
 
 
@@ -163,6 +171,17 @@ def _durations(table: Table, column: str) -> Floats:
     if not seconds.all():
         raise table.wrong(int(seconds.argmin()), column, "0 seconds; a job takes longer than that")
     return seconds
+
+
+def _told(table: Table) -> Floats | None:
+    """nan: nothing is told, where the column is empty."""
+    if TOLD not in table:
+        return None
+    rows = np.flatnonzero(np.array([value != "" for value in table.columns[TOLD]]))
+    told_s = np.full(len(table), np.nan)
+    if len(rows):
+        told_s[rows] = _durations(table.only(rows), TOLD)
+    return told_s
 
 
 def _deadlines(table: Table, column: str, submit_s: Floats) -> Floats:

@@ -22,6 +22,7 @@ class Workload:
     curve: Ints  # row of `curves` and of `models`
     curves: Curves  # as measured
     models: tuple[str, ...]
+    told_s: Floats | None = None  # what each job tells of `work_s`; nan: nothing; None: all tell the truth
 
     def __len__(self) -> int:
         return len(self.submit_s)

@@ -180,6 +180,8 @@ def _columns(load: Workload, gpus: int) -> Columns:
         priority=np.zeros(count, dtype=np.int64),
         share=np.zeros(count, dtype=np.int64),
         left_s=load.work_s.copy(),
+        told_s=load.work_s,
+        done_s=np.zeros(count),
         attained_gpu_s=np.zeros(count),
         executed_s=np.zeros(count),
         waiting_since_s=np.zeros(count),
@@ -198,6 +200,7 @@ def _work(columns: Columns, active: Any, curves: Curves) -> None:
     runs = active[columns.share[active] > 0]
     rate = curves.speedup[columns.curve[runs], np.minimum(columns.share[runs], curves.most)]
     columns.left_s[runs] = np.maximum(columns.left_s[runs] - rate * ROUND_S, 0.1)
+    columns.done_s[runs] += rate * ROUND_S
     columns.executed_s[runs] += ROUND_S
     columns.attained_gpu_s[runs] += columns.share[runs] * ROUND_S
 

@@ -699,13 +699,20 @@ class Job:
         return self.newest_progress or self.record.progress or Progress()
 
     @property
+    def told_steps(self) -> int | None:
+        """How many steps it takes in all, as it or its specification tells; None: neither does."""
+        return self.progress().total_steps or self.spec.max_steps
+
+    @property
+    def steps_done(self) -> int:
+        step = self.progress().step
+        return step + 1 if step is not None else 0
+
+    @property
     def steps_left(self) -> float:
         """Until its end; nan: not known."""
-        progress = self.progress()
-        total = progress.total_steps or self.spec.max_steps
-        if total is None:
-            return math.nan
-        return float(max(0, total - 1 - (progress.step if progress.step is not None else -1)))
+        total = self.told_steps
+        return float(max(0, total - self.steps_done)) if total is not None else math.nan
 
     def newly_odd(self, odd: tuple[str, ...]) -> tuple[str, ...]:
         """Those of these figures ("metric loss: nan") that have not been told of."""

@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +64,7 @@ class _Columns:
     priority: Ints
     share: Ints
     steps_left: Floats  # nan: not known
+    steps_done: Floats
     attained_gpu_s: Floats  # up to `counted_s`
     executed_s: Floats  # likewise
     running: Ints  # GPUs that have trained since then
@@ -233,10 +234,10 @@ class Rows:
         for job in changed.values():
             self._put(job)
         self._compact()
-        steps_left = self._kept.steps_left
+        steps_left, steps_done = self._kept.steps_left, self._kept.steps_done
         for name, job in moved.items():
             if name not in changed and (row := self._row.get(name)) is not None:
-                steps_left[row] = job.steps_left
+                steps_left[row], steps_done[row] = job.steps_left, job.steps_done
         self._estimate(changed, servers, earlier, estimate)
 
     def _estimate(
@@ -292,7 +293,7 @@ class Rows:
         table.counted_s[row] = kept.counted_s if kept.counted_s is not None else since_s
         waiting_s = last.time_s if last is not None else job.submission.submitted_s
         table.waiting_since_s[row] = math.nan if kept.target else waiting_s
-        table.steps_left[row] = job.steps_left
+        table.steps_left[row], table.steps_done[row] = job.steps_left, job.steps_done
         table.joins[row] = 2 if job.elastic else int(spec.expected_to_join)
         table.live[row] = 1
 
@@ -481,6 +482,7 @@ class Rows:
         )
         known = np.where(kept["peak"] > capped, np.maximum(kept["least"], capped), kept["peak"])
         could_have = self._could_have(kept["demand"], there)
+        done_s, left_s = self._lengths_s(kept)
         columns = Columns(
             names=list(map(names.__getitem__, rows.tolist())),
             submitted_s=np.minimum(kept["submitted_s"], now),  # clocks are set back
@@ -489,7 +491,9 @@ class Rows:
             requested_gpus=np.maximum(kept["asked_least"], np.minimum(kept["asked_most"], could_have)),
             priority=kept["priority"],
             share=kept["share"],
-            left_s=self._left_s(kept["steps_left"], kept["curve"]),
+            left_s=left_s,
+            told_s=np.where(left_s < UNKNOWN_S, done_s + left_s, math.nan),
+            done_s=done_s,
             attained_gpu_s=kept["attained_gpu_s"] + kept["running"] * uncounted_s,
             executed_s=kept["executed_s"] + uncounted_s,
             waiting_since_s=np.minimum(kept["waiting_since_s"], now),
@@ -535,13 +539,16 @@ class Rows:
         found: npt.NDArray[np.bool_] = self._kept.joins[rows] < (2 if expected else 1)
         return found
 
-    def _left_s(self, steps: Floats, curve: Ints) -> Floats:
-        """How long jobs still take with one GPU; UNKNOWN_S: not known."""
-        alone = self._alone[curve]
-        known = (alone > 0) & ~np.isnan(steps)
-        found: Floats = np.full(len(steps), UNKNOWN_S)
-        np.divide(steps, alone, out=found, where=known)
-        return found
+    def _lengths_s(self, kept: Mapping[str, Any]) -> tuple[Floats, Floats]:
+        """What jobs have done, and how long they still take, on one GPU; UNKNOWN_S: not known.
+
+        Of a job that has not been measured what it has done is not known: its GPU-seconds stand for that.
+        """
+        alone, done_s = self._alone[kept["curve"]], kept["attained_gpu_s"].copy()
+        left_s: Floats = np.full(len(alone), UNKNOWN_S)
+        np.divide(kept["steps_done"], alone, out=done_s, where=alone > 0)
+        np.divide(kept["steps_left"], alone, out=left_s, where=(alone > 0) & ~np.isnan(kept["steps_left"]))
+        return done_s, left_s
 
 
 def demand_of(job: Job, name_of: Callable[[GpuAddress], str]) -> Demand:

@@ -66,7 +66,7 @@ def snapshot(
     first = first_share(total, len(jobs)) if cluster.settings.measuring.way_down else None
     there_now = tuple([session.whole for _, session in sessions if session.alive])
     columns, curves = rows.columns(chosen, now, total, there_now, first)
-    table = JobTable(columns, np.arange(len(jobs)), curves)
+    table = JobTable(columns, np.arange(len(jobs)), curves, ended=cluster.ended)
     manual = {row: _manual(rows.manual[name]) for row, name in rows.where(rows.manual, chosen)}
     places = _places(rows, chosen, servers)
     limits, limit_of = rows.limits(chosen, servers)

@@ -20,6 +20,7 @@ from ..cluster import Cluster
 from ..intake import forgery
 from ..intake.guests import MOST_TOLD, present, sentence, unknown_sentence
 from ..jobs.job import Job
+from ..jobs.lengths import length_of
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
 from ..reconcile.barring import sentence as leaving
 from ..reconcile.health import troubles as troubles_told
@@ -76,8 +77,10 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: T
 
 
 def full_view(cluster: Cluster, now: float, who: Principal, job: Job) -> JobView:
-    """One job with what is known of its throughput."""
-    return replace(job_view(cluster, now, who, job, troubles_of(cluster, now)), curve=_curve(cluster, now, job))
+    """One job with what is known of its throughput and its length."""
+    curve = _curve(cluster, now, job)
+    view = job_view(cluster, now, who, job, troubles_of(cluster, now))
+    return replace(view, curve=curve, length=length_of(cluster.ended, job))
 
 
 def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:

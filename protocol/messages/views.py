@@ -62,6 +62,24 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None = None  # since it was measured last
 
 
+class LengthSource(enum.Enum):
+    """Where it is known from how many steps a job takes."""
+
+    MAX_STEPS = "max-steps"  # its specification tells
+    EPOCHS = "epochs"  # its loop tells: so many epochs, over data of known length
+    ENDED_JOBS = "ended-jobs"  # it is an estimate, from jobs with about as many GPUs that are over
+    UNKNOWN = "unknown"
+
+
+class JobLength(msgspec.Struct, frozen=True, kw_only=True):
+    """How many steps a job takes in all, as far as is known. An estimate is the median, between the 1/6 and 5/6 quantiles."""
+
+    source: LengthSource
+    steps: float | None = None
+    least_steps: float | None = None  # of an estimate
+    most_steps: float | None = None
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Where a job has failed: what `status` and `wait` say besides why."""
 
@@ -106,6 +124,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     gpu_seconds: GpuSeconds = GpuSeconds()  # that it has had so far
     elastic: bool = True  # it has called `elastic.join()`; else it is a fixed gang, which cannot be resized
     curve: tuple[CurvePoint, ...] = ()  # by share; only in the answer to GetJob
+    length: JobLength | None = None  # likewise
     batch_samples: int = 0  # the global batch: samples in a step, all virtual workers together; 0: not known yet
     failure: Failure | None = None  # of a job that has failed
 

@@ -40,56 +40,53 @@ import msgspec
 import numpy as np
 
 from ..hull import ROUNDING
-from ..view import UNKNOWN_S, Floats, Ints, JobTable, Reason
-from .base import Shares, grow, no_shares, relative_gain, rigid, smallest, waits_for
-from .reviews import EARLY_S
+from ..view import Floats, Ints, JobTable, Reason
+from . import expected
+from .base import Shares, grow, no_shares, relative_gain, smallest, waits_for
 from .worth import Curve, with_minimum, worths
 
 LAST_FAIR_SHARES = 4.0  # heSRPT's 1 / (1 - p) for p = 3/4
 FULL_INERTIA = 2.0  # jobs per GPU up to which inertia is whole
 LOOKED_AT = 1.5  # jobs per GPU: who ends behind them gets none, and counts as a number
-NEW_GPU_S = 600.0  # a job of unknown length that has got less than this counts as if it had got this
+LEAST_REVIEW_S = 1.0
 
 Value = Callable[[int, int], float]  # of the next GPU: of the job at a position, with so many
 
 
 class ElasticParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`lengths`: are the lengths of jobs looked at, where they are known, or never?
-
-    `constancy`: how much of the load that there is now will be there for ever, from 0 (nobody else comes) to 1.
+    """`constancy`: how much of the load that there is now will be there for ever, from 0 (nobody else comes) to 1.
 
     `inertia`: by what part of its worth a GPU counts more for the job that has it already; less where jobs are more than two
     per GPU.
-
-    `first_turn_gpu_s`: how many GPU-seconds the first level of service lasts, where lengths are unknown.
-
-    `turn_growth`: how many times as long as the one before each next level of service lasts.
     """
 
-    lengths: Literal["given", "unknown"] = "given"
     constancy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.4
     inertia: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.05
-    first_turn_gpu_s: Annotated[float, msgspec.Meta(ge=1)] = 7200.0
-    turn_growth: Annotated[float, msgspec.Meta(ge=1.01, le=100)] = 1.1
+    # Of earlier versions, which had one mode for lengths that are given and another one, with turns, for those that are not.
+    lengths: Literal["given", "unknown"] | msgspec.UnsetType = msgspec.UNSET
+    first_turn_gpu_s: float | msgspec.UnsetType = msgspec.UNSET
+    turn_growth: float | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        if self.lengths == "unknown":
+            raise ValueError("lengths: unknown is gone: jobs tell their lengths or not, leave it out")
 
 
 class Elastic:
     """GPUs one by one to where they raise weighted throughput most; the weights are chosen for the least average JCT."""
 
     name = "elastic"
+    needs_lengths = True
     Parameters = ElasticParameters
 
     def __init__(self, parameters: ElasticParameters) -> None:
         self.parameters = parameters
-        self.needs_lengths = parameters.lengths == "given"
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         given, review_s = no_shares(jobs), math.inf
         fitting = np.flatnonzero(jobs.min_gpus <= gpus)
-        if len(fitting) and self.needs_lengths:
-            self._by_worth(jobs, fitting, given, gpus)
-        elif len(fitting):
-            review_s = self._by_service(jobs, given, gpus, now)
+        if len(fitting):
+            review_s = now + self._divide(jobs, fitting, given, gpus)
         free = gpus - int(given.sum())
 
         def why(row: int) -> Reason | None:
@@ -97,61 +94,44 @@ class Elastic:
 
         return Shares(given, why, review_s)
 
-    def _by_worth(self, jobs: JobTable, fitting: Ints, given: Ints, gpus: int) -> None:
-        """Lengths are given. Changes `given`."""
-        fair = gpus / len(fitting)
-        looked_at = math.ceil(LOOKED_AT * gpus)
-        ends_after_s = self._ends_after_s(jobs, fitting, LAST_FAIR_SHARES * fair)
-        order = fitting[smallest(ends_after_s, looked_at)]
+    def _divide(self, jobs: JobTable, fitting: Ints, given: Ints, gpus: int) -> float:
+        """Changes `given`. Returns after how many seconds more is known of how long a job takes."""
+        left_s, more_s = expected.left_s(jobs, fitting)
+        ends_after_s = left_s * _pace(jobs, fitting, LAST_FAIR_SHARES * gpus / len(fitting))
+        soon_s = _soonest(ends_after_s)
+        soon_s[jobs.share[fitting] > 0] *= 1 - 1e-9
+        looked_at = smallest(soon_s, math.ceil(LOOKED_AT * gpus))
+        order = fitting[looked_at]
         curves = _curves(jobs, order, gpus)
-        power = 1.0 - self.parameters.constancy
-        weight: list[float] = [worth**power for worth in worths(curves, gpus, len(fitting) - len(order))]
+        weight = self._weights(curves, ends_after_s[:, looked_at], gpus, len(fitting) - len(order))
 
         def value(at: int, share: int) -> float:
             curve = curves[at]
             return weight[at] * (curve[share + 1] - curve[share])
 
         self._hand_out(jobs, order, curves, given, gpus, value)
-        self._fill(jobs, fitting, ends_after_s, given, gpus)
+        self._fill(jobs, fitting, soon_s, given, gpus)
+        return _review_after_s(jobs, fitting, given, more_s)
 
-    def _fill(self, jobs: JobTable, fitting: Ints, ends_after_s: Floats, given: Ints, gpus: int) -> None:
+    def _weights(self, curves: Sequence[Curve], ends_after_s: Floats, gpus: int, behind: int) -> list[float]:
+        """The mean of worth^(1 - constancy) over the copies of each job, all of which are there together, on as many clusters."""
+        power = 1.0 - self.parameters.constancy
+        copies = len(ends_after_s) if np.ptp(ends_after_s, axis=0).any() else 1
+        order = np.argsort(ends_after_s[:copies], axis=None, kind="stable")
+        who = order % len(curves)
+        worth = np.array(worths([curves[at] for at in who.tolist()], gpus * copies, behind * copies))
+        weight = np.bincount(who, worth**power, len(curves)) / copies
+        found: list[float] = weight.tolist()
+        return found
+
+    def _fill(self, jobs: JobTable, fitting: Ints, soon_s: Floats, given: Ints, gpus: int) -> None:
         """What those that were looked at cannot use, as their minimums are larger, goes to the others. Changes `given`."""
         free = gpus - int(given.sum())
         others = np.flatnonzero((given[fitting] == 0) & (jobs.min_gpus[fitting] <= free))
         if len(others):
-            order = fitting[others[smallest(ends_after_s[others], free)]]
+            order = fitting[others[smallest(soon_s[others], free)]]
             curves = _curves(jobs, order, gpus)
             self._hand_out(jobs, order, curves, given, gpus, lambda at, has: curves[at][has + 1] - curves[at][has])
-
-    def _ends_after_s(self, jobs: JobTable, rows: Ints, share: float) -> Floats:
-        """How long jobs still take with so many GPUs each, or what they can use."""
-        left_s = jobs.left_s[rows]
-        so_far = np.maximum(jobs.attained_gpu_s[rows], NEW_GPU_S)
-        left_s = np.where(left_s < UNKNOWN_S, left_s, so_far)
-        if share <= 1:
-            return np.asarray(left_s / jobs.hull(rows, jobs.min_gpus[rows]))
-        most = np.minimum(jobs.max_gpus, jobs.curves.most)[rows]
-        used = np.clip(share, jobs.min_gpus[rows], most)
-        below = used.astype(np.int64)
-        above = np.minimum(below + 1, most)
-        low, high = jobs.hull(rows, below), jobs.hull(rows, above)
-        return np.asarray(left_s / (low + (used - below) * (high - low)))
-
-    def _by_service(self, jobs: JobTable, given: Ints, gpus: int, now: float) -> float:
-        """Lengths are not given. Changes `given`. Returns when somebody's turn is over."""
-        attained_gpu_s = jobs.attained_gpu_s + EARLY_S * jobs.share
-        growth = self.parameters.turn_growth
-        unit_gpu_s = self.parameters.first_turn_gpu_s / (growth - 1)  # level n begins at unit * (growth^n - 1)
-        level = np.floor(np.log1p(attained_gpu_s / unit_gpu_s) / math.log(growth))
-        given[:] = rigid(jobs, gpus, 2 * level + (jobs.share == 0), jobs.min_gpus)
-        order = np.flatnonzero(given)
-        curves = _curves(jobs, order, gpus)
-        self._hand_out(jobs, order, curves, given, gpus, lambda at, share: _bid(curves[at], share))
-        if not np.any((given == 0) & (jobs.min_gpus <= gpus)):
-            return math.inf
-        ends_gpu_s = np.maximum(unit_gpu_s * (growth ** (level[order] + 1) - 1), attained_gpu_s[order])
-        turn_s = (ends_gpu_s - jobs.attained_gpu_s[order]) / given[order]
-        return now + max(float(turn_s.min()), EARLY_S)
 
     def _hand_out(
         self, jobs: JobTable, order: Ints, curves: Sequence[Curve], given: Ints, gpus: int, value: Value
@@ -223,11 +203,35 @@ def _corners(jobs: JobTable, rows: Ints, curves: Sequence[Curve]) -> list[list[i
     return found
 
 
-def _bid(curve: Curve, share: int) -> float:
-    """The price of a GPU up to which a job would take another one: (1 + price * k) / s(k) is the same there for k = `share`
-    and for one more."""
-    gain = curve[share + 1] - curve[share]
-    if gain <= 0:
-        return 0.0
-    rest = curve[share] - share * gain
-    return gain / rest if rest > 1e-12 * curve[share] else math.inf  # whatever it costs: throughput grows like the rent
+def _pace(jobs: JobTable, rows: Ints, share: float) -> Floats:
+    """How much longer than with one GPU jobs take with so many each, or what they can use."""
+    if share <= 1:
+        return np.asarray(1.0 / jobs.hull(rows, jobs.min_gpus[rows]))
+    most = np.minimum(jobs.max_gpus, jobs.curves.most)[rows]
+    used = np.clip(share, jobs.min_gpus[rows], most)
+    below = used.astype(np.int64)
+    above = np.minimum(below + 1, most)
+    low, high = jobs.hull(rows, below), jobs.hull(rows, above)
+    return np.asarray(1.0 / (low + (used - below) * (high - low)))
+
+
+def _soonest(ends_after_s: Floats) -> Floats:
+    """The least time that it takes to bring a job to its end with some probability, over that probability (Gittins' index).
+
+    `ends_after_s`: equally likely values, ascending, in rows.
+    """
+    copies = len(ends_after_s)
+    number = np.arange(1, copies + 1)[:, None]
+    worked_s = np.cumsum(ends_after_s, axis=0) + (copies - number) * ends_after_s  # for all copies, up to each of them
+    found: Floats = (worked_s / number).min(axis=0)
+    return found
+
+
+def _review_after_s(jobs: JobTable, fitting: Ints, given: Ints, more_s: Floats) -> float:
+    """When a job that runs has done so much that more is known of it; that matters only while others wait."""
+    share = given[fitting]
+    running = np.flatnonzero(share)
+    if len(running) == len(fitting) or not len(running):
+        return math.inf
+    rate = jobs.speedup(fitting[running], np.minimum(share[running], jobs.curves.most))
+    return max(float((more_s[running] / rate).min()), LEAST_REVIEW_S)

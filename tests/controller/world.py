@@ -361,6 +361,7 @@ class World:
         save_failures: int = 0,
         unconnected_s: float = 0.0,
         batch_samples: int = 0,
+        total_steps: int | None = None,
     ) -> None:
         """`worker` reports, having seen the order that its agent gave it last."""
         agent, process = self.find(worker)
@@ -385,6 +386,7 @@ class World:
             save_failures=save_failures,
             unconnected_s=unconnected_s,
             batch_samples=batch_samples,
+            total_steps=total_steps,
         )
         self.now += 0.001
         if agent.connected:

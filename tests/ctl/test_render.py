@@ -142,3 +142,33 @@ def test_a_report_without_rows_says_so_in_words() -> None:
     report = UsageReport(rows=(), since_s=day, until_s=3 * day, time_s=3 * day)
     assert render.usage_line(report, whole_life=False) == "no GPU was held from 1970-01-02 to 1970-01-03 (UTC)"
     assert render.usage_line(report, whole_life=True) == "no GPU was held since the job was submitted"
+
+
+@pytest.mark.parametrize(
+    ("fields", "length", "told"),
+    [
+        ({"step": 9}, {"source": "max-steps", "steps": 1000}, "1,000 steps, told by max_steps"),
+        ({"step": 9}, {"source": "epochs", "steps": 1000}, "1,000 steps, told by its loop over epochs"),
+        (
+            {"step": 249, "phase": "finished"},
+            {"source": "epochs", "steps": 1000},
+            "1,000 steps, told by its loop over epochs; it ended after 250, 25%",
+        ),
+        (
+            {"step": 999, "phase": "finished"},
+            {"source": "max-steps", "steps": 1000},
+            "1,000 steps, told by max_steps; it ended after 1,000",
+        ),
+        ({"step": 249, "phase": "finished"}, {"source": "unknown"}, "not told; it ended after 250 steps"),
+        ({"step": 9}, {"source": "unknown"}, "not told (max_steps, or epochs over data of known length)"),
+        (
+            {"step": 9},
+            {"source": "ended-jobs", "steps": 800, "least_steps": 100, "most_steps": 5000},
+            "not told; jobs that are over suggest 800 steps, two of three times 100 to 5,000",
+        ),
+    ],
+)
+def test_a_job_in_full_says_where_its_length_comes_from_and_how_wrong_it_was(
+    fields: dict[str, Any], length: dict[str, Any], told: str
+) -> None:
+    assert f"  length           {told}" in render.job_lines(view(1, length=length, **fields), 10.0)

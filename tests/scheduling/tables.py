@@ -31,6 +31,8 @@ class Described:
     speedup: tuple[float, ...]
     share: int
     left_s: float
+    told_s: float
+    done_s: float
     submitted_s: float
     priority: int
     attained_gpu_s: float
@@ -51,6 +53,8 @@ def job(
     speedup: Sequence[float] | None = None,
     share: int = 0,
     left_s: float = UNKNOWN_S,
+    told_s: float | None = None,
+    done_s: float | None = None,
     submitted_s: float = 0.0,
     priority: int = 0,
     attained_gpu_s: float = 0.0,
@@ -58,12 +62,16 @@ def job(
     waiting_since_s: float | None = None,
 ) -> Described:
     """A job of `low` to `high` GPUs. What is left out: it requests its maximum, scales linearly, waits since its
-    submission, and nobody knows how long it takes. Without `high` it can use as many GPUs as its speedup tells of, or
-    just `low`."""
+    submission, has worked as fast as one GPU on each, and nobody knows how long it takes. Without `high` it can use as many
+    GPUs as its speedup tells of, or just `low`."""
     if high is None:
         high = len(speedup) - 1 if speedup is not None else low
     if waiting_since_s is None:
         waiting_since_s = math.nan if share else submitted_s
+    if done_s is None:
+        done_s = attained_gpu_s
+    if told_s is None:
+        told_s = done_s + left_s if left_s < UNKNOWN_S else math.nan
     return Described(
         name=name,
         min_gpus=low,
@@ -72,6 +80,8 @@ def job(
         speedup=tuple(speedup) if speedup is not None else linear(high),
         share=share,
         left_s=left_s,
+        told_s=told_s,
+        done_s=done_s,
         submitted_s=submitted_s,
         priority=priority,
         attained_gpu_s=attained_gpu_s,
@@ -102,6 +112,8 @@ def table(*jobs: Described, most: int | None = None, lengths: bool = True) -> Jo
         priority=whole("priority"),
         share=whole("share"),
         left_s=real("left_s"),
+        told_s=real("told_s"),
+        done_s=real("done_s"),
         attained_gpu_s=real("attained_gpu_s"),
         executed_s=real("executed_s"),
         waiting_since_s=real("waiting_since_s"),

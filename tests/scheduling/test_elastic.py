@@ -5,18 +5,34 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_tables import Case, ask, cases, concave_speedups, given_to, job, linear, policy, speedups, table
+from scheduling_tables import (
+    Case,
+    Described,
+    ask,
+    by_name,
+    cases,
+    concave_speedups,
+    given_to,
+    job,
+    linear,
+    policy,
+    speedups,
+    table,
+)
 
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import JobId
+from elasticd.scheduler.ended import NOTHING_ENDED, Ended
+from elasticd.scheduler.policies import expected
 from elasticd.scheduler.policies import worth as worth_module
 from elasticd.scheduler.policies.worth import with_minimum, worths
-from elasticd.scheduler.view import Curves
+from elasticd.scheduler.view import Curves, Floats
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 
@@ -88,7 +104,9 @@ def test_the_gpus_of_a_minimum_bring_equally_much() -> None:
 # ----------------------------------------------------------------------------------------------------- lengths are given
 
 
-def flow_s(left_s: Sequence[float], gpus: int, name: str, **parameters: object) -> float:
+def flow_s(
+    left_s: Sequence[float] | Floats, gpus: int, name: str, told_s: Floats | None = None, **parameters: object
+) -> float:
     """The sum of the times until jobs with s(k) = sqrt(k) are over that are all there at the beginning."""
     count = len(left_s)
     load = Workload(
@@ -101,6 +119,7 @@ def flow_s(left_s: Sequence[float], gpus: int, name: str, **parameters: object) 
         curve=np.zeros(count, dtype=np.int64),
         curves=Curves(np.array([half[: gpus + 1]])),
         models=("m",),
+        told_s=told_s,
     )
     return float(Simulation(load, servers(1, gpus), policy(name, **parameters)).run().end_s.sum())
 
@@ -145,13 +164,14 @@ def test_inertia_keeps_a_gpu_where_it_is_for_little_gain() -> None:
     assert given_to(policy("elastic", inertia=1), 3, runs, other) == {"runs": 2, "other": 1}
 
 
-def test_short_jobs_behind_a_long_queue_wait_for_each_other_only() -> None:
-    """A backlog of 800 long jobs on 8 GPUs, then a short job every 50 s, for which one GPU would do."""
-    long, short = 800, 60
+def behind_a_long_queue(long: int, after_s: float, told_s: Floats | None = None) -> tuple[Floats, Floats]:
+    """A backlog of long jobs on 8 GPUs, then a short job every 50 s, for which one GPU would do: how long the short ones wait,
+    and how long they are there."""
+    short = 60
     count = long + short
     load = Workload(
         names=tuple(JobId(f"j{number:03d}") for number in range(count)),
-        submit_s=np.concatenate([np.zeros(long), 1000.0 + 50.0 * np.arange(short)]),
+        submit_s=np.concatenate([np.zeros(long), after_s + 50.0 * np.arange(short)]),
         min_gpus=np.ones(count, dtype=np.int64),
         max_gpus=np.full(count, 8),
         requested_gpus=np.ones(count, dtype=np.int64),
@@ -159,22 +179,16 @@ def test_short_jobs_behind_a_long_queue_wait_for_each_other_only() -> None:
         curve=np.zeros(count, dtype=np.int64),
         curves=Curves(np.array([half[:9]])),
         models=("m",),
+        told_s=told_s,
     )
     done = Simulation(load, servers(2, 4), policy("elastic")).run()
-    waits_s = (done.start_s - load.submit_s)[long:]
+    return (done.start_s - load.submit_s)[long:], (done.end_s - load.submit_s)[long:]
+
+
+def test_short_jobs_behind_a_long_queue_wait_for_each_other_only() -> None:
+    waits_s, jct_s = behind_a_long_queue(long=800, after_s=1000.0)
     assert waits_s.max() == 0
-    assert (done.end_s - load.submit_s)[long:].max() <= 30.0 + 1e-6
-
-
-def test_a_new_job_of_unknown_length_runs_before_those_known_to_be_long() -> None:
-    jobs = [job(f"long{number}", left_s=1e6, share=1) for number in range(2)]
-    assert "new" in given_to(policy("elastic", inertia=0), 2, *jobs, job("new"))
-
-
-def test_a_job_of_unknown_length_counts_as_long_as_it_has_run() -> None:
-    ran = job("ran", attained_gpu_s=2e6, executed_s=2e6)
-    assert given_to("elastic", 1, ran, job("known", left_s=1e6)) == {"known": 1}
-    assert given_to("elastic", 1, ran, job("known", left_s=3e6)) == {"ran": 1}
+    assert jct_s.max() <= 30.0 + 1e-6
 
 
 def test_a_minimum_is_given_whole_or_not_at_all_and_what_it_leaves_goes_to_others() -> None:
@@ -183,14 +197,10 @@ def test_a_minimum_is_given_whole_or_not_at_all_and_what_it_leaves_goes_to_other
     assert given_to("elastic", 5, wide, job("narrow", 1, 1, left_s=1e6)) == {"wide": 4, "narrow": 1}
 
 
-both = pytest.mark.parametrize("lengths", ["given", "unknown"])
-
-
-@both
-@settings(max_examples=50)
+@settings(max_examples=100)
 @given(case=cases())
-def test_nothing_stays_idle_that_a_job_could_use(lengths: str, case: Case) -> None:
-    shares = ask(policy("elastic", lengths=lengths), case.table, case.gpus).gpus
+def test_nothing_stays_idle_that_a_job_could_use(case: Case) -> None:
+    shares = ask("elastic", case.table, case.gpus).gpus
     free = case.gpus - int(shares.sum())
     for one, share in zip(case.jobs, shares.tolist(), strict=True):
         if share:
@@ -199,65 +209,144 @@ def test_nothing_stays_idle_that_a_job_could_use(lengths: str, case: Case) -> No
             assert one.min_gpus > free
 
 
-# ------------------------------------------------------------------------------------------------- lengths are not known
+# ------------------------------------------------------------------------------------- lengths are told, wrong, or not told
 
 
-def test_without_lengths_no_length_is_looked_at() -> None:
-    who = policy("elastic", lengths="unknown")
-    assert not who.needs_lengths
-    ask(who, table(job("a", 1, 4, left_s=100), job("b", 1, 4, left_s=5)), 4)
+def ran(name: str, done_s: float, **more: Any) -> Described:
+    """A job that has told nothing and has done so much."""
+    return job(name, attained_gpu_s=done_s, executed_s=done_s, **more)
 
 
-def test_jobs_that_are_alike_share_alike_without_lengths() -> None:
-    who = policy("elastic", lengths="unknown")
-    jobs = [job(name, speedup=half[:17], left_s=left) for name, left in (("a", 900), ("b", 9))]
-    assert given_to(who, 16, *jobs) == {"a": 8, "b": 8}
+def ended(*lengths_s: float, requested: int = 1) -> Ended:
+    found = NOTHING_ENDED
+    for length_s in lengths_s:
+        found = found.and_one(requested, length_s, math.nan)
+    return found
 
 
-def test_the_next_gpu_goes_to_whom_it_costs_least_for_what_it_brings() -> None:
-    """Bids for a second GPU: 0.9 / (1 - 0.9) = 9 and 0.6 / (1 - 0.6) = 1.5."""
-    who = policy("elastic", lengths="unknown")
-    jobs = [job("poor", speedup=(0.0, 1.0, 1.6)), job("good", speedup=(0.0, 1.0, 1.9))]
-    assert given_to(who, 3, *jobs) == {"poor": 1, "good": 2}
+def errors(*parts: float) -> Ended:
+    """Jobs that have told 1000 s, and have taken these parts of it."""
+    found = NOTHING_ENDED
+    for part in parts:
+        found = found.and_one(1, 1000.0 * part, 1000.0)
+    return found
 
 
-def test_while_not_all_fit_who_has_got_least_comes_first_and_is_asked_about_again() -> None:
-    who = policy("elastic", lengths="unknown", first_turn_gpu_s=600.0)
-    had = job("had", share=1, attained_gpu_s=5000, executed_s=5000)
-    new = job("new")
-    assert given_to(who, 1, had, new) == {"new": 1}
-    assert ask(who, table(had, new), 1, now=7.0).review_s == pytest.approx(7.0 + 600, abs=0.01)
+def given_after(past: Ended, gpus: int, *jobs: Described) -> dict[str, int]:
+    seen = table(*jobs)
+    seen.ended = past
+    return by_name(seen, ask("elastic", seen, gpus))
 
 
-def test_of_equal_levels_those_that_run_stay() -> None:
-    who = policy("elastic", lengths="unknown", first_turn_gpu_s=600.0)
-    waits = job("waits", attained_gpu_s=5000, executed_s=5000)
-    runs = job("runs", share=1, attained_gpu_s=5010, executed_s=5010)
-    assert given_to(who, 1, waits, runs) == {"runs": 1}
+def test_where_all_tell_the_truth_what_is_expected_is_what_is_told() -> None:
+    seen = table(job("a", left_s=70.0, done_s=0.0), job("b", left_s=500.0, done_s=1500.0))
+    for past in (NOTHING_ENDED, errors(*[1.0] * 50)):
+        seen.ended = past
+        left_s, _ = expected.left_s(seen, np.arange(2))
+        assert left_s == pytest.approx(np.array([[70.0, 500.0]] * expected.COPIES))
 
 
-def test_who_has_come_to_the_end_of_a_level_makes_room() -> None:
-    who = policy("elastic", lengths="unknown", first_turn_gpu_s=600.0)
-    waits = job("waits", attained_gpu_s=599.0, executed_s=599.0)
-    assert given_to(who, 1, waits, job("runs", share=1, attained_gpu_s=600.0, executed_s=600.0)) == {"waits": 1}
+def test_where_users_err_by_a_factor_what_is_expected_spreads_as_far() -> None:
+    seen = table(job("a", left_s=1000.0, done_s=0.0))
+    seen.ended = errors(*np.exp(np.linspace(-math.log(2), math.log(2), 200)).tolist())
+    (least, middle, most), _ = expected.left_s(seen, np.arange(1))
+    assert 500 < least < 750
+    assert 850 < middle < 1200
+    assert 1350 < most < 2000
 
 
-def test_without_lengths_more_jobs_than_gpus_all_come_to_their_end_in_turns() -> None:
-    left_s = [100.0, 2000.0, 700.0, 5000.0, 700.0, 1.0]
-    assert flow_s(left_s, 2, "elastic", lengths="unknown", first_turn_gpu_s=600.0) < flow_s(left_s, 2, "fifo")
+def test_where_many_end_early_some_are_expected_to_until_they_have_come_far() -> None:
+    seen = table(job("new", left_s=1000.0, done_s=0.0), job("late", left_s=100.0, done_s=900.0))
+    seen.ended = errors(*[0.02, 0.1, 0.4] * 10, *[1.0] * 70)
+    left_s, _ = expected.left_s(seen, np.arange(2))
+    assert left_s[0, 0] < 500
+    assert left_s[:, 1] == pytest.approx([100.0] * expected.COPIES)
 
 
-def test_where_all_fit_nobody_asks_again() -> None:
-    assert ask(policy("elastic", lengths="unknown"), table(job("a"), job("b")), 2).review_s == math.inf
+def test_who_is_over_what_he_has_told_is_not_taken_to_end_at_once() -> None:
+    """Else he would have the cluster to himself for as long as he goes on (an underestimate is the danger of such rules)."""
+    over = job("over", left_s=0.0, told_s=1000.0, done_s=3000.0)
+    left_s, _ = expected.left_s(table(over), np.arange(1))
+    assert left_s.min() >= 300
+    assert left_s[1] >= 1000
+    assert given_to("elastic", 1, over, job("short", left_s=300.0)) == {"short": 1}
+
+
+def test_a_job_that_has_told_nothing_is_compared_with_those_that_request_as_many_gpus() -> None:
+    past = ended(*[100.0] * 100)
+    for _ in range(100):
+        past = past.and_one(8, 1e5, math.nan)
+    small, large = job("small", requested=1), job("large", 1, 8, requested=8)
+    seen = table(large, small)
+    seen.ended = past
+    left_s, _ = expected.left_s(seen, np.arange(2))
+    assert (left_s[:, 0] > 5e4).all()
+    assert (left_s[:, 1] < 200).all()
+    assert given_after(past, 1, large, small) == {"small": 1}
+
+
+def test_who_has_told_nothing_stands_between_those_who_have_told_less_and_more_than_is_usual() -> None:
+    past = ended(*np.geomspace(500, 2000, 100).tolist())
+    untold, less, more = job("untold"), job("less", left_s=100.0), job("more", left_s=50_000.0)
+    assert given_after(past, 1, untold, less) == {"less": 1}
+    assert given_after(past, 1, more, untold) == {"untold": 1}
+
+
+def test_before_anybody_has_ended_who_has_done_least_comes_first() -> None:
+    assert given_to("elastic", 1, ran("had", 50_000.0, share=1), ran("new", 0.0)) == {"new": 1}
+    assert given_to("elastic", 1, ran("waits", 4000.0), ran("runs", 4010.0, share=1)) == {"runs": 1}
+
+
+def test_jobs_that_are_alike_and_have_told_nothing_share_alike() -> None:
+    jobs = [job(name, speedup=half[:17]) for name in ("a", "b")]
+    assert min(given_to("elastic", 16, *jobs).values()) >= 7
+
+
+def test_the_policy_asks_again_when_more_will_be_known_of_who_runs_while_others_wait() -> None:
+    runs = ran("runs", 100.0, share=1)
+    assert ask("elastic", table(runs), 1).review_s == math.inf
+    asked = ask("elastic", table(runs, ran("waits", 1e6)), 1, now=7.0)
+    assert 7.0 < asked.review_s < 7.0 + 100.0
+    told = table(job("told", left_s=100.0, done_s=0.0), job("waits", left_s=900.0, done_s=0.0))
+    assert ask("elastic", told, 1, now=7.0).review_s < 7.0 + 100.0
+
+
+def test_a_decision_does_not_depend_on_what_was_asked_before() -> None:
+    who, past = policy("elastic"), ended(*[100.0] * 9)
+    one, other = table(job("a"), job("b", left_s=9.0)), table(ran("c", 500.0), job("d"))
+    other.ended = past
+    fresh = ask(policy("elastic"), one, 3).gpus.tolist()
+    ask(who, other, 3)
+    assert ask(who, one, 3).gpus.tolist() == fresh
+
+
+def test_short_jobs_that_tell_nothing_do_not_starve_behind_a_long_queue() -> None:
+    """As long as nobody of the queue has run, a new job is like all of them; then the least that anybody has done comes first."""
+    waits_s, jct_s = behind_a_long_queue(long=100, after_s=2000.0, told_s=np.full(160, math.nan))
+    assert waits_s.max() <= 60.0
+    assert jct_s.max() <= 90.0
+
+
+def test_with_half_of_the_lengths_told_jobs_are_over_sooner_than_with_none_and_later_than_with_all() -> None:
+    rng = np.random.default_rng(5)
+    left_s = np.exp(rng.uniform(math.log(60), math.log(60_000), 120))
+    told = {part: np.where(rng.random(120) < part, left_s, math.nan) for part in (0.0, 0.5)}
+    whole, some, none = (flow_s(left_s, 4, "elastic", told_s) for told_s in (None, told[0.5], told[0.0]))
+    assert whole < some < none
 
 
 # ------------------------------------------------------------------------------------------------------------ parameters
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("lengths", "guessed"), ("constancy", 1.5), ("inertia", -1), ("first_turn_gpu_s", 0), ("turn_growth", 1)],
+    ("name", "value"), [("lengths", "guessed"), ("lengths", "unknown"), ("constancy", 1.5), ("inertia", -1)]
 )
 def test_a_parameter_out_of_its_range_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(OperatorError, match=name):
         policy("elastic", **{name: value})
+
+
+def test_a_file_for_an_earlier_version_with_given_lengths_still_loads() -> None:
+    old = policy("elastic", lengths="given", constancy=0.4, inertia=0.05, first_turn_gpu_s=7200, turn_growth=1.1)
+    jobs = [job("a", left_s=100.0), job("b", left_s=10.0)]
+    assert given_to(old, 1, *jobs) == given_to("elastic", 1, *jobs) == {"b": 1}

@@ -34,7 +34,7 @@ env: {A: b, C: 1}
 step_timeout: 1h30m
 """
 POLICY = """policy: elastic
-parameters: {lengths: given, constancy: 0.4, inertia: 0.05, first_turn_gpu_s: 7200, turn_growth: 1.1}
+parameters: {constancy: 0.4, inertia: 0.05}
 admission: {name: bounded, parameters: {waiting_jobs: 200}}
 packing: network
 placement: buddy

@@ -1,0 +1,105 @@
+"""How long each job is likely to take: what it has told, held against what has come of that so far, or what is seen of others.
+
+Theory of operation
+-------------------
+A job's remaining length is `COPIES` equally likely values: the 1/6, 1/2 and 5/6 quantiles of what is left of a job that has come
+so far. They come from the jobs that have ended (`ended`), as hazards by bin: how likely a job ends in a bin that has reached it.
+
+* A job that has told nothing is compared with those that requested about as many GPUs. Few of these say little: their hazard is
+  mixed with that of all jobs, and that with a heavy tail, where a job takes as long again as it has taken with a fixed
+  probability. Jobs that go on count as having survived the bins behind them.
+* A job that has told its length is compared with what became of others that had: the hazard is one of parts of what was told. As
+  long as all have told the truth, all three values are what is told; where users err by a factor of two, they spread so far;
+  where jobs end early, one of them is early. Who is over what he has told takes as long again as those before him who were.
+
+So nothing has to be set, and what is told counts as much as it has proved to be worth.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..ended import AS_TOLD, KINDS, LENGTHS_S, PARTS, RIGHT, Ended, bins, kinds
+from ..view import Floats, Ints, JobTable
+
+COPIES = 3
+SHARES = (np.arange(COPIES) + 0.5) / COPIES  # the quantiles
+
+# What is expected of lengths before anybody has ended: a heavy tail. Longer than t s is a part (1 + t / LENGTHS_S[1])^-TAIL of
+# the jobs (Lomax), so that who has done least is likely to end first. And how many ends outweigh that.
+LENGTHS_GROW, TAIL, PRIOR, SHRINK = 1.35, 0.4, 4.0, 8.0
+_ENDS_S = np.append(LENGTHS_S[1:], LENGTHS_S[-1] * LENGTHS_GROW)
+NO_LENGTH = 1.0 - ((LENGTHS_S[1] + _ENDS_S) / (LENGTHS_S[1] + LENGTHS_S)) ** -TAIL
+
+# The same of what is told: it is right, and who goes on takes half as long again.
+TRUST = np.full(len(PARTS), 1.0 - 1.3 ** -(math.log(2.0) / math.log(1.5)))
+TRUST[:AS_TOLD], TRUST[AS_TOLD] = 0.002, 0.9
+
+_PART_ENDS = np.append(PARTS[1:], PARTS[-1] * 1.3)
+_PART_MIDDLES = np.sqrt(np.maximum(PARTS, PARTS[1] / 2) * _PART_ENDS)
+_PART_MIDDLES[AS_TOLD] = 1.0
+
+
+def left_s(jobs: JobTable, rows: Ints) -> tuple[Floats, Floats]:
+    """What these jobs are likely still to do, in seconds on one GPU: `COPIES` rows of equally likely values, ascending.
+
+    And how much more each has to do until more will be known of it.
+    """
+    told_s, done_s = jobs.told_s[rows], jobs.done_s[rows]
+    tells = ~np.isnan(told_s)
+    found, more_s = np.empty((COPIES, len(rows))), np.full(len(rows), math.inf)
+    if not tells.all():
+        untold = np.flatnonzero(~tells)
+        found[:, untold], more_s[untold] = _untold_s(jobs.ended, jobs.requested_gpus[rows[untold]], done_s[untold])
+    if tells.any():
+        telling = np.flatnonzero(tells)
+        found[:, telling], more_s[telling] = _told_s(jobs.ended, told_s[telling], done_s[telling])
+    return found, more_s
+
+
+def likely_s(ended: Ended, requested_gpus: int, done_s: float) -> tuple[float, ...]:
+    """The same of one job that has told nothing, as far as those tell that have ended."""
+    found, _ = _untold_s(ended, np.array([requested_gpus]), np.array([done_s]))
+    return tuple(found[:, 0].tolist())
+
+
+def _untold_s(ended: Ended, requested_gpus: Ints, done_s: Floats) -> tuple[Floats, Floats]:
+    kind, at = kinds(requested_gpus), bins(LENGTHS_S, done_s * (1 + 1e-9))
+    here = np.bincount(kind * len(LENGTHS_S) + at, minlength=KINDS * len(LENGTHS_S)).reshape(KINDS, -1)
+    left = _reached(ended.lengths) + _reached(here) - here
+    of_all = (ended.lengths.sum(0) + PRIOR * NO_LENGTH) / (left.sum(0) + PRIOR)
+    hazard = (ended.lengths + SHRINK * of_all) / (left + SHRINK)
+    ends = _ENDS_S[_ends_in(hazard, kind, at)] - LENGTHS_S[at]
+    return ends, LENGTHS_S[np.minimum(at + 1, len(LENGTHS_S) - 1)] - done_s
+
+
+def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Floats]:
+    part = done_s / np.maximum(told_s, 1e-9)
+    at = bins(PARTS, part * (1 + 1e-9))
+    here = np.bincount(at, minlength=len(PARTS))
+    left = _reached(ended.errors) + _reached(here) - here
+    hazard = (ended.errors + PRIOR * TRUST) / (left + PRIOR)
+    ends_in = _ends_in(hazard[None, :], np.zeros(len(at), dtype=np.int64), at)
+    ends = np.maximum(_PART_MIDDLES[ends_in], np.where(ends_in == AS_TOLD, 0.0, (part + _PART_ENDS[ends_in]) / 2))
+    left_s = ends * told_s - done_s
+    over = np.maximum(left_s, np.where(at < len(PARTS) - 1, RIGHT * told_s, done_s / 2))
+    return np.where(part < 1, left_s, over), PARTS[np.minimum(at + 1, len(PARTS) - 1)] * told_s - done_s
+
+
+def _reached(ended: Ints) -> Ints:
+    """How many have come to each bin, by where they ended."""
+    reached: Ints = np.cumsum(ended[..., ::-1], axis=-1)[..., ::-1]
+    return reached
+
+
+def _ends_in(hazard: Floats, kind: Ints, at: Ints) -> Ints:
+    """In which bins jobs end that have come to the bin `at`: a row for each of the quantiles."""
+    after = np.cumprod(1.0 - hazard, axis=1)
+    reach = np.concatenate([np.ones((len(after), 1)), after[:, :-1]], axis=1)
+    some, of_kind = np.unique(kind, return_inverse=True)
+    bound = reach[some][None] * (1.0 - SHARES)[:, None, None]  # by quantile, kind and bin
+    found = (after[some][None, :, None, :] > bound[..., None]).sum(-1)
+    ends: Ints = np.minimum(found, hazard.shape[1] - 1)[:, of_kind, at]
+    return ends
