@@ -1,21 +1,23 @@
 """Which GPUs take no new work, and why. Pure.
 
 Three may bar a GPU: its server's agent (a trouble of the GPU, or of the whole server), this controller (starts fail there
-again and again: `reconcile.health`), and an operator, who excludes it. An operator may also *trust* a GPU in spite of its
-troubles. That counts for those that there are at that moment: what happens anew bars the GPU again.
+again and again: `reconcile.health`), and an operator, who *cordons* it. Who *drains* it also wants the work there to go
+(`reconcile.draining`). An operator may also *trust* a GPU in spite of its troubles. That counts for those that there are at that
+moment: what happens anew bars the GPU again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ..protocol.model import Server, Severity, Trouble
+from ..protocol.model import CordonKind, Server, Severity, Trouble
 from ..protocol.texts import ranges
-from .records import OverruleRecord
+from .records import Cordon, OverruleRecord
 
 MOST_TROUBLES = 512  # of a server and its GPUs
 MOST_OF_WHOLE = 64  # of these, what is said of the server as a whole, and so of each of its GPUs
@@ -24,6 +26,7 @@ MOST_CODE, MOST_TEXT = 64, 500  # characters
 
 NOTHING_OVERRULED = OverruleRecord()
 _ORDER = list(Severity)
+_KINDS = list(CordonKind)
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,24 @@ class Bar:
 
     severity: Severity  # the gravest of those that bar it
     reasons: tuple[str, ...]  # for people
-    causes: tuple[str, ...]  # codes, or who has excluded it: the same as long as nothing new is wrong
+    causes: tuple[str, ...]  # codes, or who has cordoned it: the same as long as nothing new is wrong
+    by_operator: bool = False  # some of it: the GPU is cordoned
+    drain: CordonKind | None = None  # the gravest of the drains that it is under
+    beside: Bar | None = None  # of a GPU that is cordoned: what bars it besides
 
     @property
     def text(self) -> str:
         return "; ".join(self.reasons)
+
+    @property
+    def fault(self) -> Bar | None:
+        """What is wrong with the GPU, as far as that bars it: a cordon says nothing about it."""
+        return self.beside if self.by_operator else self
+
+    @property
+    def may_stay(self) -> bool:
+        """It is to be left, and a job that would be left with nothing for that goes on there."""
+        return self.severity is Severity.MOVE_AWAY and self.drain is not CordonKind.DRAIN_BY_PREEMPTING
 
 
 def within_bounds(server: Server, told: Iterable[Trouble]) -> tuple[Trouble, ...]:
@@ -71,14 +87,25 @@ def bars(
         if trouble.severity.bars and not trusts(overruled, trouble):
             for gpu in gpus if trouble.gpu is None else [trouble.gpu]:
                 found.setdefault(gpu, []).append((trouble.severity, trouble.text, trouble.code))
-    for excluded in overruled.excluded:
-        because = f": {excluded.reason}" if excluded.reason else ""
-        text = f"excluded by {excluded.by}{because}"
-        for gpu in gpus if excluded.gpu is None else [excluded.gpu]:
-            found.setdefault(gpu, []).append((Severity.NO_NEW_WORK, text, f"excluded-{excluded.since_s}"))
     for gpu, text in failing.items():
         found.setdefault(gpu, []).append((Severity.NO_NEW_WORK, text, "failing-starts"))
-    return {gpu: _bar(found[gpu]) for gpu in gpus if gpu in found}
+    barred = {gpu: _bar(found[gpu]) for gpu in gpus if gpu in found}
+    for gpu in gpus if overruled.cordons else ():
+        if cordons := [cordon for cordon in overruled.cordons if cordon.covers(gpu)]:
+            barred[gpu] = _cordoned(cordons, found.get(gpu, []), barred.get(gpu))
+    return {gpu: barred[gpu] for gpu in gpus if gpu in barred}
+
+
+def _cordoned(cordons: Sequence[Cordon], wrong: Sequence[tuple[Severity, str, str]], fault: Bar | None) -> Bar:
+    """`wrong`: what else bars the GPU, of which `fault` is the bar."""
+    why = list(wrong)
+    for cordon in cordons:
+        severity = Severity.MOVE_AWAY if cordon.kind.drains else Severity.NO_NEW_WORK
+        because = f": {cordon.reason}" if cordon.reason else ""
+        text = f"{'drained' if cordon.kind.drains else 'cordoned'} by {cordon.by}{because}"
+        why.append((severity, text, f"{cordon.kind.value}-{cordon.since_s}"))
+    drain = max((cordon.kind for cordon in cordons if cordon.kind.drains), key=_KINDS.index, default=None)
+    return dataclasses.replace(_bar(why), by_operator=True, drain=drain, beside=fault)
 
 
 def nothing_sentence(server: Server, troubles: Iterable[Trouble]) -> str:

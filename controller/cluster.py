@@ -61,11 +61,13 @@ from .records import (
     LEADER_KEY,
     OVERRULED,
     POLICY_KEY,
+    REMOVED,
     AdoptionRecord,
     ClusterRecord,
     LeaderRecord,
     OverruleRecord,
     PolicyRecord,
+    RemovalRecord,
     RequestRecord,
     ServerRecord,
     event_key,
@@ -81,6 +83,7 @@ from .usage import Usage, first_kept
 
 MORE_THAN_ANY_SESSION = 1 << 62  # messages to an agent
 KEPT_EVENTS = 10_000
+KEPT_REMOVALS = 1000  # of servers whose agents ran when they were removed
 KEPT_DEMANDS = 1000  # of which it is known how many GPUs could be had
 ARCHIVED_AT_ONCE = 64  # jobs in one event: as many leave the memory, and as many the archive
 LOOK_AT_AGES_S = 600.0  # between two looks for jobs that are too old to be kept
@@ -182,6 +185,7 @@ class Cluster:
         self._most_gpus: dict[Demand, int] = {}  # as long as the servers that are known stay the same
         self.guests: dict[ServerId, Guest] = {}
         self.adopted: dict[ServerId, str] = {}  # to be taken over: the identity of the agent
+        self.removed: dict[ServerId, RemovalRecord] = {}  # by operators, while their agents ran; the oldest first
         self.refused: OrderedDict[tuple[ServerId, str], None] = OrderedDict()  # agents that the operator was told of
         self.store_is_old = False  # the operator was told so
         # What each server kept when it first said hello to this controller: that alone may be ahead of the store (`forgery`).
@@ -194,6 +198,7 @@ class Cluster:
         self.barred: dict[
             ServerId, dict[int, Bar]
         ] = {}  # GPUs that take no new work, of servers that have such (`bars`)
+        self.cornered: dict[JobId, str] = {}  # jobs that the last decision has left where they are to leave, and why
         self.offers_nothing: dict[ServerId, str] = {}  # servers without a GPU, whose agents say why
         self.told_troubles: dict[ServerId, Sparing] = {}
         self.awaited: set[ServerId] = set()  # known from the store, not heard of since the start
@@ -477,6 +482,18 @@ class Cluster:
         elif self.overruled.pop(server, None) is not None:
             self._effects.delete(OVERRULED + server)
 
+    def record_removal(self, server: ServerId, record: RemovalRecord | None) -> None:
+        """The agent that runs on `server` is not taken in any more; None: another one is, or may be."""
+        if record is None:
+            if self.removed.pop(server, None) is not None:
+                self._effects.delete(REMOVED + server)
+            return
+        self.removed.pop(server, None)
+        self.removed[server] = record
+        self._effects.put(REMOVED + server, record)
+        if len(self.removed) > KEPT_REMOVALS:
+            self.record_removal(next(iter(self.removed)), None)
+
     def record_policy(self, record: PolicyRecord | None) -> None:
         """None: what was set at run time is over."""
         if record is not None:
@@ -489,7 +506,9 @@ class Cluster:
         self._effects.put(server_key(session.server.server), record)
 
     def forget_server(self, server: ServerId) -> None:
-        """It is not there, and will not come back."""
+        """It is gone, or is to go, and nothing runs there."""
+        self.awaited.discard(server)
+        self.leases.pop(server, None)
         self.known_gpus -= len(self.sessions.pop(server).server.gpus)
         self._most_gpus.clear()
         self.health.pop(server, None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..protocol.model import JobId, Server, ServerId, Value
+from ..protocol.model import CordonKind, JobId, Server, ServerId, Value
 
 POLICY_KEY = "/policy"
 CLUSTER_KEY = "/cluster"
 LEADER_KEY = "/leader"
 ADOPTED = "/adopted/"
 OVERRULED = "/overruled/"
+REMOVED = "/removed/"
 JOBS = "/jobs/"
 REQUESTS = "/requests/"
 SUBMISSION, STATE = "/spec", "/state"  # after a job's id
@@ -73,13 +74,19 @@ class AdoptionRecord(Value, frozen=True, kw_only=True):
     agent: str  # its agent's identity
 
 
-class Exclusion(Value, frozen=True, kw_only=True):
-    """An operator wants no new work on a GPU, or on a whole server."""
+class Cordon(Value, frozen=True, kw_only=True):
+    """An operator wants no new work on a GPU, or on a whole server; `kind`: and what of the work that is there."""
 
     gpu: int | None  # index on its server; None: the whole server
     reason: str
     by: str
     since_s: float
+    kind: CordonKind = CordonKind.CORDON
+    drained_s: float | None = None  # of a drain: when nothing ran there any more (Unix time)
+
+    def covers(self, gpu: int) -> bool:
+        """Is this GPU meant?"""
+        return self.gpu is None or self.gpu == gpu
 
 
 class Trusted(Value, frozen=True, kw_only=True):
@@ -90,11 +97,25 @@ class Trusted(Value, frozen=True, kw_only=True):
     since_s: float
 
 
-class OverruleRecord(Value, frozen=True, kw_only=True):
-    """What operators have decided about a server and its GPUs."""
+class OverruleRecord(Value, frozen=True, kw_only=True, rename={"cordons": "excluded"}):
+    """What operators have decided about a server and its GPUs. In the store a cordon is called as in the first versions."""
 
-    excluded: tuple[Exclusion, ...] = ()
+    cordons: tuple[Cordon, ...] = ()
     trusted: tuple[Trusted, ...] = ()
+
+    @property
+    def drains(self) -> tuple[Cordon, ...]:
+        """The cordons whose work is to go."""
+        return tuple(cordon for cordon in self.cordons if cordon.kind.drains)
+
+
+class RemovalRecord(Value, frozen=True, kw_only=True):
+    """An operator has removed a server whose agent still ran: that agent is not taken in before it is started anew."""
+
+    agent: str  # its identity
+    incarnation: str  # of the agent: new for each of its starts
+    by: str
+    since_s: float
 
 
 class PolicyRecord(Value, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from .records import (
     LEADER_KEY,
     OVERRULED,
     POLICY_KEY,
+    REMOVED,
     REQUESTS,
     STATE,
     SUBMISSION,
@@ -35,6 +36,7 @@ from .records import (
     LeaderRecord,
     OverruleRecord,
     PolicyRecord,
+    RemovalRecord,
     RequestRecord,
     ServerRecord,
     event_key,
@@ -67,6 +69,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     earlier: set[JobId] = set()
     events: list[EventView] = []
     kinds: list[KindRecord] = []
+    removals: dict[ServerId, RemovalRecord] = {}
     policy: PolicyRecord | None = None
     leader = LeaderRecord(term=0)
     for key, value in records:
@@ -111,11 +114,14 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
                 cluster.overruled[ServerId(key.removeprefix(OVERRULED))] = overruled
             elif key == lengths.KEY:
                 cluster.ended = lengths.recovered(msgspec.msgpack.decode(value, type=lengths.LengthsRecord))
+            elif key.startswith(REMOVED):
+                removals[ServerId(key.removeprefix(REMOVED))] = msgspec.msgpack.decode(value, type=RemovalRecord)
             elif key == POLICY_KEY:
                 policy = msgspec.msgpack.decode(value, type=PolicyRecord)
         except msgspec.MsgspecError as error:
             raise OperatorError(f"the store's record {key} cannot be read: {error}") from None
     cluster.begin_reign(leader)
+    cluster.removed = dict(sorted(removals.items(), key=lambda one: one[1].since_s))
     for name in cluster.overruled:
         cluster.weigh(name)
     if not cluster.id:
@@ -235,6 +241,7 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
     found[LEADER_KEY] = msgspec.msgpack.encode(cluster.leader)
     found |= {ADOPTED + name: msgspec.msgpack.encode(AdoptionRecord(agent=a)) for name, a in cluster.adopted.items()}
     found |= {OVERRULED + name: msgspec.msgpack.encode(record) for name, record in cluster.overruled.items()}
+    found |= {REMOVED + name: msgspec.msgpack.encode(record) for name, record in cluster.removed.items()}
     found |= {PREFIX + record.fingerprint: msgspec.msgpack.encode(record) for record in cluster.history.records()}
     if cluster.ended is not NOTHING_ENDED:
         found[lengths.KEY] = msgspec.msgpack.encode(lengths.record(cluster.ended))

@@ -1,4 +1,4 @@
-"""Commands about the cluster: up, down, servers (adopt, forget, exclude, include), version."""
+"""Commands about the cluster: up, down, version."""
 
 from __future__ import annotations
 
@@ -11,22 +11,9 @@ import typer
 
 from .. import __version__
 from ..protocol.errors import ClusterUnreachable, RequestRefused, UserError
-from ..protocol.messages import (
-    PROTOCOL_VERSION,
-    AdoptServer,
-    ExcludeServer,
-    ForgetServer,
-    IncludeServer,
-    Ping,
-    Pong,
-    ServerAdopted,
-    ServerExcluded,
-    ServerForgotten,
-    ServerIncluded,
-)
-from ..protocol.model import ServerId
-from . import completion, render
-from .context import DECIDED_WITHIN_S, JSON, of, print_json, say, show
+from ..protocol.messages import PROTOCOL_VERSION, Ping, Pong
+from . import completion
+from .context import JSON, of, print_json, say
 from .record import FILE
 
 
@@ -34,13 +21,6 @@ def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
     for command in (up, down, version):
         app.command()(command)
-    group = typer.Typer(invoke_without_command=True)
-    group.callback()(servers)
-    group.command()(adopt)
-    group.command()(forget)
-    group.command()(exclude)
-    group.command()(include)
-    app.add_typer(group, name="servers")
 
 
 def up(
@@ -151,87 +131,6 @@ def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise UserError("down --purge asks first, and there is no terminal to ask at: say --yes")
     return typer.confirm(question, err=True)
-
-
-def servers(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> None:
-    """Show the servers and what runs on them."""
-    if context.invoked_subcommand is not None:
-        return
-    answer = of(context).client.servers()
-    if as_json:
-        print_json({"servers": render.plain(answer.servers), "time_s": answer.time_s})
-    else:
-        show(render.server_table(answer.servers, answer.time_s))
-
-
-def adopt(
-    context: typer.Context,
-    server: Annotated[str, typer.Argument(help="Name of the server.", autocompletion=completion.servers)],
-    as_json: Annotated[bool, JSON] = False,
-) -> None:
-    """Take over a server on which workers run that belong to no job of this cluster: they save their state and end."""
-    answer = of(context).ask(AdoptServer(server=ServerId(server)), ServerAdopted)
-    if as_json:
-        print_json(render.plain(answer))
-    elif answer.workers:
-        print(f"{server} is taken over: {answer.workers} workers there save their state and end")
-    else:
-        print(f"{server} is taken over")
-
-
-def forget(
-    context: typer.Context,
-    server: Annotated[str, typer.Argument(help="Name of the server.", autocompletion=completion.servers)],
-    as_json: Annotated[bool, JSON] = False,
-) -> None:
-    """Do not know a lost server any more, which will not come back. Should it, it joins as a new one."""
-    answer = of(context).ask(ForgetServer(server=ServerId(server)), ServerForgotten, DECIDED_WITHIN_S)
-    if as_json:
-        print_json(render.plain(answer))
-    else:
-        print(f"{server} is forgotten")
-
-
-PLACE = typer.Argument(metavar="SERVER[:GPU]", help="Name of a server, or one of its GPUs: s1, s1:3.")
-
-
-def exclude(
-    context: typer.Context,
-    place: Annotated[str, PLACE],
-    reason: Annotated[str, typer.Option(help="Why; it is shown to all.", show_default=False)] = "",
-    as_json: Annotated[bool, JSON] = False,
-) -> None:
-    """Start nothing new on a server, or on one of its GPUs, until it is included again. What runs there goes on."""
-    server, gpu = _place(place)
-    answer = of(context).ask(ExcludeServer(server=server, gpu=gpu, reason=reason), ServerExcluded)
-    if as_json:
-        print_json(render.plain(answer))
-    else:
-        print(f"{place} takes no new work; what runs there goes on")
-
-
-def include(
-    context: typer.Context,
-    place: Annotated[str, PLACE],
-    as_json: Annotated[bool, JSON] = False,
-) -> None:
-    """Use a server, or one of its GPUs, again: also in spite of the troubles that it has now, until one comes anew."""
-    server, gpu = _place(place)
-    answer = of(context).ask(IncludeServer(server=server, gpu=gpu), ServerIncluded)
-    if as_json:
-        print_json(render.plain(answer))
-        return
-    print(f"{place} may be used")
-    for trouble in answer.trusted:
-        print(f"  in spite of {render.printable(trouble)}")
-
-
-def _place(given: str) -> tuple[ServerId, int | None]:
-    """A server, and the index of one of its GPUs. Raises UserError."""
-    server, colon, gpu = given.partition(":")
-    if colon and not (gpu.isascii() and gpu.isdigit() and len(gpu) <= 4):
-        raise UserError(f"{given[:80]!r} is no SERVER:GPU, such as s1:3")
-    return ServerId(server), int(gpu) if colon else None
 
 
 def version(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> None:

@@ -66,7 +66,8 @@ def shared(
 # Which file has which commands, in the order in which they are shown. Only the one that is wanted is loaded: so a command
 # answers sooner. One that is missing here is found all the same, more slowly.
 ROOMS = {
-    "cluster": ("up", "down", "servers", "version"),
+    "cluster": ("up", "down", "version"),
+    "servers": ("servers", "cordon", "uncordon", "drain"),
     "topology": ("topology",),
     "jobs": ("submit", "status", "history", "scale", "profile", "cancel", "wait"),
     "logs": ("logs",),

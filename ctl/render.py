@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ..protocol.messages import (
+    CordonView,
     CurvePoint,
     EventView,
     Failure,
@@ -20,6 +21,7 @@ from ..protocol.messages import (
     ServerState,
     ServerView,
     ShareForecast,
+    StillThere,
     UsageBy,
     UsageReport,
     UsageRow,
@@ -304,6 +306,9 @@ def _server_row(view: ServerView, now_s: float) -> Row:
             state = Cell(f"lost {span(now_s - view.last_heard_s)} ago", "red")
         case ServerState.UNFIT | ServerState.FOREIGN:
             state = Cell(view.state.value, "yellow")
+    whole = next((cordon for cordon in view.cordons if cordon.gpu is None), None)
+    if whole is not None and view.alive:
+        state = Cell(cordoned(whole, now_s), "yellow")
     usable = view.state in (ServerState.ALIVE, ServerState.UNFIT)
     cells = (
         Cell(server.server),
@@ -313,7 +318,30 @@ def _server_row(view: ServerView, now_s: float) -> Row:
         Cell(printable(", ".join(sorted({gpu.name for gpu in server.gpus})))),
         Cell(server.address),
     )
-    return Row(cells, _notes(_used(view.used), view.trouble))
+    others = (cordon for cordon in view.cordons if cordon is not whole or not view.alive)
+    ages = ", ".join(f"{_of_gpu(cordon)}{cordoned(cordon, now_s)}" for cordon in others)
+    return Row(cells, _notes(_used(view.used), view.trouble, ages, *staying_lines(view.still_there)))
+
+
+def cordoned(cordon: CordonView, now_s: float) -> str:
+    """ "cordoned 5 min ago", "draining for 12 s", "drained 3 h ago"."""
+    if not cordon.kind.drains:
+        return f"cordoned {span(now_s - cordon.since_s)} ago"
+    if cordon.drained_s is None:
+        return f"draining for {span(now_s - cordon.since_s)}"
+    return f"drained {span(now_s - cordon.drained_s)} ago"
+
+
+def _of_gpu(cordon: CordonView) -> str:
+    return "" if cordon.gpu is None else f"GPU {cordon.gpu} "
+
+
+def staying_lines(left: Sequence[StillThere]) -> list[str]:
+    """What is still on a server that is being drained, and why, a line each."""
+    return [
+        printable(f"{one.job}{f' ({ranges(one.gpus)})' if one.gpus else ''}{' stays:' if one.stays else ''} {one.why}")
+        for one in left
+    ]
 
 
 def _notes(*texts: str) -> tuple[str, ...]:

@@ -139,6 +139,19 @@ class Severity(enum.Enum):
         return self in (Severity.MOVE_AWAY, Severity.STOP)
 
 
+class CordonKind(enum.Enum):
+    """What becomes of the work on a server, or a GPU, on which an operator wants nothing new."""
+
+    CORDON = "cordon"  # it goes on
+    DRAIN = "drain"  # it is moved to other GPUs, as far as that leaves no job without any
+    DRAIN_BY_PREEMPTING = "drain-by-preempting"  # likewise, and jobs for which no GPU is left save their state and wait
+
+    @property
+    def drains(self) -> bool:
+        """Is the work there to go?"""
+        return self is not CordonKind.CORDON
+
+
 class Trouble(Value, frozen=True, kw_only=True):
     """Something that is wrong with a GPU or with a whole server, as its agent has found."""
 

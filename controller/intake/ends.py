@@ -91,6 +91,8 @@ def worker_ended(
     job.end_worker(worker, now, exit_code, entry.reason or reason, fault, log)
     cluster.mark_dirty(job)
     cluster.mark_waiting_dirty()
+    if any(map(cluster.bar, entry.all_gpus)):
+        cluster.schedule_due = True  # nobody may follow it there
     if entry.stopping and not job.record.target:
         cluster.schedule_due = True  # a preempted job that seemed to be at its end waits again
     if over and last is WorkerPhase.FINISHED and worker == job.record.last_leader and not job.final:
@@ -133,8 +135,8 @@ def _diverges_everywhere(job: Job, now: float) -> bool:
 def _gpu_at_fault(cluster: Cluster, job: Job, entry: WorkerRecord, fault: Fault) -> str:
     """What is wrong with a worker's GPU, if that may have ended it: it is to be left, or the worker did not begin there."""
     has_begun = fault is not Fault.SERVER and (entry.trained or job.gang)
-    found = filter(None, map(cluster.bar, entry.all_gpus))
-    return next((bar.text for bar in found if bar.severity.moves or not has_begun), "")
+    found = [bar.fault for bar in map(cluster.bar, entry.all_gpus) if bar is not None and bar.fault is not None]
+    return next((fault.text for fault in found if fault.severity.moves or not has_begun), "")
 
 
 def _at_the_start(

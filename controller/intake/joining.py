@@ -4,6 +4,8 @@ An agent has an identity, made once in its state directory. While the agent of o
 another one is refused: two servers were given one name, or a server was installed anew. When the lease has run out, the second
 one joins.
 
+An agent whose server an operator has removed while it ran is refused until it is started anew: it would be back at once.
+
 An agent whose heartbeats come so seldom that losing one of them would lose the server is refused, too: what each of the two
 configuration files says may be right, and both together are not (`protocol.times`). As for any other, what runs on its server
 goes on, and nothing is started there.
@@ -39,6 +41,7 @@ def refused(cluster: Cluster, now: float, server: ServerId, hello: AgentHello) -
         not_served(hello.speaks, f"the agent of server {server}")
         or _other_agent(cluster, now, server, hello)
         or _too_seldom(cluster, server, hello)
+        or _removed(cluster, server, hello)
     )
     if reason:
         _refuse(cluster, now, server, hello, reason)
@@ -67,6 +70,16 @@ def _too_seldom(cluster: Cluster, server: ServerId, hello: AgentHello) -> str:
         f"the agent of server {server} says a heartbeat every {interval_s:g} s, and server_lease_s of the controller is "
         f"{lease_s:g} s: it must be more than twice as long, so that a server is not lost with one heartbeat; lower "
         "heartbeat_interval_s in the agent's file, or raise server_lease_s in the controller's"
+    )
+
+
+def _removed(cluster: Cluster, server: ServerId, hello: AgentHello) -> str:
+    removal = cluster.removed.get(server)
+    if removal is None or (removal.agent, removal.incarnation) != (hello.agent, hello.incarnation):
+        return ""
+    return (
+        f"server {server} has been removed by {removal.by} while this agent ran; started again, it joins as a new server: "
+        "`systemctl restart elasticctl-agent`"
     )
 
 

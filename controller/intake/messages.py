@@ -128,6 +128,7 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
         receive(cluster, now, hello)
         return
     cluster.guests.pop(server, None)
+    cluster.record_removal(server, None)
     session = Session(
         server=hello.server,
         alive=True,

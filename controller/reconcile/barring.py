@@ -9,6 +9,7 @@ Theory of operation
   over (`generations`), so that no step is lost.
 * A job that would be left with nothing stays where it is (`cornered`): better slow than stopped. That is not so where the
   GPU is gone, or where what it computes may be wrong (`Severity.STOP`): there the job gives its GPUs back, and waits.
+  Nor is it so where an operator drains by preempting (`draining`).
 """
 
 from __future__ import annotations
@@ -111,11 +112,11 @@ def _owner(seen: Snapshot, placed: Mapping[int, int], gpu: int) -> int | None:
     return next((row for row, gpus in seen.running.items() if gpus & gpu and placed.get(row)), None)
 
 
-def cornered(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mapping[JobId, None]) -> list[Job]:
+def cornered(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mapping[JobId, str]) -> list[Job]:
     """The jobs that would be left with nothing for having to leave a GPU that still computes rightly."""
     found = []
     for server, barred in cluster.barred.items():
-        if all(bar.severity is not Severity.MOVE_AWAY for bar in barred.values()):
+        if not any(bar.may_stay for bar in barred.values()):
             continue
         for job in cluster.index.on_server(server):
             row = seen.rows.get(job.id)
@@ -128,7 +129,7 @@ def cornered(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mapp
 
 def _stays(cluster: Cluster, gpu: GpuAddress) -> bool:
     bar = cluster.bar(gpu)
-    return bar is not None and bar.severity is Severity.MOVE_AWAY
+    return bar is not None and bar.may_stay
 
 
 def sentence(cluster: Cluster, job: Job) -> str:

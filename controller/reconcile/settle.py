@@ -11,6 +11,7 @@ from ..cluster import Cluster
 from ..intake.restored import furthest
 from ..jobs.generations import GiveOrder, StartAgain, next_step
 from ..jobs.job import Job
+from .draining import note_drained
 from .gangs import fall, leave_bad_gpus
 from .orders import give_order
 from .processes import start_waiting, stop_unneeded
@@ -33,6 +34,7 @@ def settle(cluster: Cluster, now: float, at_once: bool = False) -> None:
         set_targets(cluster, now)
         _steer_dirty(cluster, now)
     start_waiting(cluster, now)
+    note_drained(cluster, now)
 
 
 def _steer_dirty(cluster: Cluster, now: float) -> None:

@@ -143,7 +143,7 @@ def _not_to_be_had(cluster: Cluster, session: Session, staying: Collection[JobId
             continue
         bar, job = cluster.bar(gpu), there.get(index)
         severity = bar.severity if bar is not None else Severity.NO_NEW_WORK
-        stays = severity is Severity.MOVE_AWAY and job in staying
+        stays = bar is not None and bar.may_stay and job in staying
         if job is None or (severity.moves and not stays):
             hidden.add(index)
     return hidden

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from ...protocol.messages import EventKind, ShareForecast
 from ...protocol.model import GpuAddress, JobId
 from ...protocol.times import POLICY_RETRY_S
+from ...scheduler.pipeline import Decision
 from ...scheduler.placement.fewest_servers import in_order
 from ...scheduler.plan import standstill
 from ...scheduler.sets import union
@@ -17,6 +18,7 @@ from ..jobs.generations import holders
 from ..jobs.job import Job
 from .barring import cornered, keep_off
 from .deciding import Decided, PolicyFailed, decided
+from .draining import pushing
 from .profiling import profile_jobs
 from .saving import suspend
 from .snapshot import Snapshot, snapshot
@@ -34,13 +36,12 @@ def set_targets(cluster: Cluster, now: float) -> None:
         _stay(cluster, now, seen, tangled)
         seen = snapshot(cluster, now)
     without: dict[JobId, None] = {}
-    staying: dict[JobId, None] = {}
+    staying: dict[JobId, str] = {}
     try:
         found = _decided(cluster, seen)
         # At most once for each job that waits for another server, or that has a GPU which it should leave, and gets no other.
-        while (stays := cornered(cluster, seen, found.decision, staying)) or found.stuck:
-            for job in stays:
-                staying[job.id] = None
+        while (stays := _staying(cluster, seen, found.decision, staying)) or found.stuck:
+            staying.update(stays)
             for job in found.stuck:
                 without[job.id] = None
                 _wait_elsewhere(cluster, now, job)
@@ -49,7 +50,7 @@ def set_targets(cluster: Cluster, now: float) -> None:
     except PolicyFailed as failure:
         _keep_plan(cluster, now, seen, failure)
         return
-    cluster.policy_trouble = ""
+    cluster.policy_trouble, cluster.cornered = "", staying
     review_s = min(found.decision.review_s, seen.review_s)
     cluster.review_s = review_s if review_s > now else math.inf
     reservation = seen.view.reservation
@@ -69,6 +70,12 @@ def set_targets(cluster: Cluster, now: float) -> None:
 
 def _decided(cluster: Cluster, seen: Snapshot) -> Decided:
     return decided(cluster.decider.scheduler, seen, cluster.rng, lambda decision: keep_off(cluster, seen, decision))
+
+
+def _staying(cluster: Cluster, seen: Snapshot, decision: Decision, before: Mapping[JobId, str]) -> dict[JobId, str]:
+    """Jobs that are to keep GPUs which they should leave, besides those before; why, where that is not plain."""
+    found = cornered(cluster, seen, decision, before)
+    return dict.fromkeys([job.id for job in found], "") or pushing(cluster, seen, decision, before)
 
 
 def _keep_plan(cluster: Cluster, now: float, seen: Snapshot, failure: PolicyFailed) -> None:

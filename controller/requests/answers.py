@@ -19,9 +19,8 @@ from ...protocol.messages import (
     Cancel,
     Controllers,
     ControllerView,
+    CordonServer,
     Events,
-    ExcludeServer,
-    ForgetServer,
     GetControllers,
     GetEnded,
     GetEvents,
@@ -31,17 +30,18 @@ from ...protocol.messages import (
     GetPolicy,
     GetServers,
     GetUsage,
-    IncludeServer,
     JobFound,
     Ping,
     Pong,
     Profile,
     ReadLog,
     Refused,
+    RemoveServer,
     Request,
     Scale,
     SetPolicy,
     Submit,
+    UncordonServer,
     not_served,
 )
 from ...protocol.model import ServerId
@@ -55,7 +55,7 @@ from .authority import by, check, check_job
 from .finding import find_id, find_job
 from .pages import Fetched, NotAtHand, ended_page, jobs_page, servers_page
 from .policy import in_use, set_policy
-from .servers import exclude_server, forget_server, include_server
+from .servers import act_of, cordon_server, remove_server, uncordon_server
 from .usage import report
 from .views import full_view
 
@@ -66,9 +66,9 @@ CHANGES = (
     Cancel,
     SetPolicy,
     AdoptServer,
-    ForgetServer,
-    ExcludeServer,
-    IncludeServer,
+    RemoveServer,
+    CordonServer,
+    UncordonServer,
 )  # worthless unless they are recorded
 
 MAX_REQUEST_ID = 256
@@ -116,6 +116,8 @@ def on_request(
 
 def _act(request: Request) -> str:
     """What is asked for, as the audit log calls it."""
+    if isinstance(request, CordonServer):
+        return act_of(request.kind)
     return _ACTS.get(type(request), type(request).__name__)
 
 
@@ -127,9 +129,8 @@ _ACTS: dict[type, str] = {
     GetLog: "read log",
     SetPolicy: "set policy",
     AdoptServer: "adopt server",
-    ForgetServer: "forget server",
-    ExcludeServer: "exclude server",
-    IncludeServer: "include server",
+    RemoveServer: "remove server",
+    UncordonServer: "uncordon server",
 }
 
 
@@ -138,9 +139,9 @@ def _concerned(request: Request) -> str:
     match request:
         case Scale(job=name) | Profile(job=name) | Cancel(job=name) | GetLog(job=name):
             return name[:MOST_TOLD]
-        case AdoptServer(server=server) | ForgetServer(server=server):
+        case AdoptServer(server=server) | RemoveServer(server=server):
             return server[:MOST_TOLD]
-        case ExcludeServer(server=server, gpu=gpu) | IncludeServer(server=server, gpu=gpu):
+        case CordonServer(server=server, gpu=gpu) | UncordonServer(server=server, gpu=gpu):
             return server[:MOST_TOLD] + (f":{gpu}" if gpu is not None else "")
         case Submit(spec=spec):
             return spec.name[:MOST_TOLD]
@@ -176,12 +177,12 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
             )
         case GetServers() as request:
             return servers_page(cluster, now, request)
-        case ForgetServer(server=server):
-            return forget_server(cluster, now, asked, server)
-        case ExcludeServer() as request:
-            return exclude_server(cluster, now, asked, request)
-        case IncludeServer() as request:
-            return include_server(cluster, now, asked, request)
+        case RemoveServer(server=server):
+            return remove_server(cluster, now, asked, server)
+        case CordonServer() as request:
+            return cordon_server(cluster, now, asked, request)
+        case UncordonServer() as request:
+            return uncordon_server(cluster, now, asked, request)
         case AdoptServer(server=server):
             return _adopt(cluster, now, asked, server)
         case GetEvents() as request:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ...protocol.errors import NotAllowed
-from ...protocol.messages import AdoptServer, ExcludeServer, ForgetServer, IncludeServer, Request, SetPolicy
+from ...protocol.messages import AdoptServer, CordonServer, RemoveServer, Request, SetPolicy, UncordonServer
 from ...protocol.model import JobSpec
 from ...protocol.principals import LOCAL, LOCAL_OPERATOR, Principal, Role
 from ..jobs.job import Job
@@ -28,11 +28,13 @@ def check(who: Principal, request: Request) -> None:
     match request:
         case SetPolicy(dry_run=False):
             raise NotAllowed("only operators may change the policy; --dry-run tells what it would change")
-        case AdoptServer(server=server) | ForgetServer(server=server):
-            what = "take over" if isinstance(request, AdoptServer) else "forget"
+        case AdoptServer(server=server) | RemoveServer(server=server):
+            what = "take over" if isinstance(request, AdoptServer) else "remove"
             raise NotAllowed(f"only operators may {what} a server, such as {server[:80]!r}")
-        case ExcludeServer(server=server) | IncludeServer(server=server):
-            what = "exclude" if isinstance(request, ExcludeServer) else "include"
+        case CordonServer(server=server) | UncordonServer(server=server):
+            what = "uncordon"
+            if isinstance(request, CordonServer):
+                what = "drain" if request.kind.drains else "cordon"
             raise NotAllowed(f"only operators may {what} a server or a GPU, such as {server[:80]!r}")
 
 

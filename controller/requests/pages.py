@@ -81,6 +81,8 @@ def servers_page(cluster: Cluster, now: float, request: GetServers) -> Servers:
     """A page of servers."""
     guests = [name for name in cluster.guests if present(cluster, now, name) is not None]
     names = sorted({*cluster.sessions, *guests})
+    if request.server is not None:
+        names = [name for name in names if name == request.server]
     first = bisect.bisect_right(names, request.after)
     page = names[first : first + _limit(request.limit)]
     following = page[-1] if first + len(page) < len(names) else ""

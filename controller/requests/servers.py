@@ -1,67 +1,124 @@
-"""What operators decide about servers: one is gone for good, takes no new work, or is to be used all the same."""
+"""What operators decide about servers: one is removed, takes no new work, is drained, or is to be used all the same."""
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ...protocol.errors import RequestRefused, UserError
 from ...protocol.messages import (
+    CordonServer,
     EventKind,
-    ExcludeServer,
-    IncludeServer,
-    ServerExcluded,
-    ServerForgotten,
-    ServerIncluded,
+    ServerCordoned,
+    ServerRemoved,
+    ServerUncordoned,
+    UncordonServer,
 )
-from ...protocol.model import GpuAddress, ServerId, Trouble
-from ..bars import NOTHING_OVERRULED
+from ...protocol.model import CordonKind, GpuAddress, ServerId, Trouble
+from ..bars import NOTHING_OVERRULED, sentences
 from ..cluster import Cluster
 from ..events import ClientRequest
+from ..jobs.job import Job
 from ..reconcile.barring import weigh
 from ..reconcile.health import forgive
-from ..records import Exclusion, OverruleRecord, Trusted
+from ..records import Cordon, RemovalRecord, Trusted
 from ..sessions import Session
 from .authority import by
 
 MOST_REASON = 500  # characters
+WORKERS_TOLD, MOST_NAME = 8, 80  # of those that keep a server from being removed, and characters of each
 
 
-def forget_server(cluster: Cluster, now: float, asked: ClientRequest, name: ServerId) -> ServerForgotten | None:
-    """Do not know a lost server any more. Raises UserError, RequestRefused. None: it may still be heard of."""
+def remove_server(cluster: Cluster, now: float, asked: ClientRequest, name: ServerId) -> ServerRemoved | None:
+    """Do not know a server any more on which nothing runs. Raises UserError, RequestRefused. None: it may still be heard of.
+
+    An agent that runs there is not taken in before it is started anew: else the server would be back with its next word.
+    """
     session = _known(cluster, name)
-    if session.alive:
-        raise RequestRefused(f"server {name} is there: only a lost server can be forgotten")
     if name in cluster.awaited:
         return None
-    if any(True for _ in cluster.index.on_server(name)):
-        raise RequestRefused(f"server {name} still has workers of jobs: they count as lost in a moment; try again")
+    if there := _there(cluster, session):
+        why = (
+            f"drain it first: `elasticctl drain {name}`"
+            if session.alive
+            else "they count as lost in a moment; try again"
+        )
+        raise RequestRefused(f"server {name} still has workers of jobs ({there}): {why}")
+    ran = session.alive
+    if ran:
+        removal = RemovalRecord(agent=session.agent, incarnation=session.incarnation, by=str(asked.who), since_s=now)
+        cluster.record_removal(name, removal)
+        cluster.schedule_due = True
     cluster.forget_server(name)
-    cluster.tell(now, EventKind.SERVER_FORGOTTEN, None, f"server {name} is forgotten{by(asked.who)}")
-    cluster.audit(now, asked, "forget server", name, "forgotten")
-    return ServerForgotten(server=name)
+    how = ", while its agent ran" if ran else ""
+    cluster.tell(now, EventKind.SERVER_REMOVED, None, f"server {name} is removed{by(asked.who)}{how}")
+    cluster.audit(now, asked, "remove server", name, f"removed{how}")
+    return ServerRemoved(server=name)
 
 
-def exclude_server(cluster: Cluster, now: float, asked: ClientRequest, request: ExcludeServer) -> ServerExcluded:
-    """Start nothing new on a server, or on one of its GPUs, until an operator includes it. Raises UserError."""
-    name, gpu = request.server, request.gpu
+def _there(cluster: Cluster, session: Session) -> str:
+    """What keeps a server from being removed, in words: the first workers."""
+    name = session.server.server
+    found = [
+        f"{entry.worker} on {entry.gpu}"
+        for job in cluster.index.on_server(name)
+        for entry in job.record.workers
+        if entry.gpu.server == name
+    ]
+    found += [f"{job.id} is to begin there" for job in cluster.index.on_server(name) if not _workers_on(job, name)]
+    found += [f"{worker[:MOST_NAME]}, which nobody needs" for worker in session.strays]
+    found += [f"{worker[:MOST_NAME]}, of a job that is not known" for worker in session.unknown]
+    more = [f"and {len(found) - WORKERS_TOLD} more"] if len(found) > WORKERS_TOLD else []
+    return ", ".join([*found[:WORKERS_TOLD], *more])
+
+
+def _workers_on(job: Job, server: ServerId) -> bool:
+    return any(entry.gpu.server == server for entry in job.record.workers)
+
+
+def cordon_server(cluster: Cluster, now: float, asked: ClientRequest, request: CordonServer) -> ServerCordoned:
+    """Start nothing new on a server, or on one of its GPUs, until an operator uncordons it; have its work leave, if that is
+    wanted (`reconcile.draining`). Raises UserError.
+
+    Who asks for what is so already changes nothing: by whom and since when stays as it is.
+    """
+    name, gpu, kind = request.server, request.gpu, request.kind
     session = _known(cluster, name)
     where = _where(session, gpu)
     if len(request.reason) > MOST_REASON or not request.reason.isprintable():
         raise UserError(f"a reason is one line of at most {MOST_REASON} characters")
+    answer = ServerCordoned(server=name, gpu=gpu, kind=kind)
     before = cluster.overruled.get(name, NOTHING_OVERRULED)
-    exclusion = Exclusion(gpu=gpu, reason=request.reason, by=str(asked.who), since_s=now)
-    excluded = (*(one for one in before.excluded if one.gpu != gpu), exclusion)
-    trusted = tuple(one for one in before.trusted if gpu is not None and one.gpu != gpu)
-    cluster.record_overruled(name, OverruleRecord(excluded=excluded, trusted=trusted))
-    because = f": {request.reason}" if request.reason else ""
-    cluster.tell(now, EventKind.EXCLUDED, None, f"{where} is excluded{by(asked.who)}{because}")
-    cluster.audit(now, asked, "exclude server", where, f"excluded{because}")
+    known = next((one for one in before.cordons if one.gpu == gpu), None)
+    if known is not None and known.kind is kind and request.reason in ("", known.reason):
+        return answer
+    reason = request.reason or (known.reason if known is not None else "")
+    cordon = Cordon(gpu=gpu, reason=reason, by=str(asked.who), since_s=now, kind=kind)
+    others = (one for one in before.cordons if one.gpu != gpu)
+    cluster.record_overruled(name, replace(before, cordons=(*others, cordon)))
+    because = f": {reason}" if reason else ""
+    event, act, text = _WORDS[kind]
+    cluster.tell(now, event, None, f"{where} is {text}{by(asked.who)}{because}")
+    cluster.audit(now, asked, act, where, f"{text}{because}")
     weigh(cluster, now, name)
-    return ServerExcluded(server=name, gpu=gpu)
+    return answer
 
 
-def include_server(cluster: Cluster, now: float, asked: ClientRequest, request: IncludeServer) -> ServerIncluded:
-    """Use a server, or one of its GPUs, again, whatever is wrong there now. Raises UserError.
+_WORDS = {
+    CordonKind.CORDON: (EventKind.CORDONED, "cordon server", "cordoned"),
+    CordonKind.DRAIN: (EventKind.DRAINING, "drain server", "being drained"),
+    CordonKind.DRAIN_BY_PREEMPTING: (EventKind.DRAINING, "drain server", "being drained, by preempting"),
+}
 
-    A GPU is used in spite of what is wrong with its whole server only if that is included, too.
+
+def act_of(kind: CordonKind) -> str:
+    """What a request is called in the audit log."""
+    return _WORDS[kind][1]
+
+
+def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request: UncordonServer) -> ServerUncordoned:
+    """Use a server, or one of its GPUs, again; with `trust` also in spite of what is wrong there now. Raises UserError.
+
+    A GPU is used in spite of what is wrong with its whole server only if that is trusted, too.
     """
     name, gpu = request.server, request.gpu
     session = _known(cluster, name)
@@ -71,18 +128,31 @@ def include_server(cluster: Cluster, now: float, asked: ClientRequest, request: 
         return gpu is None or index == gpu
 
     before = cluster.overruled.get(name, NOTHING_OVERRULED)
-    spite = [trouble for trouble in session.troubles if trouble.severity.bars and meant(trouble.gpu)]
-    record = OverruleRecord(
-        excluded=tuple(one for one in before.excluded if not meant(one.gpu)),
-        trusted=(*(one for one in before.trusted if not meant(one.gpu)), *map(_trusted, spite)),
-    )
-    cluster.record_overruled(name, record)
+    record = replace(before, cordons=tuple(one for one in before.cordons if not meant(one.gpu)))
+    spite: list[Trouble] = []
+    if request.trust:
+        spite = [trouble for trouble in session.troubles if trouble.severity.bars and meant(trouble.gpu)]
+        trusted = (*(one for one in before.trusted if not meant(one.gpu)), *map(_trusted, spite))
+        record = replace(record, trusted=trusted)
+    if record != before or request.trust:
+        cluster.record_overruled(name, record)
+        all_the_same = f", in spite of {'; '.join(trouble.code for trouble in spite)}" if spite else ""
+        cluster.tell(now, EventKind.UNCORDONED, None, f"{where} is uncordoned{by(asked.who)}{all_the_same}"[:1000])
+        cluster.audit(now, asked, "uncordon server", where, f"uncordoned{all_the_same}"[:1000])
+    if request.trust:
+        forgive(cluster, now, name, [one for one in cluster.gpu_health if one.server == name and meant(one.index)])
+    else:
+        weigh(cluster, now, name)
     told = tuple(f"{trouble.code}: {trouble.text}" for trouble in spite)
-    all_the_same = f", in spite of {'; '.join(trouble.code for trouble in spite)}" if spite else ""
-    cluster.tell(now, EventKind.INCLUDED, None, f"{where} is included{by(asked.who)}{all_the_same}"[:1000])
-    cluster.audit(now, asked, "include server", where, f"included{all_the_same}"[:1000])
-    forgive(cluster, now, name, [one for one in cluster.gpu_health if one.server == name and meant(one.index)])
-    return ServerIncluded(server=name, gpu=gpu, trusted=told)
+    return ServerUncordoned(server=name, gpu=gpu, trusted=told, still=_still(cluster, session, gpu))
+
+
+def _still(cluster: Cluster, session: Session, gpu: int | None) -> tuple[str, ...]:
+    """Why something of it takes no new work even so."""
+    barred = cluster.barred.get(session.server.server, {})
+    return tuple(
+        sentences(len(session.server.gpus), {index: bar for index, bar in barred.items() if gpu in (None, index)})
+    )
 
 
 def _known(cluster: Cluster, name: ServerId) -> Session:

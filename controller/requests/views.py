@@ -8,7 +8,16 @@ from functools import cache, partial
 
 from msgspec.structs import replace
 
-from ...protocol.messages import CurvePoint, JobView, LocalWorker, ServerState, ServerView, WorkerStage, WorkerView
+from ...protocol.messages import (
+    CordonView,
+    CurvePoint,
+    JobView,
+    LocalWorker,
+    ServerState,
+    ServerView,
+    WorkerStage,
+    WorkerView,
+)
 from ...protocol.model import GpuAddress, JobId, JobPhase, Server, ServerId, Trouble
 from ...protocol.principals import Principal
 from ...protocol.texts import gpu_count
@@ -23,8 +32,10 @@ from ..jobs.job import Job
 from ..jobs.lengths import length_of
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
 from ..reconcile.barring import sentence as leaving
+from ..reconcile.draining import still_there
 from ..reconcile.health import troubles as troubles_told
 from ..reconcile.snapshot import fewest
+from ..records import Cordon
 from ..sessions import Guest, Session
 from .authority import shown
 
@@ -247,7 +258,20 @@ def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
         barred={gpu: bar.text for gpu, bar in cluster.barred.get(name, {}).items()},
         troubles=session.troubles,
         clock_ahead_s=session.clock.ahead_s,
+        cordons=tuple(map(_cordon_view, cluster.overruled.get(name, NOTHING_OVERRULED).cordons)),
+        still_there=still_there(cluster, name),
         forged=cluster.forged[name].count if name in cluster.forged else 0,
+    )
+
+
+def _cordon_view(cordon: Cordon) -> CordonView:
+    return CordonView(
+        gpu=cordon.gpu,
+        kind=cordon.kind,
+        reason=cordon.reason,
+        by=cordon.by,
+        since_s=cordon.since_s,
+        drained_s=cordon.drained_s,
     )
 
 

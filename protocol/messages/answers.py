@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..model import JobId, ServerId
+from ..model import CordonKind, JobId, ServerId
 from .base import Message
 from .views import ControllerView, EventView, JobView, ServerView, ShareForecast, StageView, UsageRow
 
@@ -61,25 +61,27 @@ class ServerAdopted(Message, frozen=True, kw_only=True):
     workers: int
 
 
-class ServerForgotten(Message, frozen=True, kw_only=True):
-    """Should its agent say hello again, it joins as a new server."""
+class ServerRemoved(Message, frozen=True, kw_only=True, tag="ServerForgotten"):
+    """Should its agent be started again, it joins as a new server."""
 
     server: ServerId
 
 
-class ServerExcluded(Message, frozen=True, kw_only=True):
-    """Nothing new is started there. What runs there goes on."""
+class ServerCordoned(Message, frozen=True, kw_only=True, tag="ServerExcluded"):
+    """Nothing new is started there; `kind`: what becomes of what runs there (an older controller only cordons)."""
 
     server: ServerId
     gpu: int | None = None
+    kind: CordonKind = CordonKind.CORDON
 
 
-class ServerIncluded(Message, frozen=True, kw_only=True):
-    """`trusted`: what is wrong there all the same, in words."""
+class ServerUncordoned(Message, frozen=True, kw_only=True, tag="ServerIncluded"):
+    """`trusted`: what is wrong there all the same, in words; `still`: why something there takes no new work even so."""
 
     server: ServerId
     gpu: int | None = None
     trusted: tuple[str, ...] = ()
+    still: tuple[str, ...] = ()
 
 
 class Events(Message, frozen=True, kw_only=True):
@@ -172,9 +174,9 @@ Answer = (
     | Cancelled
     | Servers
     | ServerAdopted
-    | ServerForgotten
-    | ServerExcluded
-    | ServerIncluded
+    | ServerRemoved
+    | ServerCordoned
+    | ServerUncordoned
     | Events
     | Log
     | PolicyInUse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from ..model import JobSpec, ServerId, WorkerId
+from ..model import CordonKind, JobSpec, ServerId, WorkerId
 from .base import Message
 
 
@@ -56,6 +56,7 @@ class Cancel(Message, frozen=True, kw_only=True):
 class GetServers(Message, frozen=True, kw_only=True):
     """A page of the servers, by name."""
 
+    server: ServerId | None = None  # only this one; an older controller does not know that, and answers with a page
     after: str = ""  # the last name of the page before
     limit: int = 250
 
@@ -66,25 +67,28 @@ class AdoptServer(Message, frozen=True, kw_only=True):
     server: ServerId
 
 
-class ForgetServer(Message, frozen=True, kw_only=True):
-    """A lost server will not come back: do not know it any more."""
+class RemoveServer(Message, frozen=True, kw_only=True, tag="ForgetServer"):
+    """Do not know a server any more that is lost, or on which nothing runs. Its tag is that of older versions, as below."""
 
     server: ServerId
 
 
-class ExcludeServer(Message, frozen=True, kw_only=True):
-    """Start nothing new on a server, or on one of its GPUs, until it is included again."""
+class CordonServer(Message, frozen=True, kw_only=True, tag="ExcludeServer"):
+    """Start nothing new on a server, or on one of its GPUs, until `UncordonServer`."""
 
     server: ServerId
     gpu: int | None = None  # index; None: the whole server
     reason: str = ""
+    kind: CordonKind = CordonKind.CORDON
 
 
-class IncludeServer(Message, frozen=True, kw_only=True):
-    """Use a server, or one of its GPUs, again: it is excluded no more, and trusted in spite of the troubles that it has now."""
+class UncordonServer(Message, frozen=True, kw_only=True, tag="IncludeServer"):
+    """Use a server, or one of its GPUs, again. `trust`: also in spite of the troubles that it has now, which is what an older
+    `elasticctl` means, which does not say."""
 
     server: ServerId
     gpu: int | None = None  # index; None: the server and all of its GPUs
+    trust: bool = True
 
 
 class GetEvents(Message, frozen=True, kw_only=True):
@@ -162,9 +166,9 @@ Request = (
     | Cancel
     | GetServers
     | AdoptServer
-    | ForgetServer
-    | ExcludeServer
-    | IncludeServer
+    | RemoveServer
+    | CordonServer
+    | UncordonServer
     | GetEvents
     | GetLog
     | GetPolicy

@@ -7,7 +7,19 @@ from typing import Any
 
 import msgspec
 
-from ..model import GpuSeconds, JobId, JobPhase, JobSpec, Resize, Server, ServerId, Trouble, WorkerId, WorkerPhase
+from ..model import (
+    CordonKind,
+    GpuSeconds,
+    JobId,
+    JobPhase,
+    JobSpec,
+    Resize,
+    Server,
+    ServerId,
+    Trouble,
+    WorkerId,
+    WorkerPhase,
+)
 
 
 class WorkerStage(enum.Enum):
@@ -148,6 +160,26 @@ class ServerState(enum.Enum):
     FOREIGN = "foreign"  # it belongs to another cluster
 
 
+class CordonView(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator wants no new work on a server, or on one of its GPUs."""
+
+    gpu: int | None  # index; None: the whole server
+    kind: CordonKind
+    reason: str
+    by: str  # "operator:root"
+    since_s: float  # Unix time
+    drained_s: float | None = None  # of a drain: when nothing ran there any more (Unix time)
+
+
+class StillThere(msgspec.Struct, frozen=True, kw_only=True):
+    """Work on what is being drained. `stays`: it cannot be moved as things are; else it is on its way. `why`: in words."""
+
+    job: JobId
+    gpus: tuple[int, ...]  # indices
+    stays: bool
+    why: str
+
+
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     server: Server
     alive: bool
@@ -158,6 +190,8 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     barred: dict[int, str] = {}  # GPU index -> why it takes no new work
     troubles: tuple[Trouble, ...] = ()  # as its agent tells them, also those that bar nothing
     clock_ahead_s: float | None = None  # of its clock, of the controller's; None: not told
+    cordons: tuple[CordonView, ...] = ()
+    still_there: tuple[StillThere, ...] = ()  # where it is being drained; empty there: nothing runs any more
     forged: int = 0  # reports of its agent that were refused: of workers that were never sent to it
 
 
@@ -189,12 +223,14 @@ class EventKind(enum.Enum):
     SERVER_UNFIT = "server-unfit"
     TROUBLE = "trouble"  # GPUs of it take no new work, and why
     RECOVERED = "recovered"  # they do again
-    EXCLUDED = "excluded"  # by an operator
-    INCLUDED = "included"  # likewise
+    CORDONED = "cordoned"  # by an operator: no new work on it
+    DRAINING = "draining"  # likewise, and its work is moved away
+    DRAINED = "drained"  # nothing runs there any more
+    UNCORDONED = "uncordoned"  # by an operator
     SERVER_REFUSED = "server-refused"
     SERVER_FOREIGN = "server-foreign"
     SERVER_ADOPTED = "server-adopted"
-    SERVER_FORGOTTEN = "server-forgotten"
+    SERVER_REMOVED = "server-removed"  # by an operator
     SERVER_FORGED = "server-forged"  # it has spoken of workers that were never sent to it
     WORKERS_UNKNOWN = "workers-unknown"  # it has workers that belong to no job
     CONTROLLER_AWAY = "controller-away"  # it was stopped for a while, or its clock was set
@@ -206,7 +242,14 @@ class EventKind(enum.Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> EventKind:
-        return cls.OTHER
+        return _OLDER.get(value, cls.OTHER) if isinstance(value, str) else cls.OTHER
+
+
+_OLDER = {  # as older versions have recorded them
+    "excluded": EventKind.CORDONED,
+    "included": EventKind.UNCORDONED,
+    "server-forgotten": EventKind.SERVER_REMOVED,
+}
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):

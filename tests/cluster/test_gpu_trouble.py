@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from elasticd.protocol.messages import (
+    CordonServer,
     EventKind,
-    ExcludeServer,
     GetEvents,
     GetServers,
-    IncludeServer,
     ServerView,
+    UncordonServer,
 )
 from elasticd.protocol.model import JobPhase, ServerId
 
@@ -117,14 +117,14 @@ def test_what_an_agent_has_found_and_an_operator_has_decided_outlasts_both_daemo
     cluster = make_cluster(gpu_model="gtx1080", agents_too=HEALTH)
     say(cluster, "gpu 2 xid 62")
     cluster.until("the XID is told", lambda: 2 in view(cluster).barred)
-    cluster.client.ask(ExcludeServer(server=ServerId("s1"), gpu=1, reason="loud fan"))
+    cluster.client.ask(CordonServer(server=ServerId("s1"), gpu=1, reason="loud fan"))
     for name in ("s1", "controller"):
         cluster.kill(name)
         cluster.start(name)
     cluster.until("all is as before", lambda: cluster.all_there() and set(view(cluster).barred) == {1, 2})
     assert view(cluster).barred[1].endswith("loud fan")
     for gpu in (1, 2):
-        cluster.client.ask(IncludeServer(server=ServerId("s1"), gpu=gpu))
+        cluster.client.ask(UncordonServer(server=ServerId("s1"), gpu=gpu))
     assert not view(cluster).barred
     job = cluster.submit(str(tmp_path / "out.pt"), "--pace", "0.01", gpus=(4, 4))
     cluster.until_final(job)

@@ -24,7 +24,6 @@ from elasticd.protocol.messages import (
     EventKind,
     Events,
     EventView,
-    ForgetServer,
     GetEnded,
     GetEvents,
     GetJob,
@@ -36,8 +35,9 @@ from elasticd.protocol.messages import (
     LogPiece,
     ReadLog,
     Refused,
+    RemoveServer,
     Scale,
-    ServerForgotten,
+    ServerRemoved,
     StopWorker,
     Submit,
     Submitted,
@@ -376,18 +376,17 @@ def test_servers_come_in_pages_by_name() -> None:
 # ---------------------------------------------------------------------------------------------------- servers that are gone
 
 
-def test_a_lost_server_is_forgotten_when_an_operator_says_so_and_not_before() -> None:
+def test_a_lost_server_is_removed_when_an_operator_says_so_and_not_before() -> None:
     world = World({"s1": 1, "s2": 1})
-    assert "is there" in world.ask(ForgetServer(server=ServerId("s2"))).reason
-    assert "there is no server" in world.ask(ForgetServer(server=ServerId("s9"))).reason
+    assert "there is no server" in world.ask(RemoveServer(server=ServerId("s9"))).reason
     world.agents[ServerId("s2")].connected = False
     world.pass_time(12.0)
     assert EventKind.SERVER_LOST in world.kinds()
     world.restart()
     world.pass_time(1.0)
-    assert world.ask(ForgetServer(server=ServerId("s2")), "early") is None, "it may still be heard of"
+    assert world.ask(RemoveServer(server=ServerId("s2")), "early") is None, "it may still be heard of"
     world.pass_time(12.0)
-    assert world.ask(ForgetServer(server=ServerId("s2"))) == ServerForgotten(server=ServerId("s2"))
+    assert world.ask(RemoveServer(server=ServerId("s2"))) == ServerRemoved(server=ServerId("s2"))
     assert [view.server.server for view in world.ask(GetServers()).servers] == ["s1"]
     assert world.machine.cluster.known_gpus == 1
     assert durable(world.machine.cluster) == world.store
@@ -395,11 +394,11 @@ def test_a_lost_server_is_forgotten_when_an_operator_says_so_and_not_before() ->
     assert list(world.machine.cluster.sessions) == ["s1"]
 
 
-def test_a_server_that_was_forgotten_joins_as_a_new_one() -> None:
+def test_a_server_that_was_removed_joins_as_a_new_one() -> None:
     world = World({"s1": 1, "s2": 1})
     world.agents[ServerId("s2")].connected = False
     world.pass_time(12.0)
-    world.ask(ForgetServer(server=ServerId("s2")))
+    world.ask(RemoveServer(server=ServerId("s2")))
     world.hello("s2")
     world.turn()
     assert world.kinds().count(EventKind.SERVER_JOINED) == 3

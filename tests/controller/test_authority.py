@@ -15,9 +15,8 @@ from elasticd.protocol.messages import (
     AdoptServer,
     Cancel,
     Cancelled,
+    CordonServer,
     EventKind,
-    ExcludeServer,
-    ForgetServer,
     GetEnded,
     GetEvents,
     GetJob,
@@ -25,13 +24,13 @@ from elasticd.protocol.messages import (
     GetLog,
     GetPolicy,
     GetServers,
-    IncludeServer,
     LogPiece,
     Ping,
     PolicySet,
     Profile,
     ReadLog,
     Refused,
+    RemoveServer,
     Request,
     Scale,
     Scaled,
@@ -39,6 +38,7 @@ from elasticd.protocol.messages import (
     StartWorker,
     Submit,
     Submitted,
+    UncordonServer,
 )
 from elasticd.protocol.model import JobPhase, ServerId, WorkerId
 from elasticd.protocol.principals import LOCAL, LOCAL_OPERATOR, Principal, Role
@@ -130,7 +130,7 @@ def test_servers_and_who_has_no_name_of_his_own_may_ask_for_nothing(who: Princip
 
 def test_only_operators_act_on_the_cluster_and_users_may_ask_what_a_policy_would_change():
     world = World()
-    requests = [POLICY, AdoptServer(server=ServerId("s1")), ForgetServer(server=ServerId("s1"))]
+    requests = [POLICY, AdoptServer(server=ServerId("s1")), RemoveServer(server=ServerId("s1"))]
     assert all(not_allowed(world.ask(request, who=ALICE)) for request in requests)
     assert world.machine.cluster.policy.name == "max-min"
     dry_run = SetPolicy(document={"policy": "fifo"}, source="fifo", dry_run=True)
@@ -330,7 +330,7 @@ def test_with_very_many_jobs_a_share_is_answered_to_who_has_set_it(monkeypatch: 
 
 def test_each_request_that_changes_something_is_looked_at():
     """A new kind of request that is not restricted must be told of here."""
-    restricted = {Scale, Profile, Cancel, SetPolicy, AdoptServer, ForgetServer, ExcludeServer, IncludeServer}
+    restricted = {Scale, Profile, Cancel, SetPolicy, AdoptServer, RemoveServer, CordonServer, UncordonServer}
     assert set(CHANGES) == {Submit, *restricted}
 
 

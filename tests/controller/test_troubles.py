@@ -12,18 +12,18 @@ from msgspec.structs import replace
 
 from elasticd.controller.bars import MOST_OF_WHOLE
 from elasticd.protocol.messages import (
+    CordonServer,
     EventKind,
-    ExcludeServer,
-    ForgetServer,
     GetJob,
     GetServers,
-    IncludeServer,
     Refused,
-    ServerExcluded,
-    ServerIncluded,
+    RemoveServer,
+    ServerCordoned,
     ServerState,
+    ServerUncordoned,
     StartWorker,
     StopWorker,
+    UncordonServer,
 )
 from elasticd.protocol.model import Fault, GpuAddress, JobPhase, ServerId, Severity, Trouble, WorkerPhase
 from elasticd.protocol.principals import Principal, Role
@@ -207,27 +207,27 @@ def test_what_is_merely_noted_bars_nothing_and_is_shown():
     assert EventKind.TROUBLE not in world.kinds()
 
 
-def test_an_excluded_gpu_takes_no_new_work_also_under_the_next_controller():
+def test_a_cordoned_gpu_takes_no_new_work_also_under_the_next_controller():
     world = World({"s1": 2})
-    assert world.ask(ExcludeServer(server="s1", gpu=1, reason="loud fan")) == ServerExcluded(server="s1", gpu=1)
+    assert world.ask(CordonServer(server="s1", gpu=1, reason="loud fan")) == ServerCordoned(server="s1", gpu=1)
     world.restart()
     job = world.submit(job_spec(high=2))
     assert on(world, job.id) == ["s1:0"]
-    assert servers(world)["s1"].barred == {1: "excluded by operator:local: loud fan"}
-    assert world.ask(IncludeServer(server="s1", gpu=1)) == ServerIncluded(server="s1", gpu=1)
+    assert servers(world)["s1"].barred == {1: "cordoned by operator:local: loud fan"}
+    assert world.ask(UncordonServer(server="s1", gpu=1)) == ServerUncordoned(server="s1", gpu=1)
     world.restart()
     world.settle(job.id)
     assert len(on(world, job.id)) == 2
-    assert [(act.act, act.of) for act in world.audits[-3:] if "clude" in act.act] == [
-        ("exclude server", "s1:1"),
-        ("include server", "s1:1"),
+    assert [(act.act, act.of) for act in world.audits[-3:] if "cordon" in act.act] == [
+        ("cordon server", "s1:1"),
+        ("uncordon server", "s1:1"),
     ]
 
 
 def test_a_trusted_trouble_bars_no_more_until_it_comes_anew():
     world = World({"s1": 1})
     world.trouble("s1", trouble(0, since_s=5.0))
-    answer = world.ask(IncludeServer(server="s1", gpu=0))
+    answer = world.ask(UncordonServer(server="s1", gpu=0))
     assert answer.trusted == ("bad: bad is wrong",)
     job = world.submit(job_spec(high=1))
     assert on(world, job.id) == ["s1:0"]
@@ -235,28 +235,28 @@ def test_a_trusted_trouble_bars_no_more_until_it_comes_anew():
     assert servers(world)["s1"].trouble.endswith("(an operator trusts it)")
     world.trouble("s1", trouble(0, since_s=6.0))
     assert world.machine.cluster.bar(GpuAddress(server=ServerId("s1"), index=0)) is not None
-    world.ask(IncludeServer(server="s1"))
+    world.ask(UncordonServer(server="s1"))
     world.trouble("s1", trouble(0, since_s=6.0), trouble(None, code="disk-full-logs"))
     assert servers(world)["s1"].barred == {0: "disk-full-logs is wrong"}
 
 
-def test_a_gpu_or_server_that_is_not_there_cannot_be_excluded_and_users_may_not():
+def test_a_gpu_or_server_that_is_not_there_cannot_be_cordoned_and_users_may_not():
     world = World({"s1": 1})
-    for request in (ExcludeServer(server="s9"), ExcludeServer(server="s1", gpu=4), IncludeServer(server="s1", gpu=4)):
+    for request in (CordonServer(server="s9"), CordonServer(server="s1", gpu=4), UncordonServer(server="s1", gpu=4)):
         answer = world.ask(request)
         assert isinstance(answer, Refused)
         assert answer.bad_input
-    for kind in (ExcludeServer, IncludeServer):
+    for kind in (CordonServer, UncordonServer):
         assert world.ask(kind(server="s1"), who=ALICE).not_allowed
     assert not servers(world)["s1"].barred
 
 
 def test_what_operators_said_of_a_server_is_forgotten_with_it():
     world = World({"s1": 1, "s2": 1})
-    world.ask(ExcludeServer(server="s2"))
+    world.ask(CordonServer(server="s2"))
     world.agents[ServerId("s2")].connected = False
     world.pass_time(11)
-    world.ask(ForgetServer(server="s2"))
+    world.ask(RemoveServer(server="s2"))
     world.restart()
     world.hello("s2")
     world.turn()
@@ -310,7 +310,7 @@ def test_a_start_is_not_told_again_where_its_gpu_takes_no_new_work_any_more():
     agent.connected = False
     job = world.submit(job_spec(low=1, high=1))
     gpu = job.record.workers[0].gpu
-    world.ask(ExcludeServer(server="s1", gpu=gpu.index))
+    world.ask(CordonServer(server="s1", gpu=gpu.index))
     world.sent.clear()
     world.hello("s1")
     world.turn()

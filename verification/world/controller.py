@@ -211,13 +211,13 @@ class Controller(Process):
         cluster = self.machine.cluster
         overruled = cluster.overruled.get(server, OverruleRecord())
         trusted = {(one.gpu, one.code, one.since_s) for one in overruled.trusted}
-        excluded = [(one.gpu, f"excluded: {one.reason}", one.since_s) for one in overruled.excluded]
+        cordoned = [(one.gpu, f"cordoned: {one.reason}", one.since_s) for one in overruled.cordons]
         troubled = [
             (one.gpu, one.text, one.since_s)
             for one in cluster.sessions[server].troubles
             if one.severity is not Severity.NOTE and (one.gpu, one.code, one.since_s) not in trusted
         ]
-        return frozenset([*excluded, *troubled])
+        return frozenset([*cordoned, *troubled])
 
     def _look(self) -> None:
         """Tell the story what the controller has told."""

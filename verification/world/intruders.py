@@ -14,7 +14,6 @@ from elasticd.protocol.messages import (
     AdoptServer,
     Cancel,
     Envelope,
-    ForgetServer,
     GetEnded,
     GetJob,
     GetJobs,
@@ -25,6 +24,7 @@ from elasticd.protocol.messages import (
     Pong,
     Profile,
     Refused,
+    RemoveServer,
     Reply,
     Request,
     Scale,
@@ -79,7 +79,7 @@ class Intruders(Process):
         if isinstance(request, SetPolicy | AdoptServer) or job is None:
             server = chance.choice(self._world.agents).server.server
             policy = SetPolicy(document={"policy": "fifo"}, source="an intruder")
-            return chance.choice((policy, AdoptServer(server=server), ForgetServer(server=server)))
+            return chance.choice((policy, AdoptServer(server=server), RemoveServer(server=server)))
         log = GetLog(job=job, worker=WorkerId(f"{job}.0"), offset=0)
         return chance.choice((Cancel(job=job), Cancel(job=job), Scale(job=job, share=1), Profile(job=job), log))
 

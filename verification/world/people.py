@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from elasticd.protocol.messages import (
     AdoptServer,
     Cancel,
-    ForgetServer,
     GetLog,
     Profile,
+    RemoveServer,
     Request,
     Scale,
     SetPolicy,
@@ -57,7 +57,7 @@ class People:
         match request:
             case Scale(job=job) | Profile(job=job) | Cancel(job=job) | GetLog(job=job):
                 return self.owner(job.rpartition("-")[0]) == who
-            case AdoptServer() | ForgetServer():
+            case AdoptServer() | RemoveServer():
                 return False
             case SetPolicy(dry_run=dry_run):
                 return dry_run

@@ -11,15 +11,15 @@ from elasticd.protocol.messages import (
     AdoptServer,
     Answer,
     Cancel,
+    CordonServer,
     Envelope,
-    ExcludeServer,
-    IncludeServer,
     Refused,
     Reply,
     Request,
     Scale,
     SetPolicy,
     Submit,
+    UncordonServer,
 )
 from elasticd.protocol.model import GpuAddress, JobId
 from elasticd.protocol.principals import Principal
@@ -82,8 +82,8 @@ class Users(Process):
     def exclude(self, number: int, gpu: GpuAddress, who: int, for_s: float) -> None:
         """An operator excludes a GPU, or its whole server, and includes it again later, whatever is wrong there then."""
         index = gpu.index if who % 4 else None
-        self.ask(f"exclude-{number}", ExcludeServer(server=gpu.server, gpu=index, reason="it is loud"))
-        self._world.after(for_s, self.ask, f"include-{number}", IncludeServer(server=gpu.server, gpu=index))
+        self.ask(f"exclude-{number}", CordonServer(server=gpu.server, gpu=index, reason="it is loud"))
+        self._world.after(for_s, self.ask, f"include-{number}", UncordonServer(server=gpu.server, gpu=index))
 
     def adopt(self) -> None:
         """An operator takes over whatever has workers that belong to no job of this cluster."""

@@ -1,0 +1,182 @@
+"""Servers and GPUs that are being drained: what is still there, why it stays, and when nothing is left.
+
+Theory of operation
+-------------------
+A drain is a cordon (`records.Cordon`) whose work is to go. Its GPUs count as such that are to be left (`bars`), so jobs are moved
+off them as from a GPU in trouble (`barring`): by migration, without a lost step. Beyond that
+
+* nobody is stopped for a plain drain. A job that would be left with nothing stays where it is (`barring.cornered`), and so does
+  one whose move would leave another job with nothing (`pushing`); both may shrink. What is decided is decided anew with each
+  change in the cluster, so who stays is moved as soon as there is room;
+* who drains by preempting wants the cluster to do with fewer GPUs, whatever that means: who gets no GPU then saves its state and
+  waits, as the policy has it;
+* a gang is never moved, nor stopped for this: it has no state that could be saved.
+
+A drain is over when no process is there, by what the server's agent says: of a server that is lost nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import msgspec
+
+from ...protocol.messages import EventKind, StillThere
+from ...protocol.model import CordonKind, GpuAddress, JobId, JobPhase, ServerId
+from ...protocol.texts import gpu_count
+from ...scheduler.kinds import Demand, most_gpus
+from ...scheduler.pipeline import Decision
+from ..cluster import Cluster
+from ..jobs.generations import ending
+from ..jobs.job import Job
+from ..jobs.records import WorkerState
+from ..records import Cordon, OverruleRecord
+from ..sessions import Session
+from .rows import demand_of
+from .snapshot import Snapshot
+
+MOST_UNKNOWN, MOST_NAME = 64, 80  # workers of jobs that are not known, and characters of their jobs
+
+
+def pushing(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mapping[JobId, str]) -> dict[JobId, str]:
+    """A job that is to stay on a drained GPU, since another one would be left with nothing for it, and why; empty: none is.
+
+    The one that was submitted last, as others may find room without it. Among very many jobs a decision takes a while: then all.
+    """
+    candidates = [job for job in _to_be_moved(cluster, seen) if job.id not in staying]
+    if not candidates:
+        return {}
+    pushed = next(
+        (
+            seen.jobs[row]
+            for row in sorted(seen.view.placements)
+            if not decision.shares[row] and seen.jobs[row].record.target and seen.jobs[row].id not in staying
+        ),
+        None,
+    )
+    if pushed is None:
+        return {}
+    chosen = candidates if cluster.many_jobs else [max(candidates, key=lambda job: seen.rows[job.id])]
+    return {job.id: f"moving it would leave {pushed.id} without a GPU" for job in chosen}
+
+
+def _to_be_moved(cluster: Cluster, seen: Snapshot) -> Iterator[Job]:
+    """Jobs that the policy decides about, on GPUs of plain drains."""
+    for server, record in cluster.overruled.items():
+        for job in cluster.index.on_server(server) if record.drains else ():
+            there = set(job.record.target).intersection(job.running_gpus)
+            if job.id in seen.rows and any(gpu.server == server and _drained(cluster, gpu) for gpu in there):
+                yield job
+
+
+def _drained(cluster: Cluster, gpu: GpuAddress) -> bool:
+    bar = cluster.bar(gpu)
+    return bar is not None and bar.may_stay and bar.drain is CordonKind.DRAIN
+
+
+# ------------------------------------------------------------------------------------------------------------ what is there
+
+
+def still_there(cluster: Cluster, server: ServerId) -> tuple[StillThere, ...]:
+    """What runs on the GPUs of `server` that are being drained."""
+    session, drains = cluster.sessions.get(server), cluster.overruled.get(server, OverruleRecord()).drains
+    if session is None or not drains:
+        return ()
+    return tuple(found for found in _all(cluster, session) if _concerns(drains, found.gpus))
+
+
+def _concerns(drains: tuple[Cordon, ...], gpus: tuple[int, ...]) -> bool:
+    """`gpus`: of some work; empty: nobody knows which."""
+    return not gpus or any(cordon.covers(gpu) for cordon in drains for gpu in gpus)
+
+
+def _all(cluster: Cluster, session: Session) -> Iterator[StillThere]:
+    server = session.server.server
+    for job in cluster.index.on_server(server):
+        gpus = tuple(
+            gpu.index
+            for entry in job.record.workers
+            for gpu in entry.all_gpus
+            if gpu.server == server and entry.state is not WorkerState.ORDERED
+        )
+        if gpus:
+            stays, why = _why(cluster, job)
+            yield StillThere(job=job.id, gpus=gpus, stays=stays, why=why)
+    for stray in session.strays.values():
+        why = "a process that nobody needs any more is being stopped"
+        yield StillThere(job=stray.stop.job, gpus=tuple(gpu.index for gpu in stray.gpus), stays=False, why=why)
+    for local in list(session.unknown.values())[:MOST_UNKNOWN]:
+        why = f"no such job is known here; `elasticctl servers adopt {server}` has it save its state and end"
+        yield StillThere(job=JobId(local.job[:MOST_NAME]), gpus=local.all_gpus, stays=True, why=why)
+
+
+def _why(cluster: Cluster, job: Job) -> tuple[bool, str]:
+    """Does `job` stay, as things are, on the GPUs that it is to leave? And why is it still there?"""
+    if cluster.awaited:
+        return False, "the controller has just started, and waits for its servers"
+    if job.final or ending(job) or all(entry.stopping for entry in job.record.workers):
+        return False, "is about to end" if job.record.target or job.final else "saves its state, and ends"
+    if job.gang:
+        if job.spec.expected_to_join and job.record.phase is JobPhase.STARTING:
+            return False, "has just started, and cannot be moved before it has called elastic.join()"
+        gang = f"a fixed gang of {gpu_count(len(job.running_gpus))} cannot be moved"
+        return True, f"{gang}: it ends by itself, or by `elasticctl cancel {job.id}`"
+    if cluster.policy_trouble:
+        return True, cluster.policy_trouble
+    if cluster.schedule_due:
+        return False, "is about to be moved"
+    if job.id in cluster.cornered:
+        return True, cluster.cornered[job.id] or _no_room(cluster, job)
+    target = [str(gpu) for gpu in job.record.target if (bar := cluster.bar(gpu)) is None or not bar.severity.moves]
+    return False, f"is being moved to {', '.join(target)}" if target else "waits until others have made room"
+
+
+def _no_room(cluster: Cluster, job: Job) -> str:
+    """Why a job that would be left with nothing gets nothing elsewhere."""
+    demand = demand_of(job, cluster.gpu_name)
+    least = min(job.spec.gpus.min, job.record.manual_share or job.spec.gpus.min)
+    stocks = [
+        session.whole.only(
+            [at for at, index in enumerate(session.whole.gpus) if _usable(cluster, session, index)]
+        ).stock
+        for _, session in sorted(cluster.sessions.items())
+        if session.alive
+    ]
+    plain: Demand = replace(demand, began_on="")
+    needed = gpu_count(least) if plain.what == "GPUs" else f"{least} {plain.what}"
+    most = most_gpus(demand, stocks)
+    if most >= least:
+        return f"it needs at least {needed}, and those elsewhere are in use"
+    alike = f" of the type that it began on, {demand.began_on}" if most_gpus(plain, stocks) >= least else ""
+    return f"it needs at least {needed}{alike}, and elsewhere {most} can be had"
+
+
+def _usable(cluster: Cluster, session: Session, index: int) -> bool:
+    return cluster.usable(GpuAddress(server=session.server.server, index=index))
+
+
+# --------------------------------------------------------------------------------------------------------------- when it ends
+
+
+def note_drained(cluster: Cluster, now: float) -> None:
+    """Drains that are over: say so, once each."""
+    for server, record in list(cluster.overruled.items()):
+        session = cluster.sessions.get(server)
+        if session is None or not session.alive or all(cordon.drained_s is not None for cordon in record.drains):
+            continue
+        busy = [found.gpus for found in _all(cluster, session)]
+        over = [
+            cordon
+            for cordon in record.drains
+            if cordon.drained_s is None and not any(_concerns((cordon,), gpus) for gpus in busy)
+        ]
+        if not over:
+            continue
+        noted = tuple(
+            msgspec.structs.replace(cordon, drained_s=now) if cordon in over else cordon for cordon in record.cordons
+        )
+        cluster.record_overruled(server, msgspec.structs.replace(record, cordons=noted))
+        for cordon in over:
+            where = f"server {server}" if cordon.gpu is None else f"GPU {server}:{cordon.gpu}"
+            cluster.tell(now, EventKind.DRAINED, None, f"{where} is drained: nothing runs there any more")
