@@ -10,7 +10,7 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-.PHONY: help setup install uninstall demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-heavy world fuzz hosts-hour planted model-check format clean
+.PHONY: help setup install uninstall demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-heavy world fuzz hosts-hour torment planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -87,6 +87,9 @@ fuzz: $(STAMP)  ## ten million spoiled frames at a running controller and agent:
 
 hosts-hour: $(STAMP)  ## as root: an hour of three hosts (namespaces) with two users, recorded in out/hour (ARGS="--minutes 3 --seed 2")
 	@$(BIN)/python -m verification.hosts.hour $(ARGS)
+
+torment: $(STAMP)  ## as root: faults without end on hosts that are namespaces, and what was lost: docs/torment.md (ARGS="--minutes 10 --seed 2")
+	@$(BIN)/python -m verification.torment $(ARGS)
 
 planted: $(STAMP)  ## plant bugs into copies of the product: each must be found by the simulated cluster (ARGS="--only NAME")
 	@$(BIN)/python -m verification.world.planted $(ARGS)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,12 +54,14 @@ from .gradients.updates import Updates
 from .hostloop import Position, Steps
 from .initial import InitialWeights
 from .state.checkpoint import CheckpointWriter
+from .state.fence import Fence
 from .state.registered import Registered
 from .state.training_state import TrainingState
 from .stepping import Recipe
 from .together import Together
 from .trainer import Trainer
 
+log = logging.getLogger(__name__)
 M = TypeVar("M", bound=torch.nn.Module)
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 
@@ -133,6 +136,7 @@ class Run(Together):
         self._registered = Registered()
         self._scaler: torch.amp.GradScaler | None = None
         self._initial = initial
+        self._fence: Fence | None = None  # there is one in a job, from `prepare` on
         self._in_epochs = False  # the script has come to a loop over `epochs`
         self._looping = False  # and has not left it
         if cuda and index:
@@ -254,6 +258,8 @@ class Run(Together):
             self._functions,
         )
         self._trainer = trainer
+        if env:
+            self._fence = Fence(Path(env.checkpoint_directory), lambda: trainer.generation)
         for position, each in enumerate(optimizers):
             make_elastic(each, partial(trainer.optimizer_stepped, position))
         single = isinstance(optimizer, torch.optim.Optimizer)
@@ -369,7 +375,7 @@ class Run(Together):
         """Write a model's `state_dict` (or any value that `torch.save` takes) to `path`, once, by the leader, atomically.
 
         In the loop, also within a step, it is the model after the last applied step. After the loop it ends the training, as
-        `finish`. UserError before the loop."""
+        `finish`. UserError before the loop. A worker that was cut off, and whose job has gone on elsewhere, writes nothing."""
         trainer = self._in_job("save()", "call it in the loop, or after it")
         # Who loops over `steps` alone has come to an end when none is left.
         in_loop = self._looping if self._in_epochs else not trainer.finished
@@ -382,6 +388,12 @@ class Run(Together):
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         with trainer.as_applied():
             torch.save(what.state_dict() if isinstance(what, torch.nn.Module) else what, temporary)
+        if self._fence is not None and (newer := self._fence.overtaken_by()) is not None:
+            temporary.unlink()
+            log.warning("%s is not written: generation %d of the job goes on elsewhere", target, newer)
+            return
+        if self._fence is not None:
+            self._fence.mark()
         os.replace(temporary, target)
 
 

@@ -149,6 +149,11 @@ class Trainer:
         return entered is not None and entered.roster.workers[entered.rank] == entered.roster.leader
 
     @property
+    def generation(self) -> int:
+        """The one that this worker is in; 0: none yet."""
+        return self._entered.roster.generation if self._entered is not None else 0
+
+    @property
     def result(self) -> Result:
         """Of the steps that were applied, as all workers see it where the script is."""
         where, results = self._where(), self._held.results

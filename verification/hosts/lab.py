@@ -234,8 +234,8 @@ class Lab:
             self._switch = self._keep("unshare", "--net", "--kill-child", "sleep", "infinity")
             self._until(lambda: _namespace(self._switch) != _namespace(None), "the switch has a network of its own")
             for network in range(len(NETWORKS)):
-                self._on_switch("ip", "link", "add", f"br{network}", "type", "bridge")
-                self._on_switch("ip", "link", "set", f"br{network}", "up")
+                self.on_switch("ip", "link", "add", f"br{network}", "type", "bridge")
+                self.on_switch("ip", "link", "set", f"br{network}", "up")
             for name in self._names:
                 self.add(name)
         except BaseException:
@@ -283,10 +283,10 @@ class Lab:
             card, port = f"eth{network}", self._port(name, network)
             number = self._names.index(name) + 1
             with contextlib.suppress(NotPermitted):  # of a host that was killed: the kernel takes its time
-                self._on_switch("ip", "link", "delete", port)
+                self.on_switch("ip", "link", "delete", port)
             other = ["name", card, "address", f"02:77:00:00:{network:02x}:{number:02x}", "netns", str(init)]
-            self._on_switch("ip", "link", "add", port, "type", "veth", "peer", *other)
-            self._on_switch("ip", "link", "set", port, "master", f"br{network}", "up")
+            self.on_switch("ip", "link", "add", port, "type", "veth", "peer", *other)
+            self.on_switch("ip", "link", "set", port, "master", f"br{network}", "up")
             host.run("ip", "address", "add", f"{address}/24", "dev", card)
             host.run("ip", "link", "set", card, "up")
         return host
@@ -294,11 +294,11 @@ class Lab:
     def unplug(self, name: str) -> None:
         """Pull the cables of a host out: nothing gets in or out any more, and nobody is told."""
         for network in range(len(NETWORKS)):
-            self._on_switch("ip", "link", "set", self._port(name, network), "nomaster")
+            self.on_switch("ip", "link", "set", self._port(name, network), "nomaster")
 
     def plug(self, name: str) -> None:
         for network in range(len(NETWORKS)):
-            self._on_switch("ip", "link", "set", self._port(name, network), "master", f"br{network}")
+            self.on_switch("ip", "link", "set", self._port(name, network), "master", f"br{network}")
         for host in self.hosts.values():  # who has found a neighbour missing does not ask again at once
             host.run("ip", "neighbour", "flush", "all", check=False)
 
@@ -382,7 +382,20 @@ class Lab:
             if out is not None:
                 out.close()
 
-    def _on_switch(self, *command: str) -> None:
+    def on_switch_keep(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start `command` in the network of the switch, with pipes to its standard input and output. It ends when we do."""
+        assert self._switch is not None
+        enter = ["setpriv", "--pdeathsig", "KILL", "nsenter", "--target", str(self._switch.pid), "--net"]
+        return subprocess.Popen(
+            [*enter, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"PATH": PATH},
+            start_new_session=True,
+        )
+
+    def on_switch(self, *command: str) -> None:
+        """Run `command` in the network of the switch. Raises NotPermitted if it fails."""
         assert self._switch is not None
         enter = ["nsenter", "--target", str(self._switch.pid), "--net"]
         done = subprocess.run([*enter, *command], capture_output=True, text=True, env={"PATH": PATH})

@@ -1,0 +1,49 @@
+"""A worker whose job has gone on elsewhere overwrites nothing that its successors have saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elasticd.worker.state.fence import Fence
+from elasticd.worker.state.lineages import Name
+
+
+def fence(directory: Path, generation: int) -> Fence:
+    return Fence(directory / "checkpoints", lambda: generation)
+
+
+def test_who_has_no_successor_saves_as_often_as_it_likes(tmp_path: Path) -> None:
+    ours = fence(tmp_path, 3)
+    assert ours.overtaken_by() is None, "there is no directory yet"
+    for _ in range(2):
+        ours.mark()
+        assert ours.overtaken_by() is None
+    assert fence(tmp_path, 5).overtaken_by() is None, "a later generation saves, too"
+
+
+def test_who_was_left_behind_does_not_save_after_its_successors(tmp_path: Path) -> None:
+    behind, ahead = fence(tmp_path, 3), fence(tmp_path, 7)
+    behind.mark()
+    ahead.mark()
+    assert behind.overtaken_by() == 7
+    behind.mark()
+    assert behind.overtaken_by() == 7, "its own mark takes back nothing"
+    assert ahead.overtaken_by() is None
+
+
+def test_who_was_left_behind_does_not_save_once_its_successors_have_a_checkpoint(tmp_path: Path) -> None:
+    behind = fence(tmp_path, 3)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / Name.of(3, 100).file).touch()
+    assert behind.overtaken_by() is None
+    (tmp_path / "checkpoints" / Name.of(4, 90).file).touch()
+    assert behind.overtaken_by() == 4
+
+
+def test_the_generation_is_that_of_the_moment(tmp_path: Path) -> None:
+    now = [3]
+    moving = Fence(tmp_path, lambda: now[0])
+    Fence(tmp_path, lambda: 5).mark()
+    assert moving.overtaken_by() == 5
+    now[0] = 6
+    assert moving.overtaken_by() is None

@@ -1,0 +1,253 @@
+"""python -m verification.torment [--faults 2000] [--minutes 60] [--seed 1] [--hosts 4] [--out out/torment]
+
+Torments a real cluster: hosts that are namespaces of this machine, with an agent each and a controller on the first; jobs that
+train across them; and one fault after the other, several of which last at the same time (`faults`).
+
+In the end nothing is broken any more, and all jobs come to their end. Asked is: each job has finished; its result equals, bit for
+bit, that of the script alone; its record of samples has each one exactly once an epoch (`train`). Measured is for how long each
+disturbed job stood still: the longest time between two new steps around the fault; and for how long no controller answered.
+
+What comes is written at once into `--out`; a further run adds to it, unless it is told to begin anew (`--fresh`). Ctrl-C ends the
+torment, not the questions: jobs come to their end, and the table has what there is. The seed decides what is done; how it falls
+together in time is the machine's doing.
+
+Exit code 0: nothing was lost. 1: something was; `--out` has the logs. 2: this machine does not let us make hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from elasticd.protocol.messages import Ping, Pong
+
+from ..hosts.lab import Lab, NotPermitted
+from ..hosts.links import Links
+from . import record
+from .cluster import READY_WITHIN_S, Cluster, What, all_there, wait_for
+from .faults import Fault, Kind, Tormentor
+from .jobs import Job, Jobs
+
+APART_S = (0.3, 1.5)  # between two faults
+LOOK_EVERY_S = 1.0
+TICK_S = 0.1
+OVER_WITHIN_S = 900.0  # once nothing is broken any more: all jobs
+GOES_ON_WITHIN_S = 400.0  # a job that was disturbed, after the fault has been healed
+LOG_BYTES = 200_000  # that are kept of each log where something was lost
+
+
+class Prober(threading.Thread):
+    """Asks again and again whether a controller answers."""
+
+    EVERY_S = 0.2
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(name="prober", daemon=True)
+        self._desk = cluster.desk()
+        self._ending = threading.Event()
+        self._answers = [time.time()]
+
+    def run(self) -> None:
+        while not self._ending.wait(self.EVERY_S):
+            if isinstance(self._desk.ask(Ping(), timeout_s=1.0), Pong):
+                self._answers.append(time.time())
+        self._desk.close()
+
+    def end(self) -> None:
+        self._ending.set()
+        self.join()
+
+    @property
+    def answered(self) -> bool:
+        """A moment ago."""
+        return time.time() - self._answers[-1] < 3 * self.EVERY_S
+
+    def silent_s(self, since_s: float, until_s: float) -> float | None:
+        """The longest time between two answers that has to do with this time."""
+        answers = [*self._answers, time.time()]
+        first = next((i for i in range(len(answers) - 1, 0, -1) if answers[i] <= since_s), 0)
+        return max(
+            (b - a for a, b in zip(answers[first:], answers[first + 1 :], strict=False) if a <= until_s), default=None
+        )
+
+
+class Torment:
+    def __init__(
+        self, cluster: Cluster, records: record.Records, seed: str, jobs_at_once: int, kinds: Sequence[Kind]
+    ) -> None:
+        self._cluster = cluster
+        self._records = records
+        self._rng = random.Random(seed)
+        self._desk = cluster.desk()
+        self._prober = Prober(cluster)
+        self.jobs = Jobs(cluster, self._desk, random.Random(f"{seed}/jobs"), jobs_at_once)
+        self._tormentor = Tormentor(cluster, self.jobs, self._rng, kinds)
+        self._unsettled: list[Fault] = []
+        self.count = 0
+        self.troubles: list[str] = []
+        self.stopping = threading.Event()
+
+    def open(self) -> None:
+        self.jobs.prepare()
+        self._cluster.open()
+        if not wait_for(lambda: all_there(self._desk, len(self._cluster.lab.hosts)), READY_WITHIN_S):
+            raise TimeoutError(f"the cluster is not there within {READY_WITHIN_S:.0f} s")
+        self._prober.start()
+
+    def go_on(self, faults: int, lasts_s: float) -> None:
+        """Strike until there were so many faults, or the time is over, or somebody says stop."""
+        deadline, due, look = time.monotonic() + lasts_s, 0.0, 0.0
+        while not self.stopping.is_set() and time.monotonic() < deadline and self.count < faults:
+            now = time.monotonic()
+            self._heal()
+            if now >= look:
+                self._look()
+                if self._prober.answered:  # who asks a controller that is away does nothing else meanwhile
+                    self.jobs.top_up()
+                look = time.monotonic() + LOOK_EVERY_S
+            if now >= due and any(job.trains for job in self.jobs.open):
+                due = now + self._rng.uniform(*APART_S)
+                self._strike()
+            time.sleep(TICK_S)
+
+    def end(self) -> None:
+        """Heal all, and let the jobs come to their end."""
+        self._unsettled += self._tormentor.heal_all()
+        tell("nothing breaks any more; the jobs that are left come to their end")
+        deadline = time.monotonic() + OVER_WITHIN_S
+        while (self.jobs.open or self._unsettled) and time.monotonic() < deadline:
+            for name in self._cluster.lab.hosts:  # a daemon that was killed while it was about to be started
+                for what in [What.AGENT, *([What.CONTROLLER] if name in self._cluster.controllers else [])]:
+                    self._cluster.start(what, name)
+            self._look()
+            time.sleep(LOOK_EVERY_S)
+        for job in self.jobs.open:
+            phase = job.view.phase.value if job.view is not None else "never seen"
+            self._trouble(
+                f"{job.name} ({job.id}) does not end within {OVER_WITHIN_S:.0f} s: {phase}, step {job.applied[-1:]}"
+            )
+        self._settle(now_s=float("inf"))
+        self._prober.end()
+        self._desk.close()
+
+    def _strike(self) -> None:
+        fault = self._tormentor.strike()
+        if fault is not None:
+            self.count += 1
+            names = ", ".join(job.name for job in fault.jobs) or "no job"
+            tell(f"{self.count}: {fault.kind.value}: {fault.where} for {fault.lasts_s:.1f} s ({names})")
+
+    def _heal(self) -> None:
+        self._unsettled += self._tormentor.heal_due()
+
+    def _look(self) -> None:
+        for job in self.jobs.look(ask=self._prober.answered):
+            self._over(job)
+        self._settle(time.time())
+
+    def _over(self, job: Job) -> None:
+        verdict = job.verdict
+        assert verdict is not None
+        self._records.add(record.ended(self._records.run, job))
+        if not verdict.finished or verdict.lost_samples or not verdict.equal:
+            self._trouble(f"{job.name} ({job.id}): {verdict}")
+        else:
+            tell(f"{job.name} finished: nothing lost, equal bits")
+
+    def _settle(self, now_s: float) -> None:
+        """Write down the faults whose jobs have gone on."""
+        for fault in list(self._unsettled):
+            assert fault.healed_s is not None
+            late = now_s > fault.healed_s + GOES_ON_WITHIN_S
+            if late or all(job.verdict is not None or job.applied[-1][0] > fault.healed_s for job in fault.jobs):
+                self._unsettled.remove(fault)
+                self._records.add(record.struck(self._records.run, fault, time.time(), self._prober.silent_s))
+                for job in fault.jobs:
+                    if late and job.verdict is None and job.applied[-1][0] <= fault.healed_s:
+                        self._trouble(f"{job.name} ({job.id}) has not gone on since: {fault.kind.value}: {fault.where}")
+
+    def _trouble(self, text: str) -> None:
+        if text not in self.troubles:
+            self.troubles.append(text)
+            tell(f"TROUBLE: {text}")
+
+
+def tell(line: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S', time.gmtime())}] {line}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="make torment", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=2000)
+    parser.add_argument("--minutes", type=float, default=60.0, help="at most")
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--hosts", type=int, default=4, choices=range(2, 7))
+    parser.add_argument("--slots", type=int, default=2, help="CPU slots of a host")
+    parser.add_argument("--jobs", type=int, default=3, help="at once")
+    parser.add_argument("--lease", type=float, default=10.0, help="of a server, in seconds")
+    parser.add_argument("--controllers", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=[], help="names of kinds, such as DATA_CUT")
+    parser.add_argument("--fresh", action="store_true", help="forget the faults of earlier runs")
+    parser.add_argument("--no-page", action="store_true", help="leave docs/torment.md as it is")
+    parser.add_argument("--out", type=Path, default=Path("out/torment"))
+    options = parser.parse_args(arguments)
+    kinds = [Kind[name] for name in options.only] or list(Kind)
+    names = [f"h{number + 1}" for number in range(options.hosts)]
+    records = record.Records(options.out)
+    if options.fresh:
+        records.forget()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="torment-") as scratch:
+        directory = Path(scratch)
+        try:
+            with Lab(names, [directory]) as lab, Links(lab) as links:
+                cluster = Cluster(lab, links, directory, names[: options.controllers], options.slots, options.lease)
+                torment = Torment(cluster, records, options.seed, options.jobs, kinds)
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, lambda *_: torment.stopping.set())
+                try:
+                    torment.open()
+                    torment.go_on(options.faults, options.minutes * 60)
+                    torment.end()
+                except BaseException:
+                    keep_logs(directory, options.out / f"logs-{records.run}")
+                    raise
+                if torment.troubles:
+                    keep_logs(directory, options.out / f"logs-{records.run}")
+        except NotPermitted as reason:
+            print(reason, file=sys.stderr)
+            return 2
+    minutes = (time.monotonic() - began) / 60
+    records.add(
+        record.Run(records.run, options.seed, minutes, options.hosts, options.controllers, torment.jobs.unanswered)
+    )
+    (options.out / "torment.json").write_bytes(record.as_json(records))
+    if not options.no_page:
+        record.write_page(records)
+    print(record.summary(records), record.table(records), *torment.troubles, sep="\n")
+    return int(bool(torment.troubles))
+
+
+def keep_logs(directory: Path, to: Path) -> None:
+    """The ends of all logs, and what is known of the jobs."""
+    for log in directory.rglob("*.log"):
+        kept = to / log.relative_to(directory)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(log.read_bytes()[-LOG_BYTES:])
+    for name in ("steps",):
+        shutil.copytree(directory / name, to / name, dirs_exist_ok=True)
+    tell(f"logs: {to}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""The cluster that is tormented: real daemons on the hosts of a lab.
+
+Each host has a disk (a directory that outlasts its host), an agent with CPU slots, and perhaps a controller. Agents reach
+controllers over the first network, workers each other over the second one. Checkpoints and results lie in a directory that all
+hosts share, which stands for a file server. The torment itself asks each controller by a Unix socket in that directory, so what
+it does to the network is not in its own way.
+
+The harness stands for systemd: a daemon that was killed is started again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import yaml
+
+from elasticd.ctl.client import Client
+from elasticd.protocol.errors import ElasticError
+from elasticd.protocol.messages import Answer, Ping, Pong, Request
+from elasticd.runtime.keys import KeyDirectory
+
+from ..hosts.lab import Host, Lab
+from ..hosts.links import Links
+
+AGENTS_PORT = 7701
+TRAIN = Path(__file__).with_name("train.py")
+READY_WITHIN_S = 600.0
+
+
+class What(Enum):
+    """A process of a host."""
+
+    CONTROLLER = "controller"
+    AGENT = "agent"
+    SHIM = "shim"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True)
+class Found:
+    what: What
+    pid: int
+    command: tuple[str, ...]
+
+
+class Cluster:
+    """`controllers`: the hosts that have one, in their order. The lab's hosts all have an agent."""
+
+    def __init__(
+        self, lab: Lab, links: Links, directory: Path, controllers: Sequence[str], slots: int, lease_s: float,
+        python: Callable[[str], str] = lambda host: sys.executable,
+    ) -> None:  # fmt: skip
+        self.lab = lab
+        self.links = links
+        self.directory = directory
+        self.controllers = tuple(controllers)
+        self.python = python
+        self.gone: set[str] = set()  # hosts that are switched off
+        keys = KeyDirectory(directory / "keys")
+        keys.make()
+        for name in lab.hosts:
+            keys.add(f"server:{name}", "", self.directory / f"{name}.key")
+            (self.disk(name)).mkdir(parents=True)
+        for name in self.controllers:
+            self._write(f"controller-{name}", self._controller(name, lease_s))
+        for name in lab.hosts:
+            self._write(f"agent-{name}", self._agent(name, slots))
+
+    def _controller(self, name: str, lease_s: float) -> dict[str, object]:
+        return {
+            "cluster": "torment",
+            "state_directory": str(self.disk(name) / "controller"),
+            "keys_directory": str(self.directory / "keys"),
+            "listen_clients": f"ipc://{self._socket(name)}",
+            "listen_agents": f"tcp://{self.lab.address(name)}:{AGENTS_PORT}",
+            "server_lease_s": lease_s,
+            "measuring": {"way_down": False},
+        }
+
+    def _agent(self, name: str, slots: int) -> dict[str, object]:
+        addresses = [f"tcp://{self.lab.address(each)}:{AGENTS_PORT}" for each in self.controllers]
+        return {
+            "server": name,
+            "controller": addresses[0] if len(addresses) == 1 else addresses,
+            "key_file": str(self.directory / f"{name}.key"),
+            "address": self.lab.address(name, 1),
+            "state_directory": str(self.disk(name) / "agent"),
+            "socket_directory": "/run/elasticctl",
+            "checkpoint_directory": str(self.directory / "checkpoints"),
+            "scratch_directory": "/var/tmp/elasticctl",
+            "cpu_slots": slots,
+            "allow_root_jobs": True,
+        }
+
+    def disk(self, name: str) -> Path:
+        return self.directory / "disks" / name
+
+    def _socket(self, name: str) -> Path:
+        return self.directory / f"ask-{name}"
+
+    def _write(self, name: str, options: dict[str, object]) -> None:
+        (self.directory / f"{name}.yaml").write_text(yaml.safe_dump(options))
+
+    # -- processes
+
+    def start(self, what: What, name: str) -> None:
+        """Start a daemon on a host, unless it runs."""
+        if name in self.gone or any(found.what is what for found in self.processes(name)):
+            return
+        module = f"elasticd.{what.value}"
+        config = self.directory / f"{what.value}-{name}.yaml"
+        log = self.directory / f"{what.value}-{name}.log"
+        self.lab[name].start(self.python(name), "-m", module, "--config", str(config), log=log)
+
+    def open(self) -> None:
+        """Start all. Returns when all servers are there."""
+        for name in self.controllers:
+            self.start(What.CONTROLLER, name)
+        for name in self.lab.hosts:
+            self.start(What.AGENT, name)
+
+    def boot(self, name: str, keeps_disk: bool) -> None:
+        """A host that was switched off comes back. Without its disk it is a server that was installed anew, with its old key."""
+        if not keeps_disk and name not in self.controllers:
+            shutil.rmtree(self.disk(name))
+            self.disk(name).mkdir()
+        self.lab.add(name)
+        self.links.booted(name)
+        self.gone.discard(name)
+        if name in self.controllers:
+            self.start(What.CONTROLLER, name)
+        self.start(What.AGENT, name)
+
+    def switch_off(self, name: str) -> None:
+        self.gone.add(name)
+        self.lab[name].kill()
+
+    def processes(self, name: str) -> list[Found]:
+        """What of ours runs on a host, by the numbers that this machine has for it."""
+        return list(_ours(self.lab[name])) if name not in self.gone else []
+
+    # -- questions
+
+    def desk(self) -> Desk:
+        return Desk([f"ipc://{self._socket(name)}" for name in self.controllers])
+
+
+class Desk:
+    """Asks whichever controller answers. For one thread."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._clients = [Client(address) for address in addresses]
+
+    def ask(self, request: Request, timeout_s: float = 1.0) -> Answer | None:
+        """None: nobody answers, or it is refused."""
+        for client in list(self._clients):
+            try:
+                return client.ask(request, timeout_s=timeout_s)
+            except ElasticError:
+                self._clients.append(self._clients.pop(0))  # the next one goes first from now on
+        return None
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+def all_there(desk: Desk, servers: int) -> bool:
+    answer = desk.ask(Ping())
+    return isinstance(answer, Pong) and answer.servers == servers
+
+
+def wait_for(probe: Callable[[], bool], limit_s: float, every_s: float = 0.2) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not probe():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every_s)
+    return True
+
+
+def signal_process(pid: int, number: signal.Signals) -> bool:
+    """Is it there?"""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _ours(host: Host) -> Iterator[Found]:
+    for pid in host.processes():
+        try:
+            command = tuple(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z" and (what := _what(command)) is not None:
+            yield Found(what, pid, command)
+
+
+def _what(command: tuple[str, ...]) -> What | None:
+    if any(word.endswith("agent/shim.py") for word in command):
+        return What.SHIM
+    if str(TRAIN) in command:
+        return What.WORKER
+    if "elasticd.controller" in command:
+        return What.CONTROLLER
+    return What.AGENT if "elasticd.agent" in command else None

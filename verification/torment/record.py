@@ -1,0 +1,186 @@
+"""What was measured, on disk as it comes, and as a table. Runs add up: a file has those of all runs since it was begun."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.pages import fill
+
+from .faults import Fault, Kind
+from .jobs import Job
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "torment.md"
+BEGIN = "<!-- torment: written by `make torment`, from here -->"
+END = "<!-- torment: to here -->"
+
+
+class Struck(msgspec.Struct, frozen=True):
+    """A fault that is over. `stood_s`: for how long each disturbed job stood still; None: it did not go on, or there was none."""
+
+    run: str
+    at_s: float  # Unix time
+    kind: str
+    where: str
+    lasted_s: float
+    stood_s: dict[str, float | None]
+    silent_s: float | None  # the longest time without an answer of a controller meanwhile
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A job that is over."""
+
+    run: str
+    job: str
+    finished: bool
+    lost_samples: int
+    equal: bool
+    reason: str
+    seconds: float
+    restarts: int
+    steps: int
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One run of the torment."""
+
+    run: str
+    seed: str
+    minutes: float
+    hosts: int
+    controllers: int
+    unanswered: int  # submissions
+
+
+Line = Struck | Ended | Run
+
+
+class Records:
+    """`directory` has a file for each kind of line."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self.run = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+    def add(self, line: Line) -> None:
+        with self._file(type(line)).open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+
+    def struck(self) -> list[Struck]:
+        return self._read(Struck)
+
+    def ended(self) -> list[Ended]:
+        return self._read(Ended)
+
+    def runs(self) -> list[Run]:
+        return self._read(Run)
+
+    def forget(self) -> None:
+        for kind in (Struck, Ended, Run):
+            self._file(kind).unlink(missing_ok=True)
+
+    def _file(self, kind: type[Line]) -> Path:
+        return self._directory / f"{kind.__name__.lower()}.jsonl"
+
+    def _read(self, kind: type) -> list:  # type: ignore[type-arg]
+        try:
+            lines = self._file(kind).read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        return [msgspec.json.decode(line, type=kind) for line in lines if line]
+
+
+def struck(run: str, fault: Fault, settled_s: float, silent: Callable[[float, float], float | None]) -> Struck:
+    """The line of a fault whose jobs have gone on, or whose time to do so is over."""
+    healed_s = fault.healed_s if fault.healed_s is not None else settled_s
+    return Struck(
+        run=run,
+        at_s=round(fault.struck_s, 3),
+        kind=fault.kind.value,
+        where=fault.where,
+        lasted_s=round(healed_s - fault.struck_s, 3),
+        stood_s={job.name: job.standstill_s(fault.struck_s, healed_s) for job in fault.jobs},
+        silent_s=silent(fault.struck_s, healed_s),
+    )
+
+
+def ended(run: str, job: Job) -> Ended:
+    assert job.verdict is not None
+    verdict, view = job.verdict, job.view
+    seconds = (view.finished_s or time.time()) - view.submitted_s if view is not None else 0.0
+    return Ended(
+        run=run, job=job.name, finished=verdict.finished, lost_samples=verdict.lost_samples, equal=verdict.equal,
+        reason=verdict.reason, seconds=round(seconds, 1), restarts=view.restarts if view is not None else 0,
+        steps=job.kind.steps,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def table(records: Records) -> str:
+    """A row for each kind of fault: how often, which jobs it disturbed and what became of them, how long they stood still."""
+    jobs = {(line.run, line.job): line for line in records.ended()}
+    rows: dict[str, list[Struck]] = defaultdict(list)
+    for line in records.struck():
+        rows[line.kind].append(line)
+    head = (
+        "| what | how often | jobs disturbed | lost samples | lost jobs | bits that differ | training stood still, s: p50 | p99 "
+        "| worst | no answer of a controller, s: p50 | p99 | worst |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    )
+    kinds = [kind.value for kind in Kind if rows[kind.value]]
+    lines = [_row(kind, rows[kind], jobs) for kind in kinds]
+    every = [line for kind in kinds for line in rows[kind]]
+    return "\n".join([head, *lines, _row("all", every, jobs)])
+
+
+def _row(kind: str, faults: Sequence[Struck], jobs: dict[tuple[str, str], Ended]) -> str:
+    disturbed = {(line.run, job) for line in faults for job in line.stood_s}
+    over = [jobs[key] for key in sorted(disturbed) if key in jobs]
+    stood = [seconds for line in faults for seconds in line.stood_s.values() if seconds is not None]
+    silent = [line.silent_s for line in faults if line.silent_s is not None]
+    figures = [
+        len(faults), len(disturbed), sum(job.lost_samples for job in over), sum(not job.finished for job in over),
+        sum(not job.equal for job in over),
+    ]  # fmt: skip
+    return f"| {kind} | {' | '.join(f'{figure:,}' for figure in figures)} | {_spread(stood)} | {_spread(silent)} |"
+
+
+def _spread(seconds: Iterable[float]) -> str:
+    ordered = sorted(seconds)
+    if not ordered:
+        return "- | - | -"
+    return " | ".join(f"{ordered[round(share * (len(ordered) - 1))]:.1f}" for share in (0.5, 0.99, 1.0))
+
+
+def summary(records: Records) -> str:
+    """In a sentence or two, for the page."""
+    faults, jobs, runs = records.struck(), records.ended(), records.runs()
+    minutes = sum(run.minutes for run in runs)
+    finished = sum(job.finished for job in jobs)
+    steps = sum(job.steps for job in jobs if job.finished)
+    return (
+        f"{len(faults):,} faults in {minutes:.0f} minutes ({len(runs)} runs, seeds {', '.join(run.seed for run in runs)}; "
+        f"{'/'.join(sorted({str(run.hosts) for run in runs}))} hosts, {'/'.join(sorted({str(run.controllers) for run in runs}))} "
+        f"controller). {len(jobs):,} jobs came to their end, {finished:,} of them finished, after {steps:,} steps in all; "
+        f"{sum(job.restarts for job in jobs):,} times one began again from a checkpoint. Lost samples: "
+        f"{sum(job.lost_samples for job in jobs)}. Lost jobs: {len(jobs) - finished}. Results with other bits: "
+        f"{sum(not job.equal for job in jobs)}."
+    )
+
+
+def write_page(records: Records, page: Path = PAGE) -> None:
+    fill(page, BEGIN, END, [summary(records), table(records)])
+
+
+def as_json(records: Records) -> bytes:
+    """All lines, for programs."""
+    lines = {"runs": records.runs(), "faults": records.struck(), "jobs": records.ended()}
+    return json.dumps(msgspec.to_builtins(lines), indent=1).encode()
