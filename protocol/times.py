@@ -38,7 +38,7 @@ FIRST_BACK_OFF_S = 1.0  # of a job that has lost all workers, until it starts ag
 LONGEST_BACK_OFF_S = 30.0
 FIRST_HOLD_S = 30.0  # of a job whose newcomers end at their start, until it is given more GPUs again
 LONGEST_HOLD_S = 960.0
-CUT_OFF_TIMEOUT_S = 120.0  # for members of an order to hear of each other, once all of them stand ready to follow it
+CUT_OFF_TIMEOUT_S = 30.0  # for members of an order to hear of each other, once all of them stand ready to follow it
 REST_S = 5.0  # for the other workers of a finished job to end by themselves
 LEAVING_PATIENCE_S = 30.0  # for a worker that no roster names any more to leave by itself
 LOG_TIMEOUT_S = 5.0  # for an agent to send a piece of a log
@@ -156,8 +156,9 @@ PAUSE_TIMEOUT_S = 3600.0  # for a script's own code between two steps, for readi
 FIRST_PAUSE_S = (
     200.0  # what such a pause is taken to last where none has been measured, should the job be preempted in it
 )
-STALL_TIMEOUT_S = 120.0  # at least, until members that all wait for each other take the network between them for cut
+STALL_TIMEOUT_S = 30.0  # at least, until members that all wait for each other take the network between them for cut
 STALL_TIMEOUT_FACTOR = 10.0  # times the median of the last steps
+SLOW_NETWORK_BYTES_S = 10e6  # what is taken for the least that arrives, where no step has been measured and for a job's state
 OTHERS_MARGIN_S = 60.0  # the others are waited for so much longer than any of them may take
 COME_OUT_TIMEOUT_S = 60.0  # for a thread to come out of a communicator that was abandoned
 SUSPEND_PATIENCE_S = 10.0  # at least, for the step in progress of a preempted job, before it is given up
@@ -241,10 +242,10 @@ def check() -> None:
         "a leader hears that a communicator failed before it gives the attempt up": PREPARE_MARGIN_S > WORKER_RETRY_S,
         "a newcomer that gives up has failed more than once": 2 * DEVICE_BUILD_TIMEOUT_S < UNREACHABLE_TIMEOUT_S,
         "what workers say to each other is repeated often before they count as cut off": (
-            30 * WORKER_RETRY_S < CUT_OFF_TIMEOUT_S and 30 * WORKER_HEARTBEAT_S < CUT_OFF_TIMEOUT_S
+            10 * WORKER_RETRY_S < CUT_OFF_TIMEOUT_S and 10 * WORKER_HEARTBEAT_S < CUT_OFF_TIMEOUT_S
         ),
         "a worker has said whether it follows an order before that is repeated": WORKER_HEARTBEAT_S < ORDER_REPEAT_S,
-        "an order is repeated often before members count as cut off": 30 * ORDER_REPEAT_S < CUT_OFF_TIMEOUT_S,
+        "an order is repeated often before members count as cut off": 10 * ORDER_REPEAT_S < CUT_OFF_TIMEOUT_S,
         "a worker may be silent for more than one heartbeat": 2 * WORKER_HEARTBEAT_S <= LEAST_WORKER_SILENCE_S,
         "an agent that was away for a moment does not take that for a worker's silence": (
             AWAY_S + WORKER_HEARTBEAT_S <= LEAST_WORKER_SILENCE_S
@@ -260,7 +261,12 @@ def check() -> None:
             others_timeout_s(FIRST_STEP_TIMEOUT_S, PAUSE_TIMEOUT_S) > PAUSE_TIMEOUT_S + FIRST_STEP_TIMEOUT_S
         ),
         "connections that the network has interrupted for a moment may go on by themselves": (
-            CUT_OFF_TIMEOUT_S <= STALL_TIMEOUT_S < LEAST_STEP_TIMEOUT_S and STALL_TIMEOUT_FACTOR > 2.0
+            2 * CONNECTION_TIMEOUT_S < STALL_TIMEOUT_S < LEAST_STEP_TIMEOUT_S
+            and CUT_OFF_TIMEOUT_S <= STALL_TIMEOUT_S
+            and STALL_TIMEOUT_FACTOR > 2.0
+        ),
+        "a server that only some servers do not reach is given more time than one that the controller does not reach": (
+            SERVER_LEASE_S < CUT_OFF_TIMEOUT_S
         ),
         "a preempted worker gives its step up before it is killed": (
             SUSPEND_PATIENCE_S < LEAST_SAVE_S and SUSPEND_PATIENCE_FACTOR < SAVE_MARGIN

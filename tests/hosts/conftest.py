@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,7 @@ sys.path.append(str(ROOT))
 
 if TYPE_CHECKING:
     from verification.hosts.lab import Lab
+    from verification.torment.stories import Story
 
 
 @pytest.fixture
@@ -69,3 +70,22 @@ def same_bits() -> Callable[..., None]:
         smoke.assert_same_bits(smoke.load(output), smoke.alone(alone, *arguments, virtual_workers=virtual_workers))
 
     return same
+
+
+@pytest.fixture
+def make_story(make_lab: Callable[..., Lab], tmp_path: Path) -> Iterator[Callable[..., Story]]:
+    """A factory: `make_story(hosts, slots)`, a cluster on so many hosts (`verification.torment.stories`)."""
+    from verification.hosts.links import Links
+    from verification.torment.stories import Story
+
+    with ExitStack() as stack:
+
+        def make(hosts: int, slots: int, versions: Mapping[Any, Path] | None = None) -> Story:
+            lab = make_lab(*(f"h{number + 1}" for number in range(hosts)))
+            directory = tmp_path / "shared"
+            directory.chmod(0o755)
+            story = Story(lab, stack.enter_context(Links(lab)), directory, slots, versions)
+            stack.callback(story.desk.close)
+            return story
+
+        yield make

@@ -10,6 +10,7 @@ import pytest
 
 from elasticd.protocol import exits, times
 from elasticd.worker import events as e
+from elasticd.worker.training.limits import Durations
 
 _spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
 assert _spec is not None
@@ -130,6 +131,17 @@ def test_how_long_an_exchange_may_take(limits: e.Limits, step_s: float, limit_s:
     assert story.status.waits_s == 0.0
     story.wait(1.0)
     assert story.status.waits_s >= limit_s
+
+
+def test_what_was_not_measured_yet_and_the_state_itself_have_time_by_its_size() -> None:
+    durations, seconds = Durations(e.Limits()), 10 * times.STALL_TIMEOUT_S
+    assert durations.stall_limit_s(4, state=False) == times.STALL_TIMEOUT_S
+    durations.expect(int(seconds * times.SLOW_NETWORK_BYTES_S))
+    assert durations.stall_limit_s(4, state=False) == seconds
+    for _ in range(4):
+        durations.step_ended(1.0)
+    assert durations.stall_limit_s(4, state=False) == times.STALL_TIMEOUT_S
+    assert durations.stall_limit_s(4, state=True) == seconds
 
 
 def test_an_exchange_that_was_given_up_too_early_is_given_twice_the_time() -> None:

@@ -17,6 +17,7 @@ Exit code 0: nothing was lost. 1: something was; `--out` has the logs. 2: this m
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import signal
@@ -32,8 +33,8 @@ from elasticd.protocol.messages import Ping, Pong
 from ..hosts.lab import Lab, NotPermitted
 from ..hosts.links import Links
 from . import record
-from .cluster import READY_WITHIN_S, Cluster, What, all_there, wait_for
-from .faults import Fault, Kind, Tormentor
+from .cluster import READY_WITHIN_S, Cluster, all_there, wait_for
+from .faults import OF_MEMBERS, Fault, Kind, Tormentor
 from .jobs import Job, Jobs
 
 APART_S = (0.3, 1.5)  # between two faults
@@ -41,6 +42,7 @@ LOOK_EVERY_S = 1.0
 TICK_S = 0.1
 OVER_WITHIN_S = 900.0  # once nothing is broken any more: all jobs
 GOES_ON_WITHIN_S = 400.0  # a job that was disturbed, after the fault has been healed
+PREFIX = "torment-"  # of a run's directory; its process follows
 LOG_BYTES = 200_000  # that are kept of each log where something was lost
 
 
@@ -125,8 +127,7 @@ class Torment:
         deadline = time.monotonic() + OVER_WITHIN_S
         while (self.jobs.open or self._unsettled) and time.monotonic() < deadline:
             for name in self._cluster.lab.hosts:  # a daemon that was killed while it was about to be started
-                for what in [What.AGENT, *([What.CONTROLLER] if name in self._cluster.controllers else [])]:
-                    self._cluster.start(what, name)
+                self._cluster.start_all(name)
             self._look()
             time.sleep(LOOK_EVERY_S)
         for job in self.jobs.open:
@@ -195,19 +196,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slots", type=int, default=2, help="CPU slots of a host")
     parser.add_argument("--jobs", type=int, default=3, help="at once")
     parser.add_argument("--lease", type=float, default=10.0, help="of a server, in seconds")
-    parser.add_argument("--controllers", type=int, default=1)
+    parser.add_argument("--controllers", type=int, default=1, help="several: on etcd, with a member beside each")
     parser.add_argument("--only", nargs="*", default=[], help="names of kinds, such as DATA_CUT")
     parser.add_argument("--fresh", action="store_true", help="forget the faults of earlier runs")
     parser.add_argument("--no-page", action="store_true", help="leave docs/torment.md as it is")
     parser.add_argument("--out", type=Path, default=Path("out/torment"))
     options = parser.parse_args(arguments)
-    kinds = [Kind[name] for name in options.only] or list(Kind)
+    without = OF_MEMBERS if options.controllers == 1 else ()
+    kinds = [Kind[name] for name in options.only] or [kind for kind in Kind if kind not in without]
     names = [f"h{number + 1}" for number in range(options.hosts)]
     records = record.Records(options.out)
     if options.fresh:
         records.forget()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="torment-") as scratch:
+    sweep(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as scratch:
         directory = Path(scratch)
         try:
             with Lab(names, [directory]) as lab, Links(lab) as links:
@@ -238,14 +241,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(torment.troubles))
 
 
+def sweep(temporary: Path) -> None:
+    """Remove what a run that was killed has left: its hosts went with it, its directory did not."""
+    for left in temporary.glob(f"{PREFIX}*-*"):
+        process = left.name.removeprefix(PREFIX).partition("-")[0]
+        if process.isdecimal() and not Path(f"/proc/{process}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def keep_logs(directory: Path, to: Path) -> None:
     """The ends of all logs, and what is known of the jobs."""
     for log in directory.rglob("*.log"):
         kept = to / log.relative_to(directory)
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_bytes(log.read_bytes()[-LOG_BYTES:])
-    for name in ("steps",):
-        shutil.copytree(directory / name, to / name, dirs_exist_ok=True)
+    shutil.copytree(directory / "steps", to / "steps", dirs_exist_ok=True)
     tell(f"logs: {to}")
 
 

@@ -1,9 +1,10 @@
 """The cluster that is tormented: real daemons on the hosts of a lab.
 
-Each host has a disk (a directory that outlasts its host), an agent with CPU slots, and perhaps a controller. Agents reach
-controllers over the first network, workers each other over the second one. Checkpoints and results lie in a directory that all
-hosts share, which stands for a file server. The torment itself asks each controller by a Unix socket in that directory, so what
-it does to the network is not in its own way.
+Each host has a disk (a directory that outlasts its host), an agent with CPU slots, and perhaps a controller. Where there are
+several controllers, each one's host has a member of etcd, too. Agents reach controllers, and controllers etcd, over the first
+network; workers reach each other over the second one. Checkpoints and results lie in a directory that all hosts share, which
+stands for a file server. The torment itself asks each controller by a Unix socket in that directory, so what it does to the
+network is not in its own way.
 
 The harness stands for systemd: a daemon that was killed is started again.
 """
@@ -15,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -31,6 +32,7 @@ from ..hosts.lab import Host, Lab
 from ..hosts.links import Links
 
 AGENTS_PORT = 7701
+CLIENTS_OF_ETCD, PEERS_OF_ETCD = 2379, 2380  # ports
 TRAIN = Path(__file__).with_name("train.py")
 READY_WITHIN_S = 600.0
 
@@ -40,6 +42,7 @@ class What(Enum):
 
     CONTROLLER = "controller"
     AGENT = "agent"
+    MEMBER = "etcd"
     SHIM = "shim"
     WORKER = "worker"
 
@@ -52,17 +55,21 @@ class Found:
 
 
 class Cluster:
-    """`controllers`: the hosts that have one, in their order. The lab's hosts all have an agent."""
+    """`controllers`: the hosts that have one, in their order; several keep their store in etcd. All hosts have an agent.
+
+    `versions`: daemons that are of another version, and where its package is (a directory for PYTHONPATH); it may be changed.
+    """
 
     def __init__(
         self, lab: Lab, links: Links, directory: Path, controllers: Sequence[str], slots: int, lease_s: float,
-        python: Callable[[str], str] = lambda host: sys.executable,
+        versions: Mapping[tuple[What, str], Path] | None = None,
     ) -> None:  # fmt: skip
         self.lab = lab
         self.links = links
         self.directory = directory
         self.controllers = tuple(controllers)
-        self.python = python
+        self.members = self.controllers if len(self.controllers) > 1 else ()
+        self.versions = dict(versions or {})
         self.gone: set[str] = set()  # hosts that are switched off
         keys = KeyDirectory(directory / "keys")
         keys.make()
@@ -75,7 +82,9 @@ class Cluster:
             self._write(f"agent-{name}", self._agent(name, slots))
 
     def _controller(self, name: str, lease_s: float) -> dict[str, object]:
+        members = [f"{self.lab.address(member)}:{CLIENTS_OF_ETCD}" for member in self.members]
         return {
+            **({"name": name, "etcd": {"endpoints": members}} if members else {}),
             "cluster": "torment",
             "state_directory": str(self.disk(name) / "controller"),
             "keys_directory": str(self.directory / "keys"),
@@ -118,14 +127,37 @@ class Cluster:
         module = f"elasticd.{what.value}"
         config = self.directory / f"{what.value}-{name}.yaml"
         log = self.directory / f"{what.value}-{name}.log"
-        self.lab[name].start(self.python(name), "-m", module, "--config", str(config), log=log)
+        if what is What.MEMBER:
+            self.lab[name].start(*self._etcd(name), log=self.directory / f"etcd-{name}.log")
+            return
+        source = self.versions.get((what, name))
+        variables = {} if source is None else {"PYTHONPATH": str(source)}
+        self.lab[name].start(sys.executable, "-m", module, "--config", str(config), log=log, variables=variables)
 
     def open(self) -> None:
-        """Start all. Returns when all servers are there."""
-        for name in self.controllers:
-            self.start(What.CONTROLLER, name)
+        """Start all daemons."""
         for name in self.lab.hosts:
-            self.start(What.AGENT, name)
+            self.start_all(name)
+
+    def start_all(self, name: str) -> None:
+        """Start the daemons of a host that do not run."""
+        if name in self.members:
+            self.start(What.MEMBER, name)
+        if name in self.controllers:
+            self.start(What.CONTROLLER, name)
+        self.start(What.AGENT, name)
+
+    def _etcd(self, name: str) -> list[str]:
+        """The member's command. Nothing here loses what the kernel has taken, so it need not wait for the disk."""
+        here = self.lab.address(name)
+        clients, peers = f"http://{here}:{CLIENTS_OF_ETCD}", f"http://{here}:{PEERS_OF_ETCD}"
+        all_peers = ",".join(f"{each}=http://{self.lab.address(each)}:{PEERS_OF_ETCD}" for each in self.members)
+        return [
+            "etcd", "--name", name, "--data-dir", str(self.disk(name) / "etcd"), "--unsafe-no-fsync",
+            "--listen-client-urls", clients, "--advertise-client-urls", clients,
+            "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers,
+            "--initial-cluster", all_peers, "--initial-cluster-state", "new", "--logger", "zap",
+        ]  # fmt: skip
 
     def boot(self, name: str, keeps_disk: bool) -> None:
         """A host that was switched off comes back. Without its disk it is a server that was installed anew, with its old key."""
@@ -135,9 +167,7 @@ class Cluster:
         self.lab.add(name)
         self.links.booted(name)
         self.gone.discard(name)
-        if name in self.controllers:
-            self.start(What.CONTROLLER, name)
-        self.start(What.AGENT, name)
+        self.start_all(name)
 
     def switch_off(self, name: str) -> None:
         self.gone.add(name)
@@ -157,20 +187,17 @@ class Desk:
     """Asks whichever controller answers. For one thread."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self._clients = [Client(address) for address in addresses]
+        self._client = Client(",".join(addresses))
 
     def ask(self, request: Request, timeout_s: float = 1.0) -> Answer | None:
         """None: nobody answers, or it is refused."""
-        for client in list(self._clients):
-            try:
-                return client.ask(request, timeout_s=timeout_s)
-            except ElasticError:
-                self._clients.append(self._clients.pop(0))  # the next one goes first from now on
-        return None
+        try:
+            return self._client.ask(request, timeout_s=timeout_s)
+        except ElasticError:
+            return None
 
     def close(self) -> None:
-        for client in self._clients:
-            client.close()
+        self._client.close()
 
 
 def all_there(desk: Desk, servers: int) -> bool:
@@ -212,6 +239,8 @@ def _what(command: tuple[str, ...]) -> What | None:
         return What.SHIM
     if str(TRAIN) in command:
         return What.WORKER
+    if command[:1] == ("etcd",):
+        return What.MEMBER
     if "elasticd.controller" in command:
         return What.CONTROLLER
     return What.AGENT if "elasticd.agent" in command else None

@@ -16,8 +16,8 @@ from .cluster import Cluster, Found, What, signal_process
 from .jobs import Job, Jobs
 
 CONTROL, DATA = range(len(NETWORKS))  # the network of agents and controllers, and that of workers
-SHORT_S, LONG_S = (0.2, 3.0), (6.0, 20.0)  # how long a fault lasts: less, and mostly more, than a server's lease
-LONG = 0.3  # the share of faults that last long
+SHORT_S, LONG_S = (0.2, 3.0), (6.0, 18.0)  # how long a fault lasts: less, and mostly more, than a server's lease
+LONG = 0.25  # the share of faults that last long
 NEAR = 0.8  # the share of cut links that are between hosts of one job
 MOST_LASTING = 3  # at once
 TROUBLES = (Condition(delay_ms=40.0, jitter_ms=20.0), Condition(delay_ms=200.0, jitter_ms=100.0))
@@ -29,9 +29,11 @@ class Kind(Enum):
     SHIM_KILLED = "a worker's shim killed"
     AGENT_KILLED = "agent killed, started again"
     CONTROLLER_KILLED = "controller killed, started again"
+    MEMBER_KILLED = "member of etcd killed, started again"
     WORKER_STOPPED = "worker stopped, continued"
     AGENT_STOPPED = "agent stopped, continued"
     CONTROLLER_STOPPED = "controller stopped, continued"
+    MEMBER_STOPPED = "member of etcd stopped, continued"
     LINK_CUT = "link between two hosts cut, both ways"
     LINK_CUT_ONE_WAY = "link between two hosts cut, one way"
     DATA_CUT = "workers' link cut, both ways, controller reached"
@@ -49,9 +51,10 @@ WEIGHTS = {
     Kind.WORKER_KILLED: 10, Kind.SHIM_KILLED: 5, Kind.AGENT_KILLED: 5, Kind.CONTROLLER_KILLED: 6, Kind.WORKER_STOPPED: 8,
     Kind.AGENT_STOPPED: 6, Kind.CONTROLLER_STOPPED: 6, Kind.LINK_CUT: 6, Kind.LINK_CUT_ONE_WAY: 6, Kind.DATA_CUT: 6,
     Kind.DATA_CUT_ONE_WAY: 6, Kind.CONTROL_CUT: 6, Kind.ISOLATED: 6, Kind.PARTITION: 5, Kind.SLOW: 4, Kind.LOSSY: 4,
-    Kind.HOST_GONE: 2, Kind.HOST_RENEWED: 1,
+    Kind.HOST_GONE: 2, Kind.HOST_RENEWED: 1, Kind.MEMBER_KILLED: 4, Kind.MEMBER_STOPPED: 4,
 }  # fmt: skip
-OF_CONTROLLERS = (Kind.CONTROLLER_KILLED, Kind.CONTROLLER_STOPPED)
+OF_MEMBERS = (Kind.MEMBER_KILLED, Kind.MEMBER_STOPPED)
+OF_DAEMONS = (What.AGENT, What.CONTROLLER, What.MEMBER)
 
 
 @dataclass
@@ -84,6 +87,8 @@ class Tormentor:
             Kind.SHIM_KILLED: lambda kind: processes(kind, What.SHIM, signal.SIGKILL),
             Kind.AGENT_KILLED: lambda kind: processes(kind, What.AGENT, signal.SIGKILL),
             Kind.CONTROLLER_KILLED: lambda kind: processes(kind, What.CONTROLLER, signal.SIGKILL),
+            Kind.MEMBER_KILLED: lambda kind: processes(kind, What.MEMBER, signal.SIGKILL),
+            Kind.MEMBER_STOPPED: lambda kind: processes(kind, What.MEMBER, signal.SIGSTOP),
             Kind.WORKER_STOPPED: lambda kind: processes(kind, What.WORKER, signal.SIGSTOP),
             Kind.AGENT_STOPPED: lambda kind: processes(kind, What.AGENT, signal.SIGSTOP),
             Kind.CONTROLLER_STOPPED: lambda kind: processes(kind, What.CONTROLLER, signal.SIGSTOP),
@@ -141,18 +146,16 @@ class Tormentor:
             victim = self._rng.choice(found)
             if not signal_process(victim.pid, number):
                 continue
-            fault = self._fault(
-                kind, f"{what.value} on {host}", [host] if what in (What.AGENT, What.CONTROLLER) else []
-            )
+            fault = self._fault(kind, f"{what.value} on {host}", [host] if what in OF_DAEMONS else [])
             if what in (What.WORKER, What.SHIM):
                 fault.jobs = self._of(victim)
             else:
                 fault.jobs = [
-                    job for job in self._jobs.open if job.trains and (what is What.CONTROLLER or host in job.servers())
+                    job for job in self._jobs.open if job.trains and (what is not What.AGENT or host in job.servers())
                 ]
             if number is signal.SIGSTOP:
                 fault.heal = partial(signal_process, victim.pid, signal.SIGCONT)
-            elif what in (What.AGENT, What.CONTROLLER):
+            elif what in OF_DAEMONS:
                 fault.heal = partial(self._cluster.start, what, host)
             else:
                 fault.lasts_s = 0.0

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,9 +113,9 @@ class Jobs:
     def open(self) -> list[Job]:
         return [job for job in self.all if job.verdict is None]
 
-    def prepare(self) -> None:
+    def prepare(self, kinds: Sequence[Kind] = KINDS) -> None:
         """What each kind of job comes to, when nothing disturbs it."""
-        for kind in self.KINDS:
+        for kind in kinds:
             output = self._cluster.directory / "alone" / f"{kind.epochs}-{kind.virtual}.pt"
             kept = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC")}
             environment = {**kept, "ELASTIC_VIRTUAL_WORKERS": str(kind.virtual)}
@@ -122,11 +123,12 @@ class Jobs:
             self._alone[kind] = _load(output)
 
     def top_up(self) -> None:
-        while len(self.open) < self._at_once and self._submit():
+        while len(self.open) < self._at_once and self.submit(self._rng.choice(self.KINDS)) is not None:
             pass
 
-    def _submit(self) -> bool:
-        kind, number = self._rng.choice(self.KINDS), len(self.all) + self.unanswered + 1
+    def submit(self, kind: Kind, **environment: str) -> Job | None:
+        """`environment`: of the job's workers. None: nobody answers."""
+        number = len(self.all) + self.unanswered + 1
         directory = self._cluster.directory
         job = Job(f"job{number}", kind, directory / "results" / f"{number}.pt", directory / "steps" / str(number))
         spec = JobSpec(
@@ -137,14 +139,15 @@ class Jobs:
             workdir=str(directory),
             checkpoint=CheckpointSpec(every_s=CHECKPOINT_EVERY_S),
             user="root",
+            env=environment,
         )
         answer = self._desk.ask(Submit(spec=spec), timeout_s=5.0)
         if not isinstance(answer, Submitted):  # perhaps it was taken in, and nobody knows: it then trains unobserved
             self.unanswered += 1
-            return False
+            return None
         job.id = answer.job
         self.all.append(job)
-        return True
+        return job
 
     def look(self, ask: bool) -> list[Job]:
         """See how far they are. Returns those that have come to their end, if the controller is asked."""

@@ -16,8 +16,8 @@ from .faults import Fault, Kind
 from .jobs import Job
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "torment.md"
-BEGIN = "<!-- torment: written by `make torment`, from here -->"
-END = "<!-- torment: to here -->"
+BEGIN = "<!-- {name}: written by `make torment`, from here -->"
+END = "<!-- {name}: to here -->"
 
 
 class Struck(msgspec.Struct, frozen=True):
@@ -166,18 +166,21 @@ def summary(records: Records) -> str:
     minutes = sum(run.minutes for run in runs)
     finished = sum(job.finished for job in jobs)
     steps = sum(job.steps for job in jobs if job.finished)
+    hosts, controllers = ("/".join(sorted({str(n) for n in each})) for each in
+                          ((run.hosts for run in runs), (run.controllers for run in runs)))  # fmt: skip
     return (
         f"{len(faults):,} faults in {minutes:.0f} minutes ({len(runs)} runs, seeds {', '.join(run.seed for run in runs)}; "
-        f"{'/'.join(sorted({str(run.hosts) for run in runs}))} hosts, {'/'.join(sorted({str(run.controllers) for run in runs}))} "
-        f"controller). {len(jobs):,} jobs came to their end, {finished:,} of them finished, after {steps:,} steps in all; "
-        f"{sum(job.restarts for job in jobs):,} times one began again from a checkpoint. Lost samples: "
-        f"{sum(job.lost_samples for job in jobs)}. Lost jobs: {len(jobs) - finished}. Results with other bits: "
-        f"{sum(not job.equal for job in jobs)}."
+        f"hosts: {hosts}; controllers: {controllers}). {len(jobs):,} jobs came to their end, {finished:,} of them finished, "
+        f"after {steps:,} steps in all; {sum(job.restarts for job in jobs):,} times one began again from a checkpoint. "
+        f"Lost samples: {sum(job.lost_samples for job in jobs)}. Lost jobs: {len(jobs) - finished}. "
+        f"Results with other bits: {sum(not job.equal for job in jobs)}."
     )
 
 
 def write_page(records: Records, page: Path = PAGE) -> None:
-    fill(page, BEGIN, END, [summary(records), table(records)])
+    """Clusters with one controller and with several have a place each."""
+    name = "several" if any(run.controllers > 1 for run in records.runs()) else "one"
+    fill(page, BEGIN.format(name=name), END.format(name=name), [summary(records), table(records)])
 
 
 def as_json(records: Records) -> bytes:

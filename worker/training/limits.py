@@ -32,7 +32,12 @@ class Durations:
         self._steps: deque[float] = deque(maxlen=BOUNDARIES_KEPT)
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
         self._in_first_pause = False
+        self._state_bytes = 0
         self._stalls = 0  # since the last step
+
+    def expect(self, state_bytes: int) -> None:
+        """So large is the job's state."""
+        self._state_bytes = state_bytes
 
     def part_computed(self, took_s: float, hosted: int) -> None:
         """Its own part of a step, with so many virtual workers."""
@@ -98,12 +103,14 @@ class Durations:
     def stall_limit_s(self, hosted: int, state: bool) -> float:
         """For what all others have computed to arrive; twice as long after each time that this was too short.
 
-        state: the job's state is to arrive, of which nobody knows how long it takes.
+        state: the job's state is to arrive. Its size says how long that takes at most, and where nothing has been measured yet,
+        how long a step's gradients may: these are no larger.
         """
+        bytes_s = min(self._state_bytes / times.SLOW_NETWORK_BYTES_S, times.FIRST_STEP_TIMEOUT_S)
         usual_s = self._limits.step_timeout_s
         if usual_s is None:
             known = len(self._steps) >= PARTS_NEEDED
-            usual_s = times.STALL_TIMEOUT_FACTOR * median(self._steps) if known else times.FIRST_STEP_TIMEOUT_S
-        least_s = times.FIRST_STEP_TIMEOUT_S if state else times.STALL_TIMEOUT_S
+            usual_s = times.STALL_TIMEOUT_FACTOR * median(self._steps) if known else bytes_s
+        least_s = max(times.STALL_TIMEOUT_S, bytes_s) if state else times.STALL_TIMEOUT_S
         longer = 2.0 ** min(self._stalls, 30)
         return min(max(least_s, usual_s) * longer, self.others_limit_s(hosted))

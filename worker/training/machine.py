@@ -254,6 +254,7 @@ class Training:
         self.position.arrived(fact.total_steps, fact.steps_per_epoch, fact.registers_values, fact.epochs)
         self._reporting.samples_per_step = fact.samples_per_step
         self.checkpoints.expect(fact.state_bytes)
+        self.durations.expect(fact.state_bytes)
         self._go(now, Doing.WAITING)
         if self.suspension:
             return self._closing.suspended(now)
