@@ -261,7 +261,7 @@ class Run(Together):
         if env:
             self._fence = Fence(Path(env.checkpoint_directory), lambda: trainer.generation)
         for position, each in enumerate(optimizers):
-            make_elastic(each, partial(trainer.optimizer_stepped, position))
+            make_elastic(each, partial(trainer.optimizer_stepped, position), partial(trainer.computes_for, each))
         single = isinstance(optimizer, torch.optim.Optimizer)
         return model, optimizer if single else tuple(optimizers), Batches(trainer)
 

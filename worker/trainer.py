@@ -363,6 +363,11 @@ class Trainer:
         if not self._by_host:
             self._step(optimizer)
 
+    def computes_for(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Is the script in a loop body in which it has not stepped this optimizer yet?"""
+        in_body = self._stepping.virtual_worker is not None and not self._by_host
+        return in_body and not self._has_stepped(optimizer)
+
     def _step(self, optimizer: int) -> None:
         if self._stepping.optimizer_stepped(optimizer):
             try:

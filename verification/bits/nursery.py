@@ -49,7 +49,13 @@ class Nursery:
         self._words = (module, *arguments)
 
     def __enter__(self) -> Nursery:
-        one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        one_thread = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            # Of pyarrow, which Hugging Face's libraries import where it is installed.
+            "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", __spec__.name, *self._words],
             stdin=subprocess.PIPE,

@@ -95,9 +95,10 @@ class Update:
 class _Act:
     """What the runtime and one optimizer's class share."""
 
-    def __init__(self, original: Callable[..., Any], stepped: Callable[[], None]) -> None:
+    def __init__(self, original: Callable[..., Any], stepped: Callable[[], None], computes: Callable[[], bool]) -> None:
         self.original = original
         self.stepped = stepped
+        self.computes = computes  # a micro-batch's gradient, that is: there may be a part of it to forget
         self.acting = False  # the runtime makes the update: `step` is the optimizer's own
 
 
@@ -132,15 +133,19 @@ class ElasticOptimizer(torch.optim.Optimizer):
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: each micro-batch starts from no gradient anyway."""
+        """Forget what backward passes have computed for this micro-batch so far. Before the first of them, and behind `step`,
+        nothing: each micro-batch starts from no gradient, and what is complete belongs to the global step."""
+        if self._act.computes():
+            super().zero_grad(set_to_none)
 
 
-def make_elastic(optimizer: torch.optim.Optimizer, stepped: Callable[[], None]) -> None:
-    """From now on `optimizer.step()` means `stepped()`, unless the runtime calls it."""
+def make_elastic(optimizer: torch.optim.Optimizer, stepped: Callable[[], None], computes: Callable[[], bool]) -> None:
+    """From now on `optimizer.step()` means `stepped()`, unless the runtime calls it. computes: is the gradient of a micro-batch
+    being computed, which this optimizer has not been stepped for?"""
     kind = type(optimizer)
     # A scheduler has put its own `step` before the class's, to see that it is called.
     original = optimizer.__dict__.pop("step", None) or partial(kind.step, optimizer)
-    put_between(optimizer, {"_act": _Act(original, stepped)}, ElasticOptimizer)
+    put_between(optimizer, {"_act": _Act(original, stepped, computes)}, ElasticOptimizer)
 
 
 @contextmanager
