@@ -68,7 +68,7 @@ class EtcdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
-    user: str = ""
+    user: str | None = None
     password_file: str | None = None
     lease_s: Annotated[int, msgspec.Meta(ge=LEAST_LEADER_LEASE_S, le=MOST_LEADER_LEASE_S)] = LEADER_LEASE_S
 

@@ -32,7 +32,7 @@ def shared_store(options: ControllerConfig) -> SharedStore:
         password = read_secret(Path(etcd.password_file).expanduser()).decode(errors="replace").strip()
     timeout_s = min(CALL_TIMEOUT_S, etcd.lease_s / 5)
     files = (_path(etcd.ca_file), _path(etcd.cert_file), _path(etcd.key_file))
-    return EtcdStore(Access(etcd.endpoints, *files, etcd.user, password, timeout_s), options.etcd_root)
+    return EtcdStore(Access(etcd.endpoints, *files, etcd.user or "", password, timeout_s), options.etcd_root)
 
 
 def presence_of(options: ControllerConfig, since_s: float) -> PresenceRecord:

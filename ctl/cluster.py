@@ -11,15 +11,15 @@ import typer
 
 from .. import __version__
 from ..protocol.errors import ClusterUnreachable, RequestRefused, UserError
-from ..protocol.messages import PROTOCOL_VERSION, Ping, Pong
-from . import completion
-from .context import JSON, of, print_json, say
+from ..protocol.messages import PROTOCOL_VERSION, Controllers, GetControllers, Ping, Pong
+from . import completion, render
+from .context import JSON, of, print_json, say, show
 from .record import FILE
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (up, down, version):
+    for command in (up, down, version, controllers):
         app.command()(command)
 
 
@@ -131,6 +131,17 @@ def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise UserError("down --purge asks first, and there is no terminal to ask at: say --yes")
     return typer.confirm(question, err=True)
+
+
+def controllers(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> None:
+    """Show the controllers: which one leads, and which stand by."""
+    answer = of(context).ask(GetControllers(), Controllers)
+    if as_json:
+        print_json(render.plain(answer))
+        return
+    show(render.controller_table(answer))
+    if answer.trouble:
+        say(f"{answer.asked} does not know better: {answer.trouble}")
 
 
 def version(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ..protocol.messages import (
+    Controllers,
     CordonView,
     CurvePoint,
     EventView,
@@ -295,6 +296,31 @@ SERVER_COLUMNS = (
 def server_table(servers: Sequence[ServerView], now_s: float) -> Table:
     """The servers, one a row; beside each the jobs there, and what is wrong."""
     return Table(SERVER_COLUMNS, [_server_row(view, now_s) for view in servers], "JOBS, NOTE")
+
+
+CONTROLLER_COLUMNS = (
+    Column("CONTROLLER"),
+    Column("STATE"),
+    Column("UP", words="up {}", wanted=2),
+    Column("VERSION", words="{}", wanted=1),
+    Column("ADDRESS", words="{}", wanted=3),
+)
+
+
+def controller_table(answer: Controllers) -> Table:
+    """The controllers that run, one a row."""
+    rows = []
+    for view in answer.controllers:
+        state = Cell(f"leads, term {answer.term}", "green") if view.leads else Cell("stands by")
+        cells = (
+            Cell(printable(view.name) or "-"),
+            state,
+            Cell(span(answer.time_s - view.since_s) if view.since_s else "-"),
+            Cell(printable(view.version)),
+            Cell(printable(", ".join(view.clients_at)) or "-"),
+        )
+        rows.append(Row(cells))
+    return Table(CONTROLLER_COLUMNS, rows)
 
 
 def _server_row(view: ServerView, now_s: float) -> Row:

@@ -1,5 +1,6 @@
-"""A cluster with three controllers on etcd, as real processes. The connections from each controller to etcd, and from the agents to
-each controller, can be cut."""
+"""A cluster with three controllers on etcd, as real processes.
+
+The connections from each controller to etcd, and from the agents to each controller, can be cut."""
 
 from __future__ import annotations
 
