@@ -10,7 +10,7 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-.PHONY: help setup install uninstall demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-heavy world fuzz hosts-hour torment planted model-check format clean
+.PHONY: help setup install uninstall demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-heavy world fuzz hosts-hour torment planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -57,6 +57,9 @@ bench-simulator: $(STAMP)  ## how fast simulations and decisions are, beside oth
 
 bench-control: $(STAMP)  ## what one controller bears: a thousand agents, 110,000 jobs (ARGS=--quick: a minute)
 	@$(BIN)/python -m benchmarks.control $(ARGS)
+
+bench-failover: $(STAMP)  ## a standby leads after the leader's death: ten kills, six minutes (ARGS=--quick: two)
+	@$(BIN)/python -m benchmarks.failover $(ARGS)
 
 bench-gpu: $(STAMP)  ## the runtime on this machine's GPUs (ARGS="--device cpu --quick" tries it without)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)

@@ -10,27 +10,29 @@
    MUTANT_x  the protocol with a mistake in it: the check must find it                                                          */
 
 #define N      2   /* controllers */
-#define LEASE  2   /* ticks; the holder's own count: LEASE - MARGIN */
+#define LEASE  2   /* ticks */
 #ifdef MUTANT_MARGIN
-#define MARGIN 0
+#define MINE   (LEASE + 1)
 #else
-#define MARGIN 1
+#define MINE   (LEASE - 1)  /* by the holder's own count */
 #endif
-#define TERMS  3   /* reigns */
+#ifndef TERMS
+#define TERMS  2   /* reigns, at most */
+#endif
 #define ORDERS 2   /* writes */
 #define NOBODY 2
 #define OLD    (LEASE + 1)  /* no age is counted any further */
 
 /* ---- the store ---- */
 byte holder = NOBODY;     /* of the leadership key */
-byte term;                /* of the last reign */
+byte reigns;              /* so many have begun */
 byte written;             /* orders in the store */
 byte age[N];              /* of each lease, since its last renewal reached the store; OLD: there is none */
 
 /* ---- the controllers ---- */
 mtype = { FOLLOWING, CATCHING_UP, LEADING };
 mtype state[N] = FOLLOWING;
-byte mine[N];             /* term */
+byte mine[N];             /* its reign */
 byte belief[N];           /* age of its lease, since the last renewal that was answered had been sent */
 byte sent[N];             /* since the renewal under way was sent */
 byte known[N];
@@ -39,12 +41,19 @@ bit checked[N];           /* it has looked at its clock, and is about to send */
 
 /* ---- messages to the agent: any may come late, none comes twice ---- */
 bit flying[N];            /* one of each controller at a time */
-byte fly_term[N], fly_order[N];
+byte fly_reign[N], fly_order[N];
 byte high;                /* the highest term that the agent has seen */
-byte obeyed;              /* the term of the last order that it has carried out */
+byte obeyed;              /* the reign of the last order that it has carried out */
 byte before;              /* how many orders were in the store when the last reign began */
 
-#define VALID(c)  (state[c] != FOLLOWING && belief[c] < LEASE - MARGIN)
+/* The term of a reign. */
+#ifdef MUTANT_TERM
+#define TERM(reign)  ((reign) > 0)
+#else
+#define TERM(reign)  (reign)
+#endif
+
+#define VALID(c)  (state[c] != FOLLOWING && belief[c] < MINE)
 
 inline lose(c) { state[c] = FOLLOWING; mine[c] = 0; checked[c] = 0; asking[c] = 0; answered[c] = 0; known[c] = 0 }
 
@@ -55,14 +64,9 @@ proctype controller(byte c) {
 end:
   do
   /* it wins: the key is vacant, its lease lives, the term is recorded in the same transaction */
-  :: atomic { state[c] == FOLLOWING && holder == NOBODY && term < TERMS ->
+  :: atomic { state[c] == FOLLOWING && holder == NOBODY && reigns < TERMS ->
        age[c] = 0; belief[c] = 0; holder = c;
-#ifndef MUTANT_TERM
-       term++;
-#else
-       if :: term == 0 -> term++ :: else fi;
-#endif
-       mine[c] = term; state[c] = CATCHING_UP; before = written;
+       reigns++; mine[c] = reigns; state[c] = CATCHING_UP; before = written;
        check_one() }
   /* it has caught up: it knows what is in the store, where nobody has written since it has won, or another reign has begun */
   :: atomic { state[c] == CATCHING_UP && VALID(c) ->
@@ -97,7 +101,7 @@ end:
        assert(holder == c)  /* (b) no write of a reign that is over */
 #else
        if
-       :: holder == c && mine[c] == term -> assert(known[c] == written); written++; known[c]++  /* (c) */
+       :: holder == c && mine[c] == reigns -> assert(known[c] == written); written++; known[c]++  /* (c) */
        :: else -> lose(c)
        fi
 #endif
@@ -105,7 +109,7 @@ end:
 #ifdef MUTANT_ACT_FIRST
   /* it sends what it has not recorded yet */
   :: atomic { state[c] == LEADING && checked[c] && !flying[c] && known[c] < ORDERS ->
-       flying[c] = 1; fly_term[c] = mine[c]; fly_order[c] = known[c] + 1; checked[c] = 0 }
+       flying[c] = 1; fly_reign[c] = mine[c]; fly_order[c] = known[c] + 1; checked[c] = 0 }
 #endif
   /* it looks at its clock, then it sends: it may sleep between the two */
 #ifdef MUTANT_CLOCK
@@ -114,7 +118,7 @@ end:
   :: atomic { state[c] == LEADING && VALID(c) && !checked[c] -> checked[c] = 1 }
 #endif
   :: atomic { state[c] == LEADING && checked[c] && !flying[c] && known[c] > 0 ->
-       flying[c] = 1; fly_term[c] = mine[c]; fly_order[c] = known[c]; checked[c] = 0 }
+       flying[c] = 1; fly_reign[c] = mine[c]; fly_order[c] = known[c]; checked[c] = 0 }
   /* (c) an answer to who only looks holds all that was recorded when it looked at its clock */
   :: atomic { state[c] == LEADING && checked[c] ->
 #ifdef MUTANT_CLOCK
@@ -140,15 +144,15 @@ comes:
     flying[c] = 0;
     if
 #ifndef MUTANT_FENCE
-    :: fly_term[c] < high
+    :: TERM(fly_reign[c]) < high
 #endif
     :: else ->
-       assert(fly_term[c] >= obeyed);
-       assert(fly_order[c] <= (fly_term[c] == term -> written : before));
-       if :: fly_term[c] > high -> high = fly_term[c] :: else fi;
-       obeyed = fly_term[c]
+       assert(fly_reign[c] >= obeyed);
+       assert(fly_order[c] <= (fly_reign[c] == reigns -> written : before));
+       if :: TERM(fly_reign[c]) > high -> high = TERM(fly_reign[c]) :: else fi;
+       obeyed = fly_reign[c]
     fi;
-    fly_term[c] = 0; fly_order[c] = 0; c = 0
+    fly_reign[c] = 0; fly_order[c] = 0; c = 0
   }
   goto end
 }

@@ -1,0 +1,1 @@
+"""How fast a standby leads after the leader's death."""
