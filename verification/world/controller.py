@@ -247,6 +247,7 @@ class Controller(Process):
         self.take(ClientRequest(client, envelope, who))
 
     def take(self, event: Event) -> None:
+        self._between_turns = False  # what it brings about is not recorded yet
         self._look_at_clock()
         self._turn.take(self.now, event)
 

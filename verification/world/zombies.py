@@ -58,6 +58,7 @@ class Zombie(Process):
         self._world = world
         self._machine, self.term = controller.machine, controller.machine.term
         self._said = list(controller.said)
+        self._goes_on = False
         self._until = world.timeline.now + BEGINS_S + for_s
         self.clock_ahead_s = controller.clock_ahead_s
         self.born()
@@ -70,12 +71,16 @@ class Zombie(Process):
 
     def heard(self, peer: ServerId, message: ToControllerFromAgent, identity: str) -> None:
         """What agents tell their controller comes here, too. A hello would tell who reigns."""
-        if self.state is State.RUNNING and not isinstance(message, AgentHello):
+        if self._goes_on and not isinstance(message, AgentHello):
             self._carry_out(self._machine.handle(self.now, AgentMessage(peer, message, identity)))
 
     def _go_on(self) -> None:
         if self.timeline.now >= self._until:
             self.die()
+        self._goes_on = self.state is State.RUNNING and self._world.controller.machine is not self._machine
+        if not self._goes_on:
+            if self.alive:  # its successor could not begin yet
+                self._world.after(TURNS_EVERY_S, self._go_on)
             return
         for _ in range(REPEATED if self._said else 0):
             self._say(*self.chance.choice(self._said))
