@@ -247,7 +247,9 @@ def described(path: Path) -> dict[str, Any]:
 
 def controllers_of(options: AgentConfig, key: KeyFile | None) -> tuple[str, ...]:
     """The controllers' addresses: those of the configuration, else those in the key file. Raises OperatorError."""
-    told = options.controller or (key.controller if key is not None else None) or DEFAULT_CONTROLLER
+    told = options.controller
+    if told is None:
+        told = (key.controller if key is not None else None) or DEFAULT_CONTROLLER
     try:
         found = endpoints(told)
         return tuple(transport.check_address(address, None if key is None else key.pair) for address in found)

@@ -286,6 +286,8 @@ class AgentMachine:
 
     def _weigh(self, now: float, message: ToAgentFromController, term: int) -> list[Action]:
         """Only a controller whose reign is not over is obeyed. A higher term is written down before anything else is done."""
+        if isinstance(message, Standby):  # which orders nothing, and may know less than this agent
+            term = max(term, self._fence.term)
         verdict, news = self._fence.weigh(term), self._fence.news(now, term)
         told: list[Action] = [Warn(news)] if news else []
         if verdict is Verdict.REFUSED:

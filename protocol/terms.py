@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from .errors import PeerError
 
-NO_TERM = 0  # of a controller of version 1, which has none
+NO_TERM = 0  # of a controller of version 1, and of one that stands by and has heard of none
 MOST_TERM = 2**62
 MOST_AHEAD = 10**6  # terms by which an agent may be ahead of a controller whose store is old; more is nobody's
 _MOST_DIGITS = len(str(MOST_TERM))
@@ -33,6 +33,6 @@ def unstamped(parts: Sequence[bytes]) -> tuple[int, bytes]:
     if len(parts) != 2:
         raise PeerError(f"{len(parts)} parts, not a term and a message")
     digits = parts[0]
-    if not (0 < len(digits) <= _MOST_DIGITS and digits.isdigit() and 0 < int(digits) <= MOST_TERM):
+    if not (0 < len(digits) <= _MOST_DIGITS and digits.isdigit() and int(digits) <= MOST_TERM):
         raise PeerError(f"{digits[:80]!r} is not a term")
     return int(digits), parts[1]

@@ -39,6 +39,10 @@ def test_every_option_is_in_the_commented_example() -> None:
         ("log_level: LOUD", "log_level"),
         ("controller: 127.0.0.1:7701", "controller"),
         ("controller: tcp://10.0.0.1:7701", "needs keys"),
+        ("controller: [ipc:///run/one, tcp://10.0.0.1:7701]", "needs keys"),
+        ("controller: [ipc:///run/one, ipc:///run/one]", "named twice"),
+        ("controller: []", "no address is named"),
+        ("controller: [1]", "controller"),
     ],
 )
 def test_a_mistake_is_named_with_file_and_field(tmp_path: Path, text: str, complaint: str) -> None:

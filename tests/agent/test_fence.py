@@ -20,7 +20,15 @@ from elasticd.agent.events import (
 from elasticd.agent.fence import REFUSAL_INTERVAL_S
 from elasticd.agent.identity import Identity
 from elasticd.agent.machine import AgentMachine
-from elasticd.protocol.messages import Acknowledged, AgentHello, ForgetWorkers, HelloRefused, Message, StopWorker
+from elasticd.protocol.messages import (
+    Acknowledged,
+    AgentHello,
+    ForgetWorkers,
+    HelloRefused,
+    Message,
+    Standby,
+    StopWorker,
+)
 from elasticd.protocol.times import SILENT_INTERVALS
 
 _spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
@@ -151,6 +159,15 @@ def test_a_controller_without_terms_is_obeyed_as_after_a_downgrade_and_the_log_s
     assert not any(isinstance(action, Warn) for action in driven.in_term(0, order(3))), "once"
     assert driven.machine.refused == 0
     assert driven.machine.term == 7, "an upgrade goes on from there"
+
+
+def test_a_standby_that_lags_behind_is_heard_and_one_that_is_ahead_raises_the_term():
+    driven = Reigned()
+    for term in (0, 6):
+        assert not any(isinstance(action, Warn) for action in driven.in_term(term, Standby()))
+    assert driven.machine.refused == 0
+    assert kept(driven.in_term(9, Standby())) == [9]
+    assert acts(driven.in_term(7, order(3))) == []
 
 
 def test_refusals_are_told_once_in_a_while():

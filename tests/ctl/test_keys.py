@@ -86,6 +86,8 @@ def test_a_command_goes_where_it_is_told_then_to_the_local_cluster_then_as_confi
     (tmp_path / "config" / "elasticctl").mkdir(parents=True)
     (tmp_path / "config" / "elasticctl" / "cluster.yaml").write_text("controller: ipc:///own\n")
     assert goes_to() == "ipc:///own"
+    (tmp_path / "config" / "elasticctl" / "cluster.yaml").write_text("controller: [ipc:///one, ipc:///two]\n")
+    assert goes_to() == "ipc:///one,ipc:///two"
     with pytest.raises(ClusterUnreachable):
         goes_to(given=True)
     local.mkdir()
