@@ -58,6 +58,9 @@ def test_login_puts_the_key_where_later_commands_find_it(tmp_path: Path) -> None
     home = tmp_path / ".config" / "elasticctl"
     assert (home / "key").stat().st_mode & 0o777 == 0o600
     assert "no controller answers at tcp://127.0.0.1:9" in elasticctl(tmp_path, "status", code=3)
+    elasticctl(tmp_path, "--controller", "tcp://127.0.0.1:9,tcp://127.0.0.1:8", "login", "user-alice.key")
+    complaint = elasticctl(tmp_path, "status", code=3)
+    assert "asked were tcp://127.0.0.1:9 (no answer), tcp://127.0.0.1:8 (no answer)" in complaint
     (home / "key").chmod(0o644)
     assert "chmod 600" in elasticctl(tmp_path, "status", code=2)
 
@@ -88,6 +91,7 @@ def test_a_command_goes_where_it_is_told_then_to_the_local_cluster_then_as_confi
     assert goes_to() == "ipc:///own"
     (tmp_path / "config" / "elasticctl" / "cluster.yaml").write_text("controller: [ipc:///one, ipc:///two]\n")
     assert goes_to() == "ipc:///one,ipc:///two"
+    (tmp_path / "config" / "elasticctl" / "cluster.yaml").write_text("controller: ipc:///own\n")
     with pytest.raises(ClusterUnreachable):
         goes_to(given=True)
     local.mkdir()
