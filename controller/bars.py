@@ -102,7 +102,7 @@ def _cordoned(cordons: Sequence[Cordon], wrong: Sequence[tuple[Severity, str, st
     for cordon in cordons:
         severity = Severity.MOVE_AWAY if cordon.kind.drains else Severity.NO_NEW_WORK
         because = f": {cordon.reason}" if cordon.reason else ""
-        text = f"{'drained' if cordon.kind.drains else 'cordoned'} by {cordon.by}{because}"
+        text = f"{'drain ordered' if cordon.kind.drains else 'cordoned'} by {cordon.by}{because}"
         why.append((severity, text, f"{cordon.kind.value}-{cordon.since_s}"))
     drain = max((cordon.kind for cordon in cordons if cordon.kind.drains), key=_KINDS.index, default=None)
     return dataclasses.replace(_bar(why), by_operator=True, drain=drain, beside=fault)

@@ -160,7 +160,7 @@ def drain(
         try:
             left = _left_in_the_end(shared, place, within_s)
         except KeyboardInterrupt:
-            say(f"\nelasticctl: the drain of {place} goes on; `{shared.command(f'uncordon {place}')}` ends it")
+            say(f"\nelasticctl: the drain of {place} goes on. End it: {shared.command(f'uncordon {place}')}")
             raise typer.Exit(130) from None
     if as_json:
         drained = None if no_wait else not left
@@ -177,7 +177,7 @@ def _left_in_the_end(shared: Context, place: str, within_s: float | None) -> tup
     """Poll until nothing is there, or only what cannot be moved. Raises RequestRefused when the time is up, when the server is
     lost, or when the drain has been ended."""
     server, gpu = _place(place)
-    after = f"; the drain goes on: `{shared.command(f'uncordon {place}')}` ends it"
+    after = f"; the drain goes on. End it: {shared.command(f'uncordon {place}')}"
     waiting = Waiting(f"{place} to be empty", within_s, after, always=True)
     while True:
         view = _view(shared, server)
@@ -200,12 +200,13 @@ def _view(shared: Context, server: ServerId) -> ServerView:
 
 
 def _tell_who_stays(shared: Context, place: str, left: Sequence[StillThere], preempts: bool) -> NoReturn:
-    say(f"elasticctl: {place} is not empty, since these cannot be moved:")
+    say(f"elasticctl: {place} is not empty: this cannot be moved now")
     for line in render.staying_lines(left):
         say(f"  {line}")
-    say(f"The drain goes on, until `{shared.command(f'uncordon {place}')}`: they are moved as soon as there is room.")
+    say("The drain goes on: what stays is moved as soon as there is room.")
+    say(f"End it: {shared.command(f'uncordon {place}')}")
     if not preempts:
-        say("`drain --preempt` has elastic jobs that get no GPU elsewhere save their state, end, and wait.")
+        say(f"Or have jobs save their state and wait: {shared.command(f'drain {place} --preempt')}")
     raise typer.Exit(1)
 
 

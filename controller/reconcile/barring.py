@@ -31,8 +31,11 @@ from .snapshot import Snapshot
 TOLD_AT_ONCE, TELL_INTERVAL_S = 20, 30.0  # events of one server: so many at once, then one in so long
 
 
-def weigh(cluster: Cluster, now: float, server: ServerId) -> None:
-    """Something that bars GPUs of `server` has changed, or may have: look anew, and act on it."""
+def weigh(cluster: Cluster, now: float, server: ServerId, told: bool = False) -> None:
+    """Something that bars GPUs of `server` has changed, or may have: look anew, and act on it.
+
+    `told`: there is an event of it already.
+    """
     before, after = cluster.weigh(server)
     changed = {gpu for gpu in {*before, *after} if _causes(before.get(gpu)) != _causes(after.get(gpu))}
     if not changed:
@@ -42,6 +45,8 @@ def weigh(cluster: Cluster, now: float, server: ServerId) -> None:
     gpus = len(cluster.sessions[server].server.gpus) if server in cluster.sessions else 0
     worse = {gpu: after[gpu] for gpu in sorted(changed) if gpu in after}
     better = sorted(gpu for gpu in changed if gpu not in after)
+    if told:
+        return
     sparing = cluster.told_troubles.setdefault(server, Sparing(TOLD_AT_ONCE, TELL_INTERVAL_S))
     if worse and sparing.lets(now):
         cluster.tell(now, EventKind.TROUBLE, None, f"{server}: {'; '.join(sentences(gpus, worse))}"[:1000])

@@ -28,7 +28,7 @@ from ...protocol.texts import gpu_count
 from ...scheduler.kinds import Demand, most_gpus
 from ...scheduler.pipeline import Decision
 from ..cluster import Cluster
-from ..jobs.generations import ending
+from ..jobs.generations import ending, holders
 from ..jobs.job import Job
 from ..jobs.records import WorkerState
 from ..records import Cordon, OverruleRecord
@@ -36,6 +36,7 @@ from ..sessions import Session
 from .rows import demand_of
 from .snapshot import Snapshot
 
+GPUS_TOLD = 8
 MOST_UNKNOWN, MOST_NAME = 64, 80  # workers of jobs that are not known, and characters of their jobs
 
 
@@ -128,8 +129,17 @@ def _why(cluster: Cluster, job: Job) -> tuple[bool, str]:
         return False, "is about to be moved"
     if job.id in cluster.cornered:
         return True, cluster.cornered[job.id] or _no_room(cluster, job)
-    target = [str(gpu) for gpu in job.record.target if (bar := cluster.bar(gpu)) is None or not bar.severity.moves]
-    return False, f"is being moved to {', '.join(target)}" if target else "waits until others have made room"
+    return False, _way(cluster, job)
+
+
+def _way(cluster: Cluster, job: Job) -> str:
+    """How it leaves."""
+    target = [gpu for gpu in job.record.target if (bar := cluster.bar(gpu)) is None or not bar.severity.moves]
+    if not target:
+        return "waits until others have made room"
+    there = ", ".join(map(str, target[:GPUS_TOLD])) + (", ..." if len(target) > GPUS_TOLD else "")
+    moves = not set(target) <= {entry.gpu for entry in holders(job)}
+    return f"is being moved to {there}" if moves else f"goes on with {gpu_count(len(target))}, {there}"
 
 
 def _no_room(cluster: Cluster, job: Job) -> str:

@@ -99,7 +99,7 @@ def cordon_server(cluster: Cluster, now: float, asked: ClientRequest, request: C
     event, act, text = _WORDS[kind]
     cluster.tell(now, event, None, f"{where} is {text}{by(asked.who)}{because}")
     cluster.audit(now, asked, act, where, f"{text}{because}")
-    weigh(cluster, now, name)
+    weigh(cluster, now, name, told=True)
     return answer
 
 
@@ -142,7 +142,7 @@ def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request:
     if request.trust:
         forgive(cluster, now, name, [one for one in cluster.gpu_health if one.server == name and meant(one.index)])
     else:
-        weigh(cluster, now, name)
+        weigh(cluster, now, name, told=True)
     told = tuple(f"{trouble.code}: {trouble.text}" for trouble in spite)
     return ServerUncordoned(server=name, gpu=gpu, trusted=told, still=_still(cluster, session, gpu))
 

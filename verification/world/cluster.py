@@ -17,6 +17,7 @@ from elasticd.worker.membership.machine import MAX_EARLY
 from .agent import Agent
 from .bookkeeper import Bookkeeper
 from .controller import Controller
+from .cordons import Cordons
 from .disk import Disk, Trouble
 from .faults import strike
 from .forger import Forger
@@ -60,6 +61,8 @@ class World:
         self.people = People(plan.seed, plan.users)
         self.oracle = Oracle(self.timeline, self.story, plan.jobs, plan.servers, self.people)
         self.books = Bookkeeper(self.timeline)
+        self.cordons = Cordons(self)
+        self.removed: set[str] = set()  # servers whose agents have to be started anew to be taken in
         self.plane = Plane(self.timeline, self.network, plan.seed, self.oracle.judge, plan.connect_s)
         self.disk = Disk(self.timeline)
         self.disk.on_commit = self._committed
@@ -108,6 +111,7 @@ class World:
         self.after(SIZES_EVERY_S, self._look_at_sizes)
 
     def _look_who_is_well(self) -> None:
+        self.cordons.look()
         self.oracle.well({worker.name for worker in self.workers() if worker.well})
         running = self.controller.state is State.RUNNING and not self.controller.trouble
         cluster = self.controller.machine.cluster
@@ -117,7 +121,7 @@ class World:
             hosts = frozenset({agent.host, self.controller.host})
             session = cluster.sessions.get(agent.server.server)
             away = not running or agent.state is not State.RUNNING or self.network.cut_among(hosts)
-            away = away or bool(self.twins) or agent.server.server in cluster.guests
+            away = away or bool(self.twins) or agent.server.server in cluster.guests or agent.name in self.removed
             stands = session is not None and session.alive and session.name == agent.session
             self.oracle.session(agent.name, away or stands)
             if not away and stands:

@@ -181,6 +181,7 @@ class Controller(Process):
             self._world.oracle.told(message)
             if isinstance(message, StartWorker):
                 self._check_start(peer, message)
+                self._world.cordons.starting(peer, message)
         self.said.append((peer, message, identity))
         self._world.oracle.reigns(self.machine.term, self.machine.cluster.settings.incarnation)
         self._world.to_agent(peer, message, identity, self.machine.term)

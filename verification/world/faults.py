@@ -60,8 +60,12 @@ def strike(world: World, number: int, fault: Fault, job: JobId | None = None) ->
         world.users.cancel(number, fault.who, job if kind is Kind.CANCEL_IT else None)
     elif kind is Kind.SET_POLICY:
         world.users.set_policy(number, fault.who)
-    elif kind is Kind.EXCLUDE:
-        world.users.exclude(number, agent.gpu(fault.who // 8 % len(agent.server.gpus)), fault.who, for_s)
+    elif kind is Kind.DRAIN:
+        world.users.drain(number, agent.gpu(fault.who // 8 % len(agent.server.gpus)), fault.who, for_s)
+    elif kind is Kind.REMOVE:
+        world.users.remove(number, agent, for_s)
+    elif kind is Kind.CORDON:
+        world.users.cordon(number, agent.gpu(fault.who // 8 % len(agent.server.gpus)), fault.who, for_s)
     elif kind in _TROUBLES:
         _trouble(world, agent, number, fault)
     else:
@@ -167,6 +171,7 @@ def _strike_controller(world: World, fault: Fault) -> None:
             else:
                 disk.restore()
             world.oracle.store_changed()
+            world.cordons.store_changed()
             world.books.store_changed(disk.contents())
             world.after(for_s, controller.boot)
             world.operator_is_called()

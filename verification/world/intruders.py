@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from elasticd.protocol.messages import (
     AdoptServer,
     Cancel,
+    CordonServer,
     Envelope,
     GetEnded,
     GetJob,
@@ -29,8 +30,9 @@ from elasticd.protocol.messages import (
     Request,
     Scale,
     SetPolicy,
+    UncordonServer,
 )
-from elasticd.protocol.model import JobId, WorkerId
+from elasticd.protocol.model import CordonKind, JobId, WorkerId
 from elasticd.protocol.principals import Principal, Role
 
 from .process import Process
@@ -76,6 +78,9 @@ class Intruders(Process):
 
     def _want(self, chance: random.Random, request: Request) -> Request:
         job = self._some_job(chance)
+        if isinstance(request, CordonServer | UncordonServer | RemoveServer):
+            drain = CordonServer(server=request.server, kind=CordonKind.DRAIN_BY_PREEMPTING)
+            return chance.choice((drain, UncordonServer(server=request.server), RemoveServer(server=request.server)))
         if isinstance(request, SetPolicy | AdoptServer) or job is None:
             server = chance.choice(self._world.agents).server.server
             policy = SetPolicy(document={"policy": "fifo"}, source="an intruder")

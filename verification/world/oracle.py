@@ -170,6 +170,10 @@ class Oracle:
         """Until when the last fault lasted that hit this worker or server."""
         return self._hit_until.get(who, float("-inf"))
 
+    def calm_since(self, *who: str) -> float:
+        """When the last fault ended that hit any of these workers or servers, or the controller."""
+        return max(self._controller_hit_until, *map(self._hit, who))
+
     def all_disturbed(self) -> None:
         for known in self._jobs.values():
             known.disturbed_at = self._timeline.now + LASTS_S

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from elasticd.protocol.messages import (
     AdoptServer,
     Cancel,
+    CordonServer,
     GetLog,
     Profile,
     RemoveServer,
     Request,
     Scale,
     SetPolicy,
+    UncordonServer,
 )
 from elasticd.protocol.principals import LOCAL_OPERATOR, Principal, Role
 
@@ -57,7 +59,7 @@ class People:
         match request:
             case Scale(job=job) | Profile(job=job) | Cancel(job=job) | GetLog(job=job):
                 return self.owner(job.rpartition("-")[0]) == who
-            case AdoptServer() | RemoveServer():
+            case AdoptServer() | RemoveServer() | CordonServer() | UncordonServer():
                 return False
             case SetPolicy(dry_run=dry_run):
                 return dry_run

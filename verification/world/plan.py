@@ -149,7 +149,9 @@ class Kind(enum.Enum):
     GPU_DEAD = "let a GPU of server fall off the bus, with who works there"
     SERVER_BARRED = "let server take no new work"
     LYING_TROUBLES = "let the agent of server tell of troubles of GPUs that are not there"
-    EXCLUDE = "let an operator exclude a GPU of server"
+    CORDON = "let an operator cordon a GPU of server"
+    DRAIN = "let an operator drain server"
+    REMOVE = "let an operator remove server"
     CUT_DATA = "let no data, but messages, get from server to the others and back"
     STRANGER = "let a stranger speak to the controller"
     FORGE = "let somebody take server over, and forge reports"
@@ -257,6 +259,7 @@ class Focus(enum.Enum):
     RESIZES = "messages are doubled and late, links fail, while users resize two jobs"
     LONG = "storage, network and clocks are wrong for minutes"
     GANGS = "most jobs are commands that never call elastic.join()"
+    DRAINS = "operators drain, cordon and remove servers, some of which are rebooted then, while users resize"
     GPUS = "GPUs and servers are in trouble, and operators overrule, while users resize"
 
 
@@ -268,6 +271,7 @@ FOCUS: dict[int, Focus] = {
     14: Focus.PREEMPTIONS,
     16: Focus.GANGS,
     17: Focus.GANGS,
+    10: Focus.DRAINS,
     15: Focus.GPUS,
     18: Focus.GPUS,
 }
@@ -312,7 +316,7 @@ FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
         Kind.GPU_DEAD: Drawn(2, 10, 100),
         Kind.SERVER_BARRED: Drawn(1, 5, 60),
         Kind.LYING_TROUBLES: Drawn(0.5, 5, 60),
-        Kind.EXCLUDE: Drawn(3, 5, 100),
+        Kind.CORDON: Drawn(3, 5, 100),
         Kind.SCALE: Drawn(3),
         Kind.CANCEL: Drawn(0.3),
         Kind.SET_POLICY: Drawn(0.7),
@@ -321,6 +325,22 @@ FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
         Kind.KILL_WORKER: Drawn(0.5),
         Kind.CUT_BOTH: Drawn(0.5, 0.5, 8),
         Kind.LOSE_SERVER: Drawn(0.3, 5, 30),
+    },
+    Focus.DRAINS: {
+        Kind.DRAIN: Drawn(7, 30, 240),
+        Kind.CORDON: Drawn(1, 5, 100),
+        Kind.REMOVE: Drawn(2, 1, 20),
+        Kind.SCALE: Drawn(3),
+        Kind.CANCEL: Drawn(0.3),
+        Kind.SET_POLICY: Drawn(0.7),
+        Kind.GPU_LEFT: Drawn(0.5, 10, 100),
+        Kind.KILL_CONTROLLER: Drawn(1.5, 0.1, 10),
+        Kind.CRASH_BEFORE_COMMIT: Drawn(0.5, 0.1, 5),
+        Kind.CRASH_AFTER_COMMIT: Drawn(0.5, 0.1, 5),
+        Kind.KILL_AGENT: Drawn(1, 0.1, 8),
+        Kind.KILL_WORKER: Drawn(1),
+        Kind.LOSE_SERVER: Drawn(1.5, 5, 40),
+        Kind.RESTORE_STORE: Drawn(0.2, 0.5, 5),
     },
     Focus.LONG: {
         Kind.SCALE: Drawn(3),
@@ -712,6 +732,7 @@ _MOMENT_OF: dict[Focus, Callable[[random.Random, Kind], Moment]] = {
     Focus.LONG: _long_moment,
     Focus.GANGS: _moment,
     Focus.GPUS: _moment,
+    Focus.DRAINS: _moment,
 }
 
 

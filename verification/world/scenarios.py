@@ -66,7 +66,9 @@ FAULTS: dict[str, Kind] = {
     "leave-gpu server": Kind.GPU_LEFT,
     "break-gpu server": Kind.GPU_DEAD,
     "bar server": Kind.SERVER_BARRED,
-    "exclude-gpu server": Kind.EXCLUDE,
+    "cordon-gpu server": Kind.CORDON,
+    "drain server": Kind.DRAIN,
+    "remove server": Kind.REMOVE,
     "kill worker": Kind.KILL_WORKER,
     "kill job-of-worker": Kind.KILL_JOB,
     "stop worker": Kind.STOP_WORKER,
@@ -263,6 +265,8 @@ def _fault(stage: Stage, kind: Kind, words: Sequence[str]) -> None:
             who = world.workers().index(_worker(stage, names[0]))
         else:
             who = [agent.name for agent in world.agents].index(names[0])
+    if kind in (Kind.CORDON, Kind.DRAIN, Kind.REMOVE):  # a wish has an id of its own
+        stage.requests += 1
     if "all" in names[1:]:
         who = next(number for number in range(who, 1000, len(world.agents)) if number % 2)
     _strike(stage, Fault(0.0, kind, who, for_s))

@@ -14,14 +14,16 @@ from elasticd.protocol.messages import (
     CordonServer,
     Envelope,
     Refused,
+    RemoveServer,
     Reply,
     Request,
     Scale,
+    ServerRemoved,
     SetPolicy,
     Submit,
     UncordonServer,
 )
-from elasticd.protocol.model import GpuAddress, JobId
+from elasticd.protocol.model import CordonKind, GpuAddress, JobId
 from elasticd.protocol.principals import Principal
 
 from .intruders import INTRUDER
@@ -31,6 +33,7 @@ from .process import Process
 from .violation import Violation
 
 if TYPE_CHECKING:
+    from .agent import Agent
     from .cluster import World
 
 REPEAT_S = 2.0
@@ -46,6 +49,7 @@ class Users(Process):
         self.answers_by_id: dict[str, Answer] = {}
         self.waiting: dict[str, tuple[Envelope, Principal]] = {}
         self._adoptions = 0
+        self._removals: dict[str, tuple[Agent, float]] = {}
         self.born()
 
     def deadline(self) -> float | None:
@@ -79,11 +83,35 @@ class Users(Process):
         policy = POLICIES[who % len(POLICIES)]
         self.ask(f"policy-{number}", SetPolicy(document={"policy": policy}, source="a user", user="user"))
 
-    def exclude(self, number: int, gpu: GpuAddress, who: int, for_s: float) -> None:
-        """An operator excludes a GPU, or its whole server, and includes it again later, whatever is wrong there then."""
+    def cordon(self, number: int, gpu: GpuAddress, who: int, for_s: float) -> None:
+        """An operator cordons a GPU, or its whole server, and takes that back later, whatever is wrong there then."""
         index = gpu.index if who % 4 else None
-        self.ask(f"exclude-{number}", CordonServer(server=gpu.server, gpu=index, reason="it is loud"))
-        self._world.after(for_s, self.ask, f"include-{number}", UncordonServer(server=gpu.server, gpu=index))
+        self.ask(f"cordon-{number}", CordonServer(server=gpu.server, gpu=index, reason="it is loud"))
+        self._world.after(for_s, self.ask, f"uncordon-{number}", UncordonServer(server=gpu.server, gpu=index))
+
+    def drain(self, number: int, gpu: GpuAddress, who: int, for_s: float) -> None:
+        """An operator drains a server, or one of its GPUs, for so long."""
+        index = gpu.index if who // 8 % 4 == 3 else None
+        kind = CordonKind.DRAIN_BY_PREEMPTING if who // 32 % 4 == 3 else CordonKind.DRAIN
+        self.ask(f"drain-{number}", CordonServer(server=gpu.server, gpu=index, reason="a new disk", kind=kind))
+        back = UncordonServer(server=gpu.server, gpu=index, trust=False)
+        self._world.after(for_s, self.ask, f"undrain-{number}", back)
+
+    def remove(self, number: int, agent: Agent, for_s: float) -> None:
+        """An operator removes a server, if nothing runs there; its agent is started again after a while."""
+        self._removals[f"remove-{number}"] = agent, for_s
+        self.ask(f"remove-{number}", RemoveServer(server=agent.server.server))
+
+    def _removed(self, name: str) -> None:
+        agent, for_s = self._removals[name]
+        self._world.removed.add(agent.name)
+        self._world.after(for_s, self._start_again, agent)
+
+    def _start_again(self, agent: Agent) -> None:
+        self._world.removed.discard(agent.name)
+        self._world.oracle.hit(agent.name)
+        agent.die()
+        agent.boot()
 
     def adopt(self) -> None:
         """An operator takes over whatever has workers that belong to no job of this cluster."""
@@ -107,6 +135,7 @@ class Users(Process):
         if self._world.story.on:
             self._world.story.say(f"users ask: {name}" + (f", {who}" if self._world.people.users else ""))
         self.waiting[name] = Envelope(id=name, request=request), who
+        self._world.cordons.asked(name, request)
         self._world.moment(Moment.REQUEST)
         self._repeat(name)
         self._world.intruders.watch(name, request, who)
@@ -127,7 +156,10 @@ class Users(Process):
         envelope, who = self.waiting.pop(reply.id, (None, None))
         request = envelope.request if envelope is not None else None
         self._world.oracle.answered(request, reply, self._world.stored(reply))
+        self._world.cordons.answered(reply.id, request, reply.answer)
         self.answers_by_id[reply.id] = reply.answer
+        if isinstance(reply.answer, ServerRemoved) and request is not None:
+            self._removed(reply.id)
         if isinstance(reply.answer, Refused):
             if reply.answer.not_allowed:
                 raise Violation("who may do something is not refused", f"{reply.id} of {who}: {reply.answer.reason}")

@@ -1,0 +1,167 @@
+"""What operators have said about servers, as they know it: the controller's own word counts for nothing here.
+
+* Once a cordon or a drain is acknowledged, no worker is started there until somebody has asked to take it back.
+* What is acknowledged is in the store.
+* A job is moved off what is drained, where there is room for all of it elsewhere and nothing else has happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from elasticd.controller.records import OVERRULED, OverruleRecord
+from elasticd.protocol.messages import (
+    Answer,
+    CordonServer,
+    RemoveServer,
+    Request,
+    ServerCordoned,
+    StartWorker,
+    UncordonServer,
+)
+from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId
+
+from .plan import SLOWER, Ending
+from .violation import Violation
+
+if TYPE_CHECKING:
+    from .cluster import World
+    from .worker import Worker
+
+MOVED_S = 60.0  # in which a job leaves what is drained, besides the times of its own script
+
+
+@dataclass
+class _Said:
+    """What is known of one server. `cordons`: by GPU (None: the whole server), whether its work is to go."""
+
+    cordons: dict[int | None, bool] = field(default_factory=dict)
+    lifted_s: float = float("-inf")  # when somebody last asked to take something back
+    lifting: int = 0  # such requests that are not answered yet
+
+    def cordoned(self, gpu: int) -> bool:
+        return None in self.cordons or gpu in self.cordons
+
+    def drained(self, gpu: int) -> bool:
+        return self.cordons.get(None, False) or self.cordons.get(gpu, False)
+
+
+class Cordons:
+    """Told of each request, answer and start."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._said: dict[ServerId, _Said] = {}
+        self._asked_s: dict[str, float] = {}
+        self._since: dict[tuple[JobId, ServerId], float] = {}  # a job could have been moved off a server all the time
+        self.drains_left = 0  # jobs that have been seen to leave a drained server
+
+    def asked(self, name: str, request: Request) -> None:
+        """An operator asks."""
+        self._asked_s[name] = self._world.timeline.now
+        if isinstance(request, UncordonServer | RemoveServer):
+            said = self._said.setdefault(request.server, _Said())
+            said.lifting += 1
+            said.lifted_s = self._world.timeline.now
+            gpu = request.gpu if isinstance(request, UncordonServer) else None
+            if gpu is None:
+                said.cordons.clear()
+            else:
+                said.cordons.pop(gpu, None)
+
+    def answered(self, name: str, request: Request | None, answer: Answer) -> None:
+        """He is answered."""
+        if isinstance(request, UncordonServer | RemoveServer):
+            self._said.setdefault(request.server, _Said()).lifting -= 1
+        elif isinstance(request, CordonServer) and isinstance(answer, ServerCordoned):
+            said = self._said.setdefault(request.server, _Said())
+            if said.lifting or said.lifted_s >= self._asked_s.get(name, 0.0):
+                return  # which of them came first is not known
+            self._check_stored(name, request)
+            said.cordons[request.gpu] = request.kind.drains
+
+    def _check_stored(self, name: str, request: CordonServer) -> None:
+        found = self._world.disk.get(OVERRULED + request.server)
+        record = msgspec.msgpack.decode(found.value, type=OverruleRecord) if found is not None else OverruleRecord()
+        if not any((one.gpu, one.kind) == (request.gpu, request.kind) for one in record.cordons):
+            raise Violation("record, then act", f"{name} is acknowledged, and the store has {record}")
+
+    def store_changed(self) -> None:
+        """The store was lost or restored: what was acknowledged may be forgotten."""
+        self._said.clear()
+
+    def starting(self, server: ServerId, start: StartWorker) -> None:
+        """The controller tells an agent to start a worker."""
+        said = self._said.get(server)
+        wrong = [gpu for gpu in start.gpus or (start.gpu,) if said is not None and said.cordoned(gpu)]
+        if wrong:
+            text = f"{start.worker} is started on {server}:{wrong[0]}, which an operator has cordoned"
+            raise Violation("nothing is started on what is cordoned", text)
+
+    # -- drains
+
+    def look(self) -> None:
+        """Now and then: is everybody being moved who could be?"""
+        now, found = self._world.timeline.now, {}
+        for worker in self._world.workers() if any(map(self._drains, self._said.values())) else ():
+            key = worker.job, worker.gpu.server
+            said = self._said.get(worker.gpu.server)
+            if said is not None and any(map(said.drained, _indices(worker))) and self._could_move(worker.job, said):
+                found[key] = self._since.get(key, now)
+        self.drains_left += len(self._since.keys() - found.keys())
+        self._since = found
+        for (job, server), since in found.items():
+            if now - since > self._time_s(job):
+                text = (
+                    f"{job} is on {server}, which is drained, and there has been room elsewhere for {now - since:.0f} s"
+                )
+                raise Violation("a drain ends where there is room", text)
+
+    @staticmethod
+    def _drains(said: _Said) -> bool:
+        return any(said.cordons.values())
+
+    def _time_s(self, job: JobId) -> float:
+        script = self._world.oracle.job(job).plan.script
+        return MOVED_S + 2 * script.start_s + 3 * SLOWER * script.step_s + script.evaluate_s
+
+    def _could_move(self, job: JobId, said: _Said) -> bool:
+        """Is nobody waiting, and is there room for the whole job, where nothing has happened for a while?"""
+        world, known = self._world, self._world.oracle.job(job)
+        record = known.record
+        if record is None or known.uncertain or not known.joined or record.phase is not JobPhase.RUNNING:
+            return False
+        if known.plan.script.ending is not Ending.TRAINS or world.plan.types or known.plan.spec.gpus_per_server:
+            return False
+        if not world.controller.alive or world.controller.trouble:
+            return False
+        cluster = world.controller.machine.cluster
+        if cluster.awaited or cluster.reserved or any(not live.record.target for live in cluster.index.live.values()):
+            return False
+        calm_s = world.timeline.now - MOVED_S
+        names = [entry.worker for entry in record.workers]
+        if world.oracle.calm_since(*names) > calm_s or known.disturbed_at > calm_s:
+            return False
+        there = self._gpus(said, calm_s)
+        own = sum(gpu in there for gpu in record.target)
+        free = sum(cluster.index.on_gpu(gpu) is None for gpu in there)
+        return own + free >= len(record.target)
+
+    def _gpus(self, drained: _Said, calm_s: float) -> frozenset[GpuAddress]:
+        """Where a job may go: what may be used, on other servers that have been well for a while."""
+        world, cluster = self._world, self._world.controller.machine.cluster
+        return frozenset(
+            agent.gpu(gpu.index)
+            for agent in world.agents
+            if agent.alive and agent.powered and world.oracle.calm_since(agent.name) <= calm_s
+            if self._said.get(agent.server.server) is not drained
+            for gpu in agent.server.gpus
+            if cluster.usable(agent.gpu(gpu.index))
+        )
+
+
+def _indices(worker: Worker) -> tuple[int, ...]:
+    return tuple(int(device.rpartition(":")[2]) for device in worker.devices)
