@@ -148,6 +148,13 @@ def _servers(cluster: Cluster, now: float) -> Iterator[Figure]:
     yield table(Kind.GAUGE, "troubles", text, ("code", "severity"), told.items())
     barred = sum(len(cluster.barred.get(name, ())) for name in alive)
     yield gauge("gpus_barred", "GPUs of present servers that take no new work.", barred)
+    cordons = [cordon for record in cluster.overruled.values() for cordon in record.cordons if cordon.gpu is None]
+    drained = [cordon for cordon in cordons if cordon.kind.drains]
+    empty = sum(cordon.drained_s is not None for cordon in drained)
+    stages = {"cordoned": len(cordons) - len(drained), "draining": len(drained) - empty, "drained": empty}
+    text = "Servers on which an operator wants no new work: their work goes on, is to leave, has left."
+    counted = {name: float(count) for name, count in stages.items()}
+    yield labelled(Kind.GAUGE, "servers_cordoned", text, "state", counted)
     silent = next(iter(cluster.leases), None)
     silence_s = max(0.0, now - cluster.sessions[silent].last_heard_s) if silent is not None else 0.0
     yield gauge("longest_silence_seconds", "Since the server that has been silent for longest was heard of.", silence_s)

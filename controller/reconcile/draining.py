@@ -121,8 +121,7 @@ def _why(cluster: Cluster, job: Job) -> tuple[bool, str]:
     if job.gang:
         if job.spec.expected_to_join and job.record.phase is JobPhase.STARTING:
             return False, "has just started, and cannot be moved before it has called elastic.join()"
-        gang = f"a fixed gang of {gpu_count(len(job.running_gpus))} cannot be moved"
-        return True, f"{gang}: it ends by itself, or by `elasticctl cancel {job.id}`"
+        return True, f"a fixed gang of {gpu_count(len(job.running_gpus))} cannot be moved; `elasticctl cancel` ends it"
     if cluster.policy_trouble:
         return True, cluster.policy_trouble
     if cluster.schedule_due:

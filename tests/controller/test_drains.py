@@ -301,7 +301,7 @@ def test_a_gang_is_neither_moved_nor_stopped(preempt: bool):
     here = on(world, job)[0].partition(":")[0]
     drain(world, here, preempt=preempt)
     world.pass_time(2)
-    why = "a fixed gang of 2 GPUs cannot be moved: it ends by itself, or by `elasticctl cancel run-1`"
+    why = "a fixed gang of 2 GPUs cannot be moved; `elasticctl cancel` ends it"
     assert stays(world, here) == {job.id: (True, why)}
     assert job.record.phase is JobPhase.RUNNING
     assert not world.messages(StopWorker)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,9 +39,9 @@ class Cli:
         assert "\x1b" not in done.stdout + done.stderr, "control characters in a pipe"
         return done
 
-    def json(self, *arguments: str) -> Any:
+    def json(self, *arguments: str, code: int = 0) -> Any:
         command = 2 if arguments[0] == "policy" else 1
-        return json.loads(self(*arguments[:command], "--json", *arguments[command:]).stdout)
+        return json.loads(self(*arguments[:command], "--json", *arguments[command:], code=code).stdout)
 
     def processes(self) -> list[psutil.Process]:
         """Everything that belongs to the cluster, by its directory in command line or environment."""
@@ -174,11 +175,59 @@ def test_jobs_that_are_over_are_paged_through(cli: Cli) -> None:
 
 
 @pytest.mark.cluster
-def test_a_server_that_is_there_cannot_be_forgotten(cli: Cli) -> None:
+def test_a_server_is_cordoned_drained_and_uncordoned(alone: Cli) -> None:
+    cli = alone
+    cli("up", "--gpus", "2")
     (server,) = cli.json("servers")["servers"]
     name = server["server"]["server"]
-    assert "is there" in one_line(cli("servers", "forget", name, code=1))
-    assert "there is no server" in one_line(cli("servers", "forget", "nowhere", code=2))
+
+    def cordons() -> list[dict[str, object]]:
+        (shown,) = cli.json("servers")["servers"]
+        return [{key: one[key] for key in ("gpu", "kind", "reason")} for one in shown["cordons"]]
+
+    said = cli("cordon", name, "--reason", "new disk").stdout
+    assert said == f"{name} takes no new work; what runs there goes on\n"
+    assert cordons() == [{"gpu": None, "kind": "cordon", "reason": "new disk"}]
+    text = cli("servers").stdout
+    assert re.search(r"^\S+ +cordoned \d+s ago ", text, re.MULTILINE)
+    assert "no new work here: cordoned by operator:" in text
+    assert cli("drain", name).stdout == f"{name} is empty, and takes no new work\n"
+    assert cordons() == [{"gpu": None, "kind": "drain", "reason": "new disk"}]
+    assert re.search(r"^\S+ +drained \d+s ago ", cli("servers").stdout, re.MULTILINE)
+    assert cli.json("drain", name, "--preempt")["drained"] is True
+    assert cli("servers", "exclude", f"{name}:0").stdout.startswith(f"{name}:0 takes no new work")
+    still = cli("uncordon", f"{name}:0").stdout
+    assert still.startswith(f"{name}:0 is not cordoned any more, but:\n  no new work on GPU 0: drain ordered by")
+    assert cli("uncordon", name).stdout == f"{name} may be used\n"
+    assert cordons() == []
+    assert cli("drain", f"{name}:0", "--no-wait").stdout == f"{name}:0 is being drained\n"
+    assert cli("servers", "include", name).stdout == f"{name} may be used\n"
+    assert cordons() == []
+
+
+@pytest.mark.cluster
+def test_a_server_with_work_is_neither_removed_nor_said_to_be_drained(alone: Cli) -> None:
+    cli = alone
+    cli("up", "--gpus", "2")
+    (server,) = cli.json("servers")["servers"]
+    name = server["server"]["server"]
+    job = cli("submit", "--", "sleep", "300").stdout.strip()
+    deadline = time.monotonic() + PATIENCE_S
+    while job not in (shown := cli("servers").stdout):
+        assert time.monotonic() < deadline, shown
+    refused = one_line(cli("servers", "remove", name, code=1))
+    assert f"server {name} still has workers of jobs ({job}.0 on {name}:0): drain it first" in refused
+    told = cli("drain", name, code=1).stderr
+    assert f"{job} (0) stays: a fixed gang of 1 GPU cannot be moved; `elasticctl cancel` ends it" in told
+    assert f"End it: elasticctl --dir {cli.directory} uncordon {name}" in told
+    document = cli.json("drain", name, code=1)
+    assert [document["drained"], [one["job"] for one in document["still_there"]]] == [False, [job]]
+    cli("cancel", job)
+    assert cli("drain", name).stdout.startswith(f"{name} is empty")
+    cli("uncordon", name)
+    assert "there is no server" in one_line(cli("servers", "remove", "nowhere", code=2))
+    assert "exclude each other" in one_line(cli("drain", name, "--no-wait", "--timeout", "1s", code=2))
+    assert "is no SERVER:GPU" in one_line(cli("drain", f"{name}:x", code=2))
 
 
 @pytest.mark.cluster
@@ -502,7 +551,7 @@ def test_a_shell_completes_jobs_servers_and_policies_of_the_running_cluster(cli:
     job = cli("submit", "--name", "to-complete", "--", "sleep", "60").stdout.strip()
     for command in ("scale", "cancel", "wait", "status", "logs", "events", "profile"):
         assert completed(cli, f"elasticctl {command} to-") == [job]
-    assert completed(cli, "elasticctl servers forget loc") == ["local-1"]
+    assert completed(cli, "elasticctl servers remove loc") == completed(cli, "elasticctl drain loc") == ["local-1"]
     cli("cancel", job)
     assert completed(cli, "elasticctl scale to-") == [], "it is over"
     assert job in completed(cli, "elasticctl logs to-")
@@ -513,7 +562,7 @@ def test_a_shell_completes_jobs_servers_and_policies_of_the_running_cluster(cli:
 def test_without_a_cluster_a_shell_is_offered_nothing_and_told_nothing(offline: Cli) -> None:
     assert completed(offline, "elasticctl scale x") == []
     assert completed(offline, "elasticctl --controller tcp://127.0.0.1:9 scale x") == []
-    assert completed(offline, f"elasticctl --controller ipc://{offline.cwd}/nobody servers forget x") == []
+    assert completed(offline, f"elasticctl --controller ipc://{offline.cwd}/nobody servers remove x") == []
     assert {"afs-l", "afs-p"} <= {*completed(offline, "elasticctl policy set afs-")}
     assert completed(offline, "elasticctl submit --priority h") == ["high"]
 

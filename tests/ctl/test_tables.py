@@ -12,8 +12,8 @@ from rich.cells import cell_len
 
 from elasticd.ctl import render
 from elasticd.ctl.tables import Cell, Column, Row, Table, lines, middle, wrapped
-from elasticd.protocol.messages import JobView, ServerState, ServerView
-from elasticd.protocol.model import Gpu, GpuKind, JobId, Server, ServerId
+from elasticd.protocol.messages import CordonView, JobView, ServerState, ServerView, StillThere
+from elasticd.protocol.model import CordonKind, Gpu, GpuKind, JobId, Server, ServerId
 from elasticd.protocol.texts import ranges
 
 from .test_render import view
@@ -130,6 +130,42 @@ def test_servers_with_their_jobs_and_troubles_are_right_at_any_width(width: int)
     assert text.count("10.77.123.234") == 3
     assert words("an-experiment-with-a-very-long-name-1 (0-4), b-2 (5)") in words(text)
     assert "lost 1m40s ago" in text
+
+
+def cordon(kind: CordonKind, gpu: int | None = None, drained_s: float | None = None) -> CordonView:
+    return CordonView(gpu=gpu, kind=kind, reason="new disk", by="operator:root", since_s=40.0, drained_s=drained_s)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_servers_that_operators_have_cordoned_or_drain_say_since_when_and_who_is_still_there(width: int):
+    cordoned, draining, drained, one, gone = (
+        msgspec.structs.replace(server(name, state), cordons=(cordon(kind, gpu, drained_s),))
+        for name, state, kind, gpu, drained_s in (
+            ("a", ServerState.UNFIT, CordonKind.CORDON, None, None),
+            ("b", ServerState.UNFIT, CordonKind.DRAIN, None, None),
+            ("c", ServerState.UNFIT, CordonKind.DRAIN_BY_PREEMPTING, None, 90.0),
+            ("d", ServerState.ALIVE, CordonKind.DRAIN, 3, None),
+            ("e", ServerState.LOST, CordonKind.CORDON, None, None),
+        )
+    )
+    left = (
+        StillThere(job=JobId("b-2"), gpus=(0, 1), stays=False, why="is being moved to s2:0, s2:1"),
+        StillThere(job=JobId("c-3"), gpus=(3,), stays=True, why=LONG_REASON),
+    )
+    draining = msgspec.structs.replace(draining, still_there=left)
+    found = shown(render.server_table([cordoned, draining, drained, one, gone], 100.0), width)
+    text = words("\n".join(found))
+    assert max(map(cell_len, found)) <= width
+    for told in (
+        "cordoned 1m00s ago",
+        "draining for 1m00s",
+        "drained 10s ago",
+        "GPU 3 draining for 1m00s",
+        "lost 1m40s ago",
+        "b-2 (0-1) is being moved to s2:0, s2:1",
+        f"c-3 (3) stays: {LONG_REASON}",
+    ):
+        assert words(told) in text, told
 
 
 def test_gpus_of_a_job_are_told_as_ranges():
