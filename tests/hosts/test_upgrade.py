@@ -6,6 +6,7 @@ checkout itself. Where the history is not there (an archive, a shallow clone), t
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,3 +76,31 @@ def test_hosts_are_upgraded_and_taken_back_while_jobs_of_both_versions_train(
     story.jobs.look(ask=True)
     for job in jobs:
         story.ends(job)
+
+
+def test_a_job_whose_environment_is_upgraded_under_it_goes_on_with_workers_of_both_versions(
+    make_story: Callable[..., Story], before: Path
+) -> None:
+    """Its workers were started from one version; one that is lost is replaced by one of the other; and the way back."""
+    from verification.torment.cluster import signal_process
+    from verification.torment.jobs import Kind
+
+    story = make_story(hosts=2, slots=2)
+    present = before.parent.parent / "present"
+    present.symlink_to(before)
+    kind = Kind(epochs=120, virtual=4)
+    story.jobs.prepare([kind])
+    job = story.until("a job is taken in", lambda: story.jobs.submit(kind, PYTHONPATH=str(present)))
+
+    def one_is_replaced(version: Path) -> None:
+        story.until("all of its workers train", lambda: (story.goes_on(job), len(job.view.workers) == 4)[1])
+        present.unlink()
+        present.symlink_to(version)
+        known = {found.pid for found in story.workers("h1")}
+        signal_process(min(known), signal.SIGKILL)
+        story.until("it is replaced", lambda: {found.pid for found in story.workers("h1")} - known)
+
+    one_is_replaced(ROOT / "src")
+    one_is_replaced(before)
+    story.ends(job)
+    assert job.view.restarts == 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 import random
 import select
 import socket
@@ -23,6 +24,7 @@ EVERY_PROTOCOL = 3
 SOL_PACKET, PACKET_VNET_HDR = 263, 15
 HEADER = 10  # bytes of the virtio header before each frame
 LARGEST = 1 << 17
+STDIN = 0
 MOST_KEPT = 20_000  # frames on their way; what comes beyond is lost, as in a router
 
 Link = tuple[int, int, int]
@@ -43,9 +45,9 @@ def main(cards: list[str]) -> None:
     number, rest, rng = 0, b"", random.Random(0)
     while True:
         wait_s = max(0.0, due[0][0] - time.monotonic()) if due else None
-        for ready in select.select([*sockets, sys.stdin.buffer.raw], [], [], wait_s)[0]:
+        for ready in select.select([*sockets, STDIN], [], [], wait_s)[0]:
             if ready not in sockets:
-                said = sys.stdin.buffer.raw.read(LARGEST)
+                said = os.read(STDIN, LARGEST)
                 if not said:
                     return
                 *lines, rest = (rest + said).split(b"\n")

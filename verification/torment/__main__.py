@@ -38,6 +38,7 @@ from .faults import OF_MEMBERS, Fault, Kind, Tormentor
 from .jobs import Job, Jobs
 
 APART_S = (0.3, 1.5)  # between two faults
+CALM_S = 3.0  # after a fault that is to be alone
 LOOK_EVERY_S = 1.0
 TICK_S = 0.1
 OVER_WITHIN_S = 900.0  # once nothing is broken any more: all jobs
@@ -104,8 +105,8 @@ class Torment:
             raise TimeoutError(f"the cluster is not there within {READY_WITHIN_S:.0f} s")
         self._prober.start()
 
-    def go_on(self, faults: int, lasts_s: float) -> None:
-        """Strike until there were so many faults, or the time is over, or somebody says stop."""
+    def go_on(self, faults: int, lasts_s: float, alone: bool) -> None:
+        """Strike until there were so many faults, or the time is over, or somebody says stop. `alone`: never two at a time."""
         deadline, due, look = time.monotonic() + lasts_s, 0.0, 0.0
         while not self.stopping.is_set() and time.monotonic() < deadline and self.count < faults:
             now = time.monotonic()
@@ -115,6 +116,8 @@ class Torment:
                 if self._prober.answered:  # who asks a controller that is away does nothing else meanwhile
                     self.jobs.top_up()
                 look = time.monotonic() + LOOK_EVERY_S
+            if alone and (self._tormentor.lasting or self._unsettled):
+                due = now + CALM_S
             if now >= due and any(job.trains for job in self.jobs.open):
                 due = now + self._rng.uniform(*APART_S)
                 self._strike()
@@ -197,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=3, help="at once")
     parser.add_argument("--lease", type=float, default=10.0, help="of a server, in seconds")
     parser.add_argument("--controllers", type=int, default=1, help="several: on etcd, with a member beside each")
+    parser.add_argument("--alone", action="store_true", help="never two faults at a time")
     parser.add_argument("--only", nargs="*", default=[], help="names of kinds, such as DATA_CUT")
     parser.add_argument("--fresh", action="store_true", help="forget the faults of earlier runs")
     parser.add_argument("--no-page", action="store_true", help="leave docs/torment.md as it is")
@@ -220,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     signal.signal(number, lambda *_: torment.stopping.set())
                 try:
                     torment.open()
-                    torment.go_on(options.faults, options.minutes * 60)
+                    torment.go_on(options.faults, options.minutes * 60, options.alone)
                     torment.end()
                 except BaseException:
                     keep_logs(directory, options.out / f"logs-{records.run}")

@@ -127,37 +127,60 @@ def ended(run: str, job: Job) -> Ended:
 def table(records: Records) -> str:
     """A row for each kind of fault: how often, which jobs it disturbed and what became of them, how long they stood still."""
     jobs = {(line.run, line.job): line for line in records.ended()}
+    every = records.struck()
+    single = alone(every)
     rows: dict[str, list[Struck]] = defaultdict(list)
-    for line in records.struck():
+    for line in every:
         rows[line.kind].append(line)
     head = (
-        "| what | how often | jobs disturbed | lost samples | lost jobs | bits that differ | training stood still, s: p50 | p99 "
-        "| worst | no answer of a controller, s: p50 | p99 | worst |\n"
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+        "| what | how often | jobs disturbed | lost samples | lost jobs | bits that differ | alone: how often "
+        "| training stood still, s: p50 | p99 | worst | no answer, s: p50 | worst "
+        "| among others: training stood still, s: p50 | p99 | worst |\n"
+        "| --- |" + " ---: |" * 14
     )
     kinds = [kind.value for kind in Kind if rows[kind.value]]
-    lines = [_row(kind, rows[kind], jobs) for kind in kinds]
-    every = [line for kind in kinds for line in rows[kind]]
-    return "\n".join([head, *lines, _row("all", every, jobs)])
+    return "\n".join(
+        [head, *(_row(kind, rows[kind], single, jobs) for kind in kinds), _row("all", every, single, jobs)]
+    )
 
 
-def _row(kind: str, faults: Sequence[Struck], jobs: dict[tuple[str, str], Ended]) -> str:
+def alone(faults: Sequence[Struck]) -> list[Struck]:
+    """Those that met no other one: none lasted, and no job stood still for one, at the same time."""
+    ordered = sorted(faults, key=lambda line: (line.run, line.at_s))
+    found, until_s, run = [], 0.0, ""
+    for position, line in enumerate(ordered):
+        if line.run != run:
+            run, until_s = line.run, 0.0
+        over_s = line.at_s + line.lasted_s + max((seconds or 0.0 for seconds in line.stood_s.values()), default=0.0)
+        after = ordered[position + 1] if position + 1 < len(ordered) else None
+        if line.at_s > until_s and (after is None or after.run != run or after.at_s > over_s):
+            found.append(line)
+        until_s = max(until_s, over_s)
+    return found
+
+
+def _row(kind: str, faults: Sequence[Struck], single: Sequence[Struck], jobs: dict[tuple[str, str], Ended]) -> str:
     disturbed = {(line.run, job) for line in faults for job in line.stood_s}
     over = [jobs[key] for key in sorted(disturbed) if key in jobs]
-    stood = [seconds for line in faults for seconds in line.stood_s.values() if seconds is not None]
-    silent = [line.silent_s for line in faults if line.silent_s is not None]
+    apart = [line for line in faults if line in single]
     figures = [
         len(faults), len(disturbed), sum(job.lost_samples for job in over), sum(not job.finished for job in over),
-        sum(not job.equal for job in over),
+        sum(not job.equal for job in over), len(apart),
     ]  # fmt: skip
-    return f"| {kind} | {' | '.join(f'{figure:,}' for figure in figures)} | {_spread(stood)} | {_spread(silent)} |"
+    silent = [line.silent_s for line in apart if line.silent_s is not None]
+    parts = [f"{figure:,}" for figure in figures]
+    parts += [*_spread(_stood(apart), 0.5, 0.99, 1.0), *_spread(silent, 0.5, 1.0)]
+    parts += _spread(_stood([line for line in faults if line not in single]), 0.5, 0.99, 1.0)
+    return f"| {kind} | {' | '.join(parts)} |"
 
 
-def _spread(seconds: Iterable[float]) -> str:
+def _stood(faults: Iterable[Struck]) -> list[float]:
+    return [seconds for line in faults for seconds in line.stood_s.values() if seconds is not None]
+
+
+def _spread(seconds: Iterable[float], *shares: float) -> list[str]:
     ordered = sorted(seconds)
-    if not ordered:
-        return "- | - | -"
-    return " | ".join(f"{ordered[round(share * (len(ordered) - 1))]:.1f}" for share in (0.5, 0.99, 1.0))
+    return [f"{ordered[round(share * (len(ordered) - 1))]:.1f}" if ordered else "-" for share in shares]
 
 
 def summary(records: Records) -> str:

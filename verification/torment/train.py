@@ -11,6 +11,7 @@ have not been visited exactly once in it. `--steps` collects a line ``TIME STEPS
 import argparse
 import os
 import time
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ import elasticd as elastic
 BATCH = 4  # of a virtual worker
 
 
-class Points(torch.utils.data.Dataset):
+class Points(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
     """Points in the plane, labelled by their distance from the origin, seen through noise. Each comes with its number."""
 
     def __init__(self, size: int) -> None:
@@ -57,8 +58,11 @@ def main() -> None:
     run = elastic.join()
     torch.manual_seed(0)
     model = Net(options.size)
-    visits = {"params": [model.visits], "lr": float(run.virtual_workers), "momentum": 0.0}
-    optimizer = torch.optim.SGD([{"params": model.layers.parameters()}, visits], lr=0.1, momentum=0.9)
+    groups: list[dict[str, Any]] = [
+        {"params": model.layers.parameters()},
+        {"params": [model.visits], "lr": float(run.virtual_workers), "momentum": 0.0},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     missed: list[int] = []
     run.register("missed", lambda: list(missed), lambda values: missed.__setitem__(slice(None), values))
     model, optimizer, batches = run.prepare(model, optimizer, Points(options.size), batch_size=BATCH)
