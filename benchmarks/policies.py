@@ -2,13 +2,20 @@
 
     python -m benchmarks.policies [--data ../shared/data] [--cluster e13805]... [--costs none] [--packing] [--others]
         [--trace FILE] [--profiles FILE] [--random-models] [--gpus 64] [--load 1.0] [--within 1.0] [--json FILE]
+    python -m benchmarks.policies --generated 12 [--from 100] [--jobs 400] [--up-to 256]
+    ... [--told 0.5]... [--errors 0.5,2] [--early 0.3] [--draws 3] [--mixtures]
 
-Each cluster has 16 servers of 4 GPUs, as in AFS 5.1, or as many as `--gpus` wants; jobs, models and throughputs are those of
-the data. A cluster's rows appear when it is done, the smallest first; the largest one takes most of the time. `--trace` takes
-any file that `elasticctl simulate` reads; where it has several virtual clusters (column `vc`), `--cluster` picks some.
-`--load 0.5` takes half of the jobs; with `--within 0.5` they come in half of the time.
+Each cluster of the trace has 16 servers of 4 GPUs, as in AFS 5.1, or as many as `--gpus` wants; jobs, models and throughputs are
+those of the data. Rows appear when a cluster is done, the smallest first. `--trace` takes any file that `elasticctl simulate`
+reads; where it has several virtual clusters (column `vc`), `--cluster` picks some. `--load 0.5` takes half of the jobs; with
+`--within 0.5` they come in half of the time. `--generated 12` makes twelve workloads up from the seeds 0 to 11 (`generated`).
 
-The worst delay is the most that any job's JCT is longer than under the AFS policy that knows as much.
+Without `--told` two rows of `elastic` stand beside AFS: where all jobs tell how long they take beside AFS-L, and where none does
+beside AFS-P. `--told 0.5` adds a row where half of them tell, as `elasticctl simulate` has it, beside AFS-P; `--draws 3` draws
+three times who does.
+
+The worst delay is the most that any job's JCT is longer than under AFS. Pooled are the JCTs of all workloads and draws, each
+over the 99th percentile that AFS has in its workload, so that every workload counts by its jobs and not by their lengths.
 """
 
 from __future__ import annotations
@@ -17,38 +24,48 @@ import argparse
 import json
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import numpy as np
 
 from elasticd.protocol.errors import ElasticError
+from elasticd.scheduler.placement.registry import FEWEST_SERVERS
 from elasticd.scheduler.policies import load_policy
 from elasticd.scheduler.profiles import curves as profiles
 from elasticd.scheduler.profiles import tables
 from elasticd.scheduler.view import Floats
-from elasticd.simulator import traces
+from elasticd.simulator import Telling, traces
 from elasticd.simulator.assign import Assigned, assign
-from elasticd.simulator.costs import PRESETS, Costs
+from elasticd.simulator.costs import NONE, PRESETS, Costs
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.fairness import slowdowns
+from elasticd.simulator.telling import telling
 from elasticd.simulator.workload import Workload, servers
+
+from .generated import generate
+from .unplaced import Unplaced
 
 GPUS = 64
 CLUSTERS = ("e13805", "ed69ec", "0e4a51", "103959", "6c71a0", "6214e9")
 COLUMN = "vc"
 TRACE, MODELS = "philly_jobs.csv.gz", "afs_models_gtx1080.csv"
-COMPARED: dict[str, dict[str, Any]] = {
-    "afs-l": {"policy": "afs-l"},
-    "elastic, given": {"policy": "elastic", "parameters": {"lengths": "given"}},
-    "afs-p": {"policy": "afs-p"},
-    "elastic, unknown": {"policy": "elastic", "parameters": {"lengths": "unknown"}},
-}
-BESIDE = {"elastic, given": "afs-l", "elastic, unknown": "afs-p"}  # whom each is compared with
 OTHERS = ("srtf-e", "srsf-e", "optimus", "max-min", "themis", "elastic-tiresias")
 COLUMNS = ("average", "p95", "p99", "longest", "mean slowdown", "p99 slowdown", "worst delay", "changes")
+KNOWING, UNKNOWING = "afs-l", "afs-p"
+TRUTH = Telling()
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A policy, and what jobs tell it; `beside`: whom it is compared with. `draws`: of who tells what."""
+
+    policy: str
+    tells: Telling = TRUTH
+    beside: str = ""
+    draws: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,7 @@ class Run:
         }
 
 
-Found = dict[str, Run]
+Found = dict[str, list[Run]]  # by label, one for each draw
 
 
 @dataclass(frozen=True)
@@ -124,10 +141,17 @@ def clusters_in(trace: Path) -> list[str]:
     return [name for name, _ in Counter(table.columns[COLUMN]).most_common()[::-1]] if COLUMN in table else [""]
 
 
-def simulate(jobs: Assigned, policy: dict[str, Any], costs: Costs, packing: bool, gpus: int) -> Run:
+def simulate(load: Workload, policy: str, costs: Costs, packing: bool, gpus: int) -> Run:
     """One policy on servers of 4 GPUs."""
-    load = jobs.workload
-    simulation = Simulation(load, servers(gpus // 4, 4), load_policy(policy, policy["policy"]), costs, packing=packing)
+    unplaced = costs == NONE and not packing
+    simulation = Simulation(
+        load,
+        servers(gpus // 4, 4),
+        load_policy({"policy": policy}, policy),
+        costs,
+        packing=packing,
+        placement=Unplaced() if unplaced else FEWEST_SERVERS,
+    )
     done = simulation.run()
     return Run(
         jct_s=done.end_s - load.submit_s,
@@ -139,77 +163,164 @@ def simulate(jobs: Assigned, policy: dict[str, Any], costs: Costs, packing: bool
     )
 
 
-def less(found: Found, label: str) -> float:
-    """By what part a policy's average JCT is below that of the AFS policy that knows as much."""
-    return 1.0 - float(found[label].jct_s.mean() / found[BESIDE[label]].jct_s.mean())
+def contenders(options: argparse.Namespace) -> dict[str, Contender]:
+    """Who is simulated, by label. Raises UserError."""
+    found = {
+        KNOWING: Contender(KNOWING),
+        "elastic, all told": Contender("elastic", beside=KNOWING),
+        UNKNOWING: Contender(UNKNOWING),
+        "elastic, none told": Contender("elastic", Telling(0.0), UNKNOWING),
+    }
+    if options.mixtures:
+        for part in (0.25, 0.5):
+            found[f"elastic, {part:.0%} told"] = Contender("elastic", Telling(part), UNKNOWING, options.draws)
+        wrong_half = {"x0.5 to 2": Telling(0.5, 0.5, 2.0), "30% early": Telling(0.5, early=0.3)}
+        for what, tells in wrong_half.items():
+            found[f"elastic, 50% told, {what}"] = Contender("elastic", tells, UNKNOWING, options.draws)
+    wrong = options.errors is not None or options.early is not None
+    for part in options.told or ([1.0] if wrong else []):
+        tells = telling(part, options.errors, options.early)
+        assert tells is not None
+        label = f"elastic, {part:.0%} told"
+        label += f", x{tells.least:g} to {tells.most:g}" if options.errors else ""
+        label += f", {tells.early:.0%} early" if tells.early else ""
+        found[label] = Contender("elastic", tells, UNKNOWING, options.draws)
+    if options.told and not options.mixtures:
+        del found["elastic, all told"], found["elastic, none told"], found[KNOWING]
+    return found | ({name: Contender(name) for name in OTHERS} if options.others else {})
 
 
-def worst_delay_s(found: Found, label: str) -> float:
-    """The most that a job's JCT is longer than under the AFS policy that knows as much."""
-    return float((found[label].jct_s - found[BESIDE[label]].jct_s).max())
+def compare(
+    load: Workload, who: dict[str, Contender], costs: Costs = NONE, packing: bool = False, gpus: int = GPUS
+) -> Found:
+    """All of them with the same jobs."""
+    found: Found = {}
+    for label, one in who.items():
+        found[label] = []
+        for draw in range(one.draws):
+            told = replace(load, told_s=one.tells.told_s(load.work_s, draw))
+            found[label].append(simulate(told, one.policy, costs, packing, gpus))
+    return found
 
 
-def rows(cluster: str, found: Found) -> list[str]:
-    """The lines of a cluster: times in 1000 s."""
-    lines = []
-    for label, run in found.items():
-        told = run.document()
-        times = [f"{told[name] / 1e3:.1f}" for name in ("avg_jct_s", "p95_jct_s", "p99_jct_s", "max_jct_s")]
-        beside = label in BESIDE
+def less(found: Found, label: str, beside: str) -> float:
+    """By what part a policy's average JCT is below that of the AFS policy it is compared with, on the mean over draws."""
+    return 1.0 - mean(float(run.jct_s.mean()) for run in found[label]) / float(found[beside][0].jct_s.mean())
+
+
+def worst_delay_s(found: Found, label: str, beside: str) -> float:
+    """The most that a job's JCT is longer than under that AFS policy, in any draw."""
+    return max(float((run.jct_s - found[beside][0].jct_s).max()) for run in found[label])
+
+
+def rows(cluster: str, found: Found, who: dict[str, Contender]) -> Iterator[str]:
+    """The lines of a cluster: times in 1000 s, means over draws."""
+    for label, runs in found.items():
+        told = [run.document() for run in runs]
+        beside = who[label].beside
+
+        def figure(name: str, told: list[dict[str, float]] = told) -> float:
+            return mean(one[name] for one in told)
+
+        times = [f"{figure(name) / 1e3:.1f}" for name in ("avg_jct_s", "p95_jct_s", "p99_jct_s", "max_jct_s")]
         cells = [
             cluster or "all",
-            f"{len(run.jct_s):,}",
+            f"{len(runs[0].jct_s):,}",
             label,
-            f"{times[0]} ({-less(found, label):+.1%})" if beside else times[0],
+            f"{times[0]} ({-less(found, label, beside):+.1%})" if beside else times[0],
             *times[1:],
-            *(f"{told[name]:.2f}" for name in ("avg_slowdown", "p99_slowdown")),
-            f"{worst_delay_s(found, label) / 1e3:.1f}" if beside else "",
-            f"{run.resizes + run.preemptions:,}",
+            *(f"{figure(name):.2f}" for name in ("avg_slowdown", "p99_slowdown")),
+            f"{worst_delay_s(found, label, beside) / 1e3:.1f}" if beside else "",
+            f"{figure('resizes') + figure('preemptions'):,.0f}",
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        yield "| " + " | ".join(cells) + " |"
+
+
+def summary(found: dict[str, Found], who: dict[str, Contender]) -> Iterator[str]:
+    """A sentence for each contender that is compared: over all workloads."""
+    for label, one in who.items():
+        if not one.beside:
+            continue
+        saved = [less(each, label, one.beside) for each in found.values()]
+        delays, pooled, base = [], [], []
+        for each in found.values():
+            unit_s = float(np.percentile(each[one.beside][0].jct_s, 99))
+            delays.append(worst_delay_s(each, label, one.beside) / unit_s)
+            pooled += [run.jct_s / unit_s for run in each[label]]
+            base += [each[one.beside][0].jct_s / unit_s] * len(each[label])
+        tail = np.percentile(np.concatenate(pooled), 99) / np.percentile(np.concatenate(base), 99) - 1
+        yield (
+            f"{label} beside {one.beside}: average JCT {-mean(saved):+.1%} on the mean of {len(saved)} workloads, from "
+            f"{-max(saved):+.1%} to {-min(saved):+.1%}; pooled 99th percentile {tail:+.1%}; no job later by more than "
+            f"{max(delays):.2f} times the 99th percentile of {one.beside}"
+        )
+
+
+def workloads(options: argparse.Namespace) -> Iterator[tuple[str, Workload, int]]:
+    """Name, jobs and GPUs of each. Raises UserError."""
+    models = options.profiles or options.data / MODELS
+    if options.generated:
+        tables_of = profiles.load(models)
+        for seed in range(options.first, options.first + options.generated):
+            made = generate(seed, options.jobs, tables_of)
+            if made.gpus <= options.up_to:
+                yield made.what, made.workload, made.gpus
+        return
+    trace, wanted = (
+        options.trace or options.data / TRACE,
+        Load(options.load, options.within, options.gpus, options.random_models),
+    )
+    for cluster in options.cluster or clusters_in(trace):
+        yield cluster, read(trace, models, cluster, wanted).workload, wanted.gpus
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    found.add_argument("--trace", type=Path, help=f"any trace with models; default: {TRACE} of the data")
+    found.add_argument("--profiles", type=Path, help=f"its throughputs; default: {MODELS} of the data")
+    found.add_argument("--cluster", action="append", help="may be repeated; default: all in the trace")
+    found.add_argument("--costs", choices=PRESETS, default="none")
+    found.add_argument("--packing", action="store_true")
+    found.add_argument("--others", action="store_true", help=f"also {', '.join(OTHERS)}")
+    found.add_argument("--load", type=float, default=1.0, help="part of the jobs")
+    found.add_argument("--within", type=float, default=1.0, help="part of the time in which they come")
+    found.add_argument("--gpus", type=int, default=GPUS, help="of the cluster, in servers of 4")
+    found.add_argument("--random-models", action="store_true", help="drawn from the profiles, whatever the trace names")
+    found.add_argument("--generated", type=int, metavar="N", help="so many made-up workloads in place of a trace")
+    found.add_argument("--from", dest="first", type=int, default=0, metavar="SEED", help="of the first of them")
+    found.add_argument("--jobs", type=int, default=400, help="of each; more on more than 256 GPUs")
+    found.add_argument("--up-to", type=int, default=1 << 30, metavar="GPUS", help="leave out larger made-up clusters")
+    found.add_argument("--told", type=float, action="append", metavar="PART", help="part of the jobs that tell; repeat")
+    found.add_argument("--errors", metavar="LOW,HIGH", help="they tell so many times what they take: 0.5,2")
+    found.add_argument("--early", type=float, help="part of those who tell that end early")
+    found.add_argument("--draws", type=int, default=1, help="of who tells what")
+    found.add_argument("--mixtures", action="store_true", help="the rows of docs/design/elastic.md")
+    found.add_argument("--json", type=Path)
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
-    parser.add_argument("--trace", type=Path, help=f"any trace with models; default: {TRACE} of the data")
-    parser.add_argument("--profiles", type=Path, help=f"its throughputs; default: {MODELS} of the data")
-    parser.add_argument("--cluster", action="append", help="may be repeated; default: all in the trace")
-    parser.add_argument("--costs", choices=PRESETS, default="none")
-    parser.add_argument("--packing", action="store_true")
-    parser.add_argument("--others", action="store_true", help=f"also {', '.join(OTHERS)}")
-    parser.add_argument("--load", type=float, default=1.0, help="part of the jobs")
-    parser.add_argument("--within", type=float, default=1.0, help="part of the time in which they come")
-    parser.add_argument("--gpus", type=int, default=GPUS, help="of the cluster, in servers of 4")
-    parser.add_argument(
-        "--random-models", action="store_true", help="drawn from the profiles, whatever the trace names"
-    )
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    policies = COMPARED | ({name: {"policy": name} for name in OTHERS} if options.others else {})
-    trace, models = options.trace or options.data / TRACE, options.profiles or options.data / MODELS
-    wanted = Load(options.load, options.within, options.gpus, options.random_models)
+    options = parser().parse_args()
     found: dict[str, Found] = {}
     print("JCT in 1000 s; worst delay of a job beside AFS in 1000 s.\n")
     header = ("cluster", "jobs", "policy", *COLUMNS)
     print("| " + " | ".join(header) + " |")
-    print("| --- " * len(header) + "|")
+    print("| --- " * len(header) + "|", flush=True)
     try:
-        for cluster in options.cluster or clusters_in(trace):
-            jobs = read(trace, models, cluster, wanted)
-            costs = PRESETS[options.costs]
-            found[cluster] = {
-                label: simulate(jobs, policy, costs, options.packing, wanted.gpus) for label, policy in policies.items()
-            }
-            print("\n".join(rows(cluster, found[cluster])), flush=True)
+        who = contenders(options)
+        for name, load, gpus in workloads(options):
+            found[name] = compare(load, who, PRESETS[options.costs], options.packing, gpus)
+            print("\n".join(rows(name, found[name], who)), flush=True)
             if options.json:
-                document = {name: {label: run.document() for label, run in of.items()} for name, of in found.items()}
+                document = {
+                    each: {label: [run.document() for run in runs] for label, runs in of.items()}
+                    for each, of in found.items()
+                }
                 options.json.write_text(json.dumps(document, indent=2) + "\n")
     except ElasticError as error:
         sys.exit(str(error))
-    given, unknown = (mean(less(each, label) for each in found.values()) for label in BESIDE)
-    print(f"\nOn the mean {given:.1%} less than AFS-L with lengths, {unknown:.1%} less than AFS-P without.")
+    print("\n" + "\n".join(summary(found, who)))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from .worth import Curve, with_minimum, worths
 LAST_FAIR_SHARES = 4.0  # heSRPT's 1 / (1 - p) for p = 3/4
 FULL_INERTIA = 2.0  # jobs per GPU up to which inertia is whole
 LOOKED_AT = 1.5  # jobs per GPU: who ends behind them gets none, and counts as a number
-LEAST_REVIEW_S = 1.0
+LEAST_REVIEW_S = 10.0  # between two reviews: a queue of new jobs would ask for thousands of decisions
 
 Value = Callable[[int, int], float]  # of the next GPU: of the job at a position, with so many
 
@@ -119,7 +119,7 @@ class Elastic:
         copies = len(ends_after_s) if np.ptp(ends_after_s, axis=0).any() else 1
         order = np.argsort(ends_after_s[:copies], axis=None, kind="stable")
         who = order % len(curves)
-        worth = np.array(worths([curves[at] for at in who.tolist()], gpus * copies, behind * copies))
+        worth = np.array(worths([curves[at] for at in who.tolist()], gpus * copies, behind * copies, copies))
         weight = np.bincount(who, worth**power, len(curves)) / copies
         found: list[float] = weight.tolist()
         return found

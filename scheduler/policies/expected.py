@@ -85,7 +85,9 @@ def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Float
     ends = np.maximum(_PART_MIDDLES[ends_in], np.where(ends_in == AS_TOLD, 0.0, (part + _PART_ENDS[ends_in]) / 2))
     left_s = ends * told_s - done_s
     over = np.maximum(left_s, np.where(at < len(PARTS) - 1, RIGHT * told_s, done_s / 2))
-    return np.where(part < 1, left_s, over), PARTS[np.minimum(at + 1, len(PARTS) - 1)] * told_s - done_s
+    sure = (ends_in == AS_TOLD).all(axis=0)  # nothing will be known of these before they are over what they have told
+    following = np.where(sure, AS_TOLD + 1, np.minimum(at + 1, len(PARTS) - 1))
+    return np.where(part < 1, left_s, over), PARTS[following] * told_s - done_s
 
 
 def _reached(ended: Ints) -> Ints:

@@ -37,15 +37,17 @@ LATER_PER_JOB, GPUS_PER_JOB = 32, 8
 FEW = 8  # are put into a sorted list one by one faster than it is sorted again
 
 
-def worths(curves: Sequence[Curve], gpus: int, behind: int = 0) -> list[float]:
+def worths(curves: Sequence[Curve], gpus: int, behind: int = 0, copies: int = 1) -> list[float]:
     """Of jobs in the order in which they end, the first one first. `behind`: how many more end after them, one GPU each.
 
+    `copies`: so many of all of these, GPUs and jobs, stand for one, and so many jobs that end after each other end together.
     Jobs that are alike are known by sharing one curve, the same object.
     """
     kept = [max(0.0, (behind - gpu) / gpus) for gpu in range(gpus - 1, -1, -1)]  # what each GPU brings, the least first
     found: list[float] = []
     while len(found) < len(curves):
-        together = max(1, min((behind + len(found)) // LATER_PER_JOB, gpus // GPUS_PER_JOB))
+        later = (behind + len(found)) // copies
+        together = copies * max(1, min(later // LATER_PER_JOB, gpus // copies // GPUS_PER_JOB))
         end = len(curves) - len(found)
         alike: dict[int, tuple[float, list[float]]] = {}
         brought: list[float] = []

@@ -1,0 +1,50 @@
+"""A placement that chooses no GPUs.
+
+Shares are all that counts where changes cost nothing: times to completion stay the same to the second, in half of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from elasticd.scheduler.placement.fewest_servers import Placements
+from elasticd.scheduler.placement.registry import FewestServersParameters
+from elasticd.scheduler.view import Gpus, Ints, ServerInView
+
+
+class _Standing:
+    """Every job has the first GPUs, as many as its share."""
+
+    def __init__(self) -> None:
+        self.gpus: dict[int, Gpus] = {}
+
+    def leave(self, job: int) -> Gpus:
+        return self.gpus.pop(job)
+
+    def change(self, shares: Mapping[int, int]) -> dict[int, tuple[Gpus, Gpus]]:
+        moves = {}
+        for job, share in shares.items():
+            had, has = self.gpus.get(job, 0), (1 << share) - 1
+            if had != has:
+                moves[job] = (had, has)
+                self.gpus[job] = has
+                if not has:
+                    del self.gpus[job]
+        return moves
+
+
+class Unplaced:
+    name = "unplaced"
+    parameters = FewestServersParameters()
+
+    def place(
+        self,
+        servers: Sequence[ServerInView],
+        present: Mapping[int, Gpus],
+        shares: Ints | Mapping[int, int],
+        first: Mapping[int, Gpus] | None = None,
+    ) -> Placements:
+        raise NotImplementedError("only simulations go on from one decision to the next")
+
+    def standing(self, servers: Sequence[ServerInView]) -> _Standing:
+        return _Standing()
