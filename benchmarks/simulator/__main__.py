@@ -111,6 +111,9 @@ def _entries(group: str, options: argparse.Namespace) -> Iterator[Entry]:
             case = Case(data=data, policy=policy, servers=256, gpus_per_server=8, packing=True, jobs=jobs, crowd=1_000)
             case = msgspec.structs.replace(case, mixed=group == "mixed")
             yield Entry(group, policy, case, "p99_decision_ms", 20.0)
+            if policy == "elastic" and group == "decisions":  # which reckons with several lengths of each job then
+                mixture = msgspec.structs.replace(case, told=0.5)
+                yield Entry(group, f"{policy}, half tell their lengths", mixture, "p99_decision_ms", 20.0)
 
 
 def _measure(entry: Entry, repeats: int, data: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from elasticd.scheduler.profiles import curves as profiles
 from elasticd.scheduler.view import ClusterView, Columns, Curves, JobTable, Limit, ServerInView, gpus_by_sort, limit_for
 from elasticd.simulator import assign, traces
 from elasticd.simulator.engine import Simulation
+from elasticd.simulator.telling import Telling
 from elasticd.simulator.workload import Workload, servers
 
 from .workloads import generate
@@ -53,6 +54,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     load: float = 0.0
     crowd: int = 0  # jobs that are present at every decision; 0: a simulation
     mixed: bool = False  # three types of servers in racks, with switches and sockets; a third of the jobs ask for some
+    told: float = 1.0  # part of the jobs that tell how long they take
     seed: int = 0
 
     @property
@@ -99,7 +101,7 @@ def _decisions(case: Case, load: Workload) -> dict[str, Any]:
     policy = load_policy({"policy": case.policy}, "benchmark")
     cluster = servers(case.servers, case.gpus_per_server)
     curves = load.curves
-    columns = _columns(load, case.gpus)
+    columns = _columns(load, case.gpus, case.told)
     rng = random.Random(case.seed)
     types = _Types(cluster) if case.mixed else None
     cluster = types.cluster if types is not None else cluster
@@ -169,8 +171,9 @@ class _Types:
             self._began.setdefault(job, self._name[(gpus & -gpus).bit_length() - 1])
 
 
-def _columns(load: Workload, gpus: int) -> Columns:
+def _columns(load: Workload, gpus: int, told: float) -> Columns:
     count = len(load)
+    told_s = Telling(told).told_s(load.work_s, 0)
     return Columns(
         names=load.names,
         submitted_s=np.zeros(count),
@@ -180,7 +183,7 @@ def _columns(load: Workload, gpus: int) -> Columns:
         priority=np.zeros(count, dtype=np.int64),
         share=np.zeros(count, dtype=np.int64),
         left_s=load.work_s.copy(),
-        told_s=load.work_s,
+        told_s=load.work_s if told_s is None else told_s,
         done_s=np.zeros(count),
         attained_gpu_s=np.zeros(count),
         executed_s=np.zeros(count),

@@ -1,27 +1,22 @@
-"""`elastic`: our own policy for the least average JCT, with known lengths or without (docs/design/elastic.md has the numbers).
+"""`elastic`: our own policy for the least average JCT, whatever is known of lengths (docs/design/elastic.md has the numbers).
 
-Like AFS it knows throughput curves, and lengths where they are given. AFS compares jobs two at a time; here every job has a
-weight, and GPUs go one by one to the job whose weighted throughput they raise most. Throughput counts by its hull, the least
-concave curve above it, and GPUs are given from corner to corner of it: between corners a job would get less than the hull
-promises. Where throughputs are concave every share is a corner, and no other division has a greater weighted throughput.
+Like AFS it knows throughput curves. AFS compares jobs two at a time; here every job has a weight, and GPUs go one by one to the
+job whose weighted throughput they raise most. Throughput counts by its hull, the least concave curve above it, and GPUs are given
+from corner to corner of it: between corners a job would get less than the hull promises. Where throughputs are concave every
+share is a corner, and no other division has a greater weighted throughput.
 
-*Lengths given.* The weight follows from what a second of work on the job is worth, as far as the present jobs alone are
-concerned (`worth.py`). More will come, and then a long job never has the cluster to itself, as that reckoning has it. Were the
+*Weights.* If lengths were known, what is a second of work on a job worth, as far as the present jobs alone are concerned?
+`worth.py` has the answer. More will come, and then a long job never has the cluster to itself, as that reckoning has it. Were the
 load the same for ever, no job would be worth more than another of its kind. Truth lies between; the weight is
 worth^(1 - constancy). `constancy` 0: nobody else comes; 1: as it is now for ever, where throughput alone counts.
 
-The reckoning wants to know in which order jobs end. With s(k) = k^p the shortest of n jobs gets nearly 1 / (1 - p) fair shares
-(heSRPT); training scales with p around 3/4. So jobs are put in the order of the time that they need with `LAST_FAIR_SHARES` fair
-shares.
+*Lengths.* `expected.py` says how long each job is likely to take: some equally likely values. The cluster is imagined as often as
+there are values, and every job is in each copy with another one; its weight is the mean. Where all jobs have told how long they
+take, and that has proved right, all copies are the same, and one is enough.
 
-A job whose length is not known is expected to take as long again as it has taken so far, which is so of lengths that are as
-likely between 1 and 2 minutes as between 1 and 2 days. A new one then counts as short, and is measured soon.
-
-*Lengths unknown.* Nobody is known to be shorter than another, and the price of a GPU is expected to stay: the weight of a job
-is what it costs at best, itself and the rent of its GPUs, per unit of work. Then GPUs go to the job that would pay most for
-the next one (`_bid`). While not all jobs fit, those that have got least GPU-seconds come first, as lengths are heavy-tailed.
-So that jobs do not take turns for ever, service counts in levels, each longer than the one before; within a level those that
-run stay, then the first submitted comes first.
+*Order.* The reckoning wants to know in which order jobs end. With s(k) = k^p the shortest of n jobs gets nearly 1 / (1 - p) fair
+shares (heSRPT); training scales with p around 3/4. So jobs are put in the order of the time that they need with
+`LAST_FAIR_SHARES` fair shares. Of a long queue only those are looked at that end soonest for what is tried (Gittins' index).
 
 *Inertia.* A GPU that a job has already counts a little more for it, so that shares do not change for gains that are less than
 changing costs. In a long queue neighbours are worth nearly the same, and the same bonus would let a newcomer pass hundreds of
