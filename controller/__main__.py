@@ -38,10 +38,9 @@ def main() -> int:
             return config.read(arguments.config, arguments.log_format)
 
         configuration = read()
-        options = configuration.options
-        options.begin_log()
+        configuration.options.begin_log()
         gc.disable()  # hundreds of thousands of records stay; looking through them for cycles takes longer than a decision
-        daemon = ControllerDaemon(options, configuration.scheduler, configuration.profiles)
+        daemon = ControllerDaemon(configuration)
         daemon.run(again=read)
     except ElasticError as error:
         print(f"elasticd.controller: {with_line(str(error))}", file=sys.stderr)

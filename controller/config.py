@@ -30,6 +30,9 @@ from ..scheduler.profiles.curves import load as load_profiles
 from ..scheduler.scheduler import Scheduler, StageChoice, load_scheduler, load_stages
 from .cluster import Keeping
 from .jobs.throughput import Profiles
+from .store import etcd_api
+from .store.etcd_connection import Access
+from .store.opening import EtcdConfig
 
 ControllerName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 ClusterName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -60,26 +63,15 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     messages_at_once: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 10_000
 
 
-class EtcdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The store that several controllers share."""
-
-    endpoints: tuple[str, ...] = ()
-    root: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]*[A-Za-z0-9._-]$")] | None = None
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    user: str | None = None
-    password_file: str | None = None
-    lease_s: Annotated[int, msgspec.Meta(ge=LEAST_LEADER_LEASE_S, le=MOST_LEADER_LEASE_S)] = LEADER_LEASE_S
-
-
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the controller; the comments are in `configs/controller.yaml`."""
 
     cluster: ClusterName = "local"
     name: ControllerName | None = None
-    etcd: EtcdConfig = EtcdConfig()
     state_directory: str = "/var/lib/elasticctl/controller"
+    store: Literal["sqlite", "etcd"] = "sqlite"
+    etcd: EtcdConfig | None = None
+    leader_lease_s: Annotated[int, msgspec.Meta(ge=LEAST_LEADER_LEASE_S, le=MOST_LEADER_LEASE_S)] = LEADER_LEASE_S
     listen_clients: str | tuple[str, ...] | None = None
     listen_agents: str | tuple[str, ...] | None = None
     keys_directory: str | None = None
@@ -132,16 +124,6 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return self.name or socket.gethostname()
 
     @property
-    def shares_store(self) -> bool:
-        """Is the store one that other controllers use as well?"""
-        return bool(self.etcd.endpoints)
-
-    @property
-    def etcd_root(self) -> str:
-        """All keys of this cluster begin with it."""
-        return self.etcd.root or f"/elasticctl/{self.cluster}"
-
-    @property
     def bounds(self) -> Bounds:
         return Bounds(self.limits.connections, self.limits.messages_per_s, float(self.limits.messages_at_once))
 
@@ -163,8 +145,6 @@ def load(path: Path) -> ControllerConfig:
                 transport.check_form(address)
             except OperatorError as error:
                 raise OperatorError(f"{path}: {field}: {error}") from None
-    for endpoint in loaded.etcd.endpoints:
-        config.host_and_port(f"{path}: etcd.endpoints", endpoint)
     if loaded.metrics_address is not None:
         config.host_and_port(f"{path}: metrics_address", loaded.metrics_address)
     return loaded
@@ -202,6 +182,7 @@ class Configuration:
     options: ControllerConfig
     scheduler: Scheduler
     profiles: Profiles
+    etcd: Access | None = None  # where the store is; None: in the state directory
 
 
 def read(path: Path, log_format: Literal["text", "json"] | None = None) -> Configuration:
@@ -209,7 +190,7 @@ def read(path: Path, log_format: Literal["text", "json"] | None = None) -> Confi
     loaded = load(path)
     if log_format is not None:
         loaded = msgspec.structs.replace(loaded, log_format=log_format)
-    return Configuration(loaded, scheduler_of(loaded, path), profiles_of(loaded, path))
+    return Configuration(loaded, scheduler_of(loaded, path), profiles_of(loaded, path), etcd_of(loaded, path))
 
 
 def mistakes(path: Path) -> list[str]:
@@ -219,7 +200,7 @@ def mistakes(path: Path) -> list[str]:
     except OperatorError as error:
         return [config.with_line(line) for line in str(error).splitlines()]
     found = []
-    for part in (scheduler_of, profiles_of):
+    for part in (scheduler_of, profiles_of, etcd_of):
         try:
             part(loaded, path)
         except OperatorError as error:
@@ -260,6 +241,19 @@ def scheduler_of(loaded: ControllerConfig, path: Path) -> Scheduler:
     if isinstance(python, str) and python.endswith(".py"):
         check_code(file.parent / python)
     return load_scheduler(document, str(file), stages, str(file.parent))
+
+
+def etcd_of(loaded: ControllerConfig, path: Path) -> Access | None:
+    """Where the store is, by the configuration in `path`; None: in the state directory. Raises OperatorError."""
+    if loaded.store == "sqlite":
+        return None
+    if loaded.etcd is None:
+        raise OperatorError(f"{path}: etcd.endpoints: is missing, as the store is etcd")
+    try:
+        etcd_api.load()
+        return loaded.etcd.access(path.absolute().parent)
+    except OperatorError as error:
+        raise OperatorError(f"{path}: {error}") from None
 
 
 def profiles_of(loaded: ControllerConfig, path: Path) -> Profiles:

@@ -34,7 +34,6 @@ from ..runtime.door import Door, Gate, Peer
 from ..runtime.keys import JobKeys, KeyDirectory, Pair, Principals
 from ..runtime.logs import about
 from ..runtime.loop import Loop
-from ..scheduler.scheduler import Scheduler
 from . import lines
 from .auditlog import AuditLog
 from .cluster import Settings
@@ -55,15 +54,15 @@ from .events import (
     StandDown,
     Warn,
 )
-from .jobs.throughput import Profiles
 from .leading.candidacy import Begin, Candidacy, End
 from .lines import AgentLines
 from .machine import ControllerMachine
 from .metrics import Watch, figures, standby_figures
 from .reign import Reign
 from .requests.answers import changes as is_change
-from .sharing import controllers_of, hearing_of, presence_of, shared_job_keys, shared_store
+from .sharing import controllers_of, hearing_of, presence_of, shared_job_keys
 from .store import Deposed, SqliteStore, Store, StoreUnavailable
+from .store.etcd import EtcdStore
 from .turn import Build, Turn
 
 if TYPE_CHECKING:
@@ -99,15 +98,16 @@ AGENTS = Gate(
 class ControllerDaemon:
     """One controller process."""
 
-    def __init__(self, options: ControllerConfig, configured: Scheduler, profiles: Profiles) -> None:
+    def __init__(self, configuration: Configuration) -> None:
         """Opens the store, listens, recovers: who speaks meanwhile waits. Raises OperatorError if one of these cannot be done."""
+        options = configuration.options
         state = _state_directory(options)
         self._lock = locks.hold(state / LOCK_FILE, f"{state}: another controller runs with this state directory")
         self._clock = WallClock()
         self._steps = StepMeter()
         self._state = state
         self._audit = AuditLog(state / AUDIT_FILE)
-        self._present = Configuration(options, configured, profiles)
+        self._present = configuration
         self._watch = Watch()
         self._from_agent: Codec[ToControllerFromAgent] = Codec(ToControllerFromAgent)
         self._from_client: Codec[Envelope] = Codec(Envelope)
@@ -132,15 +132,17 @@ class ControllerDaemon:
 
     def _open_store(self, options: ControllerConfig) -> Store:
         """Reign at once with a store of one's own; else stand for election."""
-        if not options.shares_store:
+        if self._present.etcd is None or options.etcd is None:
             store = SqliteStore(self._state / STORE_FILE)
             turn = Turn(store, self._build(0), self._clock.now(), self._watch)  # now, as agents connect meanwhile
             self._begin(Reign(turn, JobKeys.kept_in(self._state)))
             return store
-        shared = shared_store(options)
-        times = leadership(options.etcd.lease_s)
+        access, root = self._present.etcd, options.etcd.root_of(options.cluster)
+        times = leadership(options.leader_lease_s)
+        shared = EtcdStore(access, root)
+        elections = EtcdStore(replace(access, timeout_s=min(access.timeout_s, times.answer_s)), root)
         presence = presence_of(options, time.time())
-        self._candidacy = Candidacy(shared, presence, times, hearing_of(options), self._loop.wake)
+        self._candidacy = Candidacy(shared, elections, presence, times, hearing_of(options), self._loop.wake)
         self._candidacy.start()
         return shared
 

@@ -1,4 +1,4 @@
-"""What a controller needs that shares its store with others: the store, what it says of itself, and the secret of jobs' keys."""
+"""What a controller needs that shares its store with others: what it says of itself, whom it hears, the secret of jobs' keys."""
 
 from __future__ import annotations
 
@@ -10,29 +10,14 @@ from .. import __version__
 from ..protocol.errors import OperatorError
 from ..protocol.messages import Controllers, ControllerView
 from ..protocol.times import HEARD_WITHIN, HEARS_FEWER_FOR
-from ..runtime.directories import read_secret
 from ..runtime.keys import JobKeys
 from .config import ControllerConfig
 from .leading.candidacy import Candidacy
 from .leading.hearing import Hearing
 from .leading.records import JOB_KEYS_KEY, PresenceRecord
-from .store import If, Put, SharedStore, Store
+from .store import If, Put, Store
 
 log = logging.getLogger(__name__)
-
-
-def shared_store(options: ControllerConfig) -> SharedStore:
-    """Connects when it is first used. Raises OperatorError."""
-    from .store.etcd import EtcdStore
-    from .store.etcd_connection import CALL_TIMEOUT_S, Access
-
-    etcd = options.etcd
-    password = ""
-    if etcd.password_file is not None:
-        password = read_secret(Path(etcd.password_file).expanduser()).decode(errors="replace").strip()
-    timeout_s = min(CALL_TIMEOUT_S, etcd.lease_s / 5)
-    files = (_path(etcd.ca_file), _path(etcd.cert_file), _path(etcd.key_file))
-    return EtcdStore(Access(etcd.endpoints, *files, etcd.user or "", password, timeout_s), options.etcd_root)
 
 
 def presence_of(options: ControllerConfig, since_s: float) -> PresenceRecord:
@@ -80,7 +65,3 @@ def controllers_of(candidacy: Candidacy, now: float) -> Controllers:
     return Controllers(
         controllers=views, asked=candidacy.name, term=candidacy.term, time_s=now, trouble=candidacy.trouble
     )
-
-
-def _path(told: str | None) -> Path | None:
-    return Path(told).expanduser() if told is not None else None

@@ -174,7 +174,7 @@ class Client:
             )
         line = self._lines[0]
         if line.standby:
-            return StandsBy(f"the controller at {line.address} {line.standby}, for {timeout_s:g} s")
+            return StandsBy(f"the controller at {line.address} {line.standby} (asked for {timeout_s:g} s)")
         if why := self._diagnosis(line.address, True):
             return ClusterUnreachable(why)
         ends = "the connection ends before keys are exchanged; the controller may have another key now"
@@ -241,8 +241,7 @@ class Client:
                     if not isinstance(reply.answer, Refused) or not reply.answer.standby:
                         self._note(number)
                         return reply
-                    leads = f"{reply.answer.leader} leads" if reply.answer.leader else "nobody leads"
-                    line.standby = f"stands by, and says that {leads}"
+                    line.standby = reply.answer.reason
                 if (line.refused or line.standby) and number == self._present and not nobody:
                     return None
         return None

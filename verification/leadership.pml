@@ -85,7 +85,7 @@ end:
        fi }
   :: atomic { asking[c] && answered[c] ->
 #ifdef MUTANT_ANSWER
-       if :: VALID(c) -> belief[c] = 0 :: else fi;
+       belief[c] = 0;
 #else
        if :: VALID(c) -> belief[c] = sent[c] :: else fi;
 #endif

@@ -2,9 +2,9 @@
 
     python -m benchmarks.failover [--kills N] [--lease N] [--members N] [--json FILE]
 
-Three controller processes on a real etcd, an agent with two CPU slots, and a job that trains all the time and notes when each step
-has been done. First nothing happens for as long as a repetition takes; then the leader is killed (SIGKILL), N times, each time when all
-three are there again. What is measured:
+Three controller processes on a real etcd, an agent with two CPU slots, and a job that trains all the time and notes when each
+step has been done. First nothing happens for about as long as all kills take; then the leader is killed (SIGKILL), N times, each
+time when all three are there again. What is measured:
 
 * from the kill to the first answer of another controller to a request that is asked again and again;
 * from the kill until that controller has its agents back;
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class Bench:
         for name in NAMES:
             self._write(name, cluster="bench", name=name, state_directory=str(directory / name),
                         listen_clients=self._clients(name), listen_agents=self._agents(name),
-                        etcd={"endpoints": self.endpoints, "lease_s": lease_s})  # fmt: skip
+                        store="etcd", etcd={"endpoints": self.endpoints}, leader_lease_s=lease_s)  # fmt: skip
         self._write("agent", server="s1", controller=[self._agents(name) for name in NAMES], cpu_slots=2,
                     state_directory=str(directory / "agent"), socket_directory=str(directory / "run"),
                     allow_root_jobs=True)  # fmt: skip
@@ -106,7 +107,7 @@ class Bench:
         answer = self.client.ask(Submit(spec=spec))
         if not isinstance(answer, Submitted):
             raise MeasurementFailed(f"the job is not taken: {answer}")
-        until("the job trains", lambda: self.steps.exists() and len(self.noted()) > 20 or None, WITHIN_S)
+        until("the job trains", lambda: (self.steps.exists() and len(self.noted()) > 20) or None, WITHIN_S)
 
     def noted(self) -> list[float]:
         """When each step was done (Unix time, s)."""
@@ -159,7 +160,7 @@ class Bench:
 def longest_gap_s(noted: Sequence[float], since_s: float, until_s: float) -> float:
     """The longest time between two steps that were done in that time."""
     within = [time_s for time_s in noted if since_s <= time_s <= until_s]
-    return max((after - before for before, after in zip(within, within[1:], strict=False)), default=float("nan"))
+    return max((after - before for before, after in pairwise(within)), default=float("nan"))
 
 
 def measure(directory: Path, kills: int, lease_s: int, members: int) -> dict[str, Any]:
@@ -173,8 +174,11 @@ def measure(directory: Path, kills: int, lease_s: int, members: int) -> dict[str
             began_s = time.time()
             for number in range(kills):
                 took.append(bench.kill_leader())
-                print(f"kill {number + 1}: another one answers after {took[-1][0]:.2f} s, has its agent after {took[-1][1]:.2f} s",
-                      flush=True)  # fmt: skip
+                answered_s, agents_s = took[-1]
+                print(
+                    f"kill {number + 1}: answered after {answered_s:.2f} s, has its agent after {agents_s:.2f} s",
+                    flush=True,
+                )
                 until("all controllers are there", bench.all_present, WITHIN_S)
                 time.sleep(CALM_S)
             noted, ended_s = bench.noted(), time.time()
@@ -208,7 +212,9 @@ def table(run: dict[str, Any]) -> str:
         rows.append(f"| {what} | {statistics.median(run[key]):.2f} s | {max(run[key]):.2f} s | {goal} |")
     calm, kills = run["longest_gap_calm_s"], run["longest_gap_kills_s"]
     rows.append(f"| longest time between two steps of a job, undisturbed ({run['calm_s']:.0f} s) | | {calm:.3f} s | |")
-    rows.append(f"| the same, while leaders are killed ({run['kills_s']:.0f} s) | | {kills:.3f} s | noise of the former |")
+    rows.append(
+        f"| the same, while leaders are killed ({run['kills_s']:.0f} s) | | {kills:.3f} s | noise of the former |"
+    )
     return "\n".join(rows)
 
 
@@ -236,7 +242,7 @@ def main() -> int:
     if not options.quick:
         where = run["machine"]
         text = (
-            f"{len(run['answered_s'])} kills, leases of {run['lease_s']} s, {run['members']} members of etcd on the same machine; "
+            f"{len(run['answered_s'])} kills, leases of {run['lease_s']} s, {run['members']} members of etcd on this machine; "
             f"{where['date']}, {where['processor']}, load {where['load']}."
         )
         fill(ROOT / "docs/benchmarks.md", BEGIN, END, [text, table(run)])

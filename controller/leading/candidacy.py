@@ -54,18 +54,21 @@ class Candidacy:
     def __init__(
         self,
         store: SharedStore,
+        elections: SharedStore,
         presence: PresenceRecord,
         times: Leadership,
         hearing: Hearing,
         wake: Callable[[], None],
     ) -> None:
-        """`wake` makes the loop turn, from any thread. Nothing begins before `start`."""
+        """`elections`: the same store, which answers or fails within `times.answer_s`; it is closed by `close`. `wake` makes the
+        loop turn, from any thread. Nothing begins before `start`."""
         self._times = times
         self._hearing = hearing
         self._count_s = 0.0
         self._store = store
         self._wake = wake
-        self._asking = Asking(store, presence, times.lease_s)
+        self._elections = elections
+        self._asking = Asking(elections, presence, times.lease_s)
         self._elector = Elector(self._asking, times, wake)
         self._follower: Follower | None = None
         self._last: LeaderRecord | None = None
@@ -177,11 +180,12 @@ class Candidacy:
         if self.trouble:
             text = f"the store does not answer ({self.trouble}); training goes on"
         leader = ", ".join(last.clients_at) if last is not None and held else ""
-        return Refused(reason=f"controller {self.name} stands by; {text}", standby=True, leader=leader)
+        return Refused(reason=f"stands by; {text}", standby=True, leader=leader)
 
     def close(self) -> None:
         """Let another one lead, at once if the store answers."""
         self._elector.close()
+        self._elections.close()
         if self._follower is not None:
             self._follower.close()
 

@@ -64,7 +64,12 @@ class Failure(enum.Enum):
     UNKNOWN = "whether it was done is not known"
 
 
-_NOTHING_DONE = ("etcdserver: no leader", "etcdserver: too many requests", "etcdserver: not capable")
+_NOTHING_DONE = (
+    "etcdserver: no leader",
+    "etcdserver: too many requests",
+    "etcdserver: not capable",
+    "failed to connect to all addresses",  # of gRPC: the call was not sent
+)
 _TOKEN = ("etcdserver: invalid auth token", "etcdserver: revision of auth store is old")
 _NO_SPACE = "etcdserver: mvcc: database space exceeded"
 _COMPACTED = "etcdserver: mvcc: required revision has been compacted"
@@ -206,6 +211,8 @@ class Connection:
             return Compacted(text)
         if error.details() == _NO_SPACE:  # raised both before and after the change is made
             text = "its space is used up (alarm NOSPACE). Compact and defragment it, then `etcdctl alarm disarm`"
+        elif text.startswith("failed to connect to all addresses"):
+            text = f"it cannot be reached: {text.rpartition('last error: ')[2].removeprefix('UNKNOWN: ')}"
         elif error.code().name == "DEADLINE_EXCEEDED":
             text = f"no answer within {self.access.timeout_s:g} s"
         elif error.code().name == "PERMISSION_DENIED":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -43,8 +43,10 @@ def options(struct: type[msgspec.Struct], at: str = "") -> Iterator[tuple[str, m
     """All options, those of sections too, by their way from the top."""
     for field in msgspec.structs.fields(struct):
         yield f"{at}{field.name}", field
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from options(field.type, f"{at}{field.name}.")
+        parts = get_args(field.type)
+        section = parts[0] if parts[1:] == (type(None),) else field.type  # it may be left out as a whole
+        if isinstance(section, type) and issubclass(section, msgspec.Struct):
+            yield from options(section, f"{at}{field.name}.")
 
 
 def written(file: str, option: str) -> tuple[bool, Any, str]:
@@ -80,6 +82,9 @@ def test_an_option_is_shown_with_its_default(file: str, option: str, field: msgs
     assert "# " in comment, f"{option} is not explained"
     if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
         return  # a section: its options have defaults
+    if field.required:
+        assert commented, f"{option} has no default, so it cannot be shown as one"
+        return
     default = field.default
     if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
         default = None if value and str(value).startswith("(") else field.default_factory()

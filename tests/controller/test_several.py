@@ -174,7 +174,7 @@ def test_agent_and_client_find_the_controller_that_leads_and_find_it_again(clust
         client.ask(Ping(), timeout_s=4.0)
     text = str(failed.value)
     assert f"{cluster.clients[0]} (no answer)" in text
-    assert f"{cluster.clients[1]} (stands by, and says that {cluster.others.leader} leads)" in text
+    assert f"{cluster.clients[1]} (stands by; {cluster.others.leader} leads)" in text
     assert cluster.clients[2] in text
     before = len([asked for asked in cluster.others.asked if isinstance(asked, AgentHello)])
     eventually(
@@ -215,7 +215,7 @@ def test_the_command_remembers_who_has_answered_last(cluster: Cluster) -> None:
 def test_a_standby_alone_is_waited_for_and_then_named(tmp_path: Path) -> None:
     others = Standbys(tmp_path)
     client = Client(others.standby[0])
-    with pytest.raises(ClusterUnreachable, match=f"stands by, and says that {others.leader} leads"):
+    with pytest.raises(ClusterUnreachable, match=f"stands by; {others.leader} leads"):
         client.ask(Ping(), timeout_s=1.0)
     assert 1 < len(others.asked) < 30, "asked again, less and less often"
     client.close()

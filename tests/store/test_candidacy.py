@@ -28,7 +28,9 @@ class Standing:
         self.name = name
         self.store = etcd.store(root)
         presence = PresenceRecord(name=name, version="0", since_s=0.0, clients_at=(f"ipc:///{name}",))
-        self.candidacy = Candidacy(self.store, presence, leadership(5), Hearing(5.0, 2.0), lambda: None)
+        self.candidacy = Candidacy(
+            self.store, etcd.store(root, timeout_s=1.0), presence, leadership(5), Hearing(5.0, 2.0), lambda: None
+        )
         self.begun: Begin | None = None
         self.ended = ""
         self.candidacy.start()

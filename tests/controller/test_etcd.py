@@ -1,0 +1,199 @@
+"""The real controller with its store in a real etcd."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from elasticd.controller import config
+from elasticd.controller.store import etcd_api
+from elasticd.protocol.errors import OperatorError
+from elasticd.protocol.messages import Envelope, GetJob, Ping, Refused, StartWorker, Submit, Submitted, WorkerReport
+from elasticd.protocol.model import JobPhase, WorkerPhase
+
+from ..etcds import PASSWORD, USER, Etcd, needed
+
+_spec = importlib.util.spec_from_file_location("controller_daemon_stories", Path(__file__).with_name("test_daemon.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_daemon_stories"] = _module
+_spec.loader.exec_module(_module)
+SPEC, status, PATIENCE_S = _module.SPEC, _module.status, _module.PATIENCE_S
+
+
+class OnEtcd(_module.Controller):  # type: ignore[misc, name-defined]
+    """A controller whose store is `etcd`."""
+
+    def __init__(self, directory: Path, etcd: Etcd) -> None:
+        self.etcd = etcd
+        super().__init__(directory)
+
+    def start(self) -> None:
+        options = yaml.safe_load(self.config.read_text())
+        password = self.directory / "password"
+        password.write_text(PASSWORD + "\n")
+        password.chmod(0o600)
+        options |= {
+            "store": "etcd",
+            "etcd": {"endpoints": [member.endpoint for member in self.etcd.members], "timeout_s": 2.0},
+        }
+        if self.etcd.tls:
+            ca = str(self.etcd.directory / "ca.pem")
+            options["etcd"] |= {"ca": ca, "user": USER, "password_file": "password"}
+        self.config.write_text(yaml.safe_dump(options))
+        super().start()
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    needed()
+    directory = tmp_path / "etcd"
+    directory.mkdir()
+    etcd = Etcd(directory, tls=True)
+    yield etcd
+    etcd.close()
+
+
+@pytest.fixture
+def controller(tmp_path: Path, etcd: Etcd) -> Iterator[Any]:
+    controller = OnEtcd(tmp_path, etcd)
+    _until_it_leads(controller)
+    yield controller
+    controller.close()
+
+
+def test_a_job_in_etcd_lives_through_the_death_of_its_controller_and_of_etcd(controller: Any, etcd: Etcd) -> None:
+    controller.hello()
+    submitted = controller.ask(Submit(spec=SPEC), "first")
+    assert isinstance(submitted, Submitted)
+    start = controller.hear(StartWorker)
+    controller.say(WorkerReport(status=status(start.job, WorkerPhase.TRAINING, 1, 5, 1)))
+    controller.job_once(start.job, JobPhase.RUNNING)
+    assert not (controller.directory / "state" / "cluster.db").exists()
+
+    controller.process.send_signal(signal.SIGKILL)
+    controller.process.wait()
+    controller.start()
+    _until_it_leads(controller)
+    assert controller.ask(Submit(spec=SPEC), "first") == submitted
+    controller.hello(status(start.job, WorkerPhase.TRAINING, 1, 9, 2))
+    assert controller.ask(GetJob(job=start.job)).job.step == 9
+
+    etcd.members[0].kill()
+    second = Envelope(id="second", request=Submit(spec=SPEC))
+    controller.client.send(msgspec.msgpack.encode(second))  # its outcome may be unknown: then there is no answer yet
+    until_s = time.monotonic() + PATIENCE_S
+    while not isinstance(refused := controller.ask(Submit(spec=SPEC), secrets.token_hex(4)), Refused):
+        assert time.monotonic() < until_s, controller.log()
+    assert re.search(r"(cannot record anything: |does not answer \()etcd at 127.0.0.1", refused.reason)
+    etcd.members[0].start()
+    _until_it_leads(controller)
+    controller.hello(status(start.job, WorkerPhase.TRAINING, 1, 11, 3))
+    assert isinstance(controller.ask(Submit(spec=SPEC), "second"), Submitted)
+    assert controller.ask(GetJob(job=start.job)).job.phase is JobPhase.RUNNING
+    assert controller.process.poll() is None
+    assert PASSWORD not in controller.log()
+
+
+def test_a_controller_that_was_replaced_says_so_and_stands_for_election_again(controller: Any, etcd: Etcd) -> None:
+    controller.hello()
+    other = etcd.store("/elasticctl/test")
+    other.begin()
+    other.close()
+    controller.client.send(msgspec.msgpack.encode(Envelope(id="x", request=Submit(spec=SPEC))))
+    _until(controller, lambda: "another controller writes to the store now; stands by" in controller.log())
+    _until(controller, lambda: "leads with term 2" in controller.log())
+    assert "Traceback" not in controller.log()
+
+
+def test_a_controller_that_cannot_reach_etcd_says_so_and_waits_for_it(controller: Any, etcd: Etcd) -> None:
+    controller.process.send_signal(signal.SIGTERM)
+    assert controller.process.wait(PATIENCE_S) == 0
+    etcd.members[0].kill()
+    controller.start()
+    refused = controller.ask(Ping())
+    assert isinstance(refused, Refused)
+    assert refused.standby
+    _until(controller, lambda: f"etcd at {etcd.members[0].endpoint}" in controller.ask(Ping()).reason)
+    etcd.members[0].start()
+    _until_it_leads(controller)
+    assert "Traceback" not in controller.log()
+
+
+def _until_it_leads(controller: Any) -> None:
+    _until(controller, lambda: not isinstance(controller.ask(Ping()), Refused))
+
+
+def _until(controller: Any, probe: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not probe():
+        assert time.monotonic() < until_s, controller.log()
+        time.sleep(0.1)
+
+
+# --------------------------------------------------------------------------------------------------- configuration
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("store: etcd", "etcd.endpoints: is missing"),
+        ("store: postgres", "store"),
+        ("store: etcd\netcd: {endpoints: []}", "etcd.endpoints"),
+        ("store: etcd\netcd: {endpoints: [here]}", "is not HOST:PORT"),
+        ("store: etcd\netcd: {endpoints: ['h:1'], root: nowhere}", "etcd.root"),
+        ("store: etcd\netcd: {endpoints: ['h:1'], user: me, password_file: p}", "etcd.ca is missing"),
+        ("store: etcd\netcd: {endpoints: ['h:1'], ca: ca, user: me}", "go together"),
+        ("store: etcd\netcd: {endpoints: ['h:1'], ca: none.pem}", "etcd.ca: "),
+        ("store: etcd\netcd: {endpoints: ['h:1'], ca: ca, user: me, password_file: open}", "chmod 600"),
+        ("store: etcd\netcd: {endpoints: ['h:1'], timeout_s: 60}", "etcd.timeout_s"),
+        ("store: etcd\netcd: {endpoints: ['h:1'], prefix: /a}", "prefix"),
+    ],
+)
+def test_a_wrong_option_is_named(tmp_path: Path, text: str, words: str) -> None:
+    try:
+        etcd_api.load()
+    except OperatorError as error:
+        pytest.skip(str(error))
+    (tmp_path / "ca").write_text("")
+    (tmp_path / "open").write_text("secret")
+    (tmp_path / "open").chmod(0o644)
+    file = tmp_path / "controller.yaml"
+    file.write_text(text)
+    (mistake,) = config.mistakes(file)
+    assert words in mistake
+    assert mistake.startswith(f"{file}: ")
+
+
+def test_where_the_store_is_and_how_one_is_let_in_is_configured(tmp_path: Path) -> None:
+    file = tmp_path / "controller.yaml"
+    file.write_text("cluster: lab")
+    assert config.etcd_of(config.load(file), file) is None
+    for name in ("ca", "p"):
+        (tmp_path / name).write_text("secret\n")
+        (tmp_path / name).chmod(0o600)
+    file.write_text("cluster: lab\nstore: etcd\netcd: {endpoints: ['h:1', 'i:2'], ca: ca, user: me, password_file: p}")
+    options = config.load(file)
+    assert options.etcd is not None
+    assert options.etcd.root_of("lab") == "/elasticctl/lab"
+    access = config.etcd_of(options, file)
+    assert access is not None
+    assert (access.endpoints, access.ca, access.user, access.password) == (
+        ("h:1", "i:2"),
+        tmp_path / "ca",
+        "me",
+        "secret",
+    )
+    assert "secret" not in repr(access)
