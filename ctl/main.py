@@ -75,6 +75,7 @@ ROOMS = {
     "report": ("report",),
     "policy": ("policy",),
     "config": ("config",),
+    "store": ("store",),
     "keys": ("keys", "login"),
     "simulate": ("simulate",),
     "doctor.command": ("doctor",),

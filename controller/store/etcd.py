@@ -91,6 +91,11 @@ class EtcdStore:
     def pages(self, first: str, end: str) -> Iterator[Listing]:
         return self._paged(self._key(first), self._key(end))
 
+    def is_whole(self, revision: int) -> bool:
+        """Is every commit either made or not, as of `revision`? Of a large one, a part may have been carried out by then."""
+        asked = self._rpc.RangeRequest(key=self._marker_key, revision=revision, count_only=True)
+        return int(self._range(asked).count) == 0
+
     def _listed(self, first: bytes, end: bytes, keys_only: bool = False) -> Listing:
         for _ in range(ATTEMPTS):
             records: list[Record] = []

@@ -1,0 +1,192 @@
+"""A store copied, backed up and restored, by the code of the command that an operator uses, and once by that itself."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import stat
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from elasticd.controller.records import CLUSTER_KEY, ClusterRecord
+from elasticd.controller.store import Deposed, Put, PutLeased, SqliteStore, StoreUnavailable
+from elasticd.controller.store.__main__ import main
+
+from ..etcds import PASSWORD, USER
+
+CLUSTER = Put(CLUSTER_KEY, msgspec.msgpack.encode(ClusterRecord(id="c1")))
+RECORDS = [
+    CLUSTER,
+    *(Put(f"/jobs/j-{n}/{part}", bytes([n % 256]) * 3000) for n in range(400) for part in ("spec", "state")),
+]
+
+
+def elasticctl(*words: object) -> subprocess.CompletedProcess[str]:
+    command = list(map(str, words))
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = main(command)
+    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    """A controller's state directory."""
+    (tmp_path / "state").mkdir()
+    store = SqliteStore(tmp_path / "state" / "cluster.db")
+    store.commit([], RECORDS)
+    store.close()
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def on_etcd(tmp_path: Path, etcds: Any) -> tuple[Path, Any]:
+    """A controller's configuration that names an etcd cluster, and that store."""
+    etcd, root = etcds.of("etcd-tls"), f"/elasticctl/{secrets.token_hex(4)}"
+    (tmp_path / "password").write_text(PASSWORD)
+    (tmp_path / "password").chmod(0o600)
+    options = {
+        "endpoints": [member.endpoint for member in etcd.members],
+        "root": root,
+        "ca": str(etcd.directory / "ca.pem"),
+        "user": USER,
+        "password_file": "password",
+        "timeout_s": 2.0,
+    }
+    file = tmp_path / "controller.yaml"
+    file.write_text(yaml.safe_dump({"etcd": options}))
+    return file, etcd.store(root)
+
+
+def held(store: Any) -> list[tuple[str, bytes]]:
+    return [(record.key, record.value) for record in store.list("").records]
+
+
+WANTED = sorted((put.key, put.value) for put in RECORDS)
+
+
+def test_a_store_is_copied_to_etcd_and_back(tmp_path: Path, filled: Path, on_etcd: tuple[Path, Any]) -> None:
+    file, store = on_etcd
+    command = [sys.executable, "-m", "elasticd.ctl.main", "store", "copy", f"sqlite:{filled}", f"etcd:{file}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cluster c1: 801 records, 400 jobs" in done.stdout
+    assert held(store) == WANTED
+    store.begin()
+    store.commit([], [PutLeased("/leader", b"", store.grant(60.0).id)])
+    done = elasticctl("copy", f"etcd:{file}", f"sqlite:{tmp_path / 'back.db'}")
+    assert done.returncode == 0, done.stderr
+    back = SqliteStore(tmp_path / "back.db")
+    assert held(back) == WANTED, "what a lease holds says who is there at the moment"
+    back.close()
+    with pytest.raises(Deposed):
+        store.commit([], [Put("/late", b"")])
+
+
+def test_a_store_that_is_not_empty_is_never_written_to(filled: Path, on_etcd: tuple[Path, Any], tmp_path: Path) -> None:
+    file, store = on_etcd
+    store.begin()
+    store.commit([], [Put("/a", b"")])
+    for source, target in (
+        (f"sqlite:{filled}", f"etcd:{file}"),
+        (f"sqlite:{filled}", f"sqlite:{filled / 'cluster.db'}"),
+    ):
+        done = elasticctl("copy", source, target)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"elasticctl: {target}: ")
+        assert len(done.stderr.splitlines()) == 1
+    assert "it is not empty: it has 1 records" in elasticctl("copy", f"sqlite:{filled}", f"etcd:{file}").stderr
+    store.commit([], [Put("/b", b"")])  # nor was its writer deposed
+    assert store.keys("") == ("/a", "/b")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("copy", "cluster.db", "sqlite:x"), "is no store"),
+        (("copy", "sqlite:none.db", "sqlite:x"), "there is no such file"),
+        (("copy", "sqlite:empty.db", "sqlite:x"), "there is nothing of a cluster in it"),
+        (("backup", "sqlite:empty.db", "x"), "there is nothing of a cluster in it"),
+        (("restore", "none", "sqlite:x"), "No such file"),
+        (("restore", "empty.db", "sqlite:x"), "is not a backup of a store"),
+        (("copy", "sqlite:empty.db", "etcd:none.yaml"), "there is nothing"),
+        (("backup", "etcd:none.yaml", "x"), "none.yaml"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    SqliteStore(tmp_path / "empty.db").close()
+    done = elasticctl(*words)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_store_in_use_is_not_copied_but_backed_up(tmp_path: Path, filled: Path) -> None:
+    store = SqliteStore(filled / "cluster.db")
+    done = elasticctl("copy", f"sqlite:{filled}", f"sqlite:{tmp_path / 'other.db'}")
+    assert done.returncode == 2
+    assert "in use by another controller" in done.stderr
+    done = elasticctl("backup", f"sqlite:{filled}", tmp_path / "kept")
+    assert done.returncode == 0, done.stderr
+    store.close()
+    assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o600
+    again = elasticctl("backup", f"sqlite:{filled}", tmp_path / "kept")
+    assert again.returncode == 2
+    assert "is there already" in again.stderr
+
+
+def test_a_backup_is_restored_and_says_what_that_means(tmp_path: Path, filled: Path, on_etcd: tuple[Path, Any]) -> None:
+    file, store = on_etcd
+    assert elasticctl("backup", f"sqlite:{filled}", tmp_path / "kept").returncode == 0
+    done = elasticctl("restore", tmp_path / "kept", f"etcd:{file}")
+    assert done.returncode == 0, done.stderr
+    assert "cluster c1" in done.stdout
+    assert "no step is lost" in done.stdout
+    assert held(store) == WANTED
+    assert elasticctl("backup", f"etcd:{file}", tmp_path / "second").returncode == 0
+    done = elasticctl("restore", tmp_path / "second", f"sqlite:{tmp_path / 'restored.db'}")
+    assert done.returncode == 0, done.stderr
+    restored = SqliteStore(tmp_path / "restored.db")
+    assert held(restored) == WANTED
+    restored.close()
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data[:-5] + b"x" + data[-4:]])
+def test_a_damaged_backup_is_refused_before_anything_is_written(tmp_path: Path, filled: Path, spoil: Any) -> None:
+    assert elasticctl("backup", f"sqlite:{filled}", tmp_path / "kept").returncode == 0
+    (tmp_path / "kept").write_bytes(spoil((tmp_path / "kept").read_bytes()))
+    done = elasticctl("restore", tmp_path / "kept", f"sqlite:{tmp_path / 'restored.db'}")
+    assert done.returncode == 2
+    assert "is damaged" in done.stderr
+    assert not (tmp_path / "restored.db").exists()
+
+
+def test_an_interrupted_copy_leaves_an_empty_store(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = shared()
+    store.begin()
+    real, left = store._connection.write, 2
+
+    def fails(method: Any, request: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise StoreUnavailable("no answer", outcome_unknown=True)
+        return real(method, request)
+
+    monkeypatch.setattr(store._connection, "write", fails)
+    with pytest.raises(StoreUnavailable) as caught:
+        store.commit([], RECORDS)
+    assert not caught.value.outcome_unknown
+    after = shared()
+    after.begin()
+    assert after.keys("") == ()
