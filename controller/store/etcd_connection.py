@@ -29,7 +29,7 @@ HAS_LEADER = ("hasleader", "true")
 OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # for one attempt, with the handshake of TLS
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", -1),  # pages are asked for by their number of records
     ("grpc.max_send_message_length", -1),
