@@ -8,7 +8,7 @@ Three kinds of things are observed:
   that is no worker uses a GPU, a disk is full, the driver does not answer. Some count only when they have lasted for a
   while.
 * *XIDs* happen once. What calls for a reset stays until the server has booted again, or until the GPU was lost and is back:
-  only that says that somebody has acted. An operator who has reset a GPU says so to the controller (`servers include`).
+  only that says that somebody has acted. An operator who has reset a GPU says so (`elasticctl uncordon --trust`).
 * What is merely worth noting (an XID of an application) is shown for a while, and bars nothing.
 
 What has barred a GPU from new work and is over is on *probation*: the GPU gets no new work for a while yet, twice as long

@@ -24,14 +24,16 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import GpuAddress, JobId, JobPhase, ServerId
 
-from .plan import SLOWER, Ending
+from .plan import Ending
 from .violation import Violation
 
 if TYPE_CHECKING:
     from .cluster import World
     from .worker import Worker
 
-MOVED_S = 60.0  # in which a job leaves what is drained, besides the times of its own script
+MOVED_S = 40.0  # in which a job leaves what is drained, besides the times of its own script
+CALM_S = 20.0  # after a fault
+SHRINKS = "max-min"  # under this policy a job can do with fewer GPUs whenever that is more than its least
 
 
 @dataclass
@@ -126,7 +128,7 @@ class Cordons:
 
     def _time_s(self, job: JobId) -> float:
         script = self._world.oracle.job(job).plan.script
-        return MOVED_S + 2 * script.start_s + 3 * SLOWER * script.step_s + script.evaluate_s
+        return MOVED_S + 2 * script.start_s + 4 * script.step_s + script.evaluate_s
 
     def _could_move(self, job: JobId, said: _Said) -> bool:
         """Is nobody waiting, and is there room for the whole job, where nothing has happened for a while?"""
@@ -141,14 +143,16 @@ class Cordons:
         cluster = world.controller.machine.cluster
         if cluster.awaited or cluster.reserved or any(not live.record.target for live in cluster.index.live.values()):
             return False
-        calm_s = world.timeline.now - MOVED_S
+        calm_s = world.timeline.now - CALM_S
         names = [entry.worker for entry in record.workers]
         if world.oracle.calm_since(*names) > calm_s or known.disturbed_at > calm_s:
             return False
         there = self._gpus(said, calm_s)
         own = sum(gpu in there for gpu in record.target)
         free = sum(cluster.index.on_gpu(gpu) is None for gpu in there)
-        return own + free >= len(record.target)
+        by_hand = any(live.record.manual_share is not None for live in cluster.index.live.values())
+        shrinks = cluster.policy.name == SHRINKS and not by_hand and own >= known.plan.spec.gpus.min
+        return shrinks or own + free >= len(record.target)
 
     def _gpus(self, drained: _Said, calm_s: float) -> frozenset[GpuAddress]:
         """Where a job may go: what may be used, on other servers that have been well for a while."""

@@ -330,9 +330,9 @@ FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
         Kind.DRAIN: Drawn(7, 30, 240),
         Kind.CORDON: Drawn(1, 5, 100),
         Kind.REMOVE: Drawn(2, 1, 20),
-        Kind.SCALE: Drawn(3),
+        Kind.SCALE: Drawn(1),
         Kind.CANCEL: Drawn(0.3),
-        Kind.SET_POLICY: Drawn(0.7),
+        Kind.SET_POLICY: Drawn(0.3),
         Kind.GPU_LEFT: Drawn(0.5, 10, 100),
         Kind.KILL_CONTROLLER: Drawn(1.5, 0.1, 10),
         Kind.CRASH_BEFORE_COMMIT: Drawn(0.5, 0.1, 5),
@@ -501,6 +501,8 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
     moment_of = _MOMENT_OF[focus] if focus is not None else _resize_moment if resizes else _moment
     if focus is not None:
         drawn = FOCUS_DRAWN[focus]
+    if focus is Focus.DRAINS and seed // FOCUS_OF % 2 == 0 and not shape.policy:
+        policy = "max-min"  # under which it is plain where there is room
     if focus in (Focus.LINES, Focus.RESIZES):
         weather = replace(weather, late=BAD_LINES, copies=BAD_LINES)
     faults = (

@@ -23,7 +23,7 @@ from elasticd.protocol.messages import (
     Submit,
     UncordonServer,
 )
-from elasticd.protocol.model import CordonKind, GpuAddress, JobId
+from elasticd.protocol.model import CordonKind, GpuAddress, JobId, ServerId
 from elasticd.protocol.principals import Principal
 
 from .intruders import INTRUDER
@@ -102,6 +102,14 @@ class Users(Process):
         self._removals[f"remove-{number}"] = agent, for_s
         self.ask(f"remove-{number}", RemoveServer(server=agent.server.server))
 
+    def _is_removed(self, server: ServerId, answer: Answer) -> bool:
+        """Who repeats a request that a controller has carried out and not answered before its end hears that there is none."""
+        return isinstance(answer, ServerRemoved) or (
+            isinstance(answer, Refused)
+            and answer.bad_input
+            and server not in self._world.controller.machine.cluster.sessions
+        )
+
     def _removed(self, name: str) -> None:
         agent, for_s = self._removals[name]
         self._world.removed.add(agent.name)
@@ -158,7 +166,7 @@ class Users(Process):
         self._world.oracle.answered(request, reply, self._world.stored(reply))
         self._world.cordons.answered(reply.id, request, reply.answer)
         self.answers_by_id[reply.id] = reply.answer
-        if isinstance(reply.answer, ServerRemoved) and request is not None:
+        if isinstance(request, RemoveServer) and self._is_removed(request.server, reply.answer):
             self._removed(reply.id)
         if isinstance(reply.answer, Refused):
             if reply.answer.not_allowed:
