@@ -7,7 +7,8 @@ so far. They come from the jobs that have ended (`ended`), as hazards by bin: ho
 
 * A job that has told nothing is compared with those that requested about as many GPUs. Few of these say little: their hazard is
   mixed with that of all jobs, and that with a heavy tail, where a job takes as long again as it has taken with a fixed
-  probability. Jobs that go on count as having survived the bins behind them.
+  probability. Jobs that go on count as having survived the bins behind them, but all together no more than those that have
+  ended: else a backlog of a thousand long jobs would make every newcomer look long, and let him wait for days.
 * A job that has told its length is compared with what became of others that had: the hazard is one of parts of what was told. As
   long as all have told the truth, all three values are what is told; where users err by a factor of two, they spread so far;
   where jobs end early, one of them is early. Who is over what he has told takes as long again as those before him who were.
@@ -68,7 +69,7 @@ def likely_s(ended: Ended, requested_gpus: int, done_s: float) -> tuple[float, .
 def _untold_s(ended: Ended, requested_gpus: Ints, done_s: Floats) -> tuple[Floats, Floats]:
     kind, at = kinds(requested_gpus), bins(LENGTHS_S, done_s * (1 + 1e-9))
     here = np.bincount(kind * len(LENGTHS_S) + at, minlength=KINDS * len(LENGTHS_S)).reshape(KINDS, -1)
-    left = _reached(ended.lengths) + _reached(here) - here
+    left = _survivors(ended.lengths, here)
     of_all = (ended.lengths.sum(0) + PRIOR * NO_LENGTH) / (left.sum(0) + PRIOR)
     hazard = (ended.lengths + SHRINK * of_all) / (left + SHRINK)
     ends = _ENDS_S[_ends_in(hazard, kind, at)] - LENGTHS_S[at]
@@ -79,7 +80,7 @@ def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Float
     part = done_s / np.maximum(told_s, 1e-9)
     at = bins(PARTS, part * (1 + 1e-9))
     here = np.bincount(at, minlength=len(PARTS))
-    left = _reached(ended.errors) + _reached(here) - here
+    left = _survivors(ended.errors, here)
     hazard = (ended.errors + PRIOR * TRUST) / (left + PRIOR)
     ends_in = _ends_in(hazard[None, :], np.zeros(len(at), dtype=np.int64), at)
     ends = np.maximum(_PART_MIDDLES[ends_in], np.where(ends_in == AS_TOLD, 0.0, (part + _PART_ENDS[ends_in]) / 2))
@@ -88,6 +89,13 @@ def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Float
     sure = (ends_in == AS_TOLD).all(axis=0)  # nothing will be known of these before they are over what they have told
     following = np.where(sure, AS_TOLD + 1, np.minimum(at + 1, len(PARTS) - 1))
     return np.where(part < 1, left_s, over), PARTS[following] * told_s - done_s
+
+
+def _survivors(ended: Ints, here: Ints) -> Floats:
+    """How many have come to each bin, and have ended there or gone on. `here`: jobs that are not over, by where they are."""
+    weight = min(1.0, float(ended.sum()) / max(float(here.sum()), 1.0))
+    found: Floats = _reached(ended) + weight * (_reached(here) - here)
+    return found
 
 
 def _reached(ended: Ints) -> Ints:
