@@ -14,6 +14,7 @@ import numpy as np
 from ..scheduler.view import Floats, Gpus, Ints
 from .costs import Costs
 from .jobs import Jobs
+from .standstill import Standstill
 from .workload import Workload
 
 Began = Callable[[Ints, Ints, Floats, Floats], None]  # as `Knowledge.began`
@@ -30,6 +31,7 @@ class Progress:
         self._curve = workload.curve
         self._work_s = workload.work_s
         self._prices = _Prices(costs, workload)
+        self._standstill = Standstill(workload.work_s)
         self._switching = costs.switches
         self._releasing = costs.releases
         self.works_with = np.zeros(n, dtype=np.int64)  # GPUs, all or some of its own; those to come are counted
@@ -89,7 +91,10 @@ class Progress:
     def over(self) -> Ints:
         """The places of the jobs that have ended by now."""
         jobs = self._jobs
-        return jobs.running[self._end_s[jobs.run] <= self.now] if self._next_end_s <= self.now else jobs.running[:0]
+        if self._next_end_s > self.now:
+            return jobs.running[:0]
+        self._standstill.ended()
+        return jobs.running[self._end_s[jobs.run] <= self.now]
 
     def at_work(self) -> float:
         """How many times as fast as with one GPU each jobs work now, summed up."""
@@ -117,17 +122,18 @@ class Progress:
         return free_s
 
     def fall_back(self, numbers: Ints, places: Ints) -> None:
-        """Jobs that give all their GPUs up go on from their last checkpoint later."""
+        """Jobs that give all their GPUs up go on from their last checkpoint. Raises UserError where no job comes any further."""
         every_s = self._prices.checkpoint_every_s[numbers]
         if not every_s.any():
             return
+        left_s = self._jobs.columns.left_s
         trained_s = self.now - self._given_s[numbers] - self._prices.start_s[numbers]
         falls = (every_s > 0) & (trained_s > 0)
         if np.count_nonzero(falls):
-            numbers, places = numbers[falls], places[falls]
-            lost_s = trained_s[falls] % every_s[falls]
-            left_s = self._jobs.columns.left_s
-            left_s[places] = np.minimum(self._work_s[numbers], left_s[places] + lost_s * self._rate[numbers])
+            fallen, lost_s = places[falls], trained_s[falls] % every_s[falls]
+            back_s = left_s[fallen] + lost_s * self._rate[numbers[falls]]
+            left_s[fallen] = np.minimum(self._work_s[numbers[falls]], back_s)
+        self._standstill.interrupted(numbers, left_s[places], len(self._jobs))
 
     def start(self, numbers: Ints, free_s: Floats) -> None:
         self._given_s[numbers] = self.now + free_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.policies import load_policy
 from elasticd.scheduler.view import Curves
@@ -97,3 +98,16 @@ def test_a_preempted_job_goes_on_from_its_last_checkpoint(every_s: float, lost_s
     first_s = second_s + 1.0 + 25.0 - 9.0 + lost_s
     both = [pytest.approx(first_s), pytest.approx(second_s)]
     assert ends_s(costs, (0.0, 10.0), (100.0, 20.0), "srtf") == both
+
+
+def test_a_policy_whose_turns_end_before_the_next_checkpoint_is_refused_instead_of_simulated_for_ever() -> None:
+    """Two jobs take turns of a minute, and lose all of it each time."""
+    costs = Costs("test", start_s=0.0, ready_s=0.0, pause_s=0.0, checkpoint_every_s=100.0)
+    with pytest.raises(UserError, match=r"no job comes any further.*checkpoint_every_s"):
+        simulation(costs, (0.0, 0.0), (1000.0, 1000.0), "gandiva").run()
+
+
+def test_turns_that_last_longer_than_the_time_between_checkpoints_bring_all_jobs_to_their_ends() -> None:
+    costs = Costs("test", start_s=0.0, ready_s=0.0, pause_s=0.0, checkpoint_every_s=50.0)
+    first_s, second_s = ends_s(costs, (0.0, 0.0), (1000.0, 1000.0), "gandiva")
+    assert 2 * 250.0 < max(first_s, second_s) < 2 * 250.0 * 60.0 / 50.0
