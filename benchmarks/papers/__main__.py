@@ -1,9 +1,12 @@
 """The published results of AFS, EDL and Elan beside ours and the peers'. `make papers`
 
-    python -m benchmarks.papers [--quick | --cluster NAME ...] [--data DIRECTORY] [--processes N]
+    python -m benchmarks.papers [--quick] [--cluster NAME]... [--trace FILE [--profiles FILE] [--random-models]]
+        [--data DIRECTORY] [--processes N]
 
 Writes out/papers.json, docs/papers.md and docs/papers/*.png; with `--quick` (the two smallest virtual clusters) it leaves the
-docs alone and writes out/papers-quick.json, out/papers-quick.md and out/papers-quick/. What has been simulated stands in
+docs alone and writes out/papers-quick.json, out/papers-quick.md and out/papers-quick/. With `--trace` the clusters of any file
+that `elasticctl simulate` reads stand in AFS's and EDL's tables, too, without a published number; it writes out/papers-trace.*
+then. `--cluster` picks some of AFS's virtual clusters, or of that file. What has been simulated stands in
 out/papers/, so that an interrupted run goes on where it was. A deviation over 10 % that nothing explains, or an explanation of
 one that is not there, is an error: the page is written, without that explanation, and the exit code is 1.
 """
@@ -19,9 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elasticd.protocol.errors import ElasticError
+from elasticd.protocol.errors import ElasticError, UserError
 
-from . import altruistic, average, edl, elan, inputs, peak, simulators, tail, variants
+from . import altruistic, average, edl, elan, inputs, own, peak, simulators, tail, variants
 from .cases import Case
 from .findings import faults
 from .inputs import VirtualCluster
@@ -41,6 +44,7 @@ Written by `make papers` from its results; do not edit. What was published, what
     make papers ARGS=--quick               # the two smallest virtual clusters; leaves this page alone
     make papers ARGS="--data DIRECTORY"    # where the traces are (default: ../shared/data)
     make papers ARGS="--cluster e13805"    # AFS's and EDL's tables for this virtual cluster alone (may be repeated)
+    make papers ARGS="--quick --trace FILE"    # a trace of one's own in the same tables; leaves this page alone
 
 This page holds {simulations} simulations. Of the eleven virtual clusters of AFS Table 3 six are at hand; here are
 {clusters}{missing}.
@@ -52,21 +56,12 @@ in a figure only are not read off it; ranges and numbers are those of its text."
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description="The papers' results beside ours.")
-    parser.add_argument("--quick", action="store_true", help="the two smallest virtual clusters, to see that it works")
-    names = [cluster.name for cluster in inputs.VIRTUAL_CLUSTERS]
-    parser.add_argument("--cluster", choices=names, action="append", help="this virtual cluster (several times: these)")
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="where the traces are")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="simulations at a time")
-    options = parser.parse_args()
+    options = _options()
     if not (options.data / inputs.PHILLY).exists():
         print(f"{options.data}: the traces are not there ({inputs.PHILLY}); say where with --data", file=sys.stderr)
         return 2
-    chosen = options.cluster or names
-    clusters = [cluster for cluster in inputs.VIRTUAL_CLUSTERS if cluster.name in chosen]
-    if options.quick:
-        clusters = list(inputs.SMALLEST)
     try:
+        clusters = _clusters(options)
         wanted = sorted({case for figure in FIGURES for case in figure.cases(clusters)}, key=_size)
         results = gather(wanted, options.data, ROOT / "out" / "papers", options.processes)
     except ElasticError as error:
@@ -78,10 +73,44 @@ def main() -> int:
     peers = inputs.peers(options.data)
     sections = [figure.section(results, clusters, peers) for figure in FIGURES]
     wrong = [fault for section in sections for fault in faults(section.findings, section.explanations)]
-    _write(sections, results, clusters, options.quick)
+    _write(sections, results, clusters, "-trace" if options.trace else "-quick" if options.quick else "")
     for fault in wrong:
         print(fault, file=sys.stderr)
     return int(bool(wrong))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description="The papers' results beside ours.")
+    parser.add_argument("--quick", action="store_true", help="the two smallest virtual clusters, to see that it works")
+    parser.add_argument("--cluster", action="append", default=[], help="this virtual cluster (several times: these)")
+    parser.add_argument("--trace", type=Path, help="a file of jobs, whose clusters stand beside AFS's")
+    parser.add_argument("--profiles", type=Path, help="its throughputs (default: those of AFS's models)")
+    parser.add_argument(
+        "--random-models", action="store_true", help="its models drawn from the profiles, whatever it names"
+    )
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="where the traces are")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="simulations at a time")
+    return parser.parse_args()
+
+
+def _clusters(options: argparse.Namespace) -> list[VirtualCluster]:
+    """AFS's, then those of an own trace. Raises UserError for names that neither has."""
+    known = [cluster for cluster in inputs.VIRTUAL_CLUSTERS if cluster.name in options.cluster]
+    names = [cluster.name for cluster in inputs.VIRTUAL_CLUSTERS]
+    others = [name for name in options.cluster if name not in names]
+    if options.trace is None:
+        if others:
+            raise UserError(f"no virtual cluster {others[0]!r}; there are {', '.join(names)}, and those of a --trace")
+        if options.profiles or options.random_models:
+            raise UserError("--profiles and --random-models are those of an own trace; name it with --trace")
+        own_ones = []
+    else:
+        own_ones = own.clusters(options.trace, others, options.profiles, options.random_models, options.data)
+    if options.quick:
+        known = list(inputs.SMALLEST)
+    elif not known:
+        known = list(inputs.VIRTUAL_CLUSTERS)
+    return [*known, *own_ones]
 
 
 def _size(case: Case) -> tuple[int, str]:
@@ -90,8 +119,8 @@ def _size(case: Case) -> tuple[int, str]:
     return max((jobs.get(value, 0) for _, value in case.where), default=0), case.label
 
 
-def _write(sections: Sequence[Section], results: Results, clusters: Sequence[VirtualCluster], quick: bool) -> None:
-    suffix = "-quick" if quick else ""
+def _write(sections: Sequence[Section], results: Results, clusters: Sequence[VirtualCluster], suffix: str) -> None:
+    """`suffix`: of the files' names; "": the page of the docs."""
     out = ROOT / "out"
     document = {
         "sections": [section.document() for section in sections],
@@ -101,7 +130,7 @@ def _write(sections: Sequence[Section], results: Results, clusters: Sequence[Vir
         ],
     }
     (out / f"papers{suffix}.json").write_text(json.dumps(_plain(document), indent=1) + "\n", encoding="utf-8")
-    page = out / "papers-quick.md" if quick else ROOT / "docs" / "papers.md"
+    page = out / f"papers{suffix}.md" if suffix else ROOT / "docs" / "papers.md"
     pictures = page.with_suffix("")
     missing = [cluster for cluster in inputs.VIRTUAL_CLUSTERS if cluster not in clusters]
     introduction = INTRODUCTION.format(

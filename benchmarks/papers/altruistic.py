@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from .average import draw_reductions, name, reduction
 from .cases import Case, afs, each
 from .findings import Finding, above, number
-from .inputs import Peers, VirtualCluster
+from .inputs import Peers, VirtualCluster, published
 from .page import Picture, Section, table
 from .results import Results
 
@@ -33,7 +33,7 @@ def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
     return Section(
         title="AFS Fig. 11: giving leftovers away is not enough",
         text=TEXT,
-        findings=list(_findings(results, clusters)),
+        findings=list(_findings(results, published(clusters))),
         explanations=EXPLANATIONS,
         tables=[_table(results, clusters)],
         pictures=[

@@ -13,7 +13,7 @@ from elasticd.simulator.plots import style
 from .bars import grouped, legend
 from .cases import Case, afs, each
 from .findings import Finding, above, between, number
-from .inputs import Peers, VirtualCluster
+from .inputs import Peers, VirtualCluster, published
 from .page import Picture, Section, table
 from .results import CELLS, Results
 
@@ -50,7 +50,7 @@ def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
     return Section(
         title="AFS Fig. 5: average JCT",
         text=TEXT,
-        findings=list(_findings(results, clusters)),
+        findings=list(_findings(results, published(clusters))),
         explanations=EXPLANATIONS,
         tables=[_jcts(results, clusters), *_absolute(results, clusters)],
         pictures=[
@@ -76,7 +76,7 @@ def reduction(results: Results, cluster: VirtualCluster, base: str, policy: str)
 
 
 def name(cluster: VirtualCluster) -> str:
-    return f"{cluster.number}: {cluster.name}"
+    return cluster.name if cluster.number is None else f"{cluster.number}: {cluster.name}"
 
 
 def draw_reductions(

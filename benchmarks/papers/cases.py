@@ -19,7 +19,7 @@ from elasticd.simulator.runs import Setup
 from elasticd.simulator.workload import servers
 
 from . import peer_rules
-from .inputs import AFS_MODELS, GPUS, PHILLY, SERVERS, VirtualCluster
+from .inputs import GPUS, SERVERS, VirtualCluster
 
 SOURCES = Path(elasticd.__file__).parent
 CODE = ("simulator", "scheduler")  # what a result depends on, under the package
@@ -50,7 +50,7 @@ class Case:
     @property
     def label(self) -> str:
         """For people who wait."""
-        rows = " ".join(value for _, value in self.where)
+        rows = " ".join(value for _, value in self.where) or Path(self.trace).stem
         details = [f"{name}={value}" for name, value in self.parameters]
         details += [self.costs] if self.costs != "none" else []
         details += [name for name in ("packing", "cap_at_request") if getattr(self, name)]
@@ -60,7 +60,8 @@ class Case:
 
 def philly(cluster: VirtualCluster, policy: str, **rest: Any) -> Case:
     """AFS's set-up: a virtual cluster's jobs on 64 GPUs."""
-    return Case(PHILLY, (("vc", cluster.name),), AFS_MODELS, policy, **rest)
+    where = ((cluster.column, cluster.name),) if cluster.column else ()
+    return Case(cluster.trace, where, cluster.profiles, policy, random_models=cluster.random_models, **rest)
 
 
 def afs(cluster: VirtualCluster, policy: str, peak: bool = False) -> Case:
@@ -79,7 +80,7 @@ def setup(case: Case, data: Path) -> Setup:
     curves = profiles.load(data / case.profiles, case.gpu_type)
     cluster = servers(case.servers, case.gpus_per_server)
     gpus = case.servers * case.gpus_per_server
-    assigned = assign.assign(trace, gpus, curves, case.seed, case.cap_at_request, case.random_models)
+    assigned = assign.assign(trace.up_to(gpus), gpus, curves, case.seed, case.cap_at_request, case.random_models)
     return Setup(assigned, cluster, PRESETS[case.costs], case.seed, case.packing)
 
 

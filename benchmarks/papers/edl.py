@@ -12,7 +12,7 @@ from elasticd.scheduler.view import Floats
 from .average import name
 from .cases import Case, philly
 from .findings import Finding, exactly, number
-from .inputs import VIRTUAL_CLUSTERS, Peers, VirtualCluster
+from .inputs import VIRTUAL_CLUSTERS, Peers, VirtualCluster, published
 from .page import Section, table
 from .results import Record, Results
 
@@ -56,7 +56,8 @@ EXPLANATIONS = {
 
 def _shown(clusters: Sequence[VirtualCluster]) -> list[VirtualCluster]:
     """A crowded one is always among them, since EDL's cluster was crowded for many hours."""
-    return [cluster for cluster in VIRTUAL_CLUSTERS if cluster in clusters or cluster.name == CROWDED]
+    known = [cluster for cluster in VIRTUAL_CLUSTERS if cluster in clusters or cluster.name == CROWDED]
+    return [*known, *(cluster for cluster in clusters if cluster.number is None)]
 
 
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
@@ -73,7 +74,7 @@ def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
     return Section(
         title="EDL Table 2: Elastic-Tiresias",
         text=TEXT,
-        findings=list(_findings(results, _shown(clusters))),
+        findings=list(_findings(results, published(_shown(clusters)))),
         explanations=EXPLANATIONS,
         tables=[_table(results, _shown(clusters))],
     )

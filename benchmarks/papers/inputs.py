@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,15 @@ SERVERS, GPUS = 16, 4  # AFS 5.1
 
 @dataclass(frozen=True)
 class VirtualCluster:
-    """One of AFS Table 3."""
+    """One of AFS Table 3, or of somebody's own trace (`own`)."""
 
     name: str
-    number: int  # there
+    number: int | None  # there; None: of an own trace
     jobs: int  # in the file, which has up to 0.4 % fewer than the table
+    trace: str = PHILLY  # in the folder of the data, or an absolute path
+    column: str = "vc"  # whose value tells the cluster's jobs; "": all jobs of the file are its
+    profiles: str = AFS_MODELS
+    random_models: bool = False
 
 
 VIRTUAL_CLUSTERS = (
@@ -32,6 +37,13 @@ VIRTUAL_CLUSTERS = (
     VirtualCluster("103959", 7, 2677),
     VirtualCluster("ed69ec", 11, 1400),
 )
+
+
+def published(clusters: Iterable[VirtualCluster]) -> list[VirtualCluster]:
+    """Those that a paper has figures of, to compare with."""
+    return [cluster for cluster in clusters if cluster.number is not None]
+
+
 SMALLEST = tuple(sorted(VIRTUAL_CLUSTERS, key=lambda cluster: cluster.jobs)[:2])
 
 

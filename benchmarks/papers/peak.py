@@ -10,7 +10,7 @@ from .average import name
 from .bars import grouped
 from .cases import Case, afs
 from .findings import Finding, between, exactly, number
-from .inputs import VIRTUAL_CLUSTERS, Peers, VirtualCluster
+from .inputs import VIRTUAL_CLUSTERS, Peers, VirtualCluster, published
 from .page import Picture, Section, table
 from .results import Results
 
@@ -42,7 +42,7 @@ def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
     return Section(
         title="AFS Fig. 6: rigid policies with the GPUs of peak throughput",
         text=TEXT,
-        findings=list(_findings(results, clusters)),
+        findings=list(_findings(results, published(clusters))),
         explanations=EXPLANATIONS,
         tables=[_table(results, clusters)],
         pictures=[

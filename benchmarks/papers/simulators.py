@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from .average import name
 from .cases import Case, afs, philly
 from .findings import Finding, exactly, number
-from .inputs import Peers, VirtualCluster
+from .inputs import Peers, VirtualCluster, published
 from .page import Section, table
 from .results import Results
 
@@ -45,7 +45,7 @@ EXPLANATIONS = {"tiresias-dlas-gpu-4": _TAIL}
 
 
 def _compared(clusters: Sequence[VirtualCluster]) -> list[VirtualCluster]:
-    return [cluster for cluster in clusters if cluster.jobs <= MOST_JOBS]
+    return [cluster for cluster in published(clusters) if cluster.jobs <= MOST_JOBS]
 
 
 def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:

@@ -15,7 +15,7 @@ from .average import LENGTHS_KNOWN, LENGTHS_UNKNOWN, POLICIES, name
 from .bars import grouped, legend
 from .cases import Case, afs, each
 from .findings import Finding, above, number
-from .inputs import Peers, VirtualCluster
+from .inputs import Peers, VirtualCluster, published
 from .page import Picture, Section, table
 from .results import Results
 
@@ -43,7 +43,7 @@ def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
     return Section(
         title="AFS Fig. 9 and 10: the tail, and who gains",
         text=TEXT,
-        findings=list(_findings(results, clusters)),
+        findings=list(_findings(results, published(clusters))),
         explanations=EXPLANATIONS,
         tables=[_table(results, clusters)],
         pictures=[

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from .average import draw_reductions, name, reduction
 from .cases import Case, afs, each
 from .findings import Finding, below, between, exactly, number
-from .inputs import VIRTUAL_CLUSTERS, Peers, VirtualCluster
+from .inputs import VIRTUAL_CLUSTERS, Peers, VirtualCluster, published
 from .page import Picture, Section, table
 from .results import Results
 
@@ -38,7 +38,7 @@ def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
     return Section(
         title="AFS Fig. 13: what the variants of AFS need to know",
         text=TEXT,
-        findings=list(_findings(results, clusters)),
+        findings=list(_findings(results, published(clusters))),
         explanations=EXPLANATIONS,
         tables=[_table(results, clusters)],
         pictures=[

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import elasticd
-from benchmarks.papers import cases, elan, inputs, peer_rules, results
+from benchmarks.papers import average, cases, edl, elan, inputs, own, peer_rules, results
 from benchmarks.papers.__main__ import FIGURES
 from benchmarks.papers.findings import LIMIT, Finding, Published, above, below, between, exactly, faults
 from benchmarks.papers.page import Section
+from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.policies import load_policy
 from elasticd.scheduler.view import Curves
@@ -237,6 +238,54 @@ def test_afs_l_is_pcs_rule_job_by_job(seed: int) -> None:
     assert ours.end_s.tolist() == theirs.end_s.tolist()
 
 
+# -- a trace of one's own
+
+
+def test_clusters_of_an_own_trace_stand_in_the_tables_without_a_published_number(data: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.csv"
+    mine.write_text(JOBS + JOBS.split("\n", 1)[1].replace("A,", "B,"))
+    found = own.clusters(mine, ["B"], None, False, data)
+    assert [(cluster.name, cluster.number, cluster.jobs) for cluster in found] == [("B", None, 30)]
+    both = [FIRST, *found]
+    done = {case: results.simulate(case, data) for case in set(average.cases(both))}
+    section = average.section(done, both, inputs.Peers({}))
+    rows = [line for line in section.tables[0].splitlines() if line.startswith(("| 4: A |", "| B |"))]
+    assert [row.split("|")[3:] for row in rows[:1]] == [row.split("|")[3:] for row in rows[1:]]  # the same jobs
+    assert {finding.what.split(":")[0] for finding in section.findings} == {"trace 4"}
+    assert found[0] in edl._shown(found)
+
+
+def test_all_jobs_of_a_trace_without_clusters_are_one_of_its_name_and_too_large_ones_are_left_out(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "lab.csv"
+    mine.write_text("job_id,submission_time,duration,num_gpu\na,0,100,1\nb,5,100,999\nc,9,50,2\n")
+    (found,) = own.clusters(mine, [], None, False, data)
+    assert (found.name, found.jobs, found.column) == ("lab", 3, "")
+    assert "1 of 3 jobs requested more than 64 GPUs" in capsys.readouterr().out
+    case = cases.philly(found, "fifo")
+    assert case.label == "lab fifo"
+    assert results.simulate(case, data).metrics.finished == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "told"),
+    [
+        (JOBS, ["C"], "mine.csv: has no cluster 'C'; there are A"),
+        ("job_id,submission_time,duration,num_gpu\na,0,100,1\n", ["C"], "mine.csv: names no clusters"),
+        ("a,b\n1,2\n", [], "mine.csv: line 1: not a job trace that is known"),
+        (JOBS.replace("small", "nobody's"), [], "mine.csv: .*nobody's"),
+    ],
+)
+def test_what_cannot_be_simulated_of_an_own_trace_is_told_with_the_file(
+    text: str, names: list[str], told: str, data: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.csv"
+    mine.write_text(text)
+    with pytest.raises(UserError, match=told):
+        own.clusters(mine, names, None, False, data)
+
+
 # -- the command
 
 
@@ -257,3 +306,16 @@ def test_without_the_traces_the_command_says_so_and_writes_nothing(tmp_path: Pat
 def test_elan_is_simulated_whatever_the_clusters_of_afs_are() -> None:
     assert len(set(elan.cases([]))) == 18
     assert json.dumps(sorted({case.costs for case in elan.cases([])})) == '["background", "none", "stop-resume"]'
+
+
+def test_a_cluster_that_nothing_has_is_refused_by_the_command(data: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.papers", "--data", str(data), "--cluster", "nowhere"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(Path(elasticd.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("no virtual cluster 'nowhere'; there are 0e4a51, ")
