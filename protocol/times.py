@@ -158,7 +158,9 @@ FIRST_PAUSE_S = (
 )
 STALL_TIMEOUT_S = 30.0  # at least, until members that all wait for each other take the network between them for cut
 STALL_TIMEOUT_FACTOR = 10.0  # times the median of the last steps
-SLOW_NETWORK_BYTES_S = 10e6  # what is taken for the least that arrives, where no step has been measured and for a job's state
+SLOW_NETWORK_BYTES_S = (
+    10e6  # what is taken for the least that arrives, where no step has been measured and for a job's state
+)
 OTHERS_MARGIN_S = 60.0  # the others are waited for so much longer than any of them may take
 COME_OUT_TIMEOUT_S = 60.0  # for a thread to come out of a communicator that was abandoned
 SUSPEND_PATIENCE_S = 10.0  # at least, for the step in progress of a preempted job, before it is given up
