@@ -45,8 +45,9 @@ def main(cards: list[str]) -> None:
     number, rest, rng = 0, b"", random.Random(0)
     while True:
         wait_s = max(0.0, due[0][0] - time.monotonic()) if due else None
-        for ready in select.select([*sockets, STDIN], [], [], wait_s)[0]:
-            if ready not in sockets:
+        sources: list[socket.socket | int] = [*sockets, STDIN]
+        for ready in select.select(sources, [], [], wait_s)[0]:
+            if isinstance(ready, int):
                 said = os.read(STDIN, LARGEST)
                 if not said:
                     return
