@@ -233,10 +233,13 @@ def _make_room(etcd: Etcd) -> None:
 
 
 def _refusal(cluster: Several, request: Request) -> str:
+    """Why it is refused. The first one may not be answered: etcd does not say whether it was recorded."""
     try:
-        cluster.client.ask(request, timeout_s=10.0)
+        cluster.client.ask(request, timeout_s=5.0)
     except RequestRefused as error:
         return str(error)
+    except ClusterUnreachable:
+        pass
     return ""
 
 
