@@ -21,7 +21,7 @@ from elasticd.controller.store.interface import StoreUnavailable
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 120.0
-CALL_TIMEOUT_S = 10.0  # of a store that is not tested for that: this machine does much else
+CALL_TIMEOUT_S = 30.0  # of a store that is not tested for that: this machine does much else
 USER, PASSWORD = "elasticctl", "a pass word"
 
 
