@@ -89,10 +89,13 @@ def _read_for_good(name: str) -> Iterator[copying.Contents]:
     with _closing(store):
         with _naming(name):
             if isinstance(store, EtcdStore):
+                copying.check_unused(store)
                 copying.contents(store).cluster()  # nobody is deposed for nothing
                 store.begin()
             found = copying.contents(store)
             found.cluster()
+            if isinstance(store, EtcdStore):
+                copying.check_unused(store)  # nor has one come meanwhile
         yield found
 
 

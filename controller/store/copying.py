@@ -85,6 +85,13 @@ def check_empty(store: Store) -> None:
         raise OperatorError(f"it is not empty: it has {len(found)} records, such as {found[0]}; nothing was changed")
 
 
+def check_unused(store: Store) -> None:
+    """Raises OperatorError if a controller uses the store: it keeps a lease there for as long as it runs."""
+    leased = [record.key for record in store.list("").records if record.lease]
+    if leased:
+        raise OperatorError(f"controllers use it ({', '.join(leased[:5])}): stop all of them first")
+
+
 def fill(store: Store, found: Contents) -> None:
     """Put everything into a store that is empty and may be written to. Raises OperatorError, StoreUnavailable."""
     check_empty(store)
