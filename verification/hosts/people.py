@@ -93,7 +93,7 @@ class Person(threading.Thread):
     def trespass(self) -> None:
         """Something that only the other user may do, or an operator."""
         job = self.pick([user for user in USERS if user != self.name])
-        lines = {"set policy": "policy set fifo", "forget server": f"servers forget {self.rng.choice(HOSTS)}"}
+        lines = {"set policy": "policy set fifo", "remove server": f"servers remove {self.rng.choice(HOSTS)}"}
         if job is not None:
             lines |= {"cancel": f"cancel {job.id}", "scale": f"scale {job.id} 1", "read log": f"logs {job.id}"}
         act = self.rng.choice(list(lines))
