@@ -42,7 +42,6 @@ CALM_S = 3.0  # after a fault that is to be alone
 LOOK_EVERY_S = 1.0
 TICK_S = 0.1
 OVER_WITHIN_S = 900.0  # once nothing is broken any more: all jobs
-GOES_ON_WITHIN_S = 400.0  # a job that was disturbed, after the fault has been healed
 PREFIX = "torment-"  # of a run's directory; its process follows
 LOG_BYTES = 200_000  # that are kept of each log where something was lost
 
@@ -138,7 +137,7 @@ class Torment:
             self._trouble(
                 f"{job.name} ({job.id}) does not end within {OVER_WITHIN_S:.0f} s: {phase}, step {job.applied[-1:]}"
             )
-        self._settle(now_s=float("inf"))
+        self._settle(over=True)
         self._prober.end()
         self._desk.close()
 
@@ -155,7 +154,7 @@ class Torment:
     def _look(self) -> None:
         for job in self.jobs.look(ask=self._prober.answered):
             self._over(job)
-        self._settle(time.time())
+        self._settle()
 
     def _over(self, job: Job) -> None:
         verdict = job.verdict
@@ -166,17 +165,14 @@ class Torment:
         else:
             tell(f"{job.name} finished: nothing lost, equal bits")
 
-    def _settle(self, now_s: float) -> None:
-        """Write down the faults whose jobs have gone on."""
+    def _settle(self, over: bool = False) -> None:
+        """Write down the faults whose jobs have gone on; `over`: all of them. A job that stands still may be hit again, so
+        only in the end is it known not to go on."""
         for fault in list(self._unsettled):
             assert fault.healed_s is not None
-            late = now_s > fault.healed_s + GOES_ON_WITHIN_S
-            if late or all(job.verdict is not None or job.applied[-1][0] > fault.healed_s for job in fault.jobs):
+            if over or all(job.verdict is not None or job.applied[-1][0] > fault.healed_s for job in fault.jobs):
                 self._unsettled.remove(fault)
                 self._records.add(record.struck(self._records.run, fault, time.time(), self._prober.silent_s))
-                for job in fault.jobs:
-                    if late and job.verdict is None and job.applied[-1][0] <= fault.healed_s:
-                        self._trouble(f"{job.name} ({job.id}) has not gone on since: {fault.kind.value}: {fault.where}")
 
     def _trouble(self, text: str) -> None:
         if text not in self.troubles:
