@@ -246,6 +246,10 @@ def scheduler_of(loaded: ControllerConfig, path: Path) -> Scheduler:
 def etcd_of(loaded: ControllerConfig, path: Path) -> Access | None:
     """Where the store is, by the configuration in `path`; None: in the state directory. Raises OperatorError."""
     if loaded.store == "sqlite":
+        if (
+            loaded.etcd is not None
+        ):  # several that each lead a cluster of their own would be worse than none that starts
+            raise OperatorError(f"{path}: etcd: is given, and the store is sqlite: add `store: etcd`, or leave it out")
         return None
     if loaded.etcd is None:
         raise OperatorError(f"{path}: etcd.endpoints: is missing, as the store is etcd")

@@ -84,3 +84,11 @@ def test_the_published_tables_can_be_profiles(tmp_path: Path) -> None:
     assert len(found) > 20
     for rates in found.values():
         assert all(share >= 1 and rate > 0 and math.isfinite(rate) for share, rate in rates.items())
+
+
+def test_an_etcd_that_would_not_be_used_is_refused(tmp_path: Path) -> None:
+    """Each of several such controllers would lead a cluster of its own."""
+    file = written(tmp_path, "etcd: {endpoints: ['10.0.0.1:2379']}")
+    with pytest.raises(OperatorError, match="add `store: etcd`"):
+        config.etcd_of(config.load(file), file)
+    assert config.etcd_of(config.load(written(tmp_path, "store: sqlite")), file) is None

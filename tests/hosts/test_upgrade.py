@@ -50,8 +50,9 @@ def test_hosts_are_upgraded_and_taken_back_while_jobs_of_both_versions_train(
     daemons = [(What.AGENT, name) for name in ("h1", "h2", "h3")]
     daemons = [(What.CONTROLLER, "h1"), *daemons] if first == "controller" else [*daemons, (What.CONTROLLER, "h1")]
     story = make_story(hosts=3, slots=2, versions=dict.fromkeys(daemons, before))
-    kind = Kind(epochs=400, virtual=4)
+    kind = Kind(epochs=60, virtual=4)
     story.jobs.prepare([kind])
+    story.jobs.calm.touch()
     old = story.until("a job is taken in", lambda: story.jobs.submit(kind, PYTHONPATH=str(before)))
     story.goes_on(old)
     assert {version_of(w.command, w.pid) for n in story.lab.hosts for w in story.workers(n)} == {str(before)}
@@ -73,7 +74,7 @@ def test_hosts_are_upgraded_and_taken_back_while_jobs_of_both_versions_train(
     for job in jobs:
         assert job.view is not None
         assert job.view.restarts == 0, "it was taken for dead"
-    story.jobs.look(ask=True)
+    story.jobs.calm.unlink()
     for job in jobs:
         story.ends(job)
 
@@ -88,8 +89,9 @@ def test_a_job_whose_environment_is_upgraded_under_it_goes_on_with_workers_of_bo
     story = make_story(hosts=2, slots=2)
     present = before.parent.parent / "present"
     present.symlink_to(before)
-    kind = Kind(epochs=120, virtual=4)
+    kind = Kind(epochs=60, virtual=4)
     story.jobs.prepare([kind])
+    story.jobs.calm.touch()
     job = story.until("a job is taken in", lambda: story.jobs.submit(kind, PYTHONPATH=str(present)))
 
     def one_is_replaced(version: Path) -> None:
@@ -102,5 +104,6 @@ def test_a_job_whose_environment_is_upgraded_under_it_goes_on_with_workers_of_bo
 
     one_is_replaced(ROOT / "src")
     one_is_replaced(before)
+    story.jobs.calm.unlink()
     story.ends(job)
     assert job.view.restarts == 0

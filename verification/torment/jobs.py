@@ -126,6 +126,11 @@ class Jobs:
         while len(self.open) < self._at_once and self.submit(self._rng.choice(self.KINDS)) is not None:
             pass
 
+    @property
+    def calm(self) -> Path:
+        """While this file is there, jobs take their time."""
+        return self._cluster.directory / "calm"
+
     def submit(self, kind: Kind, **environment: str) -> Job | None:
         """`environment`: of the job's workers. None: nobody answers."""
         number = len(self.all) + self.unanswered + 1
@@ -133,7 +138,14 @@ class Jobs:
         job = Job(f"job{number}", kind, directory / "results" / f"{number}.pt", directory / "steps" / str(number))
         spec = JobSpec(
             name=job.name,
-            command=(sys.executable, *kind.arguments(job.output), "--steps", str(job.steps_file)),
+            command=(
+                sys.executable,
+                *kind.arguments(job.output),
+                "--steps",
+                str(job.steps_file),
+                "--calm",
+                str(self.calm),
+            ),
             gpus=GpuRange(min=1, max=kind.virtual),
             virtual_workers=kind.virtual,
             workdir=str(directory),
