@@ -92,7 +92,7 @@ class Following:
                     found.append(each)
             elif issubclass(kind, AveragedModel):
                 found.append(each)
-        names = _names(frame, found)
+        names = names_of(frame, found)
         own = {id(each) for each in self._stepped_here}
         found = [each for each in found if id(each) not in inner | own]
         found.sort(key=lambda each: names.get(id(each), ""))  # the others in the order in which they were made
@@ -314,7 +314,7 @@ def _parts(scheduler: LRScheduler) -> list[LRScheduler]:
     return [*direct, *(part for each in direct for part in _parts(each))]
 
 
-def _names(frame: FrameType | None, objects: Sequence[Any]) -> dict[int, str]:
+def names_of(frame: FrameType | None, objects: Sequence[Any]) -> dict[int, str]:
     """What the script calls them, where it has a variable or an attribute of one for it."""
     wanted = {id(each) for each in objects}
     names: dict[int, str] = {}

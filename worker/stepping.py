@@ -37,6 +37,7 @@ from .inband import InBand, Part
 from .sharing import Sharing
 from .state.held import HeldState
 from .state.transfers import StateTransfers
+from .untold import Untold
 from .virtual import derive_seed, seed_everything
 
 AGAIN = -1  # in place of a virtual worker: the body is run for a batch of virtual worker 0, and nothing comes of it
@@ -83,6 +84,7 @@ class Stepping:
         sampler: Sampling,
         loader: Batching,
         comparison: Comparison,
+        untold: Untold,
     ) -> None:
         self._recipe = recipe
         self._tell = tell
@@ -95,6 +97,7 @@ class Stepping:
         self._sampler = sampler
         self._loader = loader
         self._comparison = comparison
+        self._untold = untold
         self._total_steps: int | None = 0
         self._epochs = 0
 
@@ -219,6 +222,7 @@ class Stepping:
         self._buffers.find()
         self._held.parts.extra_state.find()
         self._held.parts.registered.watch()
+        self._untold.look_again()
 
     # -- a whole step
 
@@ -355,6 +359,7 @@ class Stepping:
         self._hyperparameters.begin_body()
         self._following.begin_body()
         self._held.parts.extra_state.restore()
+        self._untold.begin_body(step)
         self._current = virtual_worker
         self._stepped.clear()
         if again:
@@ -386,7 +391,7 @@ class Stepping:
         if len(self._stepped) < len(updates.optimizers(self._step)):
             return False
         self._current = None
-        self._held.parts.registered.check(self._recipe.virtual_workers)
+        self._untold.check()
         self._hyperparameters.keep()
         self._buffers.check()
         if virtual_worker == AGAIN:
@@ -407,7 +412,7 @@ class Stepping:
 
     def _end_body(self) -> None:
         """The script asks for its next batch. Raises UserError where one body has done what another has not."""
-        self._held.parts.registered.check(self._recipe.virtual_workers)
+        self._untold.check()
         self._hyperparameters.end_body(self._following.steps_scheduler)
         self._following.end_body(self._step)
 
@@ -468,7 +473,7 @@ class Stepping:
         finally:
             self._updating = False
         self._hyperparameters.updated()
-        self._held.parts.registered.remember()
+        self._untold.updated()
         self._held.values.updated()
         for parameter in lane.parameters:
             parameter.grad = None

@@ -68,6 +68,7 @@ from .state.training_state import TrainingState
 from .state.transfers import StateTransfers
 from .state.values import ScriptValues
 from .stepping import Recipe, Stepping
+from .untold import Untold
 from .virtual import derive_seed, seed_everything
 
 
@@ -102,6 +103,7 @@ class Trainer:
         self._held = HeldState(state, self._script, values, writer, control.tell)
         self._transfers = StateTransfers(control, self._held, self._script, recipe.device)
         self._comparison = Comparison(self._held, recipe.comparing, self._end_diverged)
+        self._untold = Untold(state, recipe.virtual_workers, lambda: self._by_host)
         self._stepping = Stepping(
             recipe,
             control.tell,
@@ -114,6 +116,7 @@ class Trainer:
             sampler,
             loader,
             self._comparison,
+            self._untold,
         )
         for participant in participants:
             self._stepping.in_band.add(participant)
@@ -250,6 +253,7 @@ class Trainer:
         following = self._following
         following.find(frame)
         self._held.parts.follow(following.schedulers, following.averages, following.beside)
+        self._untold.find(frame)
         self._held.parts.header({})  # raises UserError now, if a value cannot travel
 
     def arrive(self, epochs: int, max_steps: int | None = None) -> int:

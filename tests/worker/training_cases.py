@@ -144,16 +144,16 @@ def saved_in_the_loop(run: Run) -> list[Any]:
     """`run.save` in each body, within a step, and between epochs. The result must be that of `plain`."""
     model = network()
     path = Path(tempfile.mkdtemp()) / "model.pt"
-    applied: dict[str, Any] = {}
+    applied: list[tuple[str, torch.Tensor]] = []
 
     def keep() -> None:
-        applied.update({name: value.clone() for name, value in model.state_dict().items()})
+        applied[:] = [(name, value.clone()) for name, value in model.state_dict().items()]
 
     def check() -> None:
         run.save(model, path)
         if run.is_leader:
             found = torch.load(path)
-            assert all(torch.equal(found[name], value) for name, value in applied.items()), "not what was applied last"
+            assert all(torch.equal(found[name], value) for name, value in applied), "not what was applied last"
             path.unlink()
 
     keep()

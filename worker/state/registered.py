@@ -29,7 +29,7 @@ class Registered:
         self._given: _Tensors | None = None  # those that joiners get with the state, in a step in which they get one
         self._changed: set[tuple[str, int]] = set()  # those that loop bodies have replaced since
         self._known: _Tensors = {}  # those that joiners have
-        self._watched: list[tuple[str, torch.Tensor]] = []
+        self.watched: list[tuple[str, torch.Tensor]] = []  # tensors, with the name of their value
         self._versions: list[int] = []
 
     def add(self, name: str, what: Any, set_value: Callable[[Any], Any] | None) -> None:
@@ -71,6 +71,10 @@ class Registered:
     def present(self, name: str) -> Any:
         """The value of now."""
         return self._values[name][0]()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Those in all values."""
+        return [tensor for tensor, _ in self._tensors().values()]
 
     def set(self, values: dict[str, Any]) -> None:
         """Hand the script its values, unpacked."""
@@ -150,22 +154,27 @@ class Registered:
 
     def watch(self) -> None:
         """From now on `check` tells of changes to the tensors that are there."""
-        self._watched.clear()
-        self._each_tensor(lambda place, tensor: self._watched.append((place[0], tensor)))
+        self.watched.clear()
+        self._each_tensor(lambda place, tensor: self.watched.append((place[0], tensor)))
         self.remember()
 
     def remember(self) -> None:
         """What has been changed so far may be."""
-        self._versions = [tensor._version for _, tensor in self._watched]
+        self._versions = [tensor._version for _, tensor in self.watched]
 
     def check(self, virtual_workers: int) -> None:
         """Raises UserError, naming it, if the loop body, which runs for each of several virtual workers, has changed a tensor."""
-        for (name, tensor), version in zip(self._watched, self._versions, strict=True):
-            if tensor._version != version and virtual_workers > 1:
-                raise UserError(
-                    f"the registered value {name!r} has a tensor that the loop body changes, {virtual_workers} times for each "
-                    "global step: change it in a function that is called once, prepare(…, after_update=function)"
-                )
+        for (name, tensor), version in zip(self.watched, self._versions, strict=True):
+            if tensor._version != version:
+                self.refuse(name, virtual_workers)
+
+    def refuse(self, name: str, virtual_workers: int) -> None:
+        """The loop body has changed a tensor of this value. Raises UserError where it runs several times for each step."""
+        if virtual_workers > 1:
+            raise UserError(
+                f"the registered value {name!r} has a tensor that the loop body changes, {virtual_workers} times for each "
+                "global step: change it in a function that is called once, prepare(…, after_update=function)"
+            )
 
 
 def _same(known: tuple[torch.Tensor, int] | None, tensor: torch.Tensor) -> bool:

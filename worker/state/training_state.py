@@ -127,7 +127,7 @@ class TrainingState:
     def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """The same, with names for people."""
         named = self._pack_all()[2]
-        parameters = len(self._named_parameters())
+        parameters = len(self.named_parameters())
         for position in range(len(self._model_tensors())):
             kind = "parameter" if position < parameters else "buffer"
             if not named[position][0].startswith("averaged"):
@@ -267,7 +267,7 @@ class TrainingState:
 
     # -- what there is
 
-    def _named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Parameters of the model, tied ones once, then those that only an optimizer knows."""
         named: list[tuple[str, torch.Tensor]] = list(self.model.named_parameters())
         known = {id(parameter) for _, parameter in named}
@@ -280,11 +280,11 @@ class TrainingState:
         return named
 
     def _parameters(self) -> list[torch.Tensor]:
-        return [parameter for _, parameter in self._named_parameters()]
+        return [parameter for _, parameter in self.named_parameters()]
 
     def _model_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Parameters, then buffers, whether persistent or not, then averaged parameters."""
-        parameters = [(name, parameter.detach()) for name, parameter in self._named_parameters()]
+        parameters = [(name, parameter.detach()) for name, parameter in self.named_parameters()]
         buffers = [(slot.path, slot.tensor) for slot in slots(self.modules) if slot.tensor is not None]
         averaged = [
             (f"averaged {number}.{name}", parameter.detach())

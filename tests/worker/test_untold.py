@@ -1,0 +1,226 @@
+"""What a loop body changes that no other worker would be told of is refused at once, or warned of."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from elasticd.protocol.errors import UserError
+from elasticd.worker.driver import LocalControl
+from elasticd.worker.run import Run
+
+DATA = torch.randn(24, 4, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 2
+
+
+class Script:
+    """A training with two virtual workers, and something beside it."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        torch.manual_seed(2)
+        self.model = model or nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        self.run = Run(LocalControl.alone(2), None, 2, seed=1)
+
+    def train(
+        self,
+        behind: Callable[[], None] = lambda: None,
+        before: Callable[[], None] = lambda: None,
+        between: Callable[[], None] = lambda: None,
+        after_update: Callable[[], None] | None = None,
+    ) -> None:
+        """The functions are called in the loop body, behind its step and before it, at an epoch's end, and in the update."""
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        model, optimizer, batches = self.run.prepare(self.model, optimizer, DATA, 4, after_update=after_update)
+        for _ in self.run.epochs(2):
+            for x, y in batches:
+                before()
+                functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                behind()
+            between()
+        self.run.finish()
+
+
+def clamp(script: Script) -> Callable[[], None]:
+    @torch.no_grad()
+    def act() -> None:
+        for parameter in script.model.parameters():
+            parameter.clamp_(-0.1, 0.1)
+
+    return act
+
+
+def clamp_data(script: Script) -> Callable[[], None]:
+    """As the discriminator of a Wasserstein GAN is clipped. It leaves no trace in the tensors' versions."""
+
+    def act() -> None:
+        for parameter in script.model.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+
+    return act
+
+
+def assign_data(script: Script) -> Callable[[], None]:
+    def act() -> None:
+        for parameter in script.model.parameters():
+            parameter.data = parameter.data * 0.99
+
+    return act
+
+
+@pytest.mark.parametrize("change", [clamp, clamp_data, assign_data])
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_a_parameter_that_the_body_changes_is_refused_by_name(change: Any, where: str) -> None:
+    script = Script()
+    with pytest.raises(
+        UserError, match=r"the parameter 0\.weight was changed in the loop body, .* after_update=function"
+    ):
+        script.train(**{where: change(script)})
+
+
+@pytest.mark.parametrize("change", [clamp, clamp_data])
+def test_what_the_message_advises_works(change: Any) -> None:
+    script = Script()
+    script.train(after_update=change(script))
+    assert max(float(parameter.abs().max().detach()) for parameter in script.model.parameters()) < 0.1001
+
+
+def test_between_epochs_parameters_are_the_scripts_to_change() -> None:
+    script = Script()
+    script.train(between=clamp(script))
+
+
+def test_a_body_may_change_parameters_for_a_while() -> None:
+    """As in adversarial weight perturbation, if it puts them back as they were."""
+    script = Script()
+    saved: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def before() -> None:
+        saved[:] = [parameter.clone() for parameter in script.model.parameters()]
+        for parameter in script.model.parameters():
+            parameter.add_(0.1)
+        for parameter, old in zip(script.model.parameters(), saved, strict=True):
+            parameter.copy_(old)
+
+    script.train(before=before)
+
+
+class Shadow:
+    """An average by hand, as many have it: a tensor for each parameter's name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.shadow = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def update(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * parameter.detach()
+
+    def update_in_place(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            self.shadow[name].data.lerp_(parameter.data, 0.1)
+
+
+class Copy:
+    """The same as a module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.average = model, copy.deepcopy(model)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for old, new in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            old.lerp_(new, 0.1)
+
+    def update_in_place(self) -> None:
+        for old, new in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            old.data.mul_(0.9).add_(new.data, alpha=0.1)
+
+    def follow(self) -> None:
+        self.average.load_state_dict(self.model.state_dict())
+
+
+@pytest.mark.parametrize("kind", [Shadow, Copy])
+@pytest.mark.parametrize("how", ["update", "update_in_place"])
+@pytest.mark.parametrize("where", ["behind", "after_update"])
+def test_an_average_that_nothing_carries_is_refused(kind: Any, how: str, where: str) -> None:
+    script = Script()
+    average = kind(script.model)
+    with pytest.raises(UserError, match=r"was changed in the loop, and is no part of the job's state: .*run\.register"):
+        script.train(**{where: getattr(average, how)})
+
+
+def test_a_copy_that_follows_between_epochs_is_refused_too() -> None:
+    script = Script()
+    target = Copy(script.model)
+    with pytest.raises(UserError, match="no part of the job's state"):
+        script.train(between=target.follow)
+
+
+@pytest.mark.parametrize("how", ["update", "update_in_place"])
+def test_a_registered_average_that_the_update_changes_works(how: str) -> None:
+    script = Script()
+    average = Copy(script.model)
+    script.run.register("average", average.average)
+    script.train(after_update=getattr(average, how))
+    other = Script()
+    shadow = Shadow(other.model)
+    other.run.register("shadow", lambda: dict(shadow.shadow), shadow.shadow.update)
+    other.train(after_update=getattr(shadow, how))
+
+
+@pytest.mark.parametrize("how", ["update", "update_in_place"])
+def test_a_registered_average_that_the_body_changes_is_refused(how: str) -> None:
+    script = Script()
+    average = Copy(script.model)
+    script.run.register("average", average.average)
+    with pytest.raises(UserError, match="the registered value 'average' has a tensor that the loop body changes"):
+        script.train(behind=getattr(average, how))
+
+
+def test_a_copy_that_stays_as_it_is_is_nobody_s_business() -> None:
+    script = Script()
+    teacher, best = copy.deepcopy(script.model), copy.deepcopy(script.model.state_dict())
+    script.train(behind=lambda: float(teacher(DATA[0]).sum().detach()))
+    assert best
+
+
+class Counting(nn.Linear):
+    """It remembers something, beside its tensors."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        return super().forward(x) * (1 + 0.01 * self.calls)
+
+
+class Remembering(Counting):
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state
+
+
+def test_an_attribute_that_the_body_changes_is_warned_of() -> None:
+    model = Counting(4, 2)
+    with pytest.warns(
+        UserWarning, match="the loop body has changed the attribute calls of the model, .* set_extra_state"
+    ):
+        Script(model).train()
+
+
+def test_one_that_the_module_gives_as_its_state_is_not() -> None:
+    model = Remembering(4, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*before elastic.join.*")
+        Script(model).train()

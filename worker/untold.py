@@ -1,0 +1,242 @@
+"""What a loop body changes that no other worker would be told of: refused at once, or warned of.
+
+A loop body runs once for each virtual worker, and not at all on a worker in its first step. So it must not change parameters
+itself, nor a copy of the model that is not part of the state (an average by hand, a target network). Either would train
+something else for each number of workers, without a word.
+
+In each body versions of tensors tell, which cost next to nothing. Changes by way of `tensor.data` leave no trace there. So in a
+job's first step the contents are compared, too: scripts do in the first step what they do in all.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from ..protocol.errors import UserError
+from .following import names_of
+from .state.digests import digests
+from .state.training_state import TrainingState
+
+MANY = 32  # values of a list: longer ones are not looked at
+
+
+class _Seen(NamedTuple):
+    """A tensor as it was."""
+
+    tensor: torch.Tensor
+    address: int
+    version: int
+
+    def is_still(self, tensor: torch.Tensor) -> bool:
+        return tensor is self.tensor and tensor.data_ptr() == self.address and tensor._version == self.version
+
+
+@dataclass
+class _Kept:
+    """Tensors by name, and what they were."""
+
+    tensors: Callable[[], Sequence[tuple[str, torch.Tensor]]]
+    seen: Sequence[_Seen] = ()
+    contents: Sequence[int] | None = None  # in a job's first step
+    put_back: set[str] = field(default_factory=set)  # those that bodies change, and give back their contents
+
+    def remember(self, contents: bool) -> None:
+        present = [tensor for _, tensor in self.tensors()]
+        self.seen = [_Seen(tensor, tensor.data_ptr(), tensor._version) for tensor in present]
+        self.contents = _contents(present) if contents else None
+
+    def changed(self) -> str | None:
+        """The name of one that is not what it was."""
+        present = self.tensors()
+        if len(present) != len(self.seen):
+            return "one of its tensors"
+        touched = [name for (name, tensor), seen in zip(present, self.seen, strict=True) if not seen.is_still(tensor)]
+        if self.contents is None:
+            return next((name for name in touched if name not in self.put_back), None)
+        now = _contents([tensor for _, tensor in present])
+        for (name, _), one, two in zip(present, self.contents, now, strict=True):
+            if one != two:
+                return name
+        self.put_back.update(touched)
+        return None
+
+
+class Untold:
+    """Watches one script's loop bodies."""
+
+    def __init__(self, state: TrainingState, virtual_workers: int, by_host: Callable[[], bool]) -> None:
+        """by_host: is it a framework's loop, whose bodies are its own?"""
+        self._state = state
+        self._virtual_workers = virtual_workers
+        self._by_host = by_host
+        self._own = state.named_parameters()
+        self._parameters = _Kept(lambda: self._own)
+        self._registered = _Kept(lambda: state.registered.watched)
+        self._copies: list[tuple[str, _Kept]] = []
+        self._attributes: dict[str, Any] | None = None  # before the first body
+        self._compared = False  # with those behind it
+
+    def find(self, frame: FrameType | None) -> None:
+        """The loop is about to begin. frame: the script's, for the names."""
+        known = {tensor.data_ptr() for _, tensor in self._own}
+        known |= {tensor.data_ptr() for tensor in self._state.registered.tensors()}
+        own = {id(parameter) for _, parameter in self._own}
+        wanted = {name for name, _ in self._state.model.named_parameters()}
+        modules: list[torch.nn.Module] = []
+        shadows: list[dict[str, torch.Tensor]] = []
+        for each in gc.get_objects():
+            kind = type(each)
+            if issubclass(kind, torch.nn.Module):
+                modules.append(each)
+            elif kind in (dict, OrderedDict) and len(each) >= len(wanted) and _is_shadow(each, wanted):
+                shadows.append(each)
+        parts = {id(part) for module in modules for part in module.modules() if part is not module}
+        parts |= {
+            id(part) for module in modules if issubclass(type(module), AveragedModel) for part in module.modules()
+        }
+        parts |= {id(each) for module in modules for each in (module._parameters, module._buffers)}
+        roots = [each for each in modules if id(each) not in parts]
+        found: list[Any] = [*roots, *(each for each in shadows if id(each) not in parts)]
+        names = names_of(frame, found)
+        for each in found:
+            tensors = _tensors_of(each, own, known)
+            if tensors():
+                kept = _Kept(tensors)
+                kept.remember(contents=False)
+                self._copies.append((names.get(id(each), f"a {type(each).__name__}"), kept))
+
+    def look_again(self) -> None:
+        """An epoch begins, before which the script may have given an optimizer more parameters."""
+        self._own = self._state.named_parameters()
+
+    # -- a step
+
+    def begin_body(self, step: int) -> None:
+        """A virtual worker begins."""
+        if self._by_host():
+            return
+        first = step == 0
+        self._parameters.remember(first)
+        if first or self._registered.contents is not None:
+            self._registered.remember(first)
+        for _, kept in self._copies:
+            if first != (kept.contents is not None):
+                kept.remember(first)
+        if first and self._attributes is None:
+            self._attributes = self._plain_attributes()
+
+    def check(self) -> None:
+        """The script has come to the end of a body, or to its `optimizer.step()`. Raises UserError for what it may not change."""
+        self._state.registered.check(self._virtual_workers)
+        if self._by_host():
+            return
+        if self._registered.contents is not None and (name := self._registered.changed()) is not None:
+            self._state.registered.refuse(name, self._virtual_workers)
+        name = self._parameters.changed()
+        if name is not None:
+            raise UserError(
+                f"the parameter {name} was changed in the loop body, which runs once for each virtual worker, and not on a "
+                "worker that has just joined. Change it in a function that is called once for each update: prepare(…, "
+                "after_update=function). What the forward pass changes is to be a buffer"
+            )
+        self._check_copies()
+        if self._attributes is not None and not self._compared:
+            self._compared = True
+            self._warn(self._attributes)
+
+    def updated(self) -> None:
+        """The update has been made, with what the script does in it. Raises UserError."""
+        self._state.registered.remember()
+        if self._by_host():
+            return
+        self._check_copies()
+        first = self._parameters.contents is not None
+        self._parameters.remember(first)
+        if first:
+            self._registered.remember(first)
+
+    def _check_copies(self) -> None:
+        for name, kept in self._copies:
+            if kept.changed() is not None:
+                raise UserError(
+                    f"{name} was changed in the loop, and is no part of the job's state: a worker that joins would have another "
+                    "one. Before prepare() call run.register('average', average), with the object or with get and set; and "
+                    "change it in prepare(…, after_update=function). torch.optim.swa_utils.AveragedModel needs neither"
+                )
+
+    # -- attributes of modules, beside tensors
+
+    def _plain_attributes(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for prefix, root in self._state.modules:
+            for path, module in root.named_modules(prefix=prefix):
+                if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+                    continue
+                for name, value in vars(module).items():
+                    if name not in _TORCH_S and (kept := _plain(value)) is not None:
+                        found[f"{path}.{name}" if path else name] = kept
+        return found
+
+    def _warn(self, before: dict[str, Any]) -> None:
+        after = self._plain_attributes()
+        changed = [name for name, value in after.items() if before.get(name) != value]
+        if changed:
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            warnings.warn(
+                f"the loop body has changed the attribute {changed[0]}{more} of the model, which is no part of the job's state: "
+                "a worker that joins begins with its own. If the training depends on it, make it a buffer, or give it in "
+                "get_extra_state() and take it in set_extra_state()",
+                stacklevel=2,
+            )
+
+
+_TORCH_S = frozenset(vars(torch.nn.Module()))
+
+
+def _plain(value: Any) -> Any:
+    """What can be compared later; None: it is nothing that a training depends on."""
+    match value:
+        case bool():
+            return None
+        case int() | float():
+            return value
+        case torch.Tensor():
+            return None if value.requires_grad else (id(value), value._version, value)[:2]
+        case list() | tuple():
+            return [*value] if len(value) <= MANY and all(isinstance(each, int | float) for each in value) else None
+        case dict():
+            return (
+                dict(value) if len(value) <= MANY and all(isinstance(v, int | float) for v in value.values()) else None
+            )
+    return None
+
+
+def _contents(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """A number for each tensor's bits."""
+    found: list[int] = []
+    for device in dict.fromkeys(tensor.device for tensor in tensors):
+        found += digests([tensor.detach() for tensor in tensors if tensor.device == device]).tolist()
+    return found
+
+
+def _is_shadow(each: dict[Any, Any], wanted: set[str]) -> bool:
+    """Has it a tensor for each parameter of the model?"""
+    return all(isinstance(each.get(name), torch.Tensor) for name in wanted)
+
+
+def _tensors_of(each: Any, own: set[int], known: set[int]) -> Callable[[], Sequence[tuple[str, torch.Tensor]]]:
+    """Its tensors that are neither the state's nor parts of them. known: addresses of these when the loop began."""
+    pairs = dict(each.named_parameters()) if isinstance(each, torch.nn.Module) else dict(each)
+    names = [name for name, tensor in pairs.items() if id(tensor) not in own and tensor.data_ptr() not in known]
+    if isinstance(each, torch.nn.Module):
+        return lambda: [(name, pairs[name]) for name in names]
+    return lambda: [(name, each[name]) for name in names if isinstance(each.get(name), torch.Tensor)]
