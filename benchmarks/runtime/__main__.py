@@ -1,6 +1,6 @@
 """Overheads, pauses and losses of the runtime, side by side with what else one could do. `make bench-runtime`
 
-    python -m benchmarks.runtime [--quick] [--only throughput|reduction|hosting|comparing|pauses|losses|picture]
+    python -m benchmarks.runtime [--quick] [--only throughput|reduction|hosting|memory|comparing|pauses|losses|beginning|picture]
                                  [--torchft DIRECTORY] [--json FILE]
 
 Rivals take turns, block by block, in one run on one machine; what counts are medians and ratios. The results go to

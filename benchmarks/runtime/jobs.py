@@ -107,13 +107,18 @@ class OurJob(MeasuredJob):
     """Ours: a cluster of real daemons, two servers with two CPU slots each, made and ended through elasticctl."""
 
     name = "elasticctl"
+    script = "train_elastic"
 
-    def start(self, workers: int) -> None:
+    def up(self) -> None:
+        """The cluster alone."""
         cluster = self.directory / "cluster"
         self._elasticctl = [str(Path(sys.executable).with_name("elasticctl")), "--dir", str(cluster)]
         self._run("up", "--servers", "2", "--gpus", "2")
         self._client = Client(json.loads((cluster / "cluster.json").read_text())["controller"])
-        command = module("train_elastic", self.load.model, str(self.directory / "record"), str(self.load.pace_s))
+
+    def start(self, workers: int) -> None:
+        self.up()
+        command = module(self.script, self.load.model, str(self.directory / "record"), str(self.load.pace_s))
         spec = JobSpec(
             name="bench",
             command=tuple(command),

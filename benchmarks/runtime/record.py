@@ -30,11 +30,11 @@ class Recorder:
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._pid = os.getpid()
+        self.pid = os.getpid()
 
     def applied(self, step: int, rank: int, world: int, formation: str = "-") -> None:
         """`step` has just been applied."""
-        os.write(self._file, f"{time.monotonic():.6f} {step} {self._pid} {rank} {world} {formation}\n".encode())
+        os.write(self._file, f"{time.monotonic():.6f} {step} {self.pid} {rank} {world} {formation}\n".encode())
 
 
 class Record:

@@ -19,9 +19,11 @@ TITLES = {
     "throughput": "Throughput while nothing changes, W = N (of stock DistributedDataParallel's, same W)",
     "reduction": "The canonical reduction alone",
     "hosting": "Hosting several virtual workers in one process",
+    "memory": "Gradients that a worker keeps, beside the parameters' own",
     "comparing": "Comparing the workers' states",
     "pauses": "Pauses: the longest time between two applied steps, less the median step",
     "losses": "From SIGKILL of a worker to the next step that is applied without it",
+    "beginning": "From `elasticctl submit` to the first applied step, on an idle machine",
     "picture": "Thirty resizes of one job",
 }
 

@@ -106,5 +106,6 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "transformer-100M": lambda: _language(width=1024, layers=8, length=64, batch_size=4),
     "stack-0.1M": lambda: _stack(width=210, layers=2, batch_size=16),
     "stack-10M": lambda: _stack(width=1024, layers=10, batch_size=8),
+    "stack-25M": lambda: _stack(width=2048, layers=6, batch_size=8),
     "stack-100M": lambda: _stack(width=4096, layers=6, batch_size=8),
 }
