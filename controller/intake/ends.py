@@ -136,7 +136,7 @@ def _gpu_at_fault(cluster: Cluster, job: Job, entry: WorkerRecord, fault: Fault)
     """What is wrong with a worker's GPU, if that may have ended it: it is to be left, or the worker did not begin there."""
     has_begun = fault is not Fault.SERVER and (entry.trained or job.gang)
     found = [bar.fault for bar in map(cluster.bar, entry.all_gpus) if bar is not None and bar.fault is not None]
-    return next((fault.text for fault in found if fault.severity.moves or not has_begun), "")
+    return next((wrong.text for wrong in found if wrong.severity.moves or not has_begun), "")
 
 
 def _at_the_start(
