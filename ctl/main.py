@@ -66,7 +66,7 @@ def shared(
 # Which file has which commands, in the order in which they are shown. Only the one that is wanted is loaded: so a command
 # answers sooner. One that is missing here is found all the same, more slowly.
 ROOMS = {
-    "cluster": ("up", "down", "version"),
+    "cluster": ("up", "down", "version", "controllers"),
     "servers": ("servers", "cordon", "uncordon", "drain"),
     "topology": ("topology",),
     "jobs": ("submit", "status", "history", "scale", "profile", "cancel", "wait"),

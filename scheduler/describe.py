@@ -78,6 +78,7 @@ def _parameters(struct: type[msgspec.Struct]) -> tuple[ParameterView, ...]:
             meaning=meanings.get(field.name, ""),
         )
         for field in known.fields
+        if field.name in defaults  # not those of earlier versions, which are accepted and do nothing
     )
 
 

@@ -236,7 +236,8 @@ def _is_shadow(each: dict[Any, Any], wanted: set[str]) -> bool:
 def _tensors_of(each: Any, own: set[int], known: set[int]) -> Callable[[], Sequence[tuple[str, torch.Tensor]]]:
     """Its tensors that are neither the state's nor parts of them. known: addresses of these when the loop began."""
     pairs = dict(each.named_parameters()) if isinstance(each, torch.nn.Module) else dict(each)
-    names = [name for name, tensor in pairs.items() if id(tensor) not in own and tensor.data_ptr() not in known]
+    tensors = {name: tensor for name, tensor in pairs.items() if isinstance(tensor, torch.Tensor)}
+    names = [name for name, tensor in tensors.items() if id(tensor) not in own and tensor.data_ptr() not in known]
     if isinstance(each, torch.nn.Module):
         return lambda: [(name, pairs[name]) for name in names]
     return lambda: [(name, each[name]) for name in names if isinstance(each.get(name), torch.Tensor)]

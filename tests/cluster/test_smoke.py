@@ -102,7 +102,7 @@ def test_a_killed_worker_costs_no_checkpoint_and_no_bit(make_cluster: MakeCluste
     view = cluster.until_final(job)
     assert view.restarts == 0
     assert sum(r.recovery for r in view.resizes) >= 2
-    (only,) = (tmp_path / "checkpoints").glob(f"{job}.*/*")  # of the end: none was written, so none was read, before
+    (only,) = (tmp_path / "checkpoints").glob(f"{job}.*/*.pt")  # of the end: none was written, so none was read, before
     assert only.name.endswith(f"-step-{view.step:012d}.pt")
     counts = collections.Counter(touched.read_text().splitlines())
     assert len(counts) == 24 * 512
