@@ -82,8 +82,9 @@ def test_hosts_are_upgraded_and_taken_back_while_jobs_of_both_versions_train(
 def test_a_job_whose_environment_is_upgraded_under_it_comes_to_its_end_with_the_same_result(
     make_story: Callable[..., Story], before: Path
 ) -> None:
-    """Its workers were started from one version; one that is lost is replaced by one of the other; and the way back. Workers of two
-    versions need not understand each other: the job may have to begin again from its last checkpoint."""
+    """Its workers were started from one version; one that is lost is replaced by one of the other; and the way back.
+
+    Workers of two versions need not understand each other: the job may have to begin again from its last checkpoint."""
     from verification.torment.cluster import signal_process
     from verification.torment.jobs import Kind
 
