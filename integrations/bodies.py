@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import elasticd as elastic
 
 from ..protocol.errors import UserError
+from .ranks import by_rank
 
 
 class Bodies:
@@ -63,7 +64,7 @@ class Reading:
     def __init__(self, loader: DataLoader[Any], virtual_workers: int) -> None:
         self.loader = loader
         if isinstance(loader.sampler, DistributedSampler) and loader.batch_size is not None:
-            self.loader = _by_rank(loader, virtual_workers)
+            self.loader = by_rank(loader, virtual_workers)
         self._virtual_workers = virtual_workers
         self._batches: Any = None
         self.in_body = False
@@ -94,50 +95,6 @@ class Reading:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
-
-
-def _by_rank(loader: DataLoader[Any], ranks: int) -> DataLoader[Any]:
-    """`loader`, in the order of all ranks."""
-    assert isinstance(loader.sampler, DistributedSampler)
-    assert loader.batch_size is not None
-    return DataLoader(
-        loader.dataset,
-        loader.batch_size,
-        sampler=RankOrder(loader.dataset, loader.sampler, ranks, loader.batch_size),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        drop_last=loader.drop_last,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-    )
-
-
-class RankOrder(Sampler[int]):
-    """The order in which so many ranks read a data set under DDP: what rank v reads in step s, virtual worker v does."""
-
-    def __init__(self, dataset: Any, sampler: DistributedSampler[Any], ranks: int, batch_size: int) -> None:
-        self._samplers: list[DistributedSampler[Any]] = [
-            DistributedSampler(dataset, ranks, rank, sampler.shuffle, sampler.seed, sampler.drop_last)
-            for rank in range(ranks)
-        ]
-        self._batch_size = batch_size
-
-    def set_epoch(self, epoch: int) -> None:
-        """The runtime calls it before it draws the epoch's order."""
-        for sampler in self._samplers:
-            sampler.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return sum(len(sampler) for sampler in self._samplers)
-
-    def __iter__(self) -> Iterator[int]:
-        own, size = [list(sampler) for sampler in self._samplers], self._batch_size
-        for begin in range(0, len(own[0]), size):
-            for each in own:
-                yield from each[begin : begin + size]
 
 
 class Unscaled:

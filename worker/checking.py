@@ -37,6 +37,11 @@ def check_model(model: Any) -> None:
                 "layer of the first cannot wait for the statistics of the next. Use torch.nn.GroupNorm, or BatchNorm, "
                 "whose statistics are virtual worker 0's (as in DistributedDataParallel with broadcast_buffers)"
             )
+    if any(isinstance(parameter, torch.nn.UninitializedParameter) for parameter in model.parameters()):
+        raise UserError(
+            f"the model, a {wrapped}, has parameters without a shape (lazy modules): call it once with a batch before the "
+            "optimizer is made"
+        )
     if not any(True for _ in model.parameters()):
         raise UserError(f"the model, a {wrapped}, has no parameters to train")
 

@@ -15,6 +15,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from ..protocol.errors import UserError
 from .following import names_of
+from .gradients.update import ElasticOptimizer
+from .interposed import put_between
 from .state.digests import digests
 from .state.training_state import TrainingState
 
@@ -78,7 +81,7 @@ class Untold:
         self._state = state
         self._virtual_workers = virtual_workers
         self._by_host = by_host
-        self._own = state.named_parameters()
+        self._own = _plain_ones(state.named_parameters())
         self._parameters = _Kept(lambda: self._own)
         self._registered = _Kept(lambda: state.registered.watched)
         self._copies: list[tuple[str, _Kept]] = []
@@ -97,6 +100,9 @@ class Untold:
             kind = type(each)
             if issubclass(kind, torch.nn.Module):
                 modules.append(each)
+            elif issubclass(kind, torch.amp.GradScaler):
+                if each is not self._state.scaler and each.is_enabled():
+                    put_between(each, {"step": partial(_refuse_scaler, kind.step, each)})
             elif kind in (dict, OrderedDict) and len(each) >= len(wanted) and _is_shadow(each, wanted):
                 shadows.append(each)
         parts = {id(part) for module in modules for part in module.modules() if part is not module}
@@ -116,7 +122,7 @@ class Untold:
 
     def look_again(self) -> None:
         """An epoch begins, before which the script may have given an optimizer more parameters."""
-        self._own = self._state.named_parameters()
+        self._own = _plain_ones(self._state.named_parameters())
 
     # -- a step
 
@@ -220,12 +226,33 @@ def _plain(value: Any) -> Any:
     return None
 
 
+def _refuse_scaler(step: Callable[..., Any], scaler: torch.amp.GradScaler, optimizer: Any, *rest: Any) -> Any:
+    """A scaler that scales each micro-batch's gradient back, and leaves single ones out. Raises UserError."""
+    if isinstance(optimizer, ElasticOptimizer):
+        raise UserError(
+            "scaler.step(optimizer): this gradient scaler sees single micro-batches. Make it one of the global gradient before "
+            "prepare(): scaler = run.scaler(scaler)"
+        )
+    return step(scaler, optimizer, *rest)
+
+
 def _contents(tensors: Sequence[torch.Tensor]) -> list[int]:
     """A number for each tensor's bits."""
     found: list[int] = []
     for device in dict.fromkeys(tensor.device for tensor in tensors):
         found += digests([tensor.detach() for tensor in tensors if tensor.device == device]).tolist()
     return found
+
+
+def _plain_ones(named: Sequence[tuple[str, Any]]) -> list[tuple[str, torch.Tensor]]:
+    """Those that have memory: not lazy or fake ones, nor those that a library makes of several."""
+    return [
+        (name, each)
+        for name, each in named
+        if type(each) in (torch.Tensor, torch.nn.Parameter)
+        and each.layout is torch.strided
+        and each.device.type != "meta"
+    ]
 
 
 def _is_shadow(each: dict[Any, Any], wanted: set[str]) -> bool:
@@ -236,8 +263,8 @@ def _is_shadow(each: dict[Any, Any], wanted: set[str]) -> bool:
 def _tensors_of(each: Any, own: set[int], known: set[int]) -> Callable[[], Sequence[tuple[str, torch.Tensor]]]:
     """Its tensors that are neither the state's nor parts of them. known: addresses of these when the loop began."""
     pairs = dict(each.named_parameters()) if isinstance(each, torch.nn.Module) else dict(each)
-    tensors = {name: tensor for name, tensor in pairs.items() if isinstance(tensor, torch.Tensor)}
-    names = [name for name, tensor in tensors.items() if id(tensor) not in own and tensor.data_ptr() not in known]
+    plain = _plain_ones([(name, each) for name, each in pairs.items() if id(each) not in own])
+    names = [name for name, tensor in plain if tensor.data_ptr() not in known]
     if isinstance(each, torch.nn.Module):
         return lambda: [(name, pairs[name]) for name in names]
     return lambda: [(name, each[name]) for name in names if isinstance(each.get(name), torch.Tensor)]

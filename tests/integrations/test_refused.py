@@ -11,8 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import elasticd as elastic
-from elasticd.integrations.bodies import Bodies, RankOrder
+from elasticd.integrations.bodies import Bodies
 from elasticd.integrations.ddp import adopt
+from elasticd.integrations.ranks import RankOrder
 from elasticd.protocol.errors import UserError
 
 

@@ -27,6 +27,7 @@ def another(model: nn.Module) -> torch.optim.Optimizer:
 
 
 SYNC = nn.Sequential(nn.Linear(2, 1), nn.SyncBatchNorm(1))
+LAZY = nn.Sequential(nn.LazyLinear(1))
 PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau(another(nn.Linear(1, 1)))
 
 
@@ -44,6 +45,7 @@ PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau(another(nn.Linear(1, 1)))
         ),
         (nn.ReLU(), another(nn.Linear(2, 1)), {}, "the model, a ReLU, has no parameters to train"),
         (nn.DataParallel(nn.Linear(2, 1)), None, {}, "wrapped in DataParallel: give what is in it, model.module"),
+        (LAZY, another(nn.Linear(2, 1)), {}, "has parameters without a shape .* call it once with a batch"),
         (SYNC, None, {}, "1 is a SyncBatchNorm: .* Use torch.nn.GroupNorm, or BatchNorm"),
         (None, "adam", {}, "the optimizer is 'adam': give a torch.optim.Optimizer"),
         (None, [], {}, "no optimizer"),

@@ -31,6 +31,7 @@ class Script:
             self.model, raw if several else every, data, batch_size=2, **options
         )
         self.number = 0
+        self.own_scaler = torch.amp.GradScaler("cpu")  # which the runtime is not told of
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         made = self.model[1](y)
@@ -74,6 +75,12 @@ def unscales(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
     script.scaler.unscale_(script.optimizer)
 
 
+def scales_alone(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
+    script.own_scaler.scale(script.loss(x, y)).backward()
+    script.own_scaler.step(script.optimizer)
+    script.own_scaler.update()
+
+
 def accumulates(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
     (script.loss(x, y) / 4).backward()
     if (script.number + 1) % 4 == 0:
@@ -101,6 +108,7 @@ def steps_twice(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
         (clips_after_two_passes, {}, r"prepare\(…, max_grad_norm=1.0\)"),
         (forgets, {}, "a gradient was changed between backward"),
         (unscales, {"scaler": True}, r"scaler.unscale_\(\): leave it out, .* write run.clip\(1.0\)"),
+        (scales_alone, {}, r"before prepare\(\): scaler = run\.scaler\(scaler\)"),
         (accumulates, {}, "To accumulate gradients over k batches, .* k times as many virtual workers"),
         (leaves_a_batch_out, {}, r"To leave a batch out, call optimizer.step\(\) without backward\(\)"),
         (steps_twice, {}, r"two steps: prepare\(…, updates="),
