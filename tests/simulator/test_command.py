@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -291,6 +292,26 @@ def test_processes_are_started_from_the_installed_command(simulate: Simulate, tm
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["policies"]) == 3
+
+
+def test_a_terminal_shows_a_bar_for_each_policy_with_the_jobs_that_are_over_and_the_time_left(
+    simulate: Simulate, tmp_path: Path
+) -> None:
+    terminal, end = os.openpty()
+    command = [sys.executable, "-m", "elasticd.ctl.main", "simulate", *SMALL, *THREE, "--processes", "1"]
+    environ = {**os.environ, "PYTHONPATH": SOURCES, "TERM": "xterm", "COLUMNS": "100"}
+    with open(terminal, "rb", buffering=0) as screen:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=end)
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # a terminal that nobody writes to any more
+            while some := screen.read(4096):
+                shown += some
+        assert process.stdout is not None
+        assert b"afs-p" in process.stdout.read()
+        assert process.wait(timeout=60) == 0
+    for name in (b"fifo", b"max-min", b"afs-p"):
+        assert re.search(name + rb"[^\n]*40/40[^\n]*0:00:00", shown), shown
 
 
 def test_policies_that_have_to_find_out_how_jobs_scale_change_more_and_are_repeated_to_the_bit(
