@@ -201,8 +201,8 @@ def simulate(
         )
     dropped = prepared[0].dropped_larger
     if dropped:
-        jobs = "1 job that requests" if dropped == 1 else f"{dropped} jobs that request"
-        say(f"elasticctl: --drop-larger: left out {jobs} more GPUs than the cluster has")
+        left_out = "1 job that requests" if dropped == 1 else f"{dropped} jobs that request"
+        say(f"elasticctl: --drop-larger: left out {left_out} more GPUs than the cluster has")
     setups = [one.setup for one in prepared]
     found = _run_all(setups, schedulers, processes)
     inputs = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from .limited import decide_limited
 from .packing import pack
 from .placement.registry import FEWEST_SERVERS, Placement
 from .policies import Policy
-from .policies.base import no_shares
+from .policies.base import Shares, no_shares
 from .view import ClusterView, Gpus, Ints, JobTable, Reason, ReasonCode
 
 
@@ -41,12 +41,13 @@ def decide(
 
 @dataclass(frozen=True)
 class Division:
-    """Everybody's share, by row of the view; what it says is said in `Decision`."""
+    """Everybody's share, by row of the view; what it says is said in `Decision`. `rows`: as in `Shares`."""
 
     shares: Ints
     why: Callable[[int], Reason | None]
     review_s: float
     wanted: Ints
+    rows: Ints | None = None
 
 
 def divide(view: ClusterView, policy: Policy, rng: random.Random, packing: bool) -> Division:
@@ -62,27 +63,45 @@ def divide(view: ClusterView, policy: Policy, rng: random.Random, packing: bool)
     if packing:
         regulated = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, jobs.max_gpus)
         shares = _beside(by_hand, rows, regulated, view.jobs)
+    why = _Reasons(view, gpus, by_hand, rows, given, wanted, shares)
+    return Division(shares, why, given.review_s, wanted, given.rows if rows is None else None)
 
-    @cache
-    def held() -> str:
-        return told_by_hand(view, by_hand)
 
-    @cache
-    def place() -> dict[int, int]:
-        """By row of the view, that of what the policy has seen."""
-        return {row: at for at, row in enumerate(rows.tolist())} if rows is not None else {}
+@dataclass(frozen=True)
+class _Reasons:
+    """Why jobs have not got what they could use; most decisions are never asked. `gpus`: so many the policy gave; `rows`: what it
+    has seen, None: all."""
 
-    def why(row: int) -> Reason | None:
+    view: ClusterView
+    gpus: int
+    by_hand: Ints | None
+    rows: Ints | None
+    given: Shares
+    wanted: Ints
+    shares: Ints
+
+    def __call__(self, row: int) -> Reason | None:
+        view, shares = self.view, self.shares
         if row in view.manual_shares:
             return too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
-        if (least := int(view.jobs.min_gpus[row])) > gpus:
-            return _too_large(view, least, gpus, held())
-        if shares[row] < wanted[row]:
-            return packed(int(wanted[row]), int(shares[row]))
-        reason = given.why(row if rows is None else place()[row])
-        return beside_by_hand(view, row, int(shares[row]), held, reason)
+        if (least := int(view.jobs.min_gpus[row])) > self.gpus:
+            return _too_large(view, least, self.gpus, self._held())
+        if shares[row] < self.wanted[row]:
+            return packed(int(self.wanted[row]), int(shares[row]))
+        reason = self.given.why(row if self.rows is None else self._place[row])
+        return beside_by_hand(view, row, int(shares[row]), self._held, reason)
 
-    return Division(shares, why, given.review_s, wanted)
+    def _held(self) -> str:
+        return self._told_by_hand
+
+    @cached_property
+    def _told_by_hand(self) -> str:
+        return told_by_hand(self.view, self.by_hand)
+
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        """By row of the view, that of what the policy has seen."""
+        return {row: at for at, row in enumerate(self.rows.tolist())} if self.rows is not None else {}
 
 
 def _manual_shares(view: ClusterView) -> Ints:
@@ -112,6 +131,8 @@ def _policed(view: ClusterView, gpus: int) -> Ints | None:
     A job whose minimum is beyond the GPUs that the policy may give is none of its business: it could only get nothing, and curves
     of throughput do not reach that far.
     """
+    if not view.manual_shares and view.jobs.most_needed <= gpus:
+        return None
     policed = view.jobs.min_gpus <= gpus
     if view.manual_shares:
         policed[list(view.manual_shares)] = False

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from .ended import NOTHING_ENDED, Ended
 from .hull import concave
 from .kinds import Demand, GpuSort, Stock
 from .nearness import Near, cut, leaves, tree
+from .order import Line, Order
 from .sets import union
 
 Ints = npt.NDArray[np.int64]
@@ -118,6 +119,22 @@ class Curves:
 _COLUMNS = frozenset(one.name for one in fields(Columns)) - {"names"}
 
 
+class Kept(Protocol):
+    """What somebody who keeps jobs from one decision to the next knows of a table without looking at all of it."""
+
+    def running_rows(self) -> Ints:
+        """The rows of jobs that have GPUs, in ascending order."""
+        ...
+
+    def most_needed(self) -> int:
+        """No job's minimum is beyond this."""
+        ...
+
+    def line(self, order: Order, jobs: JobTable) -> Line | None:
+        """The jobs of the table that have no GPUs, in this order; None: it takes less to put them in order anew."""
+        ...
+
+
 class JobTable:
     """Some rows of `Columns`, in the order of submission. Columns are as there, an entry for each row of the table."""
 
@@ -135,6 +152,9 @@ class JobTable:
     waiting_since_s: Floats
     curve: Ints
 
+    running: Ints  # the rows of jobs that have GPUs, in ascending order
+    most_needed: int  # no job's minimum is beyond this
+
     def __init__(
         self,
         columns: Columns,
@@ -143,10 +163,12 @@ class JobTable:
         lengths: bool = True,
         at: Ints | slice | None = None,
         ended: Ended = NOTHING_ENDED,
+        kept: Kept | None = None,
     ) -> None:
         """`rows`: which jobs, by number of `columns.names`. `lengths`: may the policy see how long jobs take?
 
-        `at`: where they stand in the columns, if not in `rows`. `ended`: the jobs that are over.
+        `at`: where they stand in the columns, if not in `rows`. `ended`: the jobs that are over. `kept`: what is known of these
+        here already.
         """
         self.rows = rows
         self.curves = curves
@@ -154,6 +176,7 @@ class JobTable:
         self._columns = columns
         self._lengths = lengths
         self._at: Ints | slice = rows if at is None else at
+        self._kept = kept
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -161,16 +184,31 @@ class JobTable:
     def __getattr__(self, name: str) -> Any:
         """A column that has not been asked for yet is cut out of the larger one."""
         if name not in _COLUMNS:
-            raise AttributeError(f"jobs have no column {name!r}")
+            return self._found(name)
         assert self._lengths or name not in ("left_s", "told_s"), "a policy that needs lengths must declare it"
         found = self.__dict__[name] = getattr(self._columns, name)[self._at]
+        return found
+
+    def _found(self, name: str) -> Any:
+        found: Any
+        if name == "running":
+            found = np.flatnonzero(self.share) if self._kept is None else self._kept.running_rows()
+        elif name == "most_needed":
+            found = int(self.min_gpus.max(initial=0)) if self._kept is None else self._kept.most_needed()
+        else:
+            raise AttributeError(f"jobs have no column {name!r}")
+        self.__dict__[name] = found
         return found
 
     def name(self, row: int) -> JobId:
         return self._columns.names[int(self.rows[row])]
 
     def without_lengths(self) -> JobTable:
-        return JobTable(self._columns, self.rows, self.curves, False, self._at, self.ended)
+        return JobTable(self._columns, self.rows, self.curves, False, self._at, self.ended, self._kept)
+
+    def line(self, order: Order) -> Line | None:
+        """The jobs that have no GPUs, in this order; None: nobody keeps them so."""
+        return None if self._kept is None else self._kept.line(order, self)
 
     def within(self, most: Ints) -> JobTable:
         """The same jobs, where none can use more GPUs than this; it is no less than what each needs."""

@@ -28,10 +28,10 @@ import numpy as np
 
 from ..scheduler.admission import ADMIT_ALL, Admission, Newcomer, Situation
 from ..scheduler.measuring import Measuring
-from ..scheduler.pipeline import Decision, divide
+from ..scheduler.pipeline import Decision, Division, divide
 from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
 from ..scheduler.policies.base import Policy
-from ..scheduler.view import ClusterView, Floats, Gpus, Ints, ServerInView
+from ..scheduler.view import ClusterView, Floats, Gpus, Ints, JobTable, ServerInView
 from .costs import NONE, Costs
 from .jobs import Jobs
 from .knowledge import Knowledge, KnownCurves
@@ -126,7 +126,7 @@ class Simulation:
         while submit_s[jobs.end] <= self._now:
             job = jobs.end
             admitted = self._admits(job)
-            jobs.end += 1
+            jobs.came()
             if admitted:
                 self._blocking.add(self._load.work_s[job : job + 1], self._load.submit_s[job : job + 1])
             else:
@@ -163,7 +163,7 @@ class Simulation:
         view = ClusterView(self._now, table, self._cluster, present)
         began = time.perf_counter()
         decided = divide(view, self._policy, self._rng, self._packing)
-        rows = np.flatnonzero(decided.shares != table.share)
+        rows = _changed(table, decided)
         shares = decided.shares[rows]
         moves = self._standing.change(dict(zip(table.rows[rows].tolist(), shares.tolist(), strict=True)))
         self.outcome.decision_s.append(time.perf_counter() - began)
@@ -253,3 +253,16 @@ class Simulation:
         line.efficiency.append(self._progress.at_work() / self._gpus)
         line.blocking.append(self._blocking.index(self._now))
         line.used_gpus.append(self._used)
+
+
+def _changed(jobs: JobTable, decided: Division) -> Ints:
+    """The rows whose shares are others now, in ascending order."""
+    share, given = jobs.share, decided.shares
+    if decided.rows is None:
+        return np.flatnonzero(given != share)
+    rows, running = decided.rows, jobs.running
+    rows = rows[given[rows] != share[rows]]
+    stops = running[given[running] == 0]
+    if len(stops):
+        rows = np.sort(np.concatenate([rows, stops]))
+    return rows

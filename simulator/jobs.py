@@ -2,22 +2,27 @@
 
 Those that have come and are not over stand in a window of the columns, in the order of submission, so that a policy gets parts of
 arrays, not copies. The window's end moves over jobs as they come. Where a job ends, those before it move up by one, since most
-of those that run are at the front of a long queue. So a job has a *number*, which it keeps, and a *place* in the columns.
+of those that run are at the front of a long queue. So a job has a *number*, which it keeps, and a *place* in the columns. Jobs
+that wait also stand in lines, one for each order that a policy has asked for (`scheduler.order`).
 
 What policies do not see is kept by number.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..scheduler.ended import NOTHING_ENDED
+from ..scheduler.order import Line, Order
 from ..scheduler.view import UNKNOWN_S, Columns, Floats, Ints, JobTable
 from .workload import Workload
 
+FEW, MANY = 100, 200  # jobs that are there: lines are given up below the first, and begun from the second on
+AT_ONCE = 100  # more jobs than this are not put into a line one by one
 _FLOATS = ("submitted_s", "left_s", "told_s", "done_s", "attained_gpu_s", "executed_s", "waiting_since_s")
 _LENGTHS = ("work_s", "told_left_s")  # the truth, and what policies see in place of `left_s`
 _INTS = ("min_gpus", "max_gpus", "requested_gpus", "priority", "share", "curve")
@@ -30,6 +35,9 @@ class Jobs:
         n = len(workload)
         self.begin = self.end = 0
         self._curves = workload.curves
+        self._most_needed = int(workload.min_gpus.max(initial=0))
+        self._lines: dict[Order, Line] = {}
+        self._stirred: list[int] = []  # numbers of jobs that may have come into the lines, or left them
         self._floats = np.zeros((len(_FLOATS) + len(_LENGTHS), n))
         self._ints = np.zeros((len(_INTS) + 1, n), dtype=np.int64)
         self.numbers: Ints = self._ints[-1]
@@ -82,7 +90,46 @@ class Jobs:
     def table(self) -> JobTable:
         """The jobs in the window, as policies see them."""
         window = self.window
-        return JobTable(self.seen(), self._seen_numbers[window], self._curves, at=window, ended=self.ended)
+        return JobTable(self.seen(), self._seen_numbers[window], self._curves, at=window, ended=self.ended, kept=self)
+
+    def came(self) -> None:
+        """The next job of the workload is in the window now."""
+        if self._lines:
+            self._stirred.append(int(self.numbers[self.end]))
+        self.end += 1
+
+    # -- what is known of a table (`scheduler.view.Kept`)
+
+    def most_needed(self) -> int:
+        return self._most_needed
+
+    def running_rows(self) -> Ints:
+        return self.running - self.begin
+
+    def line(self, order: Order, jobs: JobTable) -> Line | None:
+        if len(jobs) < (FEW if self._lines else MANY):  # it takes less to put them in order anew
+            self._lines.clear()
+            self._stirred.clear()
+            return None
+        if self._stirred:
+            self._settle_lines(jobs)
+        found = self._lines.get(order)
+        if found is None:
+            found = self._lines[order] = Line()
+            _stand_in(found, order, jobs, np.flatnonzero(jobs.share == 0))
+        return found
+
+    def _settle_lines(self, jobs: JobTable) -> None:
+        stirred = np.array(sorted(set(self._stirred)))
+        self._stirred = []
+        rows = np.searchsorted(jobs.rows, stirred)
+        inside = rows < len(jobs)
+        rows = rows[inside][jobs.rows[rows[inside]] == stirred[inside]]  # the others are over
+        waiting = rows[jobs.share[rows] == 0]
+        for order, line in self._lines.items():
+            for number in stirred.tolist():
+                line.drop(number)
+            _stand_in(line, order, jobs, waiting)
 
     def places(self, numbers: Ints | Sequence[int] | int) -> Ints:
         """Of jobs in the window."""
@@ -98,8 +145,16 @@ class Jobs:
 
     def give(self, places: Ints, shares: Ints) -> None:
         """These jobs have so many GPUs now."""
-        self.columns.share[places] = shares
-        self.running = np.flatnonzero(self.columns.share[self.begin : self.end]) + self.begin
+        share = self.columns.share
+        new = places[(share[places] == 0) & (shares > 0)]
+        share[places] = shares
+        if self._lines:
+            self._stirred += self.numbers[places].tolist()
+        if not shares.all():
+            self.running = self.running[share[self.running] > 0]
+        if len(new):
+            self.running = np.concatenate([self.running, new])
+            self.running.sort()
         self.run = self.numbers[self.running]
 
     def finish(self, places: Ints) -> None:
@@ -113,6 +168,8 @@ class Jobs:
     def remove(self, places: Ints) -> None:
         """These jobs are over, or were not admitted."""
         numbers = self.numbers[places]
+        if self._lines:
+            self._stirred += numbers.tolist()
         self.executed_s[numbers] = self.columns.executed_s[places]
         self.gpu_s[numbers] = self.columns.attained_gpu_s[places]
         for place in places.tolist():  # in ascending order: the others that go are behind it
@@ -129,6 +186,17 @@ class Jobs:
         """The simulation is over: what those have had that are not."""
         self.executed_s[self.present] = self.columns.executed_s[self.window]
         self.gpu_s[self.present] = self.columns.attained_gpu_s[self.window]
+
+
+def _stand_in(line: Line, order: Order, jobs: JobTable, rows: Ints) -> None:
+    """These jobs wait."""
+    keys, wants = order.ranks(jobs, rows, math.nan)  # without a time: it is not to depend on it
+    wishes = zip(keys.tolist(), jobs.rows[rows].tolist(), wants.tolist(), strict=True)
+    if len(rows) > AT_ONCE:
+        line.put_all(wishes)
+    else:
+        for key, number, want in wishes:
+            line.put(number, key, want)
 
 
 def _columns(workload: Workload, floats: Floats, ints: Ints) -> Columns:

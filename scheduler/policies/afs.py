@@ -29,14 +29,16 @@ import math
 import random
 from bisect import bisect, bisect_left, insort
 from collections import Counter
+from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
+from ..order import Served, serve
 from ..view import Floats, Ints, JobTable, Reason
-from .base import Shares, rigid, waits_for
+from .base import Shares, waits_for
 from .max_min import level
 from .reviews import EARLY_S, LATE_S
 
@@ -58,10 +60,21 @@ class AfsL:
         self.parameters = parameters
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        length_s = jobs.left_s / jobs.speedup(slice(None), jobs.min_gpus)
-        given = rigid(jobs, gpus, length_s, jobs.min_gpus)
-        _by_inequality(jobs, given, gpus - int(given.sum()))
-        return _shares(jobs, given, gpus)
+        served = serve(jobs, gpus, _BY_LENGTH, now)
+        _by_inequality(jobs, served, gpus)
+        return _shares(jobs, served, gpus)
+
+
+@dataclass(frozen=True)
+class _ByLength:
+    """Minimums, in ascending order of the time that is left with them."""
+
+    def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
+        least = jobs.min_gpus[rows]
+        return jobs.left_s[rows] / jobs.speedup(rows, least), least
+
+
+_BY_LENGTH = _ByLength()
 
 
 class AfsPParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,21 +100,38 @@ class AfsP:
 
     def __init__(self, parameters: AfsPParameters) -> None:
         self.parameters = parameters
+        self._order = _ByUnits(parameters.unit_s)
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        unit_s, executed_s = self.parameters.unit_s, jobs.executed_s
-        counter = np.floor((executed_s + EARLY_S) / unit_s)
-        in_a_unit = (jobs.share > 0) & (executed_s - counter * unit_s > LATE_S)
-        given = rigid(jobs, gpus, np.where(in_a_unit, -1.0, counter), jobs.min_gpus)
-        self._share_out(jobs, given, gpus - int(given.sum()), rng)
+        unit_s = self.parameters.unit_s
+        served = serve(jobs, gpus, self._order, now)
+        self._share_out(jobs, served, gpus, rng)
         review_s = math.inf
-        if np.any((given == 0) & (jobs.min_gpus <= gpus)):  # somebody waits for his turn
-            rows = np.flatnonzero(given)
-            review_s = now + float(((counter[rows] + 1) * unit_s - executed_s[rows]).min())
-        return _shares(jobs, given, gpus, review_s)
+        if served.waiting:  # somebody waits for his turn
+            executed_s = jobs.executed_s[served.rows]
+            review_s = now + float(((_units(executed_s, unit_s) + 1) * unit_s - executed_s).min())
+        return _shares(jobs, served, gpus, review_s)
 
-    def _share_out(self, jobs: JobTable, given: Ints, free: int, rng: random.Random) -> None:
-        _without_lengths(jobs, given, free, rng)
+    def _share_out(self, jobs: JobTable, served: Served, gpus: int, rng: random.Random) -> None:
+        _without_lengths(jobs, served, gpus, rng)
+
+
+@dataclass(frozen=True)
+class _ByUnits:
+    """Minimums: those that are in a unit first, then in ascending order of the units that a job has run."""
+
+    unit_s: float
+
+    def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
+        executed_s = jobs.executed_s[rows]
+        counter = _units(executed_s, self.unit_s)
+        in_a_unit = (jobs.share[rows] > 0) & (executed_s - counter * self.unit_s > LATE_S)
+        return np.where(in_a_unit, -1.0, counter), jobs.min_gpus[rows]
+
+
+def _units(executed_s: Floats, unit_s: float) -> Floats:
+    counter: Floats = np.floor((executed_s + EARLY_S) / unit_s)
+    return counter
 
 
 class AfsS(AfsP):
@@ -109,35 +139,41 @@ class AfsS(AfsP):
 
     name = "afs-s"
 
-    def _share_out(self, jobs: JobTable, given: Ints, free: int, rng: random.Random) -> None:
-        level(given, jobs.max_gpus, free)
+    def _share_out(self, jobs: JobTable, served: Served, gpus: int, rng: random.Random) -> None:
+        rows = served.rows
+        share = served.given[rows]
+        level(share, jobs.max_gpus[rows], gpus - int(share.sum()))
+        served.given[rows] = share
 
 
-def _shares(jobs: JobTable, given: Ints, gpus: int, review_s: float = math.inf) -> Shares:
-    free = gpus - int(given.sum())
+def _shares(jobs: JobTable, served: Served, gpus: int, review_s: float = math.inf) -> Shares:
+    given = served.given
+    free = gpus - int(given[served.rows].sum())
 
     def why(row: int) -> Reason | None:
         return waits_for(int(jobs.min_gpus[row]), free, gpus) if not given[row] else None
 
-    return Shares(given, why, review_s)
+    return Shares(given, why, review_s, served.rows)
 
 
-def _growing(jobs: JobTable, given: Ints) -> tuple[Ints, Ints, Floats, Floats]:
+def _growing(jobs: JobTable, served: Served) -> tuple[Ints, Ints, Floats, Floats]:
     """Rows that run and can grow; the most that each may get; its throughput now and with one GPU more."""
-    most = np.minimum(jobs.max_gpus, jobs.curves.most)
-    rows = np.flatnonzero((given > 0) & (given < most))
-    share = given[rows]
+    rows = served.rows
+    share, most = served.given[rows], np.minimum(jobs.max_gpus[rows], jobs.curves.most)
+    can = share < most
+    rows, share, most = rows[can], share[can], most[can]
     now, then = jobs.speedup(rows, share), jobs.speedup(rows, share + 1)
     growing = then > now
-    rows = rows[growing]
-    return rows, most[rows], now[growing], then[growing]
+    return rows[growing], most[growing], now[growing], then[growing]
 
 
-def _by_inequality(jobs: JobTable, given: Ints, free: int) -> None:
-    """Stage two of Alg. 1. Changes `given`."""
+def _by_inequality(jobs: JobTable, served: Served, gpus: int) -> None:
+    """Stage two of Alg. 1. Changes the shares of those that have some."""
+    given, rows = served.given, served.rows
+    free = gpus - int(given[rows].sum())
     if free <= 0:
         return
-    line = _Line(jobs, given)
+    line = _Line(jobs, served)
     while free > 0 and line.give():
         free -= 1
     given[line.rows] = line.share
@@ -156,12 +192,12 @@ class _Line:
     found without a look at everybody. Where the blocks begin is settled by the lengths at first.
     """
 
-    def __init__(self, jobs: JobTable, given: Ints) -> None:
-        self.rows, most, now, then = _growing(jobs, given)
+    def __init__(self, jobs: JobTable, served: Served) -> None:
+        self.rows, most, now, then = _growing(jobs, served)
         length = jobs.left_s[self.rows] / now
         order = np.argsort(length, kind="stable")
         # By job, in the order of submission.
-        self.share: list[int] = given[self.rows].tolist()
+        self.share: list[int] = served.given[self.rows].tolist()
         self._most: list[int] = most.tolist()
         self._curve: list[int] = jobs.curve[self.rows].tolist()
         self._left_s: list[float] = jobs.left_s[self.rows].tolist()
@@ -243,16 +279,18 @@ class _Line:
         return None
 
 
-def _without_lengths(jobs: JobTable, given: Ints, free: int, rng: random.Random) -> None:
-    """Stage two without lengths. Changes `given`.
+def _without_lengths(jobs: JobTable, served: Served, gpus: int, rng: random.Random) -> None:
+    """Stage two without lengths. Changes the shares of those that have some.
 
     A job beats another, whichever of them is shorter, if its gain is above the other's bar. So nobody beats those whose
     bar is at least the greatest gain of all. One of these gets the GPU: if there are some that have it already, one of
     them, so that shares do not change for no reason; else the first in an order that is drawn once.
     """
+    given = served.given
+    free = gpus - int(given[served.rows].sum())
     if free <= 0:
         return
-    rows, most, now, then = _growing(jobs, given)
+    rows, most, now, then = _growing(jobs, served)
     if not len(rows):
         return
     order = list(range(len(rows)))

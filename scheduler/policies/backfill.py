@@ -15,9 +15,9 @@ import numpy as np
 
 from ..view import UNKNOWN_S, Floats, Ints, JobTable
 from .base import Shares
-from .fifo import behind_the_first, in_order
+from .fifo import InOrder, behind_the_first, in_order
 
-AT_ONCE = 256  # jobs that are looked at one by one before those that do not fit any more are sorted out
+AT_ONCE = 4096  # jobs are looked at together
 
 
 class BackfillParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,37 +42,39 @@ class Backfill:
         self.parameters = parameters
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        given, queue = in_order(jobs, gpus)
-        if len(queue) > 1:
-            _overtake(jobs, given, queue, gpus)
-        return behind_the_first(jobs, given, queue, gpus)
+        division = in_order(jobs, gpus)
+        if division.head is not None:
+            _overtake(jobs, division, division.head, gpus)
+        return behind_the_first(jobs, division, gpus)
 
 
-def _overtake(jobs: JobTable, given: Ints, queue: Ints, gpus: int) -> None:
-    """Start jobs behind the first of the queue that do not delay it. Changes `given`."""
-    want, free = jobs.requested_gpus, gpus - int(given.sum())
-    rows = queue[1:]
-    rows = rows[want[rows] <= free]
-    if not len(rows):
+def _overtake(jobs: JobTable, division: InOrder, head: int, gpus: int) -> None:
+    """Start jobs behind the first that waits that do not delay it. Changes `division`."""
+    given, running, want = division.given, division.rows, jobs.requested_gpus
+    free = gpus - int(given[running].sum())
+    if not free:
         return
-    running = np.flatnonzero(given)
-    wanted = int(want[queue[0]])
+    wanted = int(want[head])
     wait_s, then = free_after(remaining_s(jobs, running, given[running]), given[running], free, wanted)
     spare = then - wanted
-    left_s = remaining_s(jobs, rows, want[rows])
-    in_time = (left_s <= wait_s) & (left_s < np.inf)
-    while True:
-        fits = (want[rows] <= free) & (in_time | (want[rows] <= spare))
-        rows, in_time = rows[fits], in_time[fits]
-        if not len(rows):
-            return
-        for row, over in zip(rows[:AT_ONCE].tolist(), in_time[:AT_ONCE].tolist(), strict=True):
+    started: list[int] = []
+    for begin in range(head + 1, len(jobs), AT_ONCE):
+        some = slice(begin, begin + AT_ONCE)
+        rows = begin + np.flatnonzero((given[some] == 0) & (want[some] <= free))
+        left_s = remaining_s(jobs, rows, want[rows])
+        in_time = (left_s <= wait_s) & (left_s < np.inf)
+        for row, over in zip(
+            rows[fits := in_time | (want[rows] <= spare)].tolist(), in_time[fits].tolist(), strict=True
+        ):
             wanted = int(want[row])
             if wanted <= free and (over or wanted <= spare):
-                given[row] = wanted
+                started.append(row)
                 free -= wanted
                 spare -= 0 if over else wanted
-        rows, in_time = rows[AT_ONCE:], in_time[AT_ONCE:]
+        if not free:
+            break
+    given[started] = want[started]
+    division.rows = np.sort(np.concatenate([running, np.array(started, dtype=np.int64)]))
 
 
 def free_after(left_s: Floats, shares: Ints, free: int, wanted: int) -> tuple[float, int]:

@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from ...protocol.texts import gpu_count
+from ..order import hand_out
+from ..order import smallest as smallest
 from ..view import Floats, Ints, JobTable, Reason, ReasonCode
 
 
@@ -22,6 +24,7 @@ class Shares:
     gpus: Ints
     why: Callable[[int], Reason | None]  # asked for rows whose share is below their maximum
     review_s: float = math.inf  # ask again then (Unix time), even if nothing has happened
+    rows: Ints | None = None  # no others get any, in ascending order; None: not said
 
 
 class Policy(Protocol):
@@ -39,29 +42,10 @@ def no_shares(jobs: JobTable) -> Ints:
     return np.zeros(len(jobs), dtype=np.int64)
 
 
-def smallest(keys: Floats, count: int) -> Ints:
-    """The rows of the `count` smallest keys in ascending order; of equal ones the first come first."""
-    if count < len(keys):
-        bound = np.partition(keys, count)[count]
-        candidates = np.flatnonzero(keys <= bound)
-        return candidates[np.argsort(keys[candidates], kind="stable")][:count]
-    return np.argsort(keys, kind="stable")
-
-
 def rigid(jobs: JobTable, gpus: int, keys: Floats, want: Ints) -> Ints:
     """`want` GPUs each or none, in ascending order of `keys`; who does not fit into what is left is passed over."""
     given = no_shares(jobs)
-    free = gpus
-    fitting = np.flatnonzero(want <= gpus)
-    while len(fitting):
-        order = fitting[smallest(keys[fitting], free)]
-        for row, wanted in zip(order.tolist(), want[order].tolist(), strict=True):
-            if wanted <= free:
-                given[row] = wanted
-                free -= wanted
-                if not free:
-                    return given
-        fitting = fitting[(given[fitting] == 0) & (want[fitting] <= free)]  # nobody who has been passed over
+    hand_out(given, gpus, keys, want, np.flatnonzero(want <= gpus))
     return given
 
 
@@ -72,17 +56,20 @@ def relative_gain(row: int, now: float, then: float) -> float:
     return (then - now) / now
 
 
-def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain) -> None:
+def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain, among: Ints | None = None) -> None:
     """Give what is left of `gpus`, one after the other, to whose gain is greatest, up to its maximum. Changes `given`.
 
-    Of equal gains the job submitted first comes first. Jobs without GPUs get none.
+    Of equal gains the job submitted first comes first. Jobs without GPUs get none. `among`: the rows of those that have some,
+    in ascending order, where they are known.
     """
-    free = gpus - int(given.sum())
+    among = np.flatnonzero(given) if among is None else among
+    free = gpus - int(given[among].sum())
     if free <= 0:
         return
-    most = np.minimum(jobs.max_gpus, jobs.curves.most)
-    rows = np.flatnonzero((given > 0) & (given < most)).tolist()
-    share, limit = dict(zip(rows, given[rows].tolist(), strict=True)), dict(zip(rows, most[rows].tolist(), strict=True))
+    most = np.minimum(jobs.max_gpus[among], jobs.curves.most)
+    can = given[among] < most
+    rows = among[can].tolist()
+    share, limit = dict(zip(rows, given[rows].tolist(), strict=True)), dict(zip(rows, most[can].tolist(), strict=True))
     curves = {row: jobs.curves.row(curve) for row, curve in zip(rows, jobs.curve[rows].tolist(), strict=True)}
     heap: list[tuple[float, int]] = []
 

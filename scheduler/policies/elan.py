@@ -40,6 +40,7 @@ from ...protocol.texts import gpu_count
 from ..view import Floats, Ints, JobTable, Reason, ReasonCode
 from .backfill import free_after
 from .base import Shares, no_shares, waits_for
+from .fifo import first_waiting
 from .optimus import shorten
 
 
@@ -87,9 +88,11 @@ def _elastic(jobs: JobTable, gpus: int, look_ahead_jobs: int) -> Shares:
     """Both policies. Of those that wait no more are looked at than could start, the first that has to wait, and those
     behind it."""
     running = _running(jobs, gpus)
-    fitting = jobs.min_gpus <= gpus
-    fitting[running] = False
-    waiting = np.flatnonzero(fitting)[: gpus + 1 + look_ahead_jobs]
+    has = jobs.share
+    if len(running) < len(jobs.running):
+        has = no_shares(jobs)
+        has[running] = 1
+    waiting = first_waiting(has, running, jobs.min_gpus, gpus, gpus + 1 + look_ahead_jobs)
     rows = np.sort(np.concatenate([running, waiting]))
     division = _Division(jobs.cut(rows), gpus, np.searchsorted(rows, running))
     division, refused = _admit(division, np.searchsorted(rows, waiting), look_ahead_jobs)
@@ -105,7 +108,7 @@ def _elastic(jobs: JobTable, gpus: int, look_ahead_jobs: int) -> Shares:
         head, reason = int(rows[refused[0]]), refused[1]
         return reason if row == head else Reason(ReasonCode.BEHIND_ANOTHER, f"waits behind {jobs.name(head)}")
 
-    return Shares(given, why)
+    return Shares(given, why, rows=rows[division.given > 0])
 
 
 def _admit(division: _Division, waiting: Ints, look_ahead_jobs: int) -> tuple[_Division, tuple[int, Reason] | None]:
@@ -137,7 +140,7 @@ def _admit(division: _Division, waiting: Ints, look_ahead_jobs: int) -> tuple[_D
 
 def _running(jobs: JobTable, gpus: int) -> Ints:
     """The rows of those that run and go on, in the order of submission: all, unless GPUs have been lost."""
-    rows = np.flatnonzero(jobs.share > 0)
+    rows = jobs.running
     least = jobs.min_gpus[rows]
     if least.sum() <= gpus:
         return rows
@@ -170,7 +173,7 @@ class _Division:
         """The shares, by row of the table."""
         given = no_shares(self.jobs)
         given[self.rows] = self.jobs.min_gpus[self.rows]
-        shorten(self.jobs, given, self.room)
+        shorten(self.jobs, given, self.room, np.sort(self.rows))
         return given
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -30,40 +31,63 @@ class Fifo:
         self.parameters = parameters
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        given, queue = in_order(jobs, gpus)
-        return behind_the_first(jobs, given, queue, gpus)
+        return behind_the_first(jobs, in_order(jobs, gpus), gpus)
 
 
-def going_on(jobs: JobTable, gpus: int) -> Ints:
+@dataclass
+class InOrder:
+    """Shares, who has some, and the row of the first job that has none and would fit into the empty cluster; None: nobody."""
+
+    given: Ints
+    rows: Ints
+    head: int | None
+
+
+def going_on(jobs: JobTable, gpus: int) -> tuple[Ints, Ints]:
     """The shares of those that run, in the order of submission; where GPUs are gone, what is left, but at least the
-    minimum."""
-    given = no_shares(jobs)
-    free = gpus
-    for row in np.flatnonzero(jobs.share > 0).tolist():
-        kept = min(int(jobs.share[row]), free)
-        if kept >= jobs.min_gpus[row]:
-            given[row] = kept
-            free -= kept
-    return given
+    minimum. And who has some."""
+    given, rows = no_shares(jobs), jobs.running
+    share, least = jobs.share[rows], jobs.min_gpus[rows]
+    if share.sum() <= gpus:
+        kept = np.where(share >= least, share, 0)
+    else:
+        kept, free = np.zeros_like(share), gpus
+        for at, (has, needs) in enumerate(zip(share.tolist(), least.tolist(), strict=True)):
+            if min(has, free) >= needs:
+                kept[at] = min(has, free)
+                free -= min(has, free)
+    given[rows] = kept
+    return given, rows[kept > 0]
 
 
-def in_order(jobs: JobTable, gpus: int) -> tuple[Ints, Ints]:
-    """Who runs goes on, and the waiting jobs start in the order of submission until one does not fit.
-
-    The shares, and the rows of those that still wait and would fit into the empty cluster.
-    """
-    given, want = going_on(jobs, gpus), jobs.requested_gpus
-    free = gpus - int(given.sum())
-    queue = np.flatnonzero((given == 0) & (want <= gpus))
+def in_order(jobs: JobTable, gpus: int) -> InOrder:
+    """Who runs goes on, and the waiting jobs start in the order of submission until one does not fit."""
+    (given, rows), want = going_on(jobs, gpus), jobs.requested_gpus
+    free = gpus - int(given[rows].sum())
+    queue = first_waiting(given, rows, want, gpus, free + 1)
     starting = int(np.searchsorted(np.cumsum(want[queue[:free]]), free, side="right"))
-    given[queue[:starting]] = want[queue[:starting]]
-    return given, queue[starting:]
+    if starting:
+        started = queue[:starting]
+        given[started] = want[started]
+        rows = np.sort(np.concatenate([rows, started]))
+    return InOrder(given, rows, int(queue[starting]) if starting < len(queue) else None)
 
 
-def behind_the_first(jobs: JobTable, given: Ints, queue: Ints, gpus: int) -> Shares:
-    """These shares, and for those in the queue that they wait for the first one in it."""
-    want, free = jobs.requested_gpus, gpus - int(given.sum())
-    head = int(queue[0]) if len(queue) else len(jobs)
+def first_waiting(given: Ints, rows: Ints, want: Ints, gpus: int, count: int) -> Ints:
+    """So many rows, the first ones, that have no share and want no more GPUs than there are. `rows`: those that have a share."""
+    end = len(rows) + count
+    while True:
+        queue = np.flatnonzero((given[:end] == 0) & (want[:end] <= gpus))
+        if len(queue) >= count or end >= len(given):
+            return queue[:count]
+        end *= 2
+
+
+def behind_the_first(jobs: JobTable, division: InOrder, gpus: int) -> Shares:
+    """These shares, and for those that wait that they wait for the first one."""
+    want, given = jobs.requested_gpus, division.given
+    free = gpus - int(given[division.rows].sum())
+    head = len(jobs) if division.head is None else division.head
 
     def why(row: int) -> Reason | None:
         if given[row]:
@@ -72,4 +96,4 @@ def behind_the_first(jobs: JobTable, given: Ints, queue: Ints, gpus: int) -> Sha
             return Reason(ReasonCode.BEHIND_ANOTHER, f"waits behind {jobs.name(head)}")
         return waits_for(int(want[row]), free, gpus, "free")
 
-    return Shares(given, why)
+    return Shares(given, why, rows=division.rows)

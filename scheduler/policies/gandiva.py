@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from ..view import Floats, JobTable, Reason
-from .base import Shares, rigid, waits_for
+from ..order import Line, Served, counted, found, hand_out, serve, take, wishes
+from ..view import Floats, Ints, JobTable, Reason
+from .base import Shares, no_shares, waits_for
 from .reviews import EARLY_S, LATE_S
 
 
@@ -50,21 +52,57 @@ class Gandiva:
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         slice_s = self.parameters.slice_s
         turn = math.floor((now + EARLY_S) / slice_s)
-        want = jobs.requested_gpus
-        given = rigid(jobs, gpus, self._keys(jobs, now, turn * slice_s), want)
-        free = gpus - int(given.sum())
-        waiting = bool(((given == 0) & (want <= gpus)).any())
+        begun_s = turn * slice_s
+        served = (
+            self._requeued(jobs, gpus, now, begun_s) if now - begun_s <= LATE_S else serve(jobs, gpus, _LONGEST, now)
+        )
+        given, want = served.given, jobs.requested_gpus
+        free = gpus - int(given[served.rows].sum())
 
         def why(row: int) -> Reason | None:
             return waits_for(int(want[row]), free, gpus, "left by jobs whose turn it is") if not given[row] else None
 
-        return Shares(given, why, (turn + 1) * slice_s if waiting else math.inf)
+        return Shares(given, why, (turn + 1) * slice_s if served.waiting else math.inf, served.rows)
 
-    def _keys(self, jobs: JobTable, now: float, begun_s: float) -> Floats:
-        """The order of the queue. Those that wait since before the slice began: below 0."""
-        wait_s = np.where(jobs.share > 0, 0.0, now - jobs.waiting_since_s)
-        if now - begun_s > LATE_S:
-            return np.where(jobs.share > 0, -np.inf, -wait_s)
-        age_s = np.maximum(now - jobs.submitted_s, self.parameters.slice_s)
-        waited = wait_s > now - begun_s + EARLY_S
-        return np.where(waited, -wait_s, jobs.executed_s / age_s)
+    def _requeued(self, jobs: JobTable, gpus: int, now: float, begun_s: float) -> Served:
+        """A slice has begun. First come those that wait since before that, then those that have run until then, or have come
+        just now: who has run for the smallest part of its life first."""
+        since_s = begun_s - EARLY_S
+        line = jobs.line(_LONGEST)
+        if line is not None:
+            new = np.searchsorted(jobs.rows, [number for _, number, _ in line.from_key(since_s)])
+            own = wishes(jobs, _LeastRun(self.parameters.slice_s), np.concatenate([jobs.running, new]), now)
+            first = take(gpus, [], line, since_s)
+            rest = take(gpus - sum([want for _, _, want in first]), own, Line())
+            fitting = line.fitting(gpus) + int(np.count_nonzero(jobs.requested_gpus[jobs.running] <= gpus))
+            return found(jobs, first + rest, fitting)
+        want = jobs.requested_gpus
+        given, fits = no_shares(jobs), want <= gpus
+        waited = jobs.waiting_since_s < since_s  # not so of those that run: theirs is no number
+        hand_out(given, gpus, jobs.waiting_since_s, want, np.flatnonzero(fits & waited))
+        keys, _ = _LeastRun(self.parameters.slice_s).ranks(jobs, slice(None), now)
+        free = gpus - int(given.sum())
+        hand_out(given, free, keys, want, np.flatnonzero(fits & ~waited & (want <= free)))
+        return counted(given, want, gpus)
+
+
+@dataclass(frozen=True)
+class _Longest:
+    """Those that run go on, then the longest wait comes first."""
+
+    def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
+        return np.where(jobs.share[rows] > 0, -np.inf, jobs.waiting_since_s[rows]), jobs.requested_gpus[rows]
+
+
+@dataclass(frozen=True)
+class _LeastRun:
+    """In ascending order of the part of its life that each has run, which changes with time."""
+
+    slice_s: float
+
+    def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
+        age_s = np.maximum(now - jobs.submitted_s[rows], self.slice_s)
+        return jobs.executed_s[rows] / age_s, jobs.requested_gpus[rows]
+
+
+_LONGEST = _Longest()

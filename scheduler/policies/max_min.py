@@ -31,15 +31,18 @@ class MaxMin:
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         given, free = minimums(jobs, gpus)
-        level(given, jobs.max_gpus, free)
-        left = gpus - int(given.sum())
+        rows = np.flatnonzero(given)
+        share = given[rows]
+        level(share, jobs.max_gpus[rows], free)
+        given[rows] = share
+        left = gpus - int(share.sum())
 
         def why(row: int) -> Reason | None:
             if given[row]:
                 return None
             return waits_for(int(jobs.min_gpus[row]), left, gpus, "left by the minimums of earlier jobs")
 
-        return Shares(given, why)
+        return Shares(given, why, rows=rows)
 
 
 def minimums(jobs: JobTable, gpus: int) -> tuple[Ints, int]:
@@ -64,6 +67,8 @@ def level(given: Ints, most: Ints, free: int) -> None:
 
     Of equal ones the job submitted first comes first.
     """
+    if free <= 0:
+        return
     rows = np.flatnonzero((given > 0) & (given < most))
     while free > 0 and len(rows):
         share = given[rows]

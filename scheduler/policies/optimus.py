@@ -40,29 +40,32 @@ class Optimus:
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         given, left = minimums(jobs, gpus)
+        rows = np.flatnonzero(given)
         if left:
-            shorten(jobs, given, left)
+            shorten(jobs, given, left, rows)
 
         def why(row: int) -> Reason | None:
             if given[row]:
                 return None
             return waits_for(int(jobs.min_gpus[row]), left, gpus, "left by the minimums of earlier jobs")
 
-        return Shares(given, why)
+        return Shares(given, why, rows=rows)
 
 
-def shorten(jobs: JobTable, given: Ints, free: int) -> None:
+def shorten(jobs: JobTable, given: Ints, free: int, among: Ints) -> None:
     """Give `free` GPUs, one after the other, to those whose remaining time each shortens most, up to their maximums.
-    Jobs without GPUs get none; of equal gains the job submitted first comes first. Changes `given`.
+    Jobs without GPUs get none (`among`: the rows of those that have some, in ascending order); of equal gains the job
+    submitted first comes first. Changes `given`.
 
     Where throughput is concave a job gains less by each further GPU, and those that are given are just the ones that bring
     most. Where it has dents, what lies behind a poor GPU is reached through it, and so counts as no better.
     """
-    most = np.minimum(jobs.max_gpus, jobs.curves.most)
-    rows = np.flatnonzero((given > 0) & (given < most))
+    most = np.minimum(jobs.max_gpus[among], jobs.curves.most)
+    can = given[among] < most
+    rows = among[can]
     if free <= 0 or not len(rows):
         return
-    owner, saved_s = steps(jobs, rows, given[rows], np.minimum(most[rows] - given[rows], free))
+    owner, saved_s = steps(jobs, rows, given[rows], np.minimum(most[can] - given[rows], free))
     _count_as_reached(owner, saved_s)
     best = smallest(-saved_s, free)
     np.add.at(given, owner[best[saved_s[best] > 0]], 1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
+from ..order import serve
 from ..view import Floats, Ints, JobTable, Reason
-from .base import Shares, grow, relative_gain, rigid, waits_for
+from .base import Shares, grow, relative_gain, waits_for
 
 
 class RemainingParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,34 +29,43 @@ class Srtf:
     needs_lengths = True
     Parameters = RemainingParameters
     altruistic = False
+    service = False  # do keys count the time of all GPUs?
 
     def __init__(self, parameters: RemainingParameters) -> None:
         self.parameters = parameters
-
-    def keys(self, left_s: Floats, want: Ints) -> Floats:
-        return left_s
+        self._order = _Remaining(parameters.peak, self.service)
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        want = jobs.max_gpus if self.parameters.peak else jobs.requested_gpus
-        left_s = jobs.left_s / jobs.speedup(slice(None), np.minimum(want, jobs.curves.most))
-        given = rigid(jobs, gpus, self.keys(left_s, want), want)
+        served = serve(jobs, gpus, self._order, now)
+        given, want = served.given, jobs.max_gpus if self.parameters.peak else jobs.requested_gpus
         if self.altruistic:
-            grow(jobs, given, gpus, relative_gain)
-        free = gpus - int(given.sum())
+            grow(jobs, given, gpus, relative_gain, served.rows)
+        free = gpus - int(given[served.rows].sum())
 
         def why(row: int) -> Reason | None:
             return waits_for(int(want[row]), free, gpus) if not given[row] else None
 
-        return Shares(given, why)
+        return Shares(given, why, rows=served.rows)
+
+
+@dataclass(frozen=True)
+class _Remaining:
+    """In ascending order of the time that is left with what a job wants, or of its GPU-seconds."""
+
+    peak: bool
+    service: bool
+
+    def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
+        want = (jobs.max_gpus if self.peak else jobs.requested_gpus)[rows]
+        left_s: Floats = jobs.left_s[rows] / jobs.speedup(rows, np.minimum(want, jobs.curves.most))
+        return left_s * want if self.service else left_s, want
 
 
 class Srsf(Srtf):
     """Shortest remaining service first: the remaining time times the GPUs (AFS 2.2, from Tiresias)."""
 
     name = "srsf"
-
-    def keys(self, left_s: Floats, want: Ints) -> Floats:
-        return left_s * want
+    service = True
 
 
 class SrtfE(Srtf):

@@ -20,14 +20,16 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..order import Served, serve, serve_anew
 from ..view import Floats, Ints, JobTable, Reason
-from .base import Shares, grow, relative_gain, rigid, waits_for
+from .base import Shares, grow, relative_gain, waits_for
 from .reviews import EARLY_S
 
 QUEUE_S = 1e10  # between the keys of two queues; several times more than any Unix time
@@ -66,14 +68,31 @@ class TiresiasL:
 
     def __init__(self, parameters: TiresiasParameters) -> None:
         self.parameters = parameters
+        self._order = ByService(parameters)
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        want = self.wanted(jobs)
-        queues = _Queues(self.parameters, jobs, want, now)
-        return _shares(jobs, rigid(jobs, gpus, queues.keys(), want), want, gpus, queues)
+        served = self._serve(jobs, gpus, self._order, now)
+        return self._told(jobs, gpus, now, served)
 
-    def wanted(self, jobs: JobTable) -> Ints:
-        return jobs.max_gpus if self.parameters.peak else jobs.requested_gpus
+    def _serve(self, jobs: JobTable, gpus: int, order: ByService, now: float) -> Served:
+        """Who waits long enough is promoted: then the order changes with time."""
+        return (serve if self.parameters.promotion is None else serve_anew)(jobs, gpus, order, now)
+
+    def _told(self, jobs: JobTable, gpus: int, now: float, served: Served, halved: bool = False) -> Shares:
+        given = served.given
+        free = gpus - int(given[served.rows].sum())
+
+        def why(row: int) -> Reason | None:
+            if given[row]:
+                return None
+            want = ByService(self.parameters, halved).ranks(jobs, np.array([row]), now)[1]
+            return waits_for(int(want[0]), free, gpus)
+
+        review_s = _Queues(self.parameters, jobs, served.rows, now).review_s(given[served.rows])
+        if self.parameters.promotion is not None:
+            waiting = np.flatnonzero(given == 0)
+            review_s = min(review_s, _Queues(self.parameters, jobs, waiting, now).starves_s())
+        return Shares(given, why, review_s, served.rows)
 
 
 class ElasticTiresiasParameters(TiresiasParameters, frozen=True, forbid_unknown_fields=True):
@@ -101,83 +120,89 @@ class ElasticTiresias(TiresiasL):
     def __init__(self, parameters: ElasticTiresiasParameters) -> None:
         super().__init__(parameters)
         self._pending = parameters.pending
+        self._halved = ByService(parameters, halved=True)
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        want = self.wanted(jobs)
-        queues = _Queues(self.parameters, jobs, want, now)
-        given = rigid(jobs, gpus, queues.keys(), want)
-        if _waiting(given, want, gpus) > self._pending:
-            want = np.where(queues.queue > 0, np.maximum(want // 2, jobs.min_gpus), want)
-            given = rigid(jobs, gpus, queues.keys(), want)
-        if not _waiting(given, want, gpus):
-            grow(jobs, given, gpus, relative_gain)
-        return _shares(jobs, given, want, gpus, queues)
+        served = self._serve(jobs, gpus, self._order, now)
+        halved = served.waiting > self._pending
+        if halved:
+            served = self._serve(jobs, gpus, self._halved, now)
+        if not served.waiting:
+            grow(jobs, served.given, gpus, relative_gain, served.rows)
+        return self._told(jobs, gpus, now, served, halved)
+
+
+@dataclass(frozen=True)
+class ByService:
+    """By queue, and in each queue by the place there. `halved`: who is outside the first queue asks for half, as far as that is
+    enough for it."""
+
+    parameters: TiresiasParameters
+    halved: bool = False
+
+    def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
+        queues = _Queues(self.parameters, jobs, rows, now)
+        want = queues.want
+        if self.halved:
+            want = np.where(queues.queue > 0, np.maximum(want // 2, jobs.min_gpus[rows]), want)
+        return queues.keys(), want
 
 
 class _Queues:
-    """Which queue each job is in, and its place there."""
+    """Which queue each of these jobs is in, and its place there."""
 
-    def __init__(self, parameters: TiresiasParameters, jobs: JobTable, want: Ints, now: float) -> None:
-        self._jobs = jobs
+    def __init__(self, parameters: TiresiasParameters, jobs: JobTable, rows: Ints | slice, now: float) -> None:
         self._now = now
         self._promotion = parameters.promotion
         self._thresholds = np.array([*parameters.thresholds_gpu_s, math.inf])
-        self._attained = jobs.attained_gpu_s
+        self.want = (jobs.max_gpus if parameters.peak else jobs.requested_gpus)[rows]
+        self._share = jobs.share[rows]
+        self._waiting_since_s = jobs.waiting_since_s[rows]
+        self._attained = jobs.attained_gpu_s[rows]
         self._own = np.searchsorted(self._thresholds, self._attained + ROUNDING_GPU_S, side="right")
         self.queue = self._own
         if self._promotion is not None:
-            self._turn_s = self._thresholds[0] / want  # how long the first queue's service takes
-            self._waited_s = now - jobs.submitted_s - jobs.executed_s
-            self._promoted = self._promote(self._promotion, jobs)
+            self._turn_s = self._thresholds[0] / self.want  # how long the first queue's service takes
+            self._submitted_s, self._executed_s = jobs.submitted_s[rows], jobs.executed_s[rows]
+            self._waited_s = now - self._submitted_s - self._executed_s
+            self._promoted = self._promote(self._promotion)
             self.queue = np.where(self._promoted, 0, self._own)
 
-    def _promote(self, promotion: float, jobs: JobTable) -> npt.NDArray[np.bool_]:
+    def _promote(self, promotion: float) -> npt.NDArray[np.bool_]:
         """Who starves; and who runs since then and has not yet got the service of the first queue once more.
 
         Tiresias' simulator counts the waiting since the first start or the last promotion and then begins to count
         service anew. A view knows the whole times only, so that the waiting before the first start counts too, and
         later promotions come at the same ratio of the whole times.
         """
-        starves = self._waited_s + EARLY_S >= promotion * jobs.executed_s
-        in_its_turn = self._waited_s - EARLY_S > promotion * (jobs.executed_s - self._turn_s)
-        return (self._own > 0) & np.where(jobs.share > 0, in_its_turn, starves)
+        starves = self._waited_s + EARLY_S >= promotion * self._executed_s
+        in_its_turn = self._waited_s - EARLY_S > promotion * (self._executed_s - self._turn_s)
+        return (self._own > 0) & np.where(self._share > 0, in_its_turn, starves)
 
     def keys(self) -> Floats:
         """In ascending order of these they get their GPUs."""
-        jobs = self._jobs
-        runs = jobs.share > 0
+        runs = self._share > 0
         entered = np.concatenate([[0.0], self._thresholds])[self._own]  # the service at which it came into its queue
-        just_came = (self._own > 0) & (self._attained < entered + CAME_S * jobs.share)
-        since_s = np.where(runs, self._now, jobs.waiting_since_s)
+        just_came = (self._own > 0) & (self._attained < entered + CAME_S * self._share)
+        since_s = np.where(runs, self._now, self._waiting_since_s)
         if self._promotion is not None:
             just_came &= ~self._promoted
-            promoted_s = jobs.submitted_s + (1 + self._promotion) * jobs.executed_s  # when it had waited long enough
+            promoted_s = self._submitted_s + (1 + self._promotion) * self._executed_s  # when it had waited long enough
             since_s = np.where(self._promoted & ~runs, promoted_s, since_s)
         place = np.where(runs & ~just_came, -QUEUE_S / 4, since_s)
         return np.asarray(self.queue * QUEUE_S + place, dtype=np.float64)
 
     def review_s(self, given: Ints) -> float:
-        """When the first job changes its queue, with these shares."""
-        runs = np.flatnonzero(given)
-        rest_s = (self._thresholds[self._own] - self._attained)[runs] / given[runs]
-        if self._promotion is None:
-            return self._now + float(rest_s.min(initial=math.inf))
-        executed_s, own = self._jobs.executed_s, self._own
-        turn_over_s = self._waited_s / self._promotion + self._turn_s - executed_s
-        rest_s = np.where(self._promoted[runs], turn_over_s[runs], rest_s)
-        waits = np.flatnonzero((given == 0) & (own > 0) & ~self._promoted)
-        starves_s = self._promotion * executed_s[waits] - self._waited_s[waits]
-        return self._now + min(float(rest_s.min(initial=math.inf)), float(starves_s.min(initial=math.inf)))
+        """When the first of these jobs changes its queue, with these shares."""
+        rest_s = (self._thresholds[self._own] - self._attained) / given
+        if self._promotion is not None:
+            turn_over_s = self._waited_s / self._promotion + self._turn_s - self._executed_s
+            rest_s = np.where(self._promoted, turn_over_s, rest_s)
+        return self._now + float(rest_s.min(initial=math.inf))
 
-
-def _waiting(given: Ints, want: Ints, gpus: int) -> int:
-    return int(np.count_nonzero((given == 0) & (want <= gpus)))
-
-
-def _shares(jobs: JobTable, given: Ints, want: Ints, gpus: int, queues: _Queues) -> Shares:
-    free = gpus - int(given.sum())
-
-    def why(row: int) -> Reason | None:
-        return waits_for(int(want[row]), free, gpus) if not given[row] else None
-
-    return Shares(given, why, queues.review_s(given))
+    def starves_s(self) -> float:
+        """When the first of these jobs, which wait, will have waited long enough to be promoted."""
+        assert self._promotion is not None
+        waits = (self._own > 0) & ~self._promoted
+        rest_s = self._promotion * self._executed_s[waits] - self._waited_s[waits]
+        return self._now + float(rest_s.min(initial=math.inf))

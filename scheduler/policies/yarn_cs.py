@@ -11,11 +11,10 @@ from __future__ import annotations
 import random
 
 import msgspec
-import numpy as np
 
 from ..view import JobTable, Reason, ReasonCode
 from .base import Shares, waits_for
-from .fifo import behind_the_first, going_on, in_order
+from .fifo import behind_the_first, first_waiting, going_on, in_order
 
 
 class YarnCsParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,15 +38,14 @@ class YarnCs:
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         if self.parameters.one_at_a_time:
             return _one_at_a_time(jobs, gpus)
-        given, queue = in_order(jobs, gpus)
-        return behind_the_first(jobs, given, queue, gpus)
+        return behind_the_first(jobs, in_order(jobs, gpus), gpus)
 
 
 def _one_at_a_time(jobs: JobTable, gpus: int) -> Shares:
-    given, want = going_on(jobs, gpus), jobs.requested_gpus
-    fitting = np.flatnonzero(want <= gpus)
-    if not given.any() and len(fitting):
-        given[fitting[0]] = want[fitting[0]]
+    (given, rows), want = going_on(jobs, gpus), jobs.requested_gpus
+    if not len(rows):
+        rows = first_waiting(given, rows, want, gpus, 1)
+        given[rows] = want[rows]
 
     def why(row: int) -> Reason | None:
         if given[row]:
@@ -57,4 +55,4 @@ def _one_at_a_time(jobs: JobTable, gpus: int) -> Shares:
         running = jobs.name(int(given.argmax()))
         return Reason(ReasonCode.BEHIND_ANOTHER, f"waits until {running} is over: one job at a time")
 
-    return Shares(given, why)
+    return Shares(given, why, rows=rows)
