@@ -228,7 +228,8 @@ def _make_room(etcd: Etcd) -> None:
         revision = at._client.kvstub.Range(at._rpc.RangeRequest(key=b"x"), timeout=10.0).header.revision
         at._client.compact(revision, physical=True)
         at._client.defragment()
-        list(at._client.disarm_alarm())  # it does so as it tells which
+        for alarm in list(at._client.list_alarms()):
+            at._client.disarm_alarm(alarm.member_id)
         at.close()
 
 
