@@ -21,7 +21,7 @@ from ..scheduler.order import Line, Order
 from ..scheduler.view import UNKNOWN_S, Columns, Floats, Ints, JobTable
 from .workload import Workload
 
-FEW, MANY = 100, 200  # jobs that are there: lines are given up below the first, and begun from the second on
+MANY = 2000  # jobs that are there: lines are kept from so many on, and given up below half of that
 AT_ONCE = 100  # more jobs than this are not put into a line one by one
 _FLOATS = ("submitted_s", "left_s", "told_s", "done_s", "attained_gpu_s", "executed_s", "waiting_since_s")
 _LENGTHS = ("work_s", "told_left_s")  # the truth, and what policies see in place of `left_s`
@@ -36,6 +36,7 @@ class Jobs:
         self.begin = self.end = 0
         self._curves = workload.curves
         self._most_needed = int(workload.min_gpus.max(initial=0))
+        self.lines_from = MANY
         self._lines: dict[Order, Line] = {}
         self._stirred: list[int] = []  # numbers of jobs that may have come into the lines, or left them
         self._floats = np.zeros((len(_FLOATS) + len(_LENGTHS), n))
@@ -107,7 +108,9 @@ class Jobs:
         return self.running - self.begin
 
     def line(self, order: Order, jobs: JobTable) -> Line | None:
-        if len(jobs) < (FEW if self._lines else MANY):  # it takes less to put them in order anew
+        if len(jobs) < (
+            self.lines_from // 2 if self._lines else self.lines_from
+        ):  # it takes less to put them in order anew
             self._lines.clear()
             self._stirred.clear()
             return None
