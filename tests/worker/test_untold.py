@@ -192,6 +192,18 @@ def test_a_copy_that_stays_as_it_is_is_nobody_s_business() -> None:
     assert best
 
 
+def test_other_things_beside_tensors_and_lazy_modules_are_no_copies() -> None:
+    script = Script()
+    mixed: dict[str, Any] = {
+        **copy.deepcopy(script.model.state_dict()),
+        "lines": ["a"],
+        "meta": torch.zeros(2, device="meta"),
+    }
+    lazy = nn.LazyLinear(3)
+    script.train(behind=lambda: mixed.update(lines=["b"]))
+    assert list(lazy.parameters())
+
+
 class Counting(nn.Linear):
     """It remembers something, beside its tensors."""
 
