@@ -10,7 +10,7 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-.PHONY: help setup install uninstall demo test test-cluster hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-heavy world fuzz hosts-hour torment planted model-check format clean
+.PHONY: help setup install uninstall demo test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-heavy world fuzz hosts-hour torment planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -35,7 +35,10 @@ test: $(STAMP)  ## the tests, five of them with a cluster of real processes: a f
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster and not campaign" $(ARGS)
 
 test-cluster: $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
-	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m cluster $(ARGS)
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "cluster and not campaign" $(ARGS)
+
+test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades under running jobs: half an hour (ARGS: for pytest)
+	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_torment.py $(ARGS)
 
 hunt: $(STAMP)  ## the property tests with new examples, again and again until one fails (ARGS: for pytest)
 	@files=$$(grep -rlE '@given|RuleBased' tests); while $(BIN)/pytest -q -x --hypothesis-profile=hunt $$files $(ARGS); do :; done; false

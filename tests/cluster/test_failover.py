@@ -127,6 +127,7 @@ def test_a_leader_that_was_stopped_is_not_obeyed_when_it_goes_on(
     training.ends_well()
 
 
+@pytest.mark.campaign
 def test_a_leader_that_is_cut_off_from_the_store_stands_by(several: Callable[..., Several], tmp_path: Path) -> None:
     cluster = several()
     first = cluster.leader()
@@ -146,6 +147,7 @@ def test_a_leader_that_is_cut_off_from_the_store_stands_by(several: Callable[...
     training.ends_well()
 
 
+@pytest.mark.campaign
 def test_a_leader_that_agents_do_not_reach_lets_a_standby_lead(several: Callable[..., Several], tmp_path: Path) -> None:
     cluster = several(server_lease_s=20.0)
     first = cluster.leader()
@@ -159,6 +161,7 @@ def test_a_leader_that_agents_do_not_reach_lets_a_standby_lead(several: Callable
     training.ends_well()
 
 
+@pytest.mark.campaign
 def test_a_member_of_the_store_may_die(several: Callable[..., Several], tmp_path: Path) -> None:
     cluster = several(members=3)
     training = Training(cluster, tmp_path)
@@ -168,6 +171,7 @@ def test_a_member_of_the_store_may_die(several: Callable[..., Several], tmp_path
     training.ends_well()
 
 
+@pytest.mark.campaign
 def test_the_store_may_be_away_and_come_back(several: Callable[..., Several], tmp_path: Path) -> None:
     cluster = several()
     training = Training(cluster, tmp_path)
@@ -193,6 +197,7 @@ def test_the_store_may_be_away_and_come_back(several: Callable[..., Several], tm
     training.ends_well()
 
 
+@pytest.mark.campaign
 def test_a_store_without_space_refuses_and_goes_on_when_it_has_room(
     several: Callable[..., Several], tmp_path: Path
 ) -> None:

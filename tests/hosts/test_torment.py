@@ -16,7 +16,7 @@ from elasticd.protocol.messages import Cancel, Cancelled, EventKind
 if TYPE_CHECKING:
     from verification.torment.stories import Story
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.campaign
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from verification.torment.stories import Story
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.campaign
 ROOT = Path(__file__).resolve().parents[2]
 LAST_VERSION = Path(__file__).with_name("last_version.txt").read_text().strip()
 

@@ -12,7 +12,7 @@ import pytest
 from elasticd.controller.store import Changes, Delete, If, Put, StoreUnavailable
 from elasticd.controller.store.leases import KeptLease
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.campaign
 PATIENCE_S = 120.0
 Start = Callable[..., Any]
 
