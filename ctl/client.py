@@ -97,7 +97,13 @@ class Client:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._codec: Codec[Reply] = Codec(Reply)
         self._poller = zmq.Poller()
-        self._lines = [self._connected(each) for each in self._addresses(address)]
+        self._lines: list[_Line] = []
+        try:
+            for each in self._addresses(address):
+                self._lines.append(self._connected(each))
+        except UserError:
+            self.close()  # a context that is collected with open sockets waits for them for ever
+            raise
         for line in self._lines:
             self._poller.register(line.socket, zmq.POLLIN)
             self._poller.register(line.refusals, zmq.POLLIN)

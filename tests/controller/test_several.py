@@ -162,8 +162,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.close()
 
 
-def test_agent_and_client_find_the_controller_that_leads_and_find_it_again(cluster: Cluster) -> None:
-    client = Client(",".join(cluster.clients))
+def test_agent_and_client_find_the_controller_that_leads_and_find_it_again(
+    cluster: Cluster, connect: Callable[[str], Client]
+) -> None:
+    client = connect(",".join(cluster.clients))
     eventually(lambda: cluster.is_there(client), "the agent is not taken in")
     hello = next(asked for asked in cluster.others.asked if isinstance(asked, AgentHello))
     assert hello.server.server == "s1"
@@ -184,11 +186,10 @@ def test_agent_and_client_find_the_controller_that_leads_and_find_it_again(clust
     cluster.controller = cluster.start("controller")
     eventually(lambda: cluster.is_there(client), "the agent does not come back")
     eventually(lambda: cluster.identity.get("term") == 2, "the higher term is not written down")
-    client.close()
 
 
-def test_a_request_that_went_to_several_is_carried_out_once(cluster: Cluster) -> None:
-    client = Client(",".join(cluster.clients))
+def test_a_request_that_went_to_several_is_carried_out_once(cluster: Cluster, connect: Callable[[str], Client]) -> None:
+    client = connect(",".join(cluster.clients))
     answer = client.ask(Submit(spec=SPEC), timeout_s=PATIENCE_S)
     assert answer == Submitted(job="digits-1")
     ids = {asked.id for asked in cluster.others.asked if isinstance(asked, Envelope)}
@@ -197,7 +198,6 @@ def test_a_request_that_went_to_several_is_carried_out_once(cluster: Cluster) ->
     assert {asked.id for asked in cluster.others.asked if isinstance(asked, Envelope)} == ids, (
         "who has answered is asked first"
     )
-    client.close()
 
 
 def test_the_command_remembers_who_has_answered_last(cluster: Cluster) -> None:
@@ -212,13 +212,12 @@ def test_the_command_remembers_who_has_answered_last(cluster: Cluster) -> None:
     assert cluster.clients[0] in doctor.stdout, "each of the others is looked at"
 
 
-def test_a_standby_alone_is_waited_for_and_then_named(tmp_path: Path) -> None:
+def test_a_standby_alone_is_waited_for_and_then_named(tmp_path: Path, connect: Callable[[str], Client]) -> None:
     others = Standbys(tmp_path)
-    client = Client(others.standby[0])
+    client = connect(others.standby[0])
     with pytest.raises(ClusterUnreachable, match=f"stands by; {others.leader} leads"):
         client.ask(Ping(), timeout_s=1.0)
     assert 1 < len(others.asked) < 30, "asked again, less and less often"
-    client.close()
     others.close()
 
 
@@ -237,8 +236,7 @@ def test_what_is_remembered_may_be_gone_or_wrong(tmp_path: Path) -> None:
     Memory(addresses, tmp_path / "file").answered(1)
 
 
-def test_an_answer_of_whoever_leads_now_is_taken(cluster: Cluster) -> None:
-    client = Client(",".join(reversed(cluster.clients)))
+def test_an_answer_of_whoever_leads_now_is_taken(cluster: Cluster, connect: Callable[[str], Client]) -> None:
+    client = connect(",".join(reversed(cluster.clients)))
     assert isinstance(client.ask(Ping(), timeout_s=PATIENCE_S), Pong)
     assert cluster.others.asked == [] or not isinstance(cluster.others.asked[-1], Envelope)
-    client.close()
