@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -153,6 +154,13 @@ def eventually(holds: Callable[[], object], what: str) -> None:
     while not holds():
         assert time.monotonic() < give_up_at, what
         time.sleep(0.02)
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[str], Client]]:
+    """Clients that are closed whatever becomes of the test."""
+    with contextlib.ExitStack() as opened:
+        yield lambda address: opened.enter_context(contextlib.closing(Client(address)))
 
 
 @pytest.fixture
