@@ -7,12 +7,14 @@ written, so that no caller can forget to record a change.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -28,7 +30,7 @@ from ..protocol.messages import (
     Submitted,
     ToAgentFromController,
 )
-from ..protocol.model import GpuAddress, JobId, ServerId, WorkerId, job_number
+from ..protocol.model import CordonKind, GpuAddress, JobId, JobSpec, ServerId, WorkerId, job_number
 from ..protocol.principals import Principal
 from ..protocol.sparing import Sparing
 from ..protocol.times import (
@@ -80,6 +82,9 @@ from .remembered import RememberedAnswers
 from .sessions import Forgeries, Guest, Health, Session
 from .tallies import Tallies
 from .usage import Usage, first_kept
+
+if TYPE_CHECKING:
+    from .reconcile.snapshot import Snapshot
 
 MORE_THAN_ANY_SESSION = 1 << 62  # messages to an agent
 KEPT_EVENTS = 10_000
@@ -175,6 +180,7 @@ class Cluster:
         self.rows = Rows(self.gpu_name)
         self.decided_s = -math.inf  # when the scheduler was last asked
         self.decisions = 0  # how often it has been
+        self.last_seen: Snapshot | None = None  # what the last decision was about
         # Of the last decisions, where shares are set by hand: which this was, and who loses GPUs by it.
         self.pushes: deque[tuple[int, Callable[[], Iterator[ShareForecast]]]] = deque(maxlen=2)
         self.archive = Archive()
@@ -208,6 +214,7 @@ class Cluster:
         # By name (`ClientRequest.name`): answers to requests that changed something, and who waits for one.
         self.answers = RememberedAnswers()
         self.pending_logs: dict[str, PendingLog] = {}
+        self.newcomers: dict[str, tuple[ClientRequest, JobSpec]] = {}  # with deadlines: decided about together
         self.undecided: dict[str, Undecided] = {}  # empty unless there are very many jobs
         self.history = History()
         self.ended = NOTHING_ENDED  # what jobs that are over tell of lengths
@@ -218,6 +225,7 @@ class Cluster:
         self.gpu_freed = False  # jobs may wait for it
         self.plan_unfinished = False  # part of the last plan waits for the rest to be carried out
         self.reserved: JobId | None = None  # for whom GPUs are held
+        self.reservations_s = -math.inf  # when those by time were last looked at
         self.policy_trouble = ""  # what the policy raised when it was asked last
         self.policy_failures: set[str] = set()  # that have been told; one for each line that raises
         self.review_s = math.inf  # the policy wants to be asked again then (Unix time)
@@ -230,6 +238,22 @@ class Cluster:
         self._touched: dict[JobId, None] = {}  # jobs whose record may have changed
         self._written: dict[JobId, JobRecord] = {}
         self._effects = Effects()
+
+    def aside(self, jobs: Iterable[Job]) -> Cluster:
+        """A copy to suppose something about, with these jobs that are not over: a decision about it changes nothing here."""
+        found = copy.copy(self)
+        found.rng = copy.copy(self.rng)
+        for name in ("sessions", "health", "gpu_health", "overruled", "barred", "offers_nothing"):
+            setattr(found, name, dict(getattr(self, name)))
+        found.jobs, found.index, found.rows = {}, Index(), Rows(found.gpu_name)
+        found._most_gpus, found._effects = {}, Effects()
+        found._touched, found.dirty = {}, {}
+        for job in jobs:
+            own = found.jobs[job.id] = copy.copy(job)
+            own.on_change = found._job_changed
+            found.index.changed(own)
+            found.rows.changed(own)
+        return found
 
     # -- state
 
@@ -407,6 +431,11 @@ class Cluster:
         if any(gpu.index in local.all_gpus for local in session.unknown.values()):
             return False
         return self.index.on_gpu(gpu) is None
+
+    def leave_at_once(self, gpu: GpuAddress) -> bool:
+        """Is somebody waiting for `gpu`, to whom it is lent, or who drains it by preempting?"""
+        bar = self.bar(gpu)
+        return bar is not None and bar.drain is CordonKind.DRAIN_BY_PREEMPTING
 
     @property
     def decision_due_s(self) -> float:

@@ -22,10 +22,10 @@ from ..protocol import terms
 from ..protocol.codec import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, Codec
 from ..protocol.errors import ElasticError, OperatorError, PeerError
 from ..protocol.messages import AgentHello, Envelope, GetControllers, Refused, Reply, StartWorker, ToControllerFromAgent
-from ..protocol.model import JobId
+from ..protocol.model import JobId, ServerId
 from ..protocol.principals import Principal, Role
 from ..protocol.sparing import SparingBySubject
-from ..protocol.times import leadership
+from ..protocol.times import BELIEVED_AGAIN_S, leadership
 from ..runtime import locks, readiness, transport
 from ..runtime.clock import StepMeter, WallClock
 from ..runtime.config import log_refusal, taken
@@ -271,10 +271,25 @@ class ControllerDaemon:
         if self._reign is None:
             self._refer_agent(peer, message)
             return
+        if self._doubts(self._reign, server, message):
+            return
         if not self._lines.spoke(server, agent, peer):
             log.debug("dropped a message that has waited in a connection which its agent has replaced")
             return
         self._take(self._reign, AgentMessage(server, message, agent))
+
+    def _doubts(self, reign: Reign, server: ServerId, message: ToControllerFromAgent) -> bool:
+        """Does an agent tell of a later reign once more, though the last election has gone beyond the one it told of?"""
+        if self._candidacy is None or not isinstance(message, AgentHello):
+            return False
+        if not reign.term < message.term <= reign.term + terms.MOST_AHEAD or self._candidacy.believes(server):
+            return False
+        text = (
+            f"dropped a hello of {server}: its agent tells of term {message.term} and has told of a later reign before; this is "
+            f"term {reign.term}. It is believed once in {BELIEVED_AGAIN_S / 60:.0f} minutes"
+        )
+        self._warn(f"later reign {server}", text)
+        return True
 
     def _refer_agent(self, peer: Peer, message: ToControllerFromAgent) -> None:
         """Another controller is to hear it."""

@@ -40,9 +40,11 @@ from .reconcile.processes import stop_worker
 from .reconcile.settle import settle
 from .reconcile.snapshot import falls_behind, keep_up
 from .recovery import recover
-from .requests.acts import answer_undecided
+from .requests.acts import answer_newcomers, answer_undecided
 from .requests.answers import on_request
+from .requests.lending import end_loans, loans_end
 from .requests.policy import reconfigured
+from .requests.reserving import begins_s, keep_reservations
 from .sessions import Session
 
 QUIET_S = 0.005  # without an event, after which a controller that waits for its servers works for its first decision
@@ -105,7 +107,7 @@ class ControllerMachine:
         """When `TimePassed` is wanted (Unix time, s)."""
         cluster = self._cluster
         decide = cluster.schedule_due and cluster.may_decide(self._now)
-        if not cluster.awaited and (cluster.dirty or cluster.gpu_freed or decide):
+        if not cluster.awaited and (cluster.dirty or cluster.gpu_freed or cluster.newcomers or decide):
             return self._now
         soonest = min(self._deadlines())
         if cluster.awaited and falls_behind(cluster):
@@ -119,13 +121,13 @@ class ControllerMachine:
 
     def _deadlines(self) -> list[float]:
         cluster, awaited = self._cluster, self._cluster.awaited
-        due = [cluster.review_s, *health.deadlines(cluster)]
+        due = [cluster.review_s, *health.deadlines(cluster), *loans_end(cluster)]
         if (silent := next(iter(cluster.leases), None)) is not None:  # the others have been heard of later
             due.append(cluster.sessions[silent].last_heard_s + cluster.settings.server_lease_s)
         if (pending := next(iter(cluster.pending_logs.values()), None)) is not None:  # likewise
             due.append(pending.deadline_s)
         if not awaited:  # what jobs wait for is decided when all servers have spoken, or are given up
-            due.append(cluster.timers.soonest())
+            due += [cluster.timers.soonest(), begins_s(cluster)]
             if cluster.schedule_due:
                 due.append(cluster.decision_due_s)
         return due
@@ -142,11 +144,14 @@ class ControllerMachine:
             reason = f"server {pending.server} has not sent the log in time"
             cluster.answer(pending.asked, Refused(reason=reason))
         health.pass_time(cluster, now)
+        end_loans(cluster, now)
+        keep_reservations(cluster, now)
         for due_job in cluster.timers.due(now) if not cluster.awaited else ():
             self._pass_time_of(now, cluster.jobs[due_job])
         if now >= cluster.review_s:
             cluster.review_s = math.inf
             cluster.schedule_due = True
+        answer_newcomers(cluster, now)
         settle(cluster, now)
         answer_undecided(cluster)
 

@@ -112,6 +112,12 @@ def _jobs(cluster: Cluster, now: float) -> Iterator[Figure]:
     yield labelled(Kind.COUNTER, "jobs_ended", "Jobs that are over, by how they ended.", "phase", ended)
     yield counter("job_restarts", "Jobs that began again.", events.get(EventKind.RESTARTED, 0))
     yield counter("job_preemptions", "Jobs that gave all their GPUs back.", events.get(EventKind.PREEMPTED, 0))
+    promised, endangered = events.get(EventKind.PROMISED, 0), events.get(EventKind.ENDANGERED, 0)
+    yield counter(
+        "deadlines_promised", "Times that a deadline was found to hold, after it had not been known to.", promised
+    )
+    yield counter("deadlines_endangered", "Times that a deadline was found not to hold any more.", endangered)
+    yield counter("deadlines_missed", "Jobs that finished after their deadlines.", events.get(EventKind.MISSED, 0))
     yield counter("workers_lost", "Workers that ended though they were to go on.", events.get(EventKind.LOST, 0))
 
 

@@ -83,6 +83,8 @@ class Cordon(Value, frozen=True, kw_only=True):
     since_s: float
     kind: CordonKind = CordonKind.CORDON
     drained_s: float | None = None  # of a drain: when nothing ran there any more (Unix time)
+    loan: str = ""  # it is lent to somebody outside the cluster (`requests.lending`): which loan
+    until_s: float | None = None  # of a loan: it ends then (Unix time)
 
     def covers(self, gpu: int) -> bool:
         """Is this GPU meant?"""

@@ -13,7 +13,9 @@ store can be written; as soon as it can, a new machine is made from what the sto
 
 Some failures leave open whether the commit has taken place. The requests of such a turn are neither granted nor refused: they
 are put to the new machine, which knows a submission that is in the store, and answers it as submitted. The audit log gets them
-at once, and perhaps a second time.
+at once, and perhaps a second time. They stay in doubt until an answer to them is sent, which stands on what is recorded: should
+the next commit fail as well, even for certain, they may be recorded all the same, and are not refused. Nor is one that was
+answered before, and whose client, which has not heard that, repeats it while the store is away.
 
 One of several controllers may hear from an agent that another one reigns (`StandDown`). Then nothing of the turn is recorded or
 said, and nothing more is taken in: who runs the turn has to find out who reigns, and begins anew with a turn of its own.
@@ -48,6 +50,8 @@ from .machine import ControllerMachine
 from .piece import Piece, changes_of
 from .requests.answers import changes
 from .store.interface import AFTER_ALL, Delete, Put, Store, StoreUnavailable
+
+MOST_DOUBTED = 10_000  # requests; of more than these the oldest may be refused though they are recorded
 
 # Makes a machine of its own incarnation, from the time and all keys and values of the store; of the archive the keys alone.
 Build: TypeAlias = Callable[[float, Sequence[tuple[str, bytes]]], ControllerMachine]
@@ -104,7 +108,12 @@ class Turn:
         self._outbox: list[Outgoing] = []  # waits for the piece
         self._piece = Piece(store.limits)
         self._asked: list[ClientRequest] = []  # in this piece
-        self._unsettled: dict[str, ClientRequest] = {}  # by name; one turn's at most: later ones are refused
+        self._unsettled: dict[str, ClientRequest] = {}  # by name, for the next machine
+        # Requests that may be recorded, though nobody was told so: by name, the client and the id that an answer goes to.
+        self._doubted: dict[str, tuple[bytes, str]] = {}
+        self._known: frozenset[str] = (
+            frozenset()
+        )  # while the store is away: requests that were answered before, by name
         self._machine = self._recovered(now) if records is None else build(now, records)
 
     @property
@@ -142,6 +151,8 @@ class Turn:
         changed = changes_of(actions)
         if not self._piece.takes(changed):
             self._commit(now)
+            if self._away is not None and isinstance(event, ClientRequest):
+                self._known -= {event.name}  # that answer is thrown away
         if isinstance(event, ClockSet):
             self._set_s += event.by_s
         if self._away is not None:  # what the machine has made of this event is thrown away with it
@@ -150,6 +161,8 @@ class Turn:
             return  # agents repeat what matters
         if isinstance(event, ClientRequest):
             self._asked.append(event)
+            if event.name in self._doubted:
+                self._doubt(event)
         self._piece.add(changed)
         self._outbox += [action for action in actions if not isinstance(action, Record | Fetch | StandDown)]
         for action in actions:
@@ -216,6 +229,9 @@ class Turn:
         if not self._piece:
             sendable += self._outbox
             self._outbox = []
+        if self._doubted:
+            answered = {(action.client, action.reply.id) for action in sendable if isinstance(action, ReplyClient)}
+            self._doubted = {name: at for name, at in self._doubted.items() if at not in answered}
         return sendable
 
     # -- the store
@@ -232,6 +248,8 @@ class Turn:
         try:
             found = tuple((key, self._read(key)) for key in fetch.keys)
         except StoreUnavailable as error:
+            if fetch.request.name in self._doubted:
+                return  # its client repeats it
             reason = f"the store cannot be read: {error}"
             reply = Reply(id=fetch.request.envelope.id, answer=Refused(reason=reason))
             self._outbox.append(ReplyClient(fetch.request.client, reply))
@@ -272,14 +290,24 @@ class Turn:
         acts = [action for action in self._outbox if isinstance(action, Audit)] if error.outcome_unknown else []
         self._outbox = [Warn(f"nothing can be recorded any more: {error}; requests are refused, training goes on")]
         self._outbox += acts
+        self._known = frozenset()
         for event in asked:
             if error.outcome_unknown and changes(event.envelope.request):
-                self._unsettled[event.name] = event
-            else:
-                self._refuse(event, away)
+                self._doubt(event)
+            self._refuse(event, away)
+        self._known = frozenset(name for name, _ in self._machine.cluster.answers.items()) - {
+            event.name for event in asked
+        }
+
+    def _doubt(self, event: ClientRequest) -> None:
+        """It may be recorded, and is not refused before that is known."""
+        self._doubted[event.name] = event.client, event.envelope.id
+        while len(self._doubted) > MOST_DOUBTED:
+            del self._doubted[next(iter(self._doubted))]
 
     def _refuse(self, event: ClientRequest, away: _Away) -> None:
-        if event.name in self._unsettled:
+        if event.name in self._doubted or event.name in self._known:
+            self._doubt(event)
             self._unsettled[event.name] = event
             return
         reason = f"the controller cannot record anything: {away.reason}; training goes on"

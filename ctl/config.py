@@ -16,7 +16,6 @@ from .context import JSON, print_json, say
 
 INSTALLED = tuple(Path("/etc/elasticctl") / name for name in ("controller.yaml", "agent.yaml", "cluster.yaml"))
 CHECKED_WITHIN_S = 60.0  # a file that it names may lie on a slow file system
-POLICY_OPTIONS = {"policy", "parameters", "admission", "packing", "placement"}
 
 
 class Kind(enum.Enum):
@@ -78,12 +77,13 @@ def check(
 def kind_of(file: Path) -> Kind:
     """By its name, else by its options. Raises UserError where that tells nothing."""
     from ..runtime.config import load_yaml
+    from ..scheduler.scheduler import Choice
 
     for kind in (Kind.CONTROLLER, Kind.AGENT, Kind.CLUSTER):
         if kind.value in file.name:
             return kind
     document = load_yaml(file, UserError)
-    if isinstance(document, dict) and "policy" in document and document.keys() <= POLICY_OPTIONS:
+    if isinstance(document, dict) and "policy" in document and document.keys() <= set(Choice.__struct_fields__):
         return Kind.POLICY
     fewest = sorted((len(_mistakes(file, kind)), kind.value) for kind in (Kind.CONTROLLER, Kind.AGENT))
     if fewest[0][0] == fewest[1][0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import pwd
 import re
@@ -30,6 +31,7 @@ from ..protocol.limits import (
 from ..protocol.model import (
     CAPTURED_VARIABLES,
     CheckpointSpec,
+    Deadline,
     Determinism,
     GpuRange,
     JobSpec,
@@ -46,6 +48,7 @@ Wait = TypeVar("Wait", float, None)
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
+DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}[T ]")
 PRIORITIES = {"low": -10, "normal": 0, "high": 10}
 
 # How msgspec says that a value is of another kind, and the words for kinds that people use.
@@ -61,7 +64,7 @@ KINDS = {
 }
 
 # Known fields of later versions: refused with a reason instead of being called unknown.
-NOT_YET = ("deadline", "soft", "scaling", "image")
+NOT_YET = ("scaling", "image")
 
 
 class _Checkpoint(msgspec.Struct, forbid_unknown_fields=True):
@@ -78,6 +81,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     gpus: Any = None
     virtual_workers: int | None = None
     max_steps: int | None = None
+    deadline: Any = None
+    soft: bool | None = None
     checkpoint: _Checkpoint | None = None
     determinism: str | None = None
     compare_every: int | None = None
@@ -102,6 +107,8 @@ class Overrides(msgspec.Struct, frozen=True):
     gpus: GpuOptions = GpuOptions()
     virtual_workers: int | None = None
     max_steps: int | None = None
+    deadline: str | None = None
+    soft: bool | None = None
     priority: str | None = None
     env: tuple[str, ...] = ()
     checkpoint_every: str | None = None
@@ -162,6 +169,9 @@ def build(
         workdir=str(workdir),
         env=env,
         max_steps=_within(*pick("max_steps", options.max_steps, written.max_steps), 1, MAX_STEPS),
+        deadline=deadline_of(
+            *pick("deadline", options.deadline, written.deadline), *pick("soft", options.soft, written.soft)
+        ),
         checkpoint=CheckpointSpec(
             every_s=600.0 if every is None else duration_s(every, where_every),
             keep=_within(f"{source}: checkpoint.keep", checkpoint.keep, 1, MAX_KEPT_CHECKPOINTS) or 2,
@@ -240,6 +250,36 @@ def duration_s(value: str | float, where: str) -> float:
     if not 0 < seconds < 1e9:
         raise UserError(f"{where}: {value!r} is not a positive duration")
     return seconds
+
+
+def deadline_of(where: str, value: object, where_soft: str, soft: bool | None) -> Deadline | None:
+    """A deadline: a duration from the submission on (2h), or a date with a time, in the zone that it names or else in ours.
+
+    Raises UserError naming `where`."""
+    if value is None:
+        if soft:
+            raise UserError(f"{where_soft}: there is no deadline that could be soft")
+        return None
+    late = soft or False
+    if isinstance(value, datetime.datetime):
+        return Deadline(at_s=_unix_s(where, value), soft=late)
+    if isinstance(value, str) and DATE.match(value.strip()):
+        try:
+            return Deadline(at_s=_unix_s(where, datetime.datetime.fromisoformat(value.strip())), soft=late)
+        except ValueError as error:
+            raise UserError(f"{where}: {value!r} is not a date such as 2027-01-31 18:00: {error}") from None
+    if isinstance(value, datetime.date):
+        raise UserError(f"{where}: say the time, too, such as {value} 18:00")
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserError(f"{where}: must be a duration such as 2h, or a date such as 2027-01-31 18:00")
+    return Deadline(in_s=duration_s(value, where), soft=late)
+
+
+def _unix_s(where: str, date: datetime.datetime) -> float:
+    try:
+        return date.timestamp()
+    except (OverflowError, OSError, ValueError):
+        raise UserError(f"{where}: {date} is no date that this machine's clock knows") from None
 
 
 def _text(where: str, value: str) -> str:

@@ -15,6 +15,8 @@ from ..protocol.errors import RequestRefused, UserError
 from ..protocol.messages import (
     Cancel,
     Cancelled,
+    Forecast,
+    Forecasted,
     GetEnded,
     GetJob,
     GetJobs,
@@ -28,10 +30,11 @@ from ..protocol.messages import (
     Submit,
     Submitted,
 )
-from ..protocol.model import JobPhase, Resize, job_number
+from ..protocol.model import JobPhase, JobSpec, Resize, job_number
 from ..protocol.texts import gpu_count
 from . import completion, render
 from .context import DECIDED_WITHIN_S, JSON, Context, console, of, print_json, say, show, table_lines
+from .promises import deadline_line
 from .waiting import Waiting, limit_s
 
 if TYPE_CHECKING:
@@ -81,6 +84,14 @@ def submit(
         int | None, typer.Option(help="What the result depends on; default: the most GPUs.", show_default=False)
     ] = None,
     max_steps: Annotated[int | None, typer.Option(help="End after so many steps.", show_default=False)] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(help="To be over in 2h, or by a date: '2027-01-31 18:00'.", show_default=False),
+    ] = None,
+    soft: Annotated[
+        bool | None,
+        typer.Option("--soft", help="With --deadline: run late rather than be refused.", show_default=False),
+    ] = None,
     priority: Annotated[
         str | None,
         typer.Option(
@@ -118,7 +129,7 @@ def submit(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Check, show the job as it would be, end. Does not ask when it would start yet."
+            "--dry-run", help="Check, show the job as it would be, and whether its deadline would hold; submit nothing."
         ),
     ] = False,
     wait_for_end: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the job's code.")] = False,
@@ -139,6 +150,8 @@ def submit(
         gpus=GpuOptions(gpus, tuple(gpu_type or ()), gpu_memory, gpus_per_server),
         virtual_workers=virtual_workers,
         max_steps=max_steps,
+        deadline=deadline,
+        soft=soft,
         priority=priority,
         env=tuple(env or ()),
         checkpoint_every=checkpoint_every,
@@ -153,14 +166,17 @@ def submit(
     spec = build(file, overrides, _where_we_are(), os.environ, doubt)
     if dry_run:
         _say_all(doubts)
-        _show_spec(render.plain(spec), as_json)
+        _forecast(shared, spec, as_json)
         return
-    job = shared.ask(Submit(spec=spec), Submitted).job
+    answer = shared.ask(Submit(spec=spec), Submitted)
+    job = answer.job
     if as_json:
-        print_json({"job": job})
+        print_json({"job": job, **({"promise": render.plain(answer.promise)} if answer.promise is not None else {})})
     else:
         print(job, flush=True)
         say(f"elasticctl: {render.submitted(job, spec)}")
+        if answer.promise is not None:
+            say(f"elasticctl: deadline {deadline_line(answer.promise, time.time())}")
     _say_all(doubts)
     if follow:
         from .logs import follow_job
@@ -170,6 +186,23 @@ def submit(
         view = _until_final(shared, job)
         say("\n".join([f"elasticctl: {render.verdict(view)}", *render.failure_lines(view)]))
         raise typer.Exit(_exit_code(view))
+
+
+def _forecast(shared: Context, spec: JobSpec, as_json: bool) -> None:
+    """The job as it would be; with a deadline also what the cluster says of that. Raises RequestRefused if it would refuse it."""
+    if spec.deadline is None:
+        _show_spec(render.plain(spec), as_json)
+        return
+    answer = shared.ask(Forecast(spec=spec), Forecasted)
+    if as_json:
+        told = {"reason": answer.reason, "promise": answer.promise, "offer": answer.offer, "time_s": answer.time_s}
+        print_json({**render.plain(spec), "forecast": render.plain(told)})
+    else:
+        _show_spec(render.plain(spec), as_json)
+        if answer.promise is not None:
+            say(f"elasticctl: deadline {deadline_line(answer.promise, answer.time_s)}")
+    if answer.reason:
+        raise RequestRefused(answer.reason)
 
 
 def _where_we_are() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -198,6 +198,7 @@ def is_file(policy: str) -> bool:
 def _document(shared: Context, policy: str | None, stages: dict[str, str]) -> dict[str, Any]:
     """What the controller is to take, found right as far as this program knows. Raises UserError."""
     from ..runtime.config import load_yaml
+    from ..scheduler.options import plain
     from ..scheduler.scheduler import load_scheduler
 
     document: Any
@@ -207,9 +208,11 @@ def _document(shared: Context, policy: str | None, stages: dict[str, str]) -> di
         present = shared.ask(GetPolicy(), PolicyInUse)
         document = {"policy": present.policy.name, "parameters": present.policy.parameters, "packing": present.packing}
         document |= {"admission": render.plain(present.admission), "placement": render.plain(present.placement)}
+        told = {name: getattr(present, name) for name in ("deadlines", "quotas", "reservations")}
+        document |= {name: value for name, value in told.items() if value is not None}
     elif is_file(policy):
         load(Path(policy), python=False)
-        document = load_yaml(Path(policy), UserError)
+        document = plain(load_yaml(Path(policy), UserError))
     else:
         document = {"policy": policy}
     document |= stages
@@ -289,11 +292,33 @@ def _print_set(answer: PolicySet, dry_run: bool) -> None:
         if old != new:
             names = [one if isinstance(one, str) else _stage(one) for one in (old, new)]
             print(f"{stage}: {names[0]} {would} way to {names[1]}")
+    for name, changed in _changed(before, after):
+        print(f"{name}{' would be' if dry_run else ''}: {render.printable(changed)}")
     if not answer.shares:
         print(f"no job's share {'would change' if dry_run else 'changes'}")
         return
     rows = [(job.job, f"{job.before_gpus} > {job.after_gpus}", render.printable(job.reason)) for job in answer.shares]
     console().print(_table(["JOB", "GPUS", "NOTE"], rows))
+
+
+def _changed(before: PolicyInUse, after: PolicyInUse) -> Iterator[tuple[str, str]]:
+    """Who gets which quota, and what is reserved, a line each; nothing of what is as it was."""
+    from msgspec import ValidationError, convert
+
+    from ..scheduler.quotas.reservations import TimedReservation
+    from ..scheduler.quotas.terms import Quotas
+    from ..scheduler.quotas.words import changes, reserved_words
+
+    try:
+        quotas = changes(convert(before.quotas or {}, Quotas), convert(after.quotas or {}, Quotas))
+        old, new = (convert(one.reservations or (), tuple[TimedReservation, ...]) for one in (before, after))
+    except ValidationError:  # of a newer controller
+        yield "quotas and reservations", "`elasticctl quota` shows them"
+        return
+    if quotas:
+        yield "quotas", quotas
+    if reserved := reserved_words(old, new):
+        yield "reservations", reserved
 
 
 def _print_rule(rule: RuleView) -> None:

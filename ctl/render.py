@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -31,7 +31,11 @@ from ..protocol.messages import (
 from ..protocol.model import GpuSeconds, JobId, JobPhase, JobSpec, Processes, Resize
 from ..protocol.principals import LOCAL
 from ..protocol.texts import gpu_count, ranges
+from .promises import deadline_line, slack
 from .tables import Cell, Column, Row, Table
+from .words import clock as clock
+from .words import printable as printable
+from .words import span as span
 
 PHASE_STYLES = {
     JobPhase.PENDING: "yellow",
@@ -45,18 +49,6 @@ PHASE_STYLES = {
 
 MOST_PUSHED_TOLD = 10
 SHARE_CELLS = 48  # of the line that shows the share over time
-
-# Escape sequences (colours, titles, cursor movements), other control characters, C1 included, and those that write backwards
-# or take no room: they would move what stands beside them.
-CONTROL = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])?"
-    r"|[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
-)
-
-
-def printable(text: str) -> str:
-    """`text` on one line, without what would move the cursor or colour the terminal: a reason may quote a job's output."""
-    return CONTROL.sub(lambda found: " " if found[0] in "\t\n\r" else "", text)
 
 
 def plain(view: object) -> Any:
@@ -76,23 +68,6 @@ def _add_sums(value: object) -> None:
                 each["held_gpu_s"] = sum(each.values())
             else:
                 _add_sums(each)
-
-
-def span(seconds: float) -> str:
-    """ "4s", "3m20s", "2h05m", "3d04h"."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
-
-
-def clock(unix_s: float) -> str:
-    """Local time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(unix_s))
 
 
 def gpus(job: JobView) -> str:
@@ -261,9 +236,21 @@ JOB_COLUMNS = (
 )
 
 
+SLACK = Column("SLACK", right=True, words="{} to spare", wanted=7)
+
+
 def job_table(jobs: Sequence[JobView], now_s: float) -> Table:
-    """The jobs, one a row."""
-    return Table(JOB_COLUMNS, [_job_row(job, now_s) for job in jobs])
+    """The jobs, one a row; with the time to spare, where any of them has a deadline."""
+    rows = [_job_row(job, now_s) for job in jobs]
+    if all(job.promise is None for job in jobs):
+        return Table(JOB_COLUMNS, rows)
+    return Table(
+        (*JOB_COLUMNS, SLACK),
+        [
+            replace(row, cells=(*row.cells, slack(job.promise, now_s, eta_s(job))))
+            for row, job in zip(rows, jobs, strict=True)
+        ],
+    )
 
 
 def _job_row(job: JobView, now_s: float) -> Row:
@@ -416,6 +403,8 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
     ]
     if job.length is not None and job.elastic:
         lines.append(f"  length           {length(job, job.length)}")
+    if job.promise is not None:
+        lines.append(f"  deadline         {deadline_line(job.promise, now_s, eta_s(job))}")
     left = eta_s(job)
     if left is not None:
         lines.append(f"  ETA              {span(left)}")

@@ -50,7 +50,11 @@ TIMES = (
     Column("P99", "p99_jct_s", render.span),
     Column("MAX", "max_jct_s", render.span),
 )
-DEADLINES = Column("DEADLINES", "deadline_ratio", _form("{:.1%}"), most_first=True)
+DEADLINES = (
+    Column("DEADLINES", "deadline_ratio", _form("{:.1%}"), most_first=True),
+    Column("REFUSED", "refused", _count),
+    Column("LATE", "missed_admitted", _count),  # admitted, and not over by their deadlines
+)
 QUALITY = (
     Column("QUEUEING", "avg_queueing_s", render.span),
     Column("SLOWDOWN", "avg_slowdown", _form("{:.3g}")),
@@ -68,7 +72,7 @@ CLUSTER = (
     Column("CHANGES", "reconfigurations", _count),
     Column("WALL", "wall_s", _form("{:.1f}s")),
 )
-ALL = (*TIMES, DEADLINES, *QUALITY, *CLUSTER)
+ALL = (*TIMES, *DEADLINES, *QUALITY, *CLUSTER)
 
 
 def column(name: str) -> Column:
@@ -86,7 +90,7 @@ def tables(document: Mapping[str, Any]) -> list[Table]:
     found = document["policies"]
     halves = document["interval_95"] if "interval_95" in document and differ(document) else {}
     deadlines = any(figures["deadline_ratio"] is not None for figures in found.values())
-    groups: list[Sequence[Column]] = [TIMES, [*([DEADLINES] if deadlines else []), *QUALITY], CLUSTER]
+    groups: list[Sequence[Column]] = [TIMES, *([DEADLINES] if deadlines else []), QUALITY, CLUSTER]
     if halves:  # a value with its interval takes twice as much room
         groups = [part for columns in groups for part in (columns[:4], columns[4:])]
     return [_table(columns, found, halves) for columns in groups]

@@ -238,6 +238,18 @@ class Processes(enum.Enum):
     PER_SERVER = "per-server"  # one for each server, which sees all of the job's GPUs there: torchrun and its like
 
 
+class Deadline(Value, frozen=True, kw_only=True):
+    """When a job is to be over: one of the two times is told."""
+
+    at_s: float | None = None  # Unix time
+    in_s: float | None = None  # from its submission on
+    soft: bool = False  # rather late than refused (ElasticFlow 4.4)
+
+    def of(self, submitted_s: float) -> float:
+        """Unix time (s) for a job that was submitted then."""
+        return self.at_s if self.at_s is not None else submitted_s + (self.in_s or 0.0)
+
+
 class JobSpec(Value, frozen=True, kw_only=True):
     """What a user asks for. Validated where it enters the system (``elasticctl`` and again the controller)."""
 
@@ -248,6 +260,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     workdir: str
     env: dict[str, str] = {}
     max_steps: int | None = None
+    deadline: Deadline | None = None  # None: as soon as it can be had
     checkpoint: CheckpointSpec = CheckpointSpec()
     determinism: Determinism = Determinism.ELASTIC
     compare_every: int = COMPARE_EVERY  # in one of so many steps each element of the workers' states is compared

@@ -7,10 +7,24 @@ from itertools import groupby
 
 from .model import JobPhase
 
+LONGEST_REASON = 300  # characters, of why a share has changed
+
 
 def gpu_count(count: int) -> str:
     """ "1 GPU", "2 GPUs"."""
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def span(seconds: float) -> str:
+    """ "4s", "3m20s", "2h05m", "3d04h"."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 def ranges(numbers: Iterable[int]) -> str:

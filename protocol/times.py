@@ -60,6 +60,9 @@ HEARD_WITHIN = (
     0.5  # of a server's lease: who has spoken within it is heard. Longer than any heartbeat interval that is allowed
 )
 HEARS_FEWER_FOR = 0.25  # of a server's lease: a leader that hears fewer agents than a standby gives its leadership back
+BELIEVED_AGAIN_S = (
+    600.0  # between two times that a leader stands down because the same server has heard of a later reign
+)
 TAKEOVER_LEASES = 2  # within so many leases another controller leads
 
 

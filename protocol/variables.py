@@ -33,3 +33,8 @@ NCCL_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     }
 )
 """What a worker's environment has to contain before it uses a GPU, unless its operator says otherwise."""
+
+EAGER_FROM_BYTES = 24 << 30
+JOINERS_ENVIRONMENT: Mapping[str, str] = MappingProxyType({"CUDA_MODULE_LOADING": "EAGER"})
+"""What a worker that joins others has besides, on a GPU of at least `EAGER_FROM_BYTES`: all of the libraries' kernels are loaded
+when CUDA starts, for which nobody waits, and not in its first step, for which everybody does (docs/design/gpus.md)."""

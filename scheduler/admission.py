@@ -1,18 +1,22 @@
 """Admission: which jobs are taken into the cluster at all (scheduling.md). A job that is refused is never in the scheduler's
 view.
 
-Refusing at once is kinder than letting wait for ever, and keeps a queue bounded. ElasticFlow 4.1 admits by deadlines; here
-are the rules that need none. An admission is asked once, when a job is submitted; what it has admitted it never takes back.
+Refusing at once is kinder than letting wait for ever, and keeps a queue bounded. An admission is asked once, when a job is
+submitted; what it has admitted it never takes back. There are rules that need a few counts only, and rules that look at all
+jobs, their curves and the servers (`by_view`), such as ElasticFlow's by deadlines (`deadlines.admitting`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import msgspec
 
 from ..protocol.texts import gpu_count
+from .deadlines.admitting import EdfAdmission, ElasticflowAdmission
+from .view import ClusterView
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,14 @@ class Newcomer:
 
 
 class Admission(Protocol):
-    """A rule by which jobs are admitted. Pure."""
+    """A rule by which jobs are admitted. Pure.
+
+    `by_view`: it decides by all that is known (`refusals`), about all jobs that have come since the last turn; else by counts
+    (`refusal`), about each at once.
+    """
 
     name: str
+    by_view: bool
 
     @property
     def parameters(self) -> msgspec.Struct:
@@ -44,6 +53,10 @@ class Admission(Protocol):
 
     def refusal(self, job: Newcomer, situation: Situation) -> str:
         """Why the job is not admitted, in a sentence for its user; empty: it is."""
+        ...
+
+    def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:
+        """Why which of these rows of the view are not admitted; those that are not named are. They are decided about together."""
         ...
 
 
@@ -55,6 +68,7 @@ class AdmitAll:
     """Every job is admitted, and waits as long as it takes."""
 
     name = "all"
+    by_view = False
     Parameters = AllParameters
 
     def __init__(self, parameters: AllParameters) -> None:
@@ -62,6 +76,9 @@ class AdmitAll:
 
     def refusal(self, job: Newcomer, situation: Situation) -> str:
         return ""
+
+    def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:
+        return {}
 
 
 class BoundedParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +97,7 @@ class Bounded:
     or if its user has too many."""
 
     name = "bounded"
+    by_view = False
     Parameters = BoundedParameters
 
     def __init__(self, parameters: BoundedParameters) -> None:
@@ -95,6 +113,9 @@ class Bounded:
             return f"{job.user} has {situation.user_jobs} jobs in the cluster already, and may have {quota}"
         return ""
 
+    def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:
+        return {}
 
-ADMISSIONS = (AdmitAll, Bounded)
+
+ADMISSIONS = (AdmitAll, Bounded, ElasticflowAdmission, EdfAdmission)
 ADMIT_ALL = AdmitAll(AllParameters())

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.texts import gpu_count
+from .deadlines.keeping import Kept
 from .placement.fewest_servers import Placements
 from .view import ClusterView, Ints, Reason, ReasonCode
 
 MOST_TOLD = 3  # jobs that hold GPUs by hand, or servers, in a reason
+
+
+def _nothing(row: int) -> tuple[()]:
+    return ()
+
+
+class Stage(enum.Enum):
+    """What decides about a share, in this order (`pipeline`; the last two in the controller)."""
+
+    BY_HAND = "by-hand"  # in place of the policy and its stages
+    POLICY = "policy"
+    QUOTAS = "quotas"
+    PROMISES = "promises"  # of others, that they end by their deadlines
+    PACKING = "packing"
+    EXCLUDED = "excluded-gpus"  # it would have had GPUs that take no new work
+    AVOIDED = "avoided-servers"  # or such on servers where it cannot work
+
+
+@dataclass(frozen=True)
+class Step:
+    """How many GPUs a job had after a stage."""
+
+    stage: Stage
+    gpus: int
 
 
 @dataclass(frozen=True)
@@ -21,6 +47,9 @@ class Decision:
     why: Callable[[int], Reason | None]  # asked for rows whose share is below their maximum, or below that set by hand
     review_s: float  # decide again then (Unix time), even if nothing has happened
     wanted: Ints  # what the policy gave, before packing
+    kept: Kept | None = None  # what has become of deadlines; None: no job has one, or nobody has looked
+    every: Callable[[int], tuple[Reason, ...]] = _nothing  # as `why`: each reason that there is, that of `why` first
+    steps: Callable[[int], tuple[Step, ...]] = _nothing  # of any row: its share after each stage that decided about it
 
 
 def too_little_for(wanted: int, share: int, gpus: int) -> Reason | None:
@@ -37,15 +66,16 @@ def too_few(
     lost; `known`: also with GPUs of jobs that nobody may resize."""
     if known < least:
         return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"asks for at least {what}, the cluster has {known}")
+    lost = [server.server for server in view.absent]
+    names = ", ".join(lost[:MOST_TOLD]) + (f" and {len(lost) - MOST_TOLD} more" if len(lost) > MOST_TOLD else "")
+    gone = f"{names} {'is' if len(lost) == 1 else 'are'} lost"
     if left < least:
         verb = "belongs" if known - left == 1 else "belong"
         belong = f"{known - left} of {known} {verb} to jobs that cannot be resized"
         whole = f"jobs that cannot be resized leave {left} of {known}"
-        return Reason(ReasonCode.NO_FREE_GPUS, f"waits for {what}: {whole if per_server else belong}")
-    lost = [server.server for server in view.absent]
-    names = ", ".join(lost[:MOST_TOLD]) + (f" and {len(lost) - MOST_TOLD} more" if len(lost) > MOST_TOLD else "")
-    verb = "is" if len(lost) == 1 else "are"
-    return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"waits for {what}: {there} of {left} are there, {names} {verb} lost")
+        held = whole if per_server else belong
+        return Reason(ReasonCode.NO_FREE_GPUS, f"waits for {what}: {held}{f', and {gone}' if lost else ''}")
+    return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"waits for {what}: {there} of {left} are there, {gone}")
 
 
 def told_by_hand(view: ClusterView, by_hand: Ints | None) -> str:
@@ -65,6 +95,19 @@ def beside_by_hand(
     if share >= view.jobs.max_gpus[row] or not (held := by_hand()):
         return reason
     return Reason(reason.code, f"{reason.text}; {held}") if reason is not None else Reason(ReasonCode.MANUAL, held)
+
+
+def gives_way(view: ClusterView, kept: Kept) -> Reason:
+    """A job got less than the policy gave it, since others have been promised to end in time."""
+    rows = [row for row, one in sorted(kept.plan.found.items()) if one.gpus and row < len(view.jobs)]
+    names = [view.jobs.name(row) for row in rows]
+    told = ", ".join(names[:MOST_TOLD]) + (f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else "")
+    return Reason(ReasonCode.BEHIND_ANOTHER, f"gives GPUs to jobs with deadlines{': ' if told else ''}{told}")
+
+
+def gives_way_to_quotas() -> Reason:
+    """A job got less than the policy gave it, since the GPUs are others', or its owner may have no more."""
+    return Reason(ReasonCode.QUOTA, "gives way to quotas: `quotas` in the policy file says what is whose")
 
 
 def packed(wanted: int, share: int) -> Reason:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from .admission import ADMISSIONS
+from .own import FromFile
 from .placement.registry import PLACEMENTS
 from .policies import POLICIES
 from .scheduler import PACKINGS
@@ -52,6 +53,12 @@ def rules() -> tuple[RuleView, ...]:
 def _needs_lengths(kind: Any) -> bool:
     """With default parameters."""
     return bool(kind(kind.Parameters()).needs_lengths)
+
+
+def rule_of(policy: object) -> str:
+    """What a policy does, in the first sentence that its class says of it; "": it says nothing."""
+    kind = type(policy.own if isinstance(policy, FromFile) else policy)
+    return re.split(r"(?<=\.)\s", _paragraphs(kind)[0], maxsplit=1)[0].rstrip(".")
 
 
 def _view(what: str, kind: Any, needs_lengths: bool = False) -> RuleView:

@@ -7,17 +7,29 @@ cluster of its own. Jobs that want exactly so many GPUs on each server have thei
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 
 import numpy as np
 
-from .decision import Decision, beside_by_hand, packed, told_by_hand, too_few, too_little_for
+from .decision import (
+    Decision,
+    Stage,
+    Step,
+    beside_by_hand,
+    gives_way_to_quotas,
+    packed,
+    told_by_hand,
+    too_few,
+    too_little_for,
+)
 from .kinds import Demand, most_gpus
 from .packing import pack
 from .placement.fewest_servers import layout_of
 from .placement.registry import Placement
 from .policies import Policy
+from .quotas.dividing import Tenancy, not_raised
+from .quotas.limited import share_by_quota
 from .reservation import told
 from .sets import union
 from .sharing import Sharing
@@ -33,13 +45,19 @@ def decide_limited(
     packing: bool,
     first: Mapping[int, Gpus] | None,
     placement: Placement,
+    tenancy: Tenancy | None = None,
+    without: Collection[int] = frozenset(),
 ) -> Decision:
-    """Like `pipeline.decide`, for a view with limits."""
-    sharing = Sharing(view, policy, rng)
-    sharing.share_out()
-    wanted = sharing.given.copy()
+    """Like `pipeline.decide`, for a view with limits. `without`: rows that get none."""
+    if tenancy is None:
+        sharing = Sharing(view, policy, rng, without)
+        sharing.share_out()
+        by_policy = wanted = sharing.given.copy()
+    else:
+        sharing, by_policy = share_by_quota(view, policy, rng, tenancy, without)
+        wanted = sharing.given.copy()
     if packing:
-        _pack(view, sharing)
+        _pack(view, sharing, tenancy)
     shares, placed = sharing.given, dict(sharing.seats)
     taken = union(placed.values())
     for number, mask in enumerate(sharing.parts):
@@ -53,24 +71,42 @@ def decide_limited(
     def held() -> str:
         return told_by_hand(view, shares if view.manual_shares else None)
 
-    def why(row: int) -> Reason | None:
+    def each(row: int) -> Iterator[Reason | None]:
         if row in view.manual_shares:
-            return too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
+            yield too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
+            return
         if shares[row] < wanted[row]:
-            return packed(int(wanted[row]), int(shares[row]))
-        if (reserved := told(view, row, int(shares[row]))) is not None:
-            return reserved
+            yield packed(int(wanted[row]), int(shares[row]))
+        yield told(view, row, int(shares[row]))
+        if wanted[row] < by_policy[row]:
+            yield gives_way_to_quotas()
         limit = view.limit(row)
         assert limit is not None
         reason = (
             _limited(view, limit, int(view.jobs.min_gpus[row]), used, sharing.cap(row)) if not shares[row] else None
         )
-        return beside_by_hand(view, row, int(shares[row]), held, reason or sharing.told(row))
+        yield beside_by_hand(view, row, int(shares[row]), held, reason or sharing.told(row))
 
-    return Decision(shares, dict(sorted(placed.items())), why, sharing.review_s, wanted)
+    def every(row: int) -> tuple[Reason, ...]:
+        return tuple(reason for reason in each(row) if reason is not None)
+
+    def why(row: int) -> Reason | None:
+        return next((reason for reason in each(row) if reason is not None), None)
+
+    def steps(row: int) -> tuple[Step, ...]:
+        if row in view.manual_shares:
+            return (Step(Stage.BY_HAND, int(shares[row])),)
+        stages = [(Stage.POLICY, by_policy)]
+        if tenancy is not None:
+            stages.append((Stage.QUOTAS, wanted))
+        if packing:
+            stages.append((Stage.PACKING, shares))
+        return tuple(Step(stage, int(given[row])) for stage, given in stages)
+
+    return Decision(shares, dict(sorted(placed.items())), why, sharing.review_s, wanted, every=every, steps=steps)
 
 
-def _pack(view: ClusterView, sharing: Sharing) -> None:
+def _pack(view: ClusterView, sharing: Sharing, tenancy: Tenancy | None) -> None:
     """Regulate the shares of the jobs in each part by themselves (AFS 4.4); not those by hand, of the head of the queue, or with
     seats."""
     taken = union(sharing.seats.values())
@@ -83,6 +119,8 @@ def _pack(view: ClusterView, sharing: Sharing) -> None:
         left = mask & ~taken
         sizes = [(server & left).bit_count() for server in _masks(view.servers)]
         most = np.minimum(view.jobs.max_gpus[chosen], [sharing.cap(row) for row in chosen.tolist()])
+        if tenancy is not None:  # what is rounded up may not pass a bound
+            most = not_raised(tenancy.cut(chosen), sharing.given[chosen], most)
         given = pack(sharing.given[chosen], sizes, view.jobs.min_gpus[chosen], most)
         sharing.given[chosen] = given
         for row, share in zip(chosen.tolist(), given.tolist(), strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
+from datetime import date
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,12 +32,23 @@ class WrongOption(OperatorError):
         self.text = text
 
 
+def plain(values: object) -> object:
+    """The same without dates and times, which YAML makes of what looks like them: they are texts again, in ISO 8601."""
+    if isinstance(values, dict):
+        return {key: plain(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [plain(value) for value in values]
+    return values.isoformat() if isinstance(values, date) else values
+
+
 def convert(values: object, into: type[S], source: str, at: str = "") -> S:
     """`values`, plain ones, as an `into`, which is a struct; they stand at the field `at` of `source`. Raises WrongOption."""
     try:
         converted = msgspec.convert(values, into)
     except msgspec.ValidationError as error:
         message, _, where = str(error).rpartition(" - at ") if " - at " in str(error) else (str(error), "", "")
+        if "[...]" in where:
+            _of_one_key(values, into, where.strip("`"), source, at)
         steps: list[str | int] = [name or int(number) for name, number in _STEP.findall(where.strip("`"))]
         own = _OWN_CHECK.fullmatch(message)
         if own is not None:
@@ -52,6 +64,33 @@ def convert(values: object, into: type[S], source: str, at: str = "") -> S:
         if not math.isfinite(number):
             raise WrongOption(source, _join(at, steps), f"{number} is not allowed: a finite number")
     return converted
+
+
+def _of_one_key(values: Any, into: type[S], where: str, source: str, at: str) -> None:
+    """Raises WrongOption that names the key of a mapping, which msgspec does not, for the first one that is wrong by itself."""
+    before, _, behind = where.partition("[...]")
+    way = [name or int(number) for name, number in _STEP.findall(before)]
+    mapping = _found(values, way)
+    steps = [name or int(number) for name, number in _STEP.findall(behind)]
+    for key, value in mapping.items():
+        try:
+            msgspec.convert(_with(values, way, {key: value}), into)
+        except msgspec.ValidationError as error:
+            message = str(error).rpartition(" - at ")[0] or str(error)
+            unknown = _UNKNOWN.fullmatch(message)
+            if unknown is not None:
+                raise WrongOption(source, _join(at, [*way, key, *steps, unknown[1]]), "is unknown") from None
+            found = f"{_found(value, steps)!r}: " if steps else ""
+            raise WrongOption(
+                source, _join(at, [*way, key, *steps]), found + message[:1].lower() + message[1:]
+            ) from None
+
+
+def _with(values: Any, way: list[str | int], mapping: object) -> Any:
+    """A copy of mappings in mappings, with another one there."""
+    if not way or not isinstance(values, dict):
+        return mapping
+    return {**values, way[0]: _with(values[way[0]], way[1:], mapping)}
 
 
 def _numbers(values: object) -> Iterator[tuple[list[str | int], float]]:

@@ -132,14 +132,18 @@ def serve(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
     running = jobs.running
     keys, want = order.ranks(jobs, running, now)
     first = keys < line.least_key(gpus)  # most of those that run, as a rule
-    free = gpus - int(want[first].sum())
+    rows, wanted_by_first = running[first], want[first]
+    free = gpus - int(wanted_by_first.sum())
     if free < 0:
-        first, free = np.zeros(len(running), dtype=np.bool_), gpus
-    rest = zip(keys[~first].tolist(), jobs.rows[running[~first]].tolist(), want[~first].tolist(), strict=True)
-    more = take(free, sorted(rest), line)
+        first[:] = False
+        rows, wanted_by_first, free = running[:0], want[:0], gpus
+    rest: list[Wish] = []
+    if len(rows) < len(running):
+        later = (~first).nonzero()[0]
+        rest = sorted(zip(keys[later].tolist(), jobs.rows[running[later]].tolist(), want[later].tolist(), strict=True))
+    more = take(free, rest, line) if free else []
     given = np.zeros(len(jobs), dtype=np.int64)
-    rows = running[first]
-    given[rows] = want[first]
+    given[rows] = wanted_by_first
     if more:
         others = np.searchsorted(jobs.rows, [number for _, number, _ in more])
         given[others] = [wanted for _, _, wanted in more]
@@ -151,8 +155,10 @@ def serve_anew(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
     """The same, of all jobs put in order now: so keys may depend on the time."""
     keys, want = order.ranks(jobs, slice(None), now)
     given = np.zeros(len(jobs), dtype=np.int64)
-    hand_out(given, gpus, keys, want, np.flatnonzero(want <= gpus))
-    return counted(given, want, gpus)
+    fitting = (want <= gpus).nonzero()[0]
+    hand_out(given, gpus, keys, want, fitting)
+    rows = given.nonzero()[0]
+    return Served(given, rows, len(fitting) - len(rows))
 
 
 def wishes(jobs: JobTable, order: Order, rows: Ints, now: float) -> list[Wish]:

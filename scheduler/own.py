@@ -96,6 +96,11 @@ class FromFile:
         self.needs_lengths = bool(kind.needs_lengths)
         self._line = kind.shares.__code__.co_firstlineno
 
+    @property
+    def own(self) -> OwnPolicy:
+        """The policy itself."""
+        return self._policy
+
     def __reduce__(self) -> tuple[Any, ...]:
         return FromFile, (self._path, self._plain, self._source)  # another process reads the file for itself
 

@@ -1,22 +1,36 @@
-"""view -> manual shares -> policy -> regulation (packing) -> placement. Each stage is a pure function of its arguments."""
+"""view -> manual shares -> policy -> quotas -> promises -> regulation (packing) -> placement. Each stage is pure."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 
 from ..protocol.texts import gpu_count
+from .deadlines.keeping import Deadlines, Kept, has_any, keep, next_s
 from .decision import Decision as Decision
-from .decision import beside_by_hand, packed, told_by_hand, too_few, too_little_for
+from .decision import (
+    Stage,
+    Step,
+    beside_by_hand,
+    gives_way,
+    gives_way_to_quotas,
+    packed,
+    told_by_hand,
+    too_few,
+    too_little_for,
+)
 from .limited import decide_limited
+from .manual import shares_by_hand
 from .packing import pack
 from .placement.registry import FEWEST_SERVERS, Placement
 from .policies import Policy
 from .policies.base import Shares, no_shares
+from .quotas.dividing import Tenancy, divide_by_quota, not_raised
+from .quotas.lasting import bounded, told, too_many
 from .view import ClusterView, Gpus, Ints, JobTable, Reason, ReasonCode
 
 
@@ -27,16 +41,40 @@ def decide(
     packing: bool,
     first: Mapping[int, Gpus] | None = None,
     placement: Placement = FEWEST_SERVERS,
+    deadlines: Deadlines | None = None,
+    tenancy: Tenancy | None = None,
 ) -> Decision:
     """Who gets which GPUs. `packing`: shares are regulated (AFS 4.4), except those set by hand. `first`: as for `place`.
+    `deadlines`: on which terms they are promised; None: nobody looks at them, or the policy does so itself.
 
-    Where not every job may use every GPU, `limited` does the same.
+    `tenancy`: whose jobs these are, and what is guaranteed to whom; None: there are no quotas.
+
+    Where not every job may use every GPU, `limited` does the same, without a look at deadlines.
     """
-    if view.limit_of is not None:
-        return decide_limited(view, policy, rng, packing, first, placement)
-    divided = divide(view, policy, rng, packing)
-    placed = placement.place(view.servers, view.placements, divided.shares, first)
-    return Decision(divided.shares, placed, divided.why, divided.review_s, divided.wanted)
+
+    def chosen(seen: ClusterView, without: frozenset[int] = frozenset()) -> Decision:
+        if seen.limit_of is not None:
+            return decide_limited(seen, policy, rng, packing, first, placement, tenancy, without)
+        divided = divide(seen, policy, rng, packing, deadlines, tenancy, without)
+        placed = placement.place(seen.servers, seen.placements, divided.shares, first)
+        why = divided.why
+        return Decision(
+            divided.shares, placed, why, divided.review_s, divided.wanted, divided.kept, why.every, why.steps
+        )
+
+    if tenancy is None or not tenancy.stays:
+        return chosen(view)
+    may = bounded(view, tenancy)
+    decision = chosen(may.view, may.without)
+    again = too_many(may.view, tenancy, {row: int(decision.shares[row]) for row in tenancy.stays})
+    if again is not None:
+        may, decision = again, chosen(again.view, again.without)
+    not_begun = partial(told, tenancy, without=may.without)
+    return replace(
+        decision,
+        why=lambda row: not_begun(row) or decision.why(row),
+        every=lambda row: (reason,) if (reason := not_begun(row)) is not None else decision.every(row),
+    )
 
 
 @dataclass(frozen=True)
@@ -44,31 +82,83 @@ class Division:
     """Everybody's share, by row of the view; what it says is said in `Decision`. `rows`: as in `Shares`."""
 
     shares: Ints
-    why: Callable[[int], Reason | None]
+    why: Reasons
     review_s: float
     wanted: Ints
     rows: Ints | None = None
+    kept: Kept | None = None  # what has become of deadlines, where there are any
 
 
-def divide(view: ClusterView, policy: Policy, rng: random.Random, packing: bool) -> Division:
-    """How many GPUs each job gets, where every job may use every GPU. Arguments as for `decide`."""
-    by_hand = _manual_shares(view) if view.manual_shares else None  # None: the policy decides about all
+def divide(
+    view: ClusterView,
+    policy: Policy,
+    rng: random.Random,
+    packing: bool,
+    deadlines: Deadlines | None = None,
+    tenancy: Tenancy | None = None,
+    without: Collection[int] = frozenset(),
+) -> Division:
+    """How many GPUs each job gets, where every job may use every GPU. As `decide`; `without`: rows that get none."""
+    by_hand = shares_by_hand(view) if view.manual_shares else None  # None: the policy decides about all
     gpus = view.total_gpus if by_hand is None else view.total_gpus - int(by_hand.sum())
-    rows = _policed(view, gpus)
+    rows = _policed(view, gpus, without)
     jobs = view.jobs if rows is None else view.jobs.cut(rows)
     if not policy.needs_lengths:
         jobs = jobs.without_lengths()
     given = policy.shares(jobs, gpus, view.now, rng)
-    wanted = shares = _beside(by_hand, rows, given.gpus, view.jobs)
+    by_policy = given.gpus
+    lowered: frozenset[int] = frozenset()
+    if tenancy is not None:
+        if by_hand is not None:
+            tenancy = tenancy.with_held({row: int(by_hand[row]) for row in view.manual_shares})
+        given, lowered = _by_quota(view, policy, rng, jobs, gpus, given, tenancy if rows is None else tenancy.cut(rows))
+    by_quota = given.gpus
+    wanted = shares = _beside(by_hand, rows, by_quota, view.jobs)
+    kept = keep(view, shares, deadlines) if deadlines is not None and has_any(view, deadlines) else None
+    if kept is not None:
+        wanted = shares = kept.shares
+        theirs = shares if rows is None else shares[rows]
+        given = Shares(theirs, given.why, min(given.review_s, next_s(kept, view.now)))
     if packing:
-        regulated = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, jobs.max_gpus)
+        most = jobs.max_gpus
+        if tenancy is not None:  # what is rounded up may not pass a bound
+            most = not_raised(tenancy if rows is None else tenancy.cut(rows), given.gpus, most)
+        regulated = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, most)
         shares = _beside(by_hand, rows, regulated, view.jobs)
-    why = _Reasons(view, gpus, by_hand, rows, given, wanted, shares)
-    return Division(shares, why, given.review_s, wanted, given.rows if rows is None else None)
+    stages = [(Stage.POLICY, by_policy)]
+    if tenancy is not None:
+        stages.append((Stage.QUOTAS, by_quota))
+    if kept is not None:
+        stages.append((Stage.PROMISES, given.gpus))
+    if packing:
+        stages.append((Stage.PACKING, shares if rows is None else shares[rows]))
+    why = Reasons(view, gpus, by_hand, rows, given, wanted, shares, kept, lowered, tuple(stages))
+    return Division(shares, why, given.review_s, wanted, given.rows if rows is None else None, kept)
+
+
+def _by_quota(
+    view: ClusterView, policy: Policy, rng: random.Random, jobs: JobTable, gpus: int, given: Shares, tenancy: Tenancy
+) -> tuple[Shares, frozenset[int]]:
+    """What the policy has given, as quotas allow it, and the rows that have less by that."""
+    reviews = [given.review_s]
+
+    def ask(rows: Ints, budget: int) -> Ints:
+        found = np.zeros(len(rows), dtype=np.int64)
+        able = jobs.min_gpus[rows] <= budget
+        if able.any():
+            told = policy.shares(jobs.cut(rows[able]), budget, view.now, rng)
+            reviews.append(told.review_s)
+            found[able] = told.gpus
+        return found
+
+    shares = divide_by_quota(jobs, given.gpus, gpus, tenancy, ask)
+    if shares is given.gpus:
+        return given, frozenset()
+    return Shares(shares, given.why, min(reviews)), frozenset(np.flatnonzero(shares < given.gpus).tolist())
 
 
 @dataclass(frozen=True)
-class _Reasons:
+class Reasons:
     """Why jobs have not got what they could use; most decisions are never asked. `gpus`: so many the policy gave; `rows`: what it
     has seen, None: all."""
 
@@ -79,17 +169,47 @@ class _Reasons:
     given: Shares
     wanted: Ints
     shares: Ints
+    kept: Kept | None
+    lowered: frozenset[int]  # what the policy has seen: who got less than it gave, for others' quotas
+    stages: tuple[tuple[Stage, Ints], ...]  # what each has made of it, likewise
 
     def __call__(self, row: int) -> Reason | None:
+        return next(self._each(row), None)
+
+    def every(self, row: int) -> tuple[Reason, ...]:
+        """All that there are."""
+        return tuple(self._each(row))
+
+    def steps(self, row: int) -> tuple[Step, ...]:
+        """Its share after each stage."""
+        if row in self.view.manual_shares:
+            return (Step(Stage.BY_HAND, int(self.shares[row])),)
+        at = row if self.rows is None else self._place.get(row)
+        if at is None:  # its minimum is beyond what the policy may give
+            return (Step(Stage.POLICY, 0),)
+        return tuple(Step(stage, int(shares[at])) for stage, shares in self.stages)
+
+    def _each(self, row: int) -> Iterator[Reason]:
         view, shares = self.view, self.shares
         if row in view.manual_shares:
-            return too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)
+            if (reason := too_little_for(view.manual_shares[row], int(shares[row]), view.total_gpus)) is not None:
+                yield reason
+            return
         if (least := int(view.jobs.min_gpus[row])) > self.gpus:
-            return _too_large(view, least, self.gpus, self._held())
+            yield _too_large(view, least, self.gpus, self._held())
+            return
+        if self.kept is not None and row in self.kept.lowered:
+            yield gives_way(view, self.kept)
         if shares[row] < self.wanted[row]:
-            return packed(int(self.wanted[row]), int(shares[row]))
-        reason = self.given.why(row if self.rows is None else self._place[row])
-        return beside_by_hand(view, row, int(shares[row]), self._held, reason)
+            yield packed(int(self.wanted[row]), int(shares[row]))
+        at = row if self.rows is None else self._place[row]
+        if at in self.lowered:
+            yield gives_way_to_quotas()
+        raised = bool(shares[row]) and not self.stages[0][1][at]  # the policy gave nothing, and a later stage some
+        by_policy = None if raised else self.given.why(at)
+        reason = beside_by_hand(view, row, int(shares[row]), self._held, by_policy)
+        if reason is not None:
+            yield reason
 
     def _held(self) -> str:
         return self._told_by_hand
@@ -104,18 +224,6 @@ class _Reasons:
         return {row: at for at, row in enumerate(self.rows.tolist())} if self.rows is not None else {}
 
 
-def _manual_shares(view: ClusterView) -> Ints:
-    """Shares set by hand come first, in the order of submission, as large as they fit; none below what the job asks for at least,
-    unless that itself was set by hand."""
-    shares = no_shares(view.jobs)
-    free = view.total_gpus
-    for row, wanted in sorted(view.manual_shares.items()):
-        share, least = min(wanted, free), min(wanted, int(view.jobs.min_gpus[row]))
-        shares[row] = share if share >= least else 0
-        free -= int(shares[row])
-    return shares
-
-
 def _beside(by_hand: Ints | None, rows: Ints | None, given: Ints, jobs: JobTable) -> Ints:
     """All shares: those of these rows as they are given, the others as set by hand, or 0. None: there are no others."""
     if rows is None:
@@ -125,17 +233,18 @@ def _beside(by_hand: Ints | None, rows: Ints | None, given: Ints, jobs: JobTable
     return shares
 
 
-def _policed(view: ClusterView, gpus: int) -> Ints | None:
-    """The rows whose shares the policy decides; None: all.
+def _policed(view: ClusterView, gpus: int, without: Collection[int]) -> Ints | None:
+    """The rows whose shares the policy decides, none of those that are to get none; None: all.
 
     A job whose minimum is beyond the GPUs that the policy may give is none of its business: it could only get nothing, and curves
     of throughput do not reach that far.
     """
-    if not view.manual_shares and view.jobs.most_needed <= gpus:
+    others = [*view.manual_shares, *without]
+    if not others and view.jobs.most_needed <= gpus:
         return None
     policed = view.jobs.min_gpus <= gpus
-    if view.manual_shares:
-        policed[list(view.manual_shares)] = False
+    if others:
+        policed[others] = False
     return None if policed.all() else np.flatnonzero(policed)
 
 

@@ -29,7 +29,7 @@ So the head starts when enough of those have ended that kept its GPUs when it go
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,6 +43,9 @@ from .view import ClusterView, Gpus, Ints, Limit, Reason, ReasonCode, Reservatio
 
 GOING_ON = frozenset({"fifo", "backfill", "yarn-cs"})  # under these policies who runs keeps his share
 SHRINKING = frozenset({"elastic-fifo", "elastic-backfill"})  # and under these at least his minimum
+
+
+Most = Callable[[int], int]  # by row: how many GPUs may be held for it
 
 
 @dataclass(frozen=True)
@@ -70,18 +73,24 @@ class _Region:
 
 
 def reserve(
-    view: ClusterView, queue: Queue, policy: str, rigid: bool, after_s: float, before: JobId | None
+    view: ClusterView,
+    queue: Queue,
+    policy: str,
+    rigid: bool,
+    after_s: float,
+    before: JobId | None,
+    most: Most | None = None,
 ) -> tuple[ClusterView, float]:
     """The view with a reservation for the head of the queue, where there is one; and when to look again (Unix time, s).
 
     `rigid`: the policy gives jobs what they requested or nothing. `after_s`: how long a job waits without a reservation.
-    `before`: who had it."""
-    return _Reserving(view, queue, policy, rigid).found(after_s, before)
+    `before`: who had it. `most`: how many GPUs may be held for the job of a row; None: all."""
+    return _Reserving(view, queue, policy, rigid, most).found(after_s, before)
 
 
 class _Reserving:
-    def __init__(self, view: ClusterView, queue: Queue, policy: str, rigid: bool) -> None:
-        self._view, self._queue, self._rigid = view, queue, rigid
+    def __init__(self, view: ClusterView, queue: Queue, policy: str, rigid: bool, most: Most | None) -> None:
+        self._view, self._queue, self._rigid, self._most = view, queue, rigid, most
         self._bits = _bits_of(view.servers, queue.servers)
         jobs = view.jobs
         placed = {row: self._outer(gpus) for row, gpus in view.placements.items()}
@@ -109,10 +118,10 @@ class _Reserving:
         due_s = view.jobs.waiting_since_s + after_s
         head = self._keeper(before, most)
         if head is None:
-            old = np.flatnonzero(able & (due_s <= view.now))
-            head = int(old[0]) if len(old) else None
+            old = np.flatnonzero(able & (due_s <= view.now)).tolist()
+            head = next((row for row in old if self._may(row)), None)
         if head is None:
-            later = due_s[able]
+            later = due_s[able & (due_s > view.now)]
             return view, float(later.min()) if len(later) else math.inf
         regions = self._regions(head)
         return (self._with(head, regions), math.inf) if regions else (view, math.inf)
@@ -124,8 +133,11 @@ class _Reserving:
         for row in range(len(self._view.jobs)):
             if self._view.jobs.name(row) == before:
                 waits = row not in self._queue.begun and row not in self._view.manual_shares
-                return row if waits and self._least[row] <= most[row] else None
+                return row if waits and self._least[row] <= most[row] and self._may(row) else None
         return None
+
+    def _may(self, row: int) -> bool:
+        return self._most is None or self._least[row] <= self._most(row)
 
     # -- which GPUs
 

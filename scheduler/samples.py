@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 
@@ -33,6 +34,7 @@ def _table(count: int, gpus: int, rng: random.Random) -> JobTable:
     share = np.array([low if run else 0 for low, run in zip(least, runs, strict=True)], dtype=np.int64)
     left_s = np.array([rng.choice([1.0, 600.0, 1e5, UNKNOWN_S]) for _ in range(count)])
     done_s = executed_s * speedup[0, np.maximum(share, 1)]
+    due_s = [math.nan, NOW_S - 1.0, NOW_S + 1e3, NOW_S + 1e6]
     columns = Columns(
         names=[JobId(f"sample-{number}") for number in range(count)],
         submitted_s=np.sort(np.array([rng.uniform(0, NOW_S) for _ in range(count)])),
@@ -48,5 +50,9 @@ def _table(count: int, gpus: int, rng: random.Random) -> JobTable:
         executed_s=executed_s,
         waiting_since_s=np.where(share > 0, np.nan, NOW_S - 1.0),
         curve=np.array([rng.randrange(len(powers)) for _ in range(count)], dtype=np.int64),
+        deadline_s=np.array([due_s[number % 4] for number in range(count)]),
+        soft=np.array([number % 3 == 2 for number in range(count)], dtype=np.int64),
+        still_until_s=np.array([NOW_S + number % 5 - 2.0 for number in range(count)]),
+        changes=np.arange(count) % 3,
     )
     return JobTable(columns, np.arange(count), Curves(speedup))

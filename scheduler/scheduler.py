@@ -7,24 +7,32 @@ A policy file names a policy with its parameters, and may name stages too::
     admission: {name: bounded, parameters: {waiting_jobs: 200}}
     packing: network
     placement: buddy
+    deadlines: {margin_s: 60, failures_per_server_day: 0.02}
+    quotas: {users: {alice: {gpus: 4, jobs: 10}}}
+    reservations: [{name: class, gpus: 2, from: 2026-11-30T18:00+01:00, to: 2026-11-30T20:00+01:00}]
 
-Stages that it does not name are those of the controller's configuration. In place of a policy's name it may have that of a
-Python file (`own`).
+Stages that it does not name are those of the controller's configuration. Where nobody has named an admission, the policy's own
+one is taken, if it has one (`elasticflow`: deadlines that cannot be kept are refused). In place of a policy's name it may have
+that of a Python file (`own`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace as replace_in
 
 from . import own
 from .admission import ADMISSIONS, ADMIT_ALL, Admission
-from .options import WrongOption, convert
+from .deadlines.table import DEFAULT_TERMS, Terms
+from .options import WrongOption, convert, plain
 from .placement.registry import FEWEST_SERVERS, PLACEMENTS, Placement
-from .policies import LoadedPolicy, Policy, load_policy
+from .policies import ELASTIC, LoadedPolicy, Policy, load_policy
+from .quotas.reservations import MOST_RESERVATIONS, TimedReservation, repeated
+from .quotas.terms import NO_QUOTAS, Quotas
 
 PACKINGS = {
     "none": "Jobs get the shares that the policy gives them.",
@@ -35,11 +43,16 @@ PACKINGS = {
 
 @dataclass(frozen=True)
 class Stages:
-    """What stands around the policy. `packing`: are shares regulated (AFS 4.4)?"""
+    """What stands around the policy. `packing`: are shares regulated (AFS 4.4)? `deadlines`: on which terms they are promised.
+    `quotas`: what users and groups are guaranteed, and may have. `reservations`: GPUs that are out of use from one time to
+    another."""
 
     admission: Admission = ADMIT_ALL
     packing: bool = False
     placement: Placement = FEWEST_SERVERS
+    deadlines: Terms = DEFAULT_TERMS
+    quotas: Quotas = NO_QUOTAS
+    reservations: tuple[TimedReservation, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,15 @@ class Scheduler:
     parameters: msgspec.Struct
     stages: Stages
     source: str
+
+    @property
+    def terms(self) -> Terms | None:
+        """On which deadlines are promised; None: under this policy none can be."""
+        if isinstance(self.parameters, Terms):
+            return self.parameters
+        if self.policy.name not in ELASTIC:
+            return None
+        return replace_in(self.stages.deadlines, powers=self.stages.packing)
 
 
 class StageChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +89,9 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     admission: str | StageChoice | None = None
     packing: str | None = None
     placement: str | StageChoice | None = None
+    deadlines: Terms | None = None
+    quotas: Quotas | None = None
+    reservations: tuple[TimedReservation, ...] | None = None
 
 
 def load_scheduler(
@@ -77,7 +102,7 @@ def load_scheduler(
     `python_from`: the directory to which names of Python files with policies are relative; None: such files are refused. Raises
     WrongOption naming source and field, or `own.PolicyError`.
     """
-    choice = convert(document, Choice, source)
+    choice = convert(plain(document), Choice, source)
     policy: LoadedPolicy
     if not choice.policy.endswith(own.ENDING):
         policy = load_policy({"policy": choice.policy, "parameters": choice.parameters}, source)
@@ -87,7 +112,42 @@ def load_scheduler(
         path = choice.policy if choice.policy.startswith("/") else f"{python_from}/{choice.policy}"
         policy = own.load(path, choice.parameters, source)
     stages = load_stages(source, choice.admission, choice.packing, choice.placement, default)
-    return Scheduler(policy, policy.parameters, stages, source)
+    if choice.deadlines is not None:
+        stages = replace(stages, deadlines=choice.deadlines)
+    if choice.quotas is not None:
+        stages = replace(stages, quotas=choice.quotas)
+    if choice.reservations is not None:
+        stages = replace(stages, reservations=choice.reservations)
+    _check_quotas(policy, stages.quotas, source)
+    _check_reservations(stages.reservations, source)
+    return Scheduler(policy, policy.parameters, _with_own_admission(policy, stages, choice), source)
+
+
+def _check_quotas(policy: Policy, quotas: Quotas, source: str) -> None:
+    """Raises WrongOption: GPUs are guaranteed by shrinking others, which not every policy lets happen."""
+    every = [*quotas.users.values(), *quotas.groups.values(), quotas.default]
+    if policy.name not in ELASTIC and any(one.gpus or one.most_gpus is not None for one in every):
+        text = f"gpus and most_gpus need a policy that may change shares at any time ({', '.join(sorted(ELASTIC))})"
+        raise WrongOption(source, "quotas", f"{text}, not {policy.name}; jobs alone is allowed under each")
+
+
+def _check_reservations(reservations: tuple[TimedReservation, ...], source: str) -> None:
+    """Raises WrongOption."""
+    if len(reservations) > MOST_RESERVATIONS:
+        raise WrongOption(source, "reservations", f"{len(reservations)} are more than {MOST_RESERVATIONS}")
+    if name := repeated(reservations):
+        raise WrongOption(source, "reservations", f"two of them are called {name}")
+
+
+def _with_own_admission(policy: LoadedPolicy, stages: Stages, choice: Choice) -> Stages:
+    """A policy's own admission is on the same terms as the policy."""
+    make = getattr(policy, "own_admission", None)
+    if make is None:
+        return stages
+    own_admission: Admission = make()
+    if stages.admission is ADMIT_ALL or choice.admission == own_admission.name:
+        return replace(stages, admission=own_admission)
+    return stages
 
 
 def load_stages(
@@ -102,6 +162,9 @@ def load_stages(
         admission=default.admission if admission is None else _admission(admission, source),
         packing=default.packing if packing is None else _packing(packing, source),
         placement=default.placement if placement is None else _placement(placement, source),
+        deadlines=default.deadlines,
+        quotas=default.quotas,
+        reservations=default.reservations,
     )
 
 
@@ -148,5 +211,8 @@ def document(scheduler: Scheduler) -> dict[str, Any]:
         "admission": stage(stages.admission),
         "packing": "network" if stages.packing else "none",
         "placement": stage(stages.placement),
+        "deadlines": msgspec.to_builtins(stages.deadlines),
+        "quotas": msgspec.to_builtins(stages.quotas),
+        "reservations": msgspec.to_builtins(stages.reservations),
         **code,
     }

@@ -27,10 +27,12 @@ from __future__ import annotations
 import bisect
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 
 from .nearness import nearest
 from .policies import Policy
@@ -40,9 +42,19 @@ from .view import ClusterView, Gpus, Ints, Reason
 
 Choice = int  # a set of parts
 Room = list[int]  # by part: GPUs that are left
+Bools = npt.NDArray[np.bool_]
 
 MOST_SETS = 64  # of parts, that are looked at
 DEPTH = 4  # how often the policy is asked again, for each part
+
+
+@dataclass(frozen=True)
+class Held:
+    """What some rows have: as in `Sharing`."""
+
+    given: Ints
+    amounts: dict[int, dict[int, int]]
+    seats: dict[int, Gpus]
 
 
 class Sharing:
@@ -51,7 +63,10 @@ class Sharing:
     `given`: by row; `amounts`: of the jobs without seats, GPUs by part; `seats`: the GPUs of the others.
     """
 
-    def __init__(self, view: ClusterView, policy: Policy, rng: random.Random) -> None:
+    def __init__(
+        self, view: ClusterView, policy: Policy, rng: random.Random, without: Collection[int] = frozenset()
+    ) -> None:
+        """`without`: rows that get none."""
         self.given: Ints = np.zeros(len(view.jobs), dtype=np.int64)
         self.amounts: dict[int, dict[int, int]] = {}
         self.seats: dict[int, Gpus] = {}
@@ -59,7 +74,7 @@ class Sharing:
         self._idle: Gpus = ~union(view.placements.values())
         self.review_s = math.inf
         self.parts = _parts(view)
-        self._view, self._policy, self._rng = view, policy, rng
+        self._view, self._policy, self._rng, self._without = view, policy, rng, without
         self._limit_of = view.limit_of if view.limit_of is not None else np.zeros(len(view.jobs), dtype=np.int64)
         self._offsets = list(accumulate((len(server.gpus) for server in view.servers), initial=0))
         self._racks: Ints = np.unique([server.rack for server in view.servers], return_inverse=True)[1]  # by server
@@ -80,19 +95,79 @@ class Sharing:
         self._room: Room = [part.bit_count() for part in self.parts]
 
     def share_out(self) -> None:
+        """What comes before the policy's shares (`begin`), then those."""
+        rows = self.begin()
+        self._share(np.flatnonzero(rows), self._room, DEPTH * len(self.parts))
+        if any(self._room):
+            self._offer(rows)
+
+    def begin(self) -> Bools:
         """Shares set by hand first, in the order of submission, as large as they fit; then that of the head of the queue, if what
-        is held for it is free; then those of the policy."""
+        is held for it is free. Returns the rows whose shares the policy decides."""
         view, head = self._view, self._view.reservation
         for row, wanted in sorted(view.manual_shares.items()):
             self._by_hand(row, wanted)
         rows = np.ones(len(view.jobs), dtype=bool)
-        rows[list(view.manual_shares)] = False
+        rows[[*view.manual_shares, *self._without]] = False
         if head is not None:
             self._by_hand(head.row, head.gpus)
             rows[head.row] = False
-        self._share(np.flatnonzero(rows), self._room, DEPTH * len(self.parts))
-        if any(self._room):
-            self._offer(rows)
+        return rows
+
+    @property
+    def room(self) -> Room:
+        """By part, what was left when `begin` or `share_out` was over."""
+        return list(self._room)
+
+    def share(self, rows: Ints, room: Sequence[int]) -> None:
+        """Share these GPUs, by part, among rows that have none."""
+        for row in rows.tolist():
+            self._barred.pop(row, None)
+        self._share(rows, list(room), DEPTH * len(self.parts))
+
+    def take(self, rows: Ints) -> Held:
+        """Take from these rows what they have; `give` gives it back."""
+        held = Held(
+            given=self.given[rows],
+            amounts={row: self.amounts.pop(row) for row in rows.tolist() if row in self.amounts},
+            seats={row: self.seats.pop(row) for row in rows.tolist() if row in self.seats},
+        )
+        self.given[rows] = 0
+        self._seated &= ~union(held.seats.values())
+        return held
+
+    def give(self, rows: Ints, held: Held) -> None:
+        """Undo `take`, and whatever they have got since."""
+        self.take(rows)
+        self.given[rows] = held.given
+        self.amounts.update(held.amounts)
+        self.seats.update(held.seats)
+        self._seated |= union(held.seats.values())
+
+    def used(self, rows: Ints) -> Room:
+        """By part, what these rows have."""
+        found = [0] * len(self.parts)
+        for row in rows.tolist():
+            for part, count in self.amounts.get(row, {}).items():
+                found[part] += count
+            if seat := self.seats.get(row):
+                for part, mask in enumerate(self.parts):
+                    found[part] += (seat & mask).bit_count()
+        return found
+
+    def ways(self, row: int) -> list[tuple[int, ...]]:
+        """The choices of a job, each as its parts; none: it cannot have its least anywhere. Where it has GPUs, or has been given
+        some here, that choice alone."""
+        own = self.amounts.get(row)
+        has = (
+            union(self.parts[part] for part in own) if own else self.seats.get(row) or self._view.placements.get(row, 0)
+        )
+        size, least = self._size, self._least[row]
+        found = [choice for choice in self._choices[self._code[row]] if size[choice] >= least]
+        there = [choice for choice in found if has & self._mask[choice]] if has else []
+        if has and (all_of_it := [choice for choice in there if not has & ~self._mask[choice]]):
+            there = all_of_it[:1]
+        return [self._parts_of[choice] for choice in there or found]
 
     def told(self, row: int) -> Reason | None:
         """What the policy has said of a job when it was asked last."""
@@ -290,7 +365,7 @@ class Sharing:
         if share >= least:
             self._pour({row: choice}, {row: share}, self._room)
 
-    def _offer(self, rows: Ints) -> None:
+    def _offer(self, rows: Bools) -> None:
         """Part by part: what is left, to those who could use it. `rows`: whose shares the policy decides."""
         jobs = self._view.jobs
         for part, mask in enumerate(self.parts):

@@ -50,6 +50,10 @@ class Columns:
     executed_s: Floats  # time with any GPU
     waiting_since_s: Floats  # its submission, or when it lost its last GPU; nan while it has some
     curve: Ints  # row of `Curves.speedup`
+    deadline_s: Floats  # it is to be over by then, as `submitted_s`; nan: it has no deadline
+    soft: Ints  # 1: it is of use, too, if its deadline is missed (ElasticFlow 4.4); else 0
+    still_until_s: Floats  # it has GPUs, and does not work until then, as it starts or changes; in the past: it works
+    changes: Ints  # of its GPUs so far, after it first got some; being taken all of them is one
 
     def cut(self, rows: slice) -> Columns:
         """Parts of the same arrays, not copies. Names stay those of all."""
@@ -93,9 +97,9 @@ class Curves:
     def hulls(self, curves: Ints) -> Floats:
         """The hulls of these curves (`hull.concave`), in their rows; what stands in others is not said."""
         found = self._hulls
-        for curve in np.unique(curves).tolist():
-            if np.isnan(found[curve, 0]):
-                found[curve] = concave(self.speedup[curve : curve + 1])[0]
+        unknown = curves[np.isnan(found[curves, 0])]
+        for curve in np.unique(unknown).tolist() if len(unknown) else ():
+            found[curve] = concave(self.speedup[curve : curve + 1])[0]
         return found
 
     def hull_row(self, curve: int, most: int) -> list[float]:
@@ -108,9 +112,15 @@ class Curves:
             found = self._hull_rows[curve, most] = hull.tolist()
         return found
 
+    @cached_property
+    def derived(self) -> dict[Any, dict[Any, Any]]:
+        """What policies have worked out of these curves alone, each by its own key; empty again when more is known of one."""
+        return {}
+
     def correct(self, curve: int, speedup: Floats) -> None:
         """More is known of a curve than before."""
         self.speedup[curve] = speedup
+        self.derived.clear()
         self._rows.pop(curve, None)
         self._hulls[curve] = np.nan
         self._hull_rows.clear()
@@ -151,6 +161,10 @@ class JobTable:
     executed_s: Floats
     waiting_since_s: Floats
     curve: Ints
+    deadline_s: Floats
+    soft: Ints
+    still_until_s: Floats
+    changes: Ints
 
     running: Ints  # the rows of jobs that have GPUs, in ascending order
     most_needed: int  # no job's minimum is beyond this
@@ -177,6 +191,7 @@ class JobTable:
         self._lengths = lengths
         self._at: Ints | slice = rows if at is None else at
         self._kept = kept
+        self._bounded = False  # its maximums are others than those of the columns
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -204,7 +219,8 @@ class JobTable:
         return self._columns.names[int(self.rows[row])]
 
     def without_lengths(self) -> JobTable:
-        return JobTable(self._columns, self.rows, self.curves, False, self._at, self.ended, self._kept)
+        table = JobTable(self._columns, self.rows, self.curves, False, self._at, self.ended, self._kept)
+        return self._bound(table)
 
     def line(self, order: Order) -> Line | None:
         """The jobs that have no GPUs, in this order; None: nobody keeps them so."""
@@ -214,6 +230,14 @@ class JobTable:
         """The same jobs, where none can use more GPUs than this; it is no less than what each needs."""
         table = JobTable(self._columns, self.rows, self.curves, self._lengths, self._at, self.ended)
         table.max_gpus = np.minimum(self.max_gpus, most)
+        table._bounded = True
+        return table
+
+    def _bound(self, table: JobTable, keep: Ints | None = None) -> JobTable:
+        """The table of these rows, all or those to `keep`, with the maximums that they have here."""
+        if self._bounded:
+            table.max_gpus = self.max_gpus if keep is None else self.max_gpus[keep]
+            table._bounded = True
         return table
 
     def assuming(self, left_s: Floats) -> JobTable:
@@ -221,12 +245,12 @@ class JobTable:
         table = JobTable(self._columns, self.rows, self.curves, True, self._at, self.ended)
         table.left_s = left_s
         table.told_s = self.done_s + left_s
-        return table
+        return self._bound(table)
 
     def cut(self, keep: Ints) -> JobTable:
         """These rows of the table alone."""
         at = keep + self._at.start if isinstance(self._at, slice) else self._at[keep]
-        return JobTable(self._columns, self.rows[keep], self.curves, self._lengths, at, self.ended)
+        return self._bound(JobTable(self._columns, self.rows[keep], self.curves, self._lengths, at, self.ended), keep)
 
     def speedup(self, rows: Any, gpus: Any) -> Any:
         """T(gpus) / T(1) of these rows."""
@@ -392,6 +416,9 @@ class ReasonCode(enum.Enum):
     PACKED = "packed"
     LIMITED = "limited"
     RESERVED = "reserved"
+    QUOTA = "quota"  # others have a right to what it could use
+    PROMISED = "promised"  # it begins later, and still ends by its deadline
+    PROMISE_BROKEN = "promise-broken"  # its deadline will be missed
 
 
 @dataclass(frozen=True)

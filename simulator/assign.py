@@ -12,16 +12,18 @@ Without measurements every job scales linearly up to its request and not beyond 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..protocol.errors import UserError
 from ..protocol.model import JobId
+from ..scheduler.policies.base import Policy
 from ..scheduler.profiles.curves import Curve, Profiles
 from ..scheduler.view import Curves, Floats, Ints
 from . import lengths, traces
+from .goodput import Goodput
 from .traces import Trace
 from .workload import Workload
 
@@ -32,6 +34,14 @@ class Assigned:
 
     workload: Workload
     deadline_s: Floats  # seconds from the first submission; nan: none
+    chosen_batches: Workload | None = (
+        None  # to policies that choose batches (`goodput`); None: nobody knows what others bring
+    )
+
+    def under(self, policy: Policy) -> Workload:
+        """What the jobs are under this policy."""
+        chooses = getattr(policy, "chooses_batch", False)
+        return self.chosen_batches if chooses and self.chosen_batches is not None else self.workload
 
 
 def assign(
@@ -48,30 +58,68 @@ def assign(
     if random_models:
         trace = _without_models(trace, profiles)
     chosen = _curves(trace, profiles, seed)
+    as_requested = np.array([each.speedup[min(gpus, len(each.speedup) - 1)] for each, gpus in _pairs(chosen, trace)])
+    work_s = _work_s(trace, chosen, as_requested)
+    told_s = None if trace.told_s is None else trace.told_s * as_requested
+    shape = _Shape(trace, cluster_gpus, cap_at_request, peaks_known)
+    own = _workload(shape, chosen, work_s, told_s)
+    assert own.deadline_s is not None
+    return Assigned(own, own.deadline_s, _with_chosen_batches(shape, chosen, profiles, work_s, told_s))
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What does not depend on how jobs scale."""
+
+    trace: Trace
+    cluster_gpus: int
+    cap_at_request: bool
+    peaks_known: bool
+
+
+def _pairs(curves: Sequence[Curve], trace: Trace) -> Iterator[tuple[Curve, int]]:
+    """Each job's curve, and the GPUs that it requested."""
+    return zip(curves, trace.gpus.tolist(), strict=True)
+
+
+def _workload(shape: _Shape, chosen: Sequence[Curve], work_s: Floats, told_s: Floats | None) -> Workload:
+    """Of jobs with these curves, which take so long on one GPU; `told_s`: what they tell of that."""
+    trace = shape.trace
     place = {each: number for number, each in enumerate(dict.fromkeys(chosen))}
     distinct = list(place)
     curve = np.fromiter((place[each] for each in chosen), dtype=np.int64, count=len(chosen))
-    speedup = _padded(distinct, int(trace.gpus.max()))
-    best = np.array([each.best(cluster_gpus) for each in distinct], dtype=np.int64)[curve]
+    best = np.array([each.best(shape.cluster_gpus) for each in distinct], dtype=np.int64)[curve]
+    if not shape.peaks_known:
+        best = np.full_like(best, shape.cluster_gpus)
     order = np.argsort(trace.submit_s, kind="stable")
     began_s = trace.submit_s[order[0]]
-    as_requested = speedup[curve, trace.gpus]
-    work_s = _work_s(trace, chosen, as_requested)
-    return Assigned(
-        workload=Workload(
-            names=tuple(JobId(trace.names[row]) for row in order.tolist()),
-            submit_s=trace.submit_s[order] - began_s,
-            min_gpus=np.ones(len(trace), dtype=np.int64),
-            max_gpus=_most(trace, best if peaks_known else np.full_like(best, cluster_gpus), cap_at_request)[order],
-            requested_gpus=trace.gpus[order],
-            work_s=work_s[order],
-            curve=curve[order],
-            curves=Curves(speedup),
-            models=tuple(each.model for each in distinct),
-            told_s=None if trace.told_s is None else (trace.told_s * as_requested)[order],
-        ),
+    return Workload(
+        names=tuple(JobId(trace.names[row]) for row in order.tolist()),
+        submit_s=trace.submit_s[order] - began_s,
+        min_gpus=np.ones(len(trace), dtype=np.int64),
+        max_gpus=_most(trace, best, shape.cap_at_request)[order],
+        requested_gpus=trace.gpus[order],
+        work_s=work_s[order],
+        curve=curve[order],
+        curves=Curves(_padded(distinct, int(trace.gpus.max()))),
+        models=tuple(each.model for each in distinct),
+        told_s=None if told_s is None else told_s[order],
         deadline_s=trace.deadline_s[order] - began_s,
     )
+
+
+def _with_chosen_batches(
+    shape: _Shape, chosen: Sequence[Curve], profiles: Profiles | None, work_s: Floats, told_s: Floats | None
+) -> Workload | None:
+    """The same jobs with batches that are chosen for each share, where that is known of all or some."""
+    if profiles is None or not profiles.placed:
+        return None
+    goodput = Goodput(profiles)
+    found = [goodput.of(each) or (each, 1.0) for each in chosen]
+    if all(curve is own for (curve, _), own in zip(found, chosen, strict=True)):
+        return None
+    parts = np.array([part for _, part in found])
+    return _workload(shape, [curve for curve, _ in found], work_s * parts, None if told_s is None else told_s * parts)
 
 
 def _check_sizes(trace: Trace, cluster_gpus: int) -> None:

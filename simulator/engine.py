@@ -27,9 +27,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ..scheduler.admission import ADMIT_ALL, Admission, Newcomer, Situation
+from ..scheduler.deadlines.admitting import ElasticflowAdmission
+from ..scheduler.deadlines.keeping import Deadlines
 from ..scheduler.measuring import Measuring
 from ..scheduler.pipeline import Decision, Division, divide
 from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
+from ..scheduler.policies import ELASTIC
 from ..scheduler.policies.base import Policy
 from ..scheduler.view import ClusterView, Floats, Gpus, Ints, JobTable, ServerInView
 from .costs import NONE, Costs
@@ -68,6 +71,7 @@ class Simulation:
         self._watch = watch
         self._gpus = sum(len(server.gpus) for server in cluster)
         self._policy = policy
+        self._deadlines = _kept_beside(policy, admission)
         self._rng = random.Random(seed)
         self._jobs = Jobs(workload, self._gpus)
         self._knowledge: Knowledge = (
@@ -109,7 +113,7 @@ class Simulation:
     # -- events
 
     def _next_event(self) -> float:
-        arrival = self._submit_s[self._jobs.end]
+        arrival = self._submit_s[self._jobs.next]
         if not len(self._jobs.run):
             return min(arrival, self._review_s)
         return min(arrival, self._progress.next_s(), self._knowledge.next_s(self._jobs.run), self._review_s)
@@ -122,16 +126,40 @@ class Simulation:
 
     def _arrive(self) -> bool:
         jobs, submit_s = self._jobs, self._submit_s
-        first = jobs.end
-        while submit_s[jobs.end] <= self._now:
-            job = jobs.end
+        first = jobs.next
+        if self._admission.by_view:
+            return self._arrive_together()
+        while submit_s[jobs.next] <= self._now:
+            job = jobs.next
             admitted = self._admits(job)
             jobs.came()
             if admitted:
                 self._blocking.add(self._load.work_s[job : job + 1], self._load.submit_s[job : job + 1])
             else:
-                jobs.remove(np.array([job]))
-        return jobs.end > first
+                self.outcome.refused[job] = True
+                jobs.remove(jobs.places(np.array([job])))
+        return jobs.next > first
+
+    def _arrive_together(self) -> bool:
+        """The admission sees all jobs that arrive now in the view."""
+        jobs, submit_s = self._jobs, self._submit_s
+        first = jobs.next
+        while submit_s[jobs.next] <= self._now:
+            jobs.came()
+        count = jobs.next - first
+        if not count:
+            return False
+        table = self._knowledge.sees()
+        view = ClusterView(self._now, table, self._cluster, {})
+        newcomers = range(len(table) - count, len(table))
+        refused = sorted(self._admission.refusals(view, newcomers))
+        admitted = np.setdiff1d(np.arange(newcomers.start, newcomers.stop), refused)
+        numbers = table.rows[admitted]
+        self._blocking.add(self._load.work_s[numbers], self._load.submit_s[numbers])
+        if refused:
+            self.outcome.refused[table.rows[refused]] = True
+            jobs.remove(np.array(refused) + jobs.begin)
+        return True
 
     def _admits(self, job: int) -> bool:
         """Is a job that arrives admitted? Traces do not tell whose jobs they are."""
@@ -161,8 +189,9 @@ class Simulation:
         table = self._knowledge.sees()
         present = {} if self._watch is None else self._by_row()
         view = ClusterView(self._now, table, self._cluster, present)
+        vars(view)["total_gpus"] = self._gpus  # not to be counted at each decision
         began = time.perf_counter()
-        decided = divide(view, self._policy, self._rng, self._packing)
+        decided = divide(view, self._policy, self._rng, self._packing, self._deadlines)
         rows = _changed(table, decided)
         shares = decided.shares[rows]
         moves = self._standing.change(dict(zip(table.rows[rows].tolist(), shares.tolist(), strict=True)))
@@ -196,7 +225,7 @@ class Simulation:
         progress.works_with[numbers] = shares
         jobs.give(places, shares)
         self._knowledge.given(numbers, shares)
-        free_s = progress.free_s(numbers, [had for had, _ in held], [has for _, has in held])
+        free_s = progress.free_s(numbers, held)
         starts = [at for at, (had, _) in enumerate(held) if not had]
         stops = [at for at, (_, has) in enumerate(held) if not has]
         stay = [at for at, (had, has) in enumerate(held) if had and has]
@@ -222,6 +251,7 @@ class Simulation:
         self._count_blocked(places, self._blocking.add)
         self._jobs.columns.waiting_since_s[places] = self._now
         self._progress.stop(numbers)
+        self._jobs.columns.changes[places] += 1
         self.outcome.preemptions += len(numbers)
         self.outcome.changes[numbers] += 1
 
@@ -230,9 +260,11 @@ class Simulation:
         rest = self._progress.goes_on(numbers, places)
         if rest is not None:  # the last step of some is done: they keep to their ends
             numbers, held, free_s = numbers[rest], [held[at] for at in rest.tolist()], free_s[rest]
+            places = places[rest]
         keep_some = sum([before & after > 0 for before, after in held])
         self.outcome.resizes += keep_some
         self.outcome.migrations += len(held) - keep_some
+        self._jobs.columns.changes[places] += 1
         self.outcome.changes[numbers] += 1
         self._progress.resize(numbers, held, free_s)
 
@@ -266,3 +298,10 @@ def _changed(jobs: JobTable, decided: Division) -> Ints:
     if len(stops):
         rows = np.sort(np.concatenate([rows, stops]))
     return rows
+
+
+def _kept_beside(policy: Policy, admission: Admission) -> Deadlines | None:
+    """What `elasticflow` has admitted is kept under each policy that may change shares at any time, as on a real cluster."""
+    if policy.name not in ELASTIC or not isinstance(admission, ElasticflowAdmission):
+        return None
+    return Deadlines(admission.parameters)

@@ -1,9 +1,10 @@
 """The jobs of a simulation: what policies see of them, and how far they get.
 
 Those that have come and are not over stand in a window of the columns, in the order of submission, so that a policy gets parts of
-arrays, not copies. The window's end moves over jobs as they come. Where a job ends, those before it move up by one, since most
-of those that run are at the front of a long queue. So a job has a *number*, which it keeps, and a *place* in the columns. Jobs
-that wait also stand in lines, one for each order that a policy has asked for (`scheduler.order`).
+arrays, not copies. The window's end moves over jobs as they come. Where a job ends, those before it move up by one or those
+behind it down, whichever are fewer: a queue may be long, and those that end are mostly near its front or its end. So a job has a
+*number*, which it keeps, and a *place* in the columns. Jobs that wait also stand in lines, one for each order that a policy has
+asked for (`scheduler.order`).
 
 What policies do not see is kept by number.
 """
@@ -23,9 +24,19 @@ from .workload import Workload
 
 MANY = 2000  # jobs that are there: lines are kept from so many on, and given up below half of that
 AT_ONCE = 100  # more jobs than this are not put into a line one by one
-_FLOATS = ("submitted_s", "left_s", "told_s", "done_s", "attained_gpu_s", "executed_s", "waiting_since_s")
+_FLOATS = (
+    "submitted_s",
+    "left_s",
+    "told_s",
+    "done_s",
+    "attained_gpu_s",
+    "executed_s",
+    "waiting_since_s",
+    "deadline_s",
+    "still_until_s",
+)
 _LENGTHS = ("work_s", "told_left_s")  # the truth, and what policies see in place of `left_s`
-_INTS = ("min_gpus", "max_gpus", "requested_gpus", "priority", "share", "curve")
+_INTS = ("min_gpus", "max_gpus", "requested_gpus", "priority", "share", "curve", "soft", "changes")
 
 
 class Jobs:
@@ -34,6 +45,7 @@ class Jobs:
     def __init__(self, workload: Workload, cluster_gpus: int) -> None:
         n = len(workload)
         self.begin = self.end = 0
+        self.next = 0  # the number of the next job to come
         self._curves = workload.curves
         self._most_needed = int(workload.min_gpus.max(initial=0))
         self.lines_from = MANY
@@ -55,6 +67,8 @@ class Jobs:
         columns.max_gpus[:] = np.minimum(workload.max_gpus, cluster_gpus)
         columns.requested_gpus[:] = workload.requested_gpus
         columns.curve[:] = workload.curve
+        columns.deadline_s[:] = math.nan if workload.deadline_s is None else workload.deadline_s
+        columns.soft[:] = 0 if workload.soft is None else workload.soft
         floats, ints = self._floats.view(), self._ints.view()
         floats.flags.writeable = ints.flags.writeable = False  # policies only look
         seen = _columns(workload, floats, ints)
@@ -96,8 +110,12 @@ class Jobs:
     def came(self) -> None:
         """The next job of the workload is in the window now."""
         if self._lines:
-            self._stirred.append(int(self.numbers[self.end]))
+            self._stirred.append(self.next)
+        if self.end != self.next:
+            self._floats[:, self.end] = self._floats[:, self.next]
+            self._ints[:, self.end] = self._ints[:, self.next]
         self.end += 1
+        self.next += 1
 
     # -- what is known of a table (`scheduler.view.Kept`)
 
@@ -123,20 +141,23 @@ class Jobs:
         return found
 
     def _settle_lines(self, jobs: JobTable) -> None:
-        stirred = np.array(sorted(set(self._stirred)))
+        stirred = sorted(set(self._stirred))
         self._stirred = []
-        rows = np.searchsorted(jobs.rows, stirred)
-        inside = rows < len(jobs)
-        rows = rows[inside][jobs.rows[rows[inside]] == stirred[inside]]  # the others are over
-        waiting = rows[jobs.share[rows] == 0]
+        rows, numbers, share = jobs.rows.searchsorted(stirred).tolist(), jobs.rows, jobs.share
+        waiting = [
+            row
+            for row, number in zip(rows, stirred, strict=True)
+            if row < len(numbers) and numbers[row] == number and not share[row]  # the others are over, or run
+        ]
         for order, line in self._lines.items():
-            for number in stirred.tolist():
+            for number in stirred:
                 line.drop(number)
-            _stand_in(line, order, jobs, waiting)
+            if waiting:
+                _stand_in(line, order, jobs, np.array(waiting))
 
     def places(self, numbers: Ints | Sequence[int] | int) -> Ints:
         """Of jobs in the window."""
-        found: Ints = np.searchsorted(self.numbers[self.begin : self.end], numbers)
+        found: Ints = self.numbers[self.begin : self.end].searchsorted(numbers)
         return found + self.begin
 
     def work(self, rate: Floats, seconds: float | Floats, passed_s: float) -> None:
@@ -153,12 +174,14 @@ class Jobs:
         share[places] = shares
         if self._lines:
             self._stirred += self.numbers[places].tolist()
+        running = self.running
         if not shares.all():
-            self.running = self.running[share[self.running] > 0]
+            running = running[share[running] > 0]
         if len(new):
-            self.running = np.concatenate([self.running, new])
-            self.running.sort()
-        self.run = self.numbers[self.running]
+            running = np.concatenate([running, new])
+            running.sort()
+        self.running = running
+        self.run = self.numbers[running]
 
     def finish(self, places: Ints) -> None:
         """These jobs have come to their ends."""
@@ -175,15 +198,27 @@ class Jobs:
             self._stirred += numbers.tolist()
         self.executed_s[numbers] = self.columns.executed_s[places]
         self.gpu_s[numbers] = self.columns.attained_gpu_s[places]
-        for place in places.tolist():  # in ascending order: the others that go are behind it
-            begin = self.begin
-            if place > begin:
-                self._floats[:, begin + 1 : place + 1] = self._floats[:, begin:place]
-                self._ints[:, begin + 1 : place + 1] = self._ints[:, begin:place]
-            self.begin = begin + 1
-            running = self.running[self.running != place]
-            self.running = running + (running < place)
-        self.run = self.numbers[self.running]
+        running = self.running
+        moved = 0
+        for place in places.tolist():  # in ascending order
+            place -= moved
+            begin, end = self.begin, self.end
+            running = running[running != place]
+            if place - begin < end - place:
+                if place > begin:
+                    self._floats[:, begin + 1 : place + 1] = self._floats[:, begin:place]
+                    self._ints[:, begin + 1 : place + 1] = self._ints[:, begin:place]
+                self.begin = begin + 1
+                running = running + (running < place)
+            else:
+                if place < end - 1:
+                    self._floats[:, place : end - 1] = self._floats[:, place + 1 : end]
+                    self._ints[:, place : end - 1] = self._ints[:, place + 1 : end]
+                self.end = end - 1
+                running = running - (running > place)
+                moved += 1
+        self.running = running
+        self.run = self.numbers[running]
 
     def settle(self) -> None:
         """The simulation is over: what those have had that are not."""

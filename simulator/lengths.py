@@ -14,6 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from ..scheduler.view import Floats
+
 
 @dataclass(frozen=True)
 class Convergence:
@@ -23,9 +27,12 @@ class Convergence:
     batch: float
     noise_scale: float  # samples
 
+    def gain(self, batch: Floats) -> Floats:
+        """The progress of an iteration with such a batch, in iterations with `batch`."""
+        return (batch / self.batch) * (self.noise_scale + self.batch) / (self.noise_scale + batch)
+
     def iterations_with(self, batch: float) -> float:
-        gain = (batch / self.batch) * (self.noise_scale + self.batch) / (self.noise_scale + batch)
-        return self.iterations / gain
+        return self.iterations / float(self.gain(np.array(batch)))
 
 
 POLLUX = {

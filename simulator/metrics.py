@@ -37,6 +37,9 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     avg_queueing_s: float | None  # from submission to the first GPU, of the jobs that got one
     makespan_s: float | None
     deadline_ratio: float | None  # of the jobs that have a deadline, those that were over by then
+    refused: int = 0  # by the admission
+    admitted_deadline_ratio: float | None = None  # of the jobs that have a deadline, those that were admitted
+    missed_admitted: int | None = None  # jobs with deadlines that were admitted, and not over by then
     avg_queue_length: float | None
     avg_cluster_efficiency: float | None
     avg_blocking_index: float | None
@@ -79,6 +82,9 @@ def measure(outcome: Outcome, workload: Workload, deadline_s: Floats, gpus: int)
         avg_queueing_s=_mean((outcome.start_s - submit_s)[started]),
         makespan_s=last_end_s - float(submit_s.min()) if over.any() else None,
         deadline_ratio=_deadline_ratio(outcome.end_s, deadline_s),
+        refused=int(outcome.refused.sum()),
+        admitted_deadline_ratio=_admitted_ratio(outcome, deadline_s),
+        missed_admitted=_missed_admitted(outcome, deadline_s),
         avg_queue_length=_average(line.queue, weights),
         avg_cluster_efficiency=_average(line.efficiency, weights),
         avg_blocking_index=_average(line.blocking, weights),
@@ -99,6 +105,19 @@ def _deadline_ratio(end_s: Floats, deadline_s: Floats) -> float | None:
     if not bound.any():
         return None
     return float((end_s[bound] <= deadline_s[bound] + TOLERANCE_S).mean())  # who never ended (nan) has missed it
+
+
+def _admitted_ratio(outcome: Outcome, deadline_s: Floats) -> float | None:
+    bound = ~np.isnan(deadline_s)
+    return float((~outcome.refused[bound]).mean()) if bound.any() else None
+
+
+def _missed_admitted(outcome: Outcome, deadline_s: Floats) -> int | None:
+    bound = ~np.isnan(deadline_s)
+    if not bound.any():
+        return None
+    kept = outcome.end_s <= deadline_s + TOLERANCE_S
+    return int((bound & ~outcome.refused & ~kept).sum())
 
 
 def _weights(line: Timeline, last_end_s: float) -> Floats:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ..scheduler.view import Floats, Ints
+
+Flags = npt.NDArray[np.bool_]
 
 SHORTEST_S = 1.0
 FEW = 8  # are added to a sum one by one faster than as an array
@@ -40,13 +43,16 @@ class Outcome:
     executed_s: Floats  # time with any GPU
     gpu_s: Floats  # GPU-seconds that it had
     changes: Ints  # of its GPUs while it ran, being taken all of them included
+    refused: Flags  # it was not admitted
 
     @classmethod
     def of(cls, jobs: int) -> Outcome:
         """Nothing has happened yet to so many jobs."""
         never, none = np.full(jobs, np.nan), np.zeros(jobs)
         timeline = Timeline()
-        return cls(never, never.copy(), 0, 0, 0, 0, 0, 0.0, [], timeline, none, none.copy(), np.zeros(jobs, np.int64))
+        refused = np.zeros(jobs, dtype=np.bool_)
+        changes = np.zeros(jobs, np.int64)
+        return cls(never, never.copy(), 0, 0, 0, 0, 0, 0.0, [], timeline, none, none.copy(), changes, refused)
 
 
 class Blocking:

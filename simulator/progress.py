@@ -34,6 +34,9 @@ class Progress:
         self._standstill = Standstill(workload.work_s)
         self._switching = costs.switches
         self._releasing = costs.releases
+        self._falling = bool(self._prices.checkpoint_every_s.any())
+        self._ending = bool(self._prices.end_s.any())
+        self._starting = bool(self._prices.start_s.any())
         self.works_with = np.zeros(n, dtype=np.int64)  # GPUs, all or some of its own; those to come are counted
         self._rate = np.zeros(n)
         self._idle_until_s = np.zeros(n)
@@ -44,14 +47,15 @@ class Progress:
         # Of those that run; they stay what they are as long as nothing changes.
         self._next_end_s = self._next_switch_s = math.inf
         self._rates = np.empty(0)
+        self._ones = np.ones(n)
         self._gpus_at_work = 0.0
 
     def refresh(self) -> None:
         """Other jobs run, or work otherwise, than before."""
         run = self._jobs.run
         self._rates = self._rate[run]
-        self._gpus_at_work = float(self._rates @ np.ones(len(run)))
-        self._next_end_s = float(self._end_s[run].min(initial=math.inf))
+        self._gpus_at_work = float(self._rates @ self._ones[: len(run)])
+        self._next_end_s = float(self._end_s[run].min()) if len(run) else math.inf
         if self._switching:
             self._next_switch_s = float(self._switch_s[run].min(initial=math.inf))
 
@@ -104,18 +108,18 @@ class Progress:
 
     # -- changes
 
-    def free_s(self, numbers: Ints, before: Sequence[Gpus], after: Sequence[Gpus]) -> Floats:
-        """How long each of these jobs waits until running jobs have given up the GPUs that it gets.
+    def free_s(self, numbers: Ints, held: Sequence[tuple[Gpus, Gpus]]) -> Floats:
+        """How long each of these jobs waits until running jobs have given up the GPUs that it gets. `held`: as for `resize`.
 
         One that keeps none of its own goes on with them until its new ones are ready.
         """
         free_s = np.zeros(len(numbers))
         if self._releasing:
             given_up = left_late = 0
-            for had, has in zip(before, after, strict=True):
+            for had, has in held:
                 given_up |= had & ~has
                 left_late |= had if has and not had & has else 0
-            for at, (had, has) in enumerate(zip(before, after, strict=True)):
+            for at, (had, has) in enumerate(held):
                 if taken := has & ~had & given_up:
                     release_s, ready_s = self._prices.release_s[numbers[at]], self._prices.ready_s[numbers[at]]
                     free_s[at] = release_s + (ready_s if taken & left_late else 0.0)
@@ -123,6 +127,8 @@ class Progress:
 
     def fall_back(self, numbers: Ints, places: Ints) -> None:
         """Jobs that give all their GPUs up go on from their last checkpoint. Raises UserError where no job comes any further."""
+        if not self._falling:
+            return
         every_s = self._prices.checkpoint_every_s[numbers]
         if not every_s.any():
             return
@@ -137,14 +143,18 @@ class Progress:
 
     def start(self, numbers: Ints, free_s: Floats) -> None:
         self._given_s[numbers] = self.now + free_s
-        self.work(numbers, free_s + self._prices.start_s[numbers])
+        self.work(numbers, free_s + self._prices.start_s[numbers] if self._starting else free_s)
 
     def stop(self, numbers: Ints) -> None:
         self._rate[numbers] = 0.0
-        self._end_s[numbers] = self._switch_s[numbers] = math.inf
+        self._end_s[numbers] = math.inf
+        if self._switching:
+            self._switch_s[numbers] = math.inf
 
     def goes_on(self, numbers: Ints, places: Ints) -> Ints | None:
         """Positions of those jobs whose last step is not done yet; None: all."""
+        if not self._ending:
+            return None
         over = (self._prices.end_s[numbers] > 0) & (self._jobs.columns.left_s[places] <= 0)
         return np.flatnonzero(~over) if np.count_nonzero(over) else None
 
@@ -184,9 +194,13 @@ class Progress:
         self._rate[numbers] = rate
         self._idle_until_s[numbers] = begin_s
         self._all_work_from_s = max(self._all_work_from_s, self.now + float(wait_s.max()))
-        left_s = self._jobs.columns.left_s[self._jobs.places(numbers)]
-        self._end_s[numbers] = begin_s + left_s / rate + self._prices.end_s[numbers]
-        self._switch_s[numbers] = math.inf
+        columns, places = self._jobs.columns, self._jobs.places(numbers)
+        left_s = columns.left_s[places]
+        columns.still_until_s[places] = begin_s
+        end_s = begin_s + left_s / rate
+        self._end_s[numbers] = end_s + self._prices.end_s[numbers] if self._ending else end_s
+        if self._switching:
+            self._switch_s[numbers] = math.inf
         self._began(numbers, gpus, rate, begin_s)
 
 

@@ -34,7 +34,7 @@ from .costs import Costs
 from .engine import Simulation
 from .explain import Moment, Story
 from .metrics import Metrics, measure
-from .outcome import Outcome
+from .outcome import Flags, Outcome
 
 REPORT_S = 0.2
 
@@ -91,12 +91,13 @@ class Result:
     end_s: Floats  # by job; nan: it never ended
     gpu_s: Floats  # by job, GPU-seconds that it had
     changes: Ints  # by job, of its GPUs while it ran
+    refused: Flags  # by job: it was not admitted
     story: tuple[Moment, ...]
 
 
 def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _: None) -> Result:
     """One policy, in this process. `progress` is told how many jobs are over."""
-    workload = setup.assigned.workload
+    workload = setup.assigned.under(policy)
     row = setup.explained_row()
     story = Story(row) if row is not None else None
     watch = story.note if story else None
@@ -105,12 +106,13 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
     simulation = Simulation(workload, setup.cluster, policy, setup.costs, setup.seed, *stages, watch, measuring)
     outcome = simulation.run(progress)
     return Result(
-        metrics=measure(outcome, workload, setup.assigned.deadline_s, setup.gpus),
+        metrics=measure(outcome, setup.assigned.workload, setup.assigned.deadline_s, setup.gpus),
         series=_series(outcome, workload.submit_s),
         start_s=outcome.start_s,
         end_s=outcome.end_s,
         gpu_s=outcome.gpu_s,
         changes=outcome.changes,
+        refused=outcome.refused,
         story=tuple(story.moments) if story else (),
     )
 

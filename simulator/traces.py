@@ -120,6 +120,13 @@ class Trace:
             return self
         if not len(rows):
             raise UserError(f"{self.table.source}: every job requested more GPUs than the {gpus} of the cluster")
+        return self._only(rows)
+
+    def first(self, count: int) -> Trace:
+        """The jobs that were submitted first, so many at most."""
+        return self._only(np.sort(np.argsort(self.submit_s, kind="stable")[:count]))
+
+    def _only(self, rows: Ints) -> Trace:
         chosen = rows.tolist()
         return replace(
             self,

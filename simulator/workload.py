@@ -23,6 +23,8 @@ class Workload:
     curves: Curves  # as measured
     models: tuple[str, ...]
     told_s: Floats | None = None  # what each job tells of `work_s`; nan: nothing; None: all tell the truth
+    deadline_s: Floats | None = None  # nan: none; None: no job has one
+    soft: Ints | None = None  # 1: the deadline is soft; None: none is
 
     def __len__(self) -> int:
         return len(self.submit_s)

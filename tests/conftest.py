@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import zmq
 from hypothesis import HealthCheck, settings
 
 from .forked import Scripts
@@ -15,6 +16,18 @@ UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", UNTIMED, derandomize=True)
 settings.register_profile("hunt", UNTIMED, derandomize=False, print_blob=True)
 settings.load_profile("same")
+
+
+LEFT: list[zmq.Context[zmq.Socket[bytes]]] = []  # contexts that tests have not closed, such as those that have failed
+
+
+def _leave(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """When garbage is collected, a context waits for its open sockets, for ever: the run would hang in some later test."""
+    if not context.closed:
+        LEFT.append(context)
+
+
+zmq.Context.__del__ = _leave  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

@@ -334,7 +334,7 @@ def _newcomer_failed(cluster: Cluster, now: float, job: Job, reason: str, exit_c
 def _hold_back(cluster: Cluster, now: float, job: Job, keep: set[GpuAddress], why: str) -> None:
     """The job has these of its GPUs, and no others for a while, longer each time."""
     job.hold(now, min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.record.hold_s * 2)))
-    job.update(target=tuple(gpu for gpu in job.record.target if gpu in keep))
+    job.aim(now, tuple(gpu for gpu in job.record.target if gpu in keep), why)
     job.profiling = None
     cluster.schedule_due = True
     cluster.tell(now, EventKind.HELD, job.id, f"does not grow for {job.record.hold_s:.0f} s: {why}")

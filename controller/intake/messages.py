@@ -246,7 +246,7 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
     for job in cluster.index.on_server(name):
         if wait_for_server(cluster, now, job, name):
             continue
-        job.update(target=tuple(gpu for gpu in job.record.target if gpu.server != name))
+        job.aim(now, tuple(gpu for gpu in job.record.target if gpu.server != name), f"server {name} is lost")
         job.profiling = None
         cluster.mark_dirty(job)
         for entry in [entry for entry in job.record.workers if entry.gpu.server == name]:

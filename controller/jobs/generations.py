@@ -10,6 +10,8 @@ level-triggered: it looks at what is, not at what has just happened, so a lost o
 * **The state is never dropped.** A roster that would keep no worker with the state is preceded by the union of old and new.
 * **No order waits for another job.** A job with state is never given an order that names a GPU on which a process still runs: it
   first gives up what it is to give up, and grows when the GPU is free. Else two jobs that exchange GPUs would wait for ever.
+* **What is lent is left at once**, as far as the job can do with the rest: those who stay go on alone with the next step, and the
+  job moves, or grows elsewhere, only then. Else whoever waits for the GPU would wait until newcomers have started.
 * **Newcomers are kept** when an order overtakes another: a worker that is still starting on a wanted GPU takes that place.
 * **The leader stays** while it can. Else it is a member with the state that is furthest ahead, of lowest rank: a leader without
   the state could not propose a commit to those who train.
@@ -111,8 +113,9 @@ def holders(job: Job) -> tuple[WorkerRecord, ...]:
     return tuple(sorted(found, key=lambda entry: ranks.get(entry.worker, len(ranks))))
 
 
-def next_step(job: Job, free: Callable[[GpuAddress], bool]) -> Step:
-    """What brings `job`, which is not over, nearer to its target; None: nothing now. `free`: no process is on a GPU."""
+def next_step(job: Job, free: Callable[[GpuAddress], bool], at_once: Callable[[GpuAddress], bool]) -> Step:
+    """What brings `job`, which is not over, nearer to its target; None: nothing now. Of a GPU, `free`: no process is there;
+    `at_once`: it is to be left as soon as can be."""
     if ending(job):
         return None
     newest = job.newest
@@ -132,6 +135,10 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool]) -> Step:
         return GiveOrder(_survivors(job, newest, with_state), OrderKind.RECOVERY)
     if newest.kind is OrderKind.RECOVERY and newest.generation > job.record.committed:
         return None
+    stay = _stay(job, newest, with_state, at_once)
+    if stay:
+        same = _same(stay, newest) and not _misled(job, newest, with_state)
+        return None if same else GiveOrder(stay, OrderKind.TARGET)
     return _towards_target(job, newest, with_state, free)
 
 
@@ -219,6 +226,22 @@ def _survivors(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ..
         return tuple(places)
     taken = {place.gpu for place in places}
     return (*(Place(entry.gpu, entry.worker) for entry in with_state if entry.gpu not in taken), *places)
+
+
+def _stay(
+    job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...], at_once: Callable[[GpuAddress], bool]
+) -> tuple[Place, ...]:
+    """Who goes on alone, since others are on GPUs that are to be left at once; none: nobody is, or too few would be left."""
+    if not any(at_once(entry.gpu) for entry in with_state) or job.spec.gpus_per_server:
+        return ()
+    if newest.kind is OrderKind.UNION and not _handed_on(job, newest):
+        return ()  # the state is being handed on to newcomers
+    named = job.committed_order or newest
+    able = [entry for entry in with_state if not at_once(entry.gpu) and entry.worker in named.roster.workers]
+    wanted = [entry for entry in able if entry.gpu in job.record.target]
+    least = min(job.spec.gpus.min, job.record.manual_share or job.spec.gpus.min)
+    chosen = wanted if len(wanted) >= least else able
+    return tuple(Place(entry.gpu, entry.worker) for entry in chosen) if len(chosen) >= least else ()
 
 
 def _towards_target(

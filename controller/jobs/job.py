@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from ...protocol.errors import InvalidTransition
-from ...protocol.messages import ShareChange
+from ...protocol.messages import PromiseState, ShareChange
 from ...protocol.model import (
     Fault,
     GpuAddress,
@@ -42,6 +42,7 @@ from ...protocol.model import (
     WorkerStatus,
     job_number,
 )
+from ...protocol.texts import LONGEST_REASON, gpu_count, over_words
 from ...protocol.times import (
     CUT_OFF_TIMEOUT_S,
     FIRST_BACK_OFF_S,
@@ -63,6 +64,7 @@ from .throughput import Estimated, fingerprint
 KEPT_PAST_WORKERS = 64
 KEPT_RESIZES = 64
 KEPT_SHARES = 512
+KEPT_REASONS = 16  # of the last changes of its share
 KEPT_ODD = 64
 KEPT_MEASURED = 256  # shares and servers
 STEPS_OF_A_RATE = 32  # workers report the median of so many at most
@@ -165,6 +167,18 @@ class AllMeasured:
     packed: int | None  # GPUs of each server, if shares are packed
 
 
+@dataclass(frozen=True)
+class Planned:
+    """What is planned for a job with a deadline (`promising`). Times are Unix times (s)."""
+
+    finish_s: float | None = None  # when it ends with the GPUs that are kept for it; None: not known
+    least_gpus: int = 0  # the most of them at a time
+    waits_for: str = ""  # what has to be known before anything can be planned
+    final_by_s: float | None = None  # by when it is expected to be known
+    saved_by: str = ""  # what would save a promise that breaks; of one that is not given: what is in the way
+    gpu_s: float = 0.0  # the GPU time that is kept for it
+
+
 @dataclass
 class Job:
     """A job: its record, and what is known beside it."""
@@ -179,6 +193,7 @@ class Job:
     profiling: ProfilingRun | None = None
     profiled_shares: set[int] = field(default_factory=set)  # shares that it has been measured with so, or could not be
     estimated: Estimated | None = None
+    planned: Planned = Planned()
     all_measured: AllMeasured | None = None
     odd: set[str] = field(default_factory=set)  # figures that nobody can reckon with, which have been told of
     sent_address: str = ""  # the leader's address in the newest order as last sent
@@ -344,6 +359,10 @@ class Job:
         self.record = msgspec.structs.replace(self.record, **changes)
         self.on_change(self)
 
+    def aim(self, now: float, target: tuple[GpuAddress, ...], why: str) -> None:
+        """It is to have these GPUs from now on; `why`, in words, is told with the change of its share that comes of it."""
+        self.update(target=target, target_reason=why[:LONGEST_REASON], target_since_s=now)
+
     def put_account(self, account: Account) -> None:
         """Replace the account alone. Nobody decides by it: who calls sees to it that it is recorded."""
         self.record = msgspec.structs.replace(self.record, gpu_account=account)
@@ -364,7 +383,7 @@ class Job:
             return
         if phase not in TRANSITIONS[before]:
             raise InvalidTransition(f"job {self.id}: {before.value} does not lead to {phase.value}")
-        self.update(phase=phase, reason=reason)
+        self.update(phase=phase, reason=reason, phase_since_s=now)
         if phase is JobPhase.RUNNING and self.record.started_s is None:
             self.update(started_s=now)
         if phase in (JobPhase.PENDING, JobPhase.STARTING):
@@ -411,9 +430,29 @@ class Job:
         shares = self.record.shares
         if (shares and shares[-1].share == share == 0) or (not shares and share == 0):
             return
-        change = ShareChange(time_s=now, share=share, generation=self.record.committed)
+        change = ShareChange(time_s=now, share=share, generation=self.record.committed, reason=self._why_share(share))
         self._count(now, now)
+        if len(shares) >= KEPT_REASONS and shares[-KEPT_REASONS].reason:
+            forgotten = msgspec.structs.replace(shares[-KEPT_REASONS], reason="")
+            shares = (*shares[:-KEPT_REASONS], forgotten, *shares[1 - KEPT_REASONS :])
         self.update(shares=(*shares, change)[-KEPT_SHARES:])
+
+    def _why_share(self, share: int) -> str:
+        """Why it trains on so many GPUs from now on, as far as is recorded."""
+        kept = self.record
+        if kept.phase.final:
+            return f"it {over_words(kept.phase)}"
+        had_before = any(one.share == share and one.time_s >= kept.target_since_s for one in kept.shares)
+        if share == len(kept.target) and not (share and had_before):
+            return kept.target_reason
+        if share == len(kept.target):
+            return "whole again"
+        lost = next(
+            (entry for entry in reversed(kept.past) if entry.fault not in (None, Fault.NONE, Fault.STOPPED)), None
+        )
+        if lost is not None and (not kept.shares or (lost.ended_s or 0.0) >= kept.shares[-1].time_s):
+            return f"{lost.worker} on {lost.gpu} was lost: {lost.reason}"[:LONGEST_REASON]
+        return f"on its way to {gpu_count(len(kept.target))}"
 
     def attained_gpu_s(self, now: float) -> float:
         """GPU-seconds of training so far."""
@@ -707,6 +746,18 @@ class Job:
     def steps_done(self) -> int:
         step = self.progress().step
         return step + 1 if step is not None else 0
+
+    @property
+    def deadline_s(self) -> float:
+        """Unix time; nan: none."""
+        deadline = self.spec.deadline
+        return deadline.of(self.submission.submitted_s) if deadline is not None else math.nan
+
+    @property
+    def promised(self) -> bool:
+        """Is its deadline a hard one that has been promised, or may still be?"""
+        deadline = self.spec.deadline
+        return deadline is not None and not deadline.soft and self.record.promise is not PromiseState.NONE
 
     @property
     def steps_left(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-from ...protocol.messages import Failure, ShareChange
+from ...protocol.messages import Failure, PromiseState, ShareChange
 from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, JobSpec, Resize, Roster, Value, WorkerId, held_gpus
 from ...scheduler.speedup_curve import Measured
 from .account import Account
@@ -113,6 +113,9 @@ class JobRecord(Value, frozen=True, kw_only=True):
     orders: tuple[OrderRecord, ...] = ()  # the committed one and all later, ascending
     broken: tuple[int, ...] = ()  # generations that have lost a member, ascending
     target: tuple[GpuAddress, ...] = ()
+    target_reason: str = ""  # why the last decision that changed it did so, in words
+    target_since_s: float = 0.0  # when that was (Unix time)
+    phase_since_s: float | None = None  # since when it has been in its phase (Unix time); None: not recorded
     gpu_name: str = ""  # of the GPUs that it began on, which it stays with (`scheduler.kinds`)
     manual_share: int | None = None
     worker_count: int = 0  # names given out
@@ -148,6 +151,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
     gpu_account: Account = Account()  # its GPU-seconds
     joined: bool = False  # a worker of it has called `elastic.join()`: from then on it may be resized
     reserved: bool = False  # GPUs are held for it (`scheduler.reservation`)
+    promise: PromiseState | None = None  # how it stood with its deadline when that last changed; None: it has none
 
 
 class ArchivedJob(Value, frozen=True, kw_only=True):

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from ...protocol.messages import Refused, Standby
 from ...protocol.model import ServerId
-from ...protocol.times import Leadership
+from ...protocol.times import BELIEVED_AGAIN_S, Leadership
 from ..records import LeaderRecord
 from ..store.interface import Deposed, If, SharedStore, StoreUnavailable
 from .asking import Asking, since_boot
+from .belief import Belief
 from .elector import Elector
 from .follower import Follower
 from .hearing import Hearing
@@ -64,6 +65,7 @@ class Candidacy:
         loop turn, from any thread. Nothing begins before `start`."""
         self._times = times
         self._hearing = hearing
+        self._belief = Belief(BELIEVED_AGAIN_S)
         self._count_s = 0.0
         self._store = store
         self._wake = wake
@@ -163,6 +165,10 @@ class Candidacy:
     def resign(self, term: int, reason: str, rest_s: float = 0.0) -> None:
         """The reign with that term cannot go on."""
         self._elector.tell(Resigned(term, reason, rest_s))
+
+    def believes(self, server: ServerId) -> bool:
+        """The agent of `server` tells this leader of a later reign. True: it is to be believed."""
+        return self._belief.believes(since_boot(), server)
 
     def heard(self, term: int) -> None:
         """An agent knows of a reign with this term."""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...protocol.errors import RequestRefused
+from ...scheduler.deadlines.keeping import Deadlines
+from ...scheduler.decision import Stage, Step
 from ...scheduler.pipeline import Decision, decide
 from ...scheduler.plan import Change, at_once, plan
 from ...scheduler.scheduler import Scheduler
@@ -35,6 +37,8 @@ class Decided:
     changes: tuple[Change, ...]
     unfinished: bool  # other changes wait for these
     stuck: tuple[Job, ...]  # these cannot begin with what they would get (`avoiding`): decide again without them
+    divided: Decision  # before anybody was kept off GPUs
+    kept_off: Decision  # and before anybody avoided a server
 
     def why(self, row: int) -> str:
         """Why a job has no more, for people: asked for those alone that somebody looks at."""
@@ -43,6 +47,24 @@ class Decided:
         except Exception as error:  # a policy is a plug-in, as above
             return str(PolicyFailed(self.policy, error))
         return reason.text if reason is not None else ""
+
+    def every(self, row: int) -> tuple[str, ...]:
+        """Each reason that there is, that of `why` first."""
+        try:
+            return tuple(reason.text for reason in self.decision.every(row))
+        except Exception as error:
+            return (str(PolicyFailed(self.policy, error)),)
+
+    def steps(self, row: int) -> tuple[Step, ...]:
+        """The share of a job after each stage that decided about it."""
+        found = self.divided.steps(row)
+        for stage, before, after in (
+            (Stage.EXCLUDED, self.divided, self.kept_off),
+            (Stage.AVOIDED, self.kept_off, self.decision),
+        ):
+            if before.shares[row] != after.shares[row]:
+                found = (*found, Step(stage, int(after.shares[row])))
+        return found
 
 
 def _as_it_is(decision: Decision) -> Decision:
@@ -54,22 +76,27 @@ def decided(
     seen: Snapshot,
     rng: random.Random,
     mend: Callable[[Decision], Decision] = _as_it_is,
+    deadlines: Deadlines | None = None,
 ) -> Decided:
-    """Ask `scheduler`. `mend`: keeps off GPUs that take no new work. Raises PolicyFailed."""
+    """Ask `scheduler`. `deadlines`: as for `decide`. `mend`: keeps off GPUs that take no new work. Raises PolicyFailed."""
     try:
-        decision = decision_of(scheduler, seen, rng)
+        decision = decision_of(scheduler, seen, rng, deadlines)
         _check(decision, seen.view.total_gpus)
-        decision, stuck = elsewhere(seen, mend(decision))
+        kept_off = mend(decision)
+        divided, (decision, stuck) = decision, elsewhere(seen, kept_off)
         changes, unfinished = at_once(seen.view.placements, plan(seen.view, decision), seen.held)
     except Exception as error:  # a policy is a plug-in: what it raises for one job must not end the controller for all
         raise PolicyFailed(scheduler.policy.name, error) from error
-    return Decided(decision, scheduler.policy.name, changes, unfinished, stuck)
+    return Decided(decision, scheduler.policy.name, changes, unfinished, stuck, divided, kept_off)
 
 
-def decision_of(scheduler: Scheduler, seen: Snapshot, rng: random.Random) -> Decision:
+def decision_of(
+    scheduler: Scheduler, seen: Snapshot, rng: random.Random, deadlines: Deadlines | None = None
+) -> Decision:
     """What `scheduler` makes of an snapshot. Raises whatever it raises."""
     stages = scheduler.stages
-    return decide(seen.view, scheduler.policy, rng, stages.packing, seen.first, stages.placement)
+    placement = stages.placement
+    return decide(seen.view, scheduler.policy, rng, stages.packing, seen.first, placement, deadlines, seen.tenancy)
 
 
 def _check(decision: Decision, total: int) -> None:

@@ -54,7 +54,7 @@ def start_failed(cluster: Cluster, now: float, server: ServerId, reason: str, su
     cluster.schedule_due = True
     for job in cluster.index.on_server(server):
         if not job.final:
-            _leave(cluster, job, server)
+            _leave(cluster, now, job, server)
 
 
 def _back_off(now: float, health: Health, suspected: bool, first_s: float = FIRST_SERVER_BACK_OFF_S) -> None:
@@ -73,13 +73,13 @@ def diverged(cluster: Cluster, now: float, gpu: GpuAddress, worker: WorkerId) ->
         weigh(cluster, now, gpu.server)
 
 
-def _leave(cluster: Cluster, job: Job, server: ServerId) -> None:
+def _leave(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
     """What `job` has not started on `server` yet is to start elsewhere."""
     kept = tuple(gpu for gpu in job.record.target if gpu.server != server or gpu in job.running_gpus)
     waiting = [e for e in job.record.workers if e.gpu.server == server and e.state is WorkerState.ORDERED]
     if kept == job.record.target and not waiting:
         return
-    job.update(target=kept)
+    job.aim(now, kept, f"nothing new is started on server {server}")
     job.profiling = None
     for entry in waiting:
         job.drop_unstarted(entry.worker)

@@ -68,7 +68,7 @@ def _go_on(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...
         _measure_with(cluster, now, job, profiling.shares[1:])
         return
     job.profiling = None
-    job.update(target=target)
+    job.aim(now, target, "has been measured, and has its GPUs back")
     cluster.mark_dirty(job)
 
 
@@ -124,9 +124,10 @@ def _measure_with(cluster: Cluster, now: float, job: Job, shares: tuple[int, ...
     target = _some(job.record.target, shares[0])
     reserved = tuple(gpu for gpu in own if gpu not in set(target))
     job.profiling = ProfilingRun(shares, reserved, began_s=now, until_s=now + cluster.settings.measuring.longest_s)
-    job.update(target=target)
+    text = f"measures its throughput with {shares[0]} of its {len(own)} GPUs"
+    job.aim(now, target, text)
     cluster.mark_dirty(job)
-    cluster.tell(now, EventKind.MEASURING, job.id, f"measures its throughput with {shares[0]} of its {len(own)} GPUs")
+    cluster.tell(now, EventKind.MEASURING, job.id, text)
 
 
 def _some(gpus: tuple[GpuAddress, ...], share: int) -> tuple[GpuAddress, ...]:

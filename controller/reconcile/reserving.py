@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 from ...protocol.model import GpuAddress, JobId, JobPhase
 from ...scheduler.policies import RIGID
+from ...scheduler.quotas.dividing import Tenancy
+from ...scheduler.quotas.lasting import Lasting, lasting
 from ...scheduler.reservation import Queue, reserve
 from ...scheduler.sets import union
 from ...scheduler.view import ClusterView, Gpus, Ints, ServerInView
@@ -25,9 +28,11 @@ def reserved(
     there: tuple[ServerInView, ...],
     running: Mapping[int, Gpus],
     policy: str,
+    tenancy: Tenancy | None,
 ) -> tuple[ClusterView, float]:
     """The view with a reservation, where there is one; and when to look again (Unix time, s). `chosen`: of `Rows`, the rows
-    in view; `there`: the servers that are present; `running`: where processes are, by row of the view."""
+    in view; `there`: the servers that are present; `running`: where processes are, by row of the view. `tenancy`: nothing is held
+    that somebody else is guaranteed."""
     gangs = [job for job in cluster.rows.gangs.values() if _stays(job)]
     if not gangs and cluster.reserved is None:
         return view, math.inf
@@ -49,7 +54,12 @@ def reserved(
         begun=frozenset(row for row, gpus in running.items() if gpus),
     )
     before: JobId | None = cluster.reserved
-    return reserve(view, queue, policy, policy in RIGID, cluster.settings.reserve_after_s, before)
+    most = partial(_most, tenancy, lasting(view, tenancy)) if tenancy is not None else None
+    return reserve(view, queue, policy, policy in RIGID, cluster.settings.reserve_after_s, before, most)
+
+
+def _most(tenancy: Tenancy, may: Lasting, row: int) -> int:
+    return may.most(tenancy.tenant(row))
 
 
 def _stays(job: Job) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...protocol.messages import EventKind, Failure
 from ...protocol.model import Fault, JobPhase
+from ...protocol.texts import span
 from ...protocol.times import REST_S
 from .. import accounting
 from ..cluster import Cluster
@@ -96,6 +97,7 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
         job.update(failure=failure(job))
     texts = {JobPhase.FINISHED: "finished", JobPhase.FAILED: f"failed: {reason}", JobPhase.CANCELLED: reason}
     cluster.tell(now, EventKind(phase.value), job.id, texts[phase])
+    _tell_of_deadline(cluster, now, job, phase)
     if job.record.measured:
         cluster.record_throughput(now, job)
     cluster.schedule_due = True
@@ -107,3 +109,11 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
             stop_worker(cluster, now, job, entry.worker)
     if phase is JobPhase.FINISHED and job.record.workers:
         job.stop_rest_at = now + REST_S
+
+
+def _tell_of_deadline(cluster: Cluster, now: float, job: Job, phase: JobPhase) -> None:
+    """A job that is over has missed its deadline if it ended later. Whoever cancels a job has not waited for it."""
+    late_s = now - job.deadline_s
+    if phase is JobPhase.FINISHED and late_s > 0:
+        promised = "" if job.promised else ", which was not promised"
+        cluster.tell(now, EventKind.MISSED, job.id, f"finished {span(late_s)} after its deadline{promised}")

@@ -62,11 +62,14 @@ class _Columns:
     asked_least: Ints  # by the specification
     asked_most: Ints
     priority: Ints
+    deadline_s: Floats
+    soft: Ints
     share: Ints
     steps_left: Floats  # nan: not known
     steps_done: Floats
     attained_gpu_s: Floats  # up to `counted_s`
     executed_s: Floats  # likewise
+    changes: Ints
     running: Ints  # GPUs that have trained since then
     counted_s: Floats
     waiting_since_s: Floats
@@ -284,10 +287,12 @@ class Rows:
         table.least[row], table.most[row] = min(spec.gpus.min, most), most
         table.asked_least[row], table.asked_most[row] = spec.gpus.min, spec.gpus.max
         table.priority[row] = spec.priority
+        table.deadline_s[row], table.soft[row] = job.deadline_s, int(not job.promised)
         table.demand[row] = self._demand(job)
         table.share[row] = len(job.own_gpus) if kept.target else 0
         table.attained_gpu_s[row] = kept.attained_gpu_s if last is not None else 0.0
         table.executed_s[row] = kept.executed_s
+        table.changes[row] = max(kept.generation - 1, 0)
         table.running[row] = last.share if last is not None else 0
         since_s = last.time_s if last is not None else 0.0
         table.counted_s[row] = kept.counted_s if kept.counted_s is not None else since_s
@@ -445,6 +450,22 @@ class Rows:
     # -- what the scheduler sees
 
     @property
+    def any_deadline(self) -> bool:
+        """Has any job that is not over a deadline?"""
+        return bool(self._with_deadline().any())
+
+    @property
+    def any_promise(self) -> bool:
+        """Has any of them a hard one?"""
+        hard: npt.NDArray[np.bool_] = self._kept.soft[: len(self._jobs)] == 0
+        return bool((self._with_deadline() & hard).any())
+
+    def _with_deadline(self) -> npt.NDArray[np.bool_]:
+        rows = slice(0, len(self._jobs))
+        found: npt.NDArray[np.bool_] = np.isfinite(self._kept.deadline_s[rows]) & (self._kept.live[rows] > 0)
+        return found
+
+    @property
     def fixed(self) -> dict[JobId, Job]:
         """The jobs that no policy decides about: those that are ending, and gangs. They keep their GPUs."""
         return {**self.ending, **self.gangs}
@@ -498,6 +519,10 @@ class Rows:
             executed_s=kept["executed_s"] + uncounted_s,
             waiting_since_s=np.minimum(kept["waiting_since_s"], now),
             curve=kept["curve"],
+            deadline_s=kept["deadline_s"],
+            soft=kept["soft"],
+            still_until_s=np.zeros(len(rows)),
+            changes=kept["changes"],
         )
         return columns, Curves(self._speedup.copy(), self._hull.copy())
 

@@ -47,7 +47,8 @@ def _steer(cluster: Cluster, now: float, job: Job) -> None:
     if job.final:
         return
     if job.record.overtaken:
-        job.update(overtaken=False, target=())
+        job.update(overtaken=False)
+        job.aim(now, (), "it is further than the controller's store, which was restored from a backup")
         job.profiling = None
         cluster.schedule_due = True
         if job.elastic or job.spec.restarts is None:
@@ -56,10 +57,10 @@ def _steer(cluster: Cluster, now: float, job: Job) -> None:
             fall(cluster, now, job, "it is further than the controller's store, which was restored from a backup")
             if job.final:
                 return
-    step = next_step(job, cluster.gpu_free)
+    step = next_step(job, cluster.gpu_free, cluster.leave_at_once)
     if isinstance(step, StartAgain):
         start_again(cluster, now, job)
-        step = next_step(job, cluster.gpu_free) if not job.final and job.newest is None else None
+        step = next_step(job, cluster.gpu_free, cluster.leave_at_once) if not job.final and job.newest is None else None
     if isinstance(step, GiveOrder):
         give_order(cluster, now, job, step)
     if not job.final:

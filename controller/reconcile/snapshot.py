@@ -12,6 +12,9 @@ import numpy as np
 from ...protocol.model import GpuAddress, JobId, ServerId, Severity
 from ...scheduler.measuring import first_share
 from ...scheduler.placement.fewest_servers import addresses
+from ...scheduler.quotas.dividing import Tenancy
+from ...scheduler.quotas.terms import Quotas
+from ...scheduler.scheduler import Scheduler
 from ...scheduler.speedup_curve import fewest_servers
 from ...scheduler.view import ClusterView, Gpus, Ints, JobTable, ServerInView
 from ..cluster import Cluster
@@ -32,6 +35,8 @@ class Snapshot:
     first: Mapping[int, Gpus]  # by row, the GPU of a job's first worker
     running: Mapping[int, Gpus]  # by row, where a job's processes are; of jobs that have GPUs, or processes
     held: Mapping[int, Gpus]  # and where more are to start as soon as the GPUs are free; of jobs that have processes
+    fixed: tuple[Job, ...] = ()  # that keep their GPUs, in nobody's view
+    tenancy: Tenancy | None = None  # whose jobs these are, where there are quotas
     review_s: float = math.inf  # somebody may get a reservation then (Unix time)
 
     @cached_property
@@ -50,11 +55,11 @@ def snapshot(
     now: float,
     without: Collection[JobId] = (),
     staying: Collection[JobId] = (),
-    policy: str | None = None,
+    scheduler: Scheduler | None = None,
 ) -> Snapshot:
     """What the scheduler may see. Jobs that are about to end, and gangs (`gangs`), keep their GPUs, which are in nobody's view;
     nor are GPUs that are free and take no new work, and those that are to be left. `without`: jobs that have no GPU and are to
-    get none now; `staying`: jobs that keep GPUs that are to be left. `policy`: which is to decide; None: the one in use.
+    get none now; `staying`: jobs that keep GPUs that are to be left. `scheduler`: which is to decide; None: the one in use.
 
     So no policy can resize, move or preempt a gang: what it divides is what the gangs leave."""
     rows, there = cluster.rows, cluster.present_gpus
@@ -73,9 +78,26 @@ def snapshot(
     absent = tuple(session.whole for _, session in sessions if not session.alive)
     whole = there_now if rows.ending or rows.gangs else ()
     view = ClusterView(now, table, servers, places.own, manual, limits, limit_of, absent, whole)
-    name = policy if policy is not None else cluster.policy.name
-    view, review_s = reserved(cluster, view, chosen, there_now, places.running, name)
-    return Snapshot(view, jobs, places.first, places.running, places.held, review_s)
+    scheduler = scheduler or cluster.decider.scheduler
+    tenancy = _tenancy(cluster, scheduler.stages.quotas, jobs, chosen)
+    review_s = math.inf
+    if not rows.any_promise:  # what is kept for deadlines is held for nobody else
+        name = scheduler.policy.name
+        view, review_s = reserved(cluster, view, chosen, there_now, places.running, name, tenancy)
+    fixed = tuple(rows.fixed.values())
+    return Snapshot(view, jobs, places.first, places.running, places.held, fixed, tenancy, review_s)
+
+
+def _tenancy(cluster: Cluster, quotas: Quotas, jobs: tuple[Job, ...], chosen: Ints) -> Tenancy | None:
+    """Whose jobs are seen, and what is guaranteed to whom; None: there are no quotas."""
+    if not quotas.any:
+        return None
+    held: dict[str, int] = {}
+    for job in cluster.rows.fixed.values():
+        tenant = quotas.tenant(job.submission.owner)
+        held[tenant] = held.get(tenant, 0) + len(job.own_gpus)
+    stays = frozenset(np.flatnonzero(cluster.rows.unjoined(chosen, expected=False)).tolist())
+    return Tenancy(quotas, [job.submission.owner for job in jobs], held, stays)
 
 
 def falls_behind(cluster: Cluster) -> bool:

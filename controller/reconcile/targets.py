@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 
 from ...protocol.messages import EventKind, ShareForecast
 from ...protocol.model import GpuAddress, JobId
 from ...protocol.times import POLICY_RETRY_S
-from ...scheduler.pipeline import Decision
 from ...scheduler.placement.fewest_servers import in_order
 from ...scheduler.plan import standstill
 from ...scheduler.sets import union
 from ..cluster import Cluster
 from ..jobs.generations import holders
 from ..jobs.job import Job
-from .barring import cornered, keep_off
-from .deciding import Decided, PolicyFailed, decided
-from .draining import pushing
+from .causes import Causes
+from .deciding import Decided, PolicyFailed
 from .profiling import profile_jobs
+from .promising import note_promises
 from .saving import suspend
 from .snapshot import Snapshot, snapshot
+from .weighing import weighed
 
 KEPT_POLICY_FAILURES = 64
 MOST_TOLD = 3  # jobs, in the text of an event
@@ -35,22 +35,13 @@ def set_targets(cluster: Cluster, now: float) -> None:
     if tangled := standstill(seen.held, seen.view.placements):
         _stay(cluster, now, seen, tangled)
         seen = snapshot(cluster, now)
-    without: dict[JobId, None] = {}
-    staying: dict[JobId, str] = {}
     try:
-        found = _decided(cluster, seen)
-        # At most once for each job that waits for another server, or that has a GPU which it should leave, and gets no other.
-        while (stays := _staying(cluster, seen, found.decision, staying)) or found.stuck:
-            staying.update(stays)
-            for job in found.stuck:
-                without[job.id] = None
-                _wait_elsewhere(cluster, now, job)
-            seen = snapshot(cluster, now, without, staying)
-            found = _decided(cluster, seen)
+        outcome = weighed(cluster, now, seen, partial(_wait_elsewhere, cluster, now))
     except PolicyFailed as failure:
         _keep_plan(cluster, now, seen, failure)
         return
-    cluster.policy_trouble, cluster.cornered = "", staying
+    seen, found = outcome.seen, outcome.found
+    cluster.policy_trouble, cluster.cornered = "", outcome.staying
     review_s = min(found.decision.review_s, seen.review_s)
     cluster.review_s = review_s if review_s > now else math.inf
     reservation = seen.view.reservation
@@ -62,20 +53,14 @@ def set_targets(cluster: Cluster, now: float) -> None:
         job.why_waiting = reasons
     cluster.plan_unfinished = found.unfinished
     for_whom = _for_whom(found, seen)
+    causes = Causes(cluster, cluster.last_seen, seen, found)
     for change in found.changes:
         job = seen.jobs[change.row]
-        _retarget(cluster, now, job, in_order(change.gpus, seen.gpus, job.record.target), for_whom)
+        target = in_order(change.gpus, seen.gpus, job.record.target)
+        _retarget(cluster, now, job, target, causes.of(change.row, len(target)), for_whom)
+    cluster.last_seen = seen
     profile_jobs(cluster, now, seen, found.decision)
-
-
-def _decided(cluster: Cluster, seen: Snapshot) -> Decided:
-    return decided(cluster.decider.scheduler, seen, cluster.rng, lambda decision: keep_off(cluster, seen, decision))
-
-
-def _staying(cluster: Cluster, seen: Snapshot, decision: Decision, before: Mapping[JobId, str]) -> dict[JobId, str]:
-    """Jobs that are to keep GPUs which they should leave, besides those before; why, where that is not plain."""
-    found = cornered(cluster, seen, decision, before)
-    return dict.fromkeys([job.id for job in found], "") or pushing(cluster, seen, decision, before)
+    note_promises(cluster, now, seen, found.decision.kept)
 
 
 def _keep_plan(cluster: Cluster, now: float, seen: Snapshot, failure: PolicyFailed) -> None:
@@ -102,7 +87,7 @@ def _trouble(text: str, job: JobId) -> str:
 def _wait_elsewhere(cluster: Cluster, now: float, job: Job) -> None:
     """No server on which `job` may begin has a GPU for it: it holds none meanwhile."""
     if job.record.target:
-        job.update(target=())
+        job.aim(now, (), "no server on which it may begin has a GPU for it")
         job.profiling = None
         suspend(cluster, now, job)
 
@@ -115,7 +100,8 @@ def _stay(cluster: Cluster, now: float, seen: Snapshot, tangled: frozenset[int])
         wanted = theirs.get(row, before & ~taken)
         if wanted != before:
             job = seen.jobs[row]
-            _retarget(cluster, now, job, in_order(wanted, seen.gpus, job.record.target))
+            target = in_order(wanted, seen.gpus, job.record.target)
+            _retarget(cluster, now, job, target, "stays where it is: jobs wait for each other's GPUs")
 
 
 def _pushed(found: Decided, seen: Snapshot) -> Iterator[ShareForecast]:
@@ -139,8 +125,10 @@ def _for_whom(found: Decided, seen: Snapshot) -> str:
     return f" for {told}, which got more by hand" if names else ""
 
 
-def _retarget(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...], for_whom: str = "") -> None:
-    job.update(target=target)
+def _retarget(
+    cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...], why: str, for_whom: str = ""
+) -> None:
+    job.aim(now, target, why)
     job.profiling = None
     cluster.mark_dirty(job)
     if not target:

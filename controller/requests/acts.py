@@ -9,6 +9,7 @@ from ...protocol.messages import (
     Answer,
     Cancelled,
     EventKind,
+    Forecasted,
     Profiling,
     Refused,
     Scale,
@@ -17,16 +18,18 @@ from ...protocol.messages import (
     Submitted,
 )
 from ...protocol.model import JobId, JobPhase, JobSpec
-from ...protocol.principals import LOCAL_OPERATOR, Principal
+from ...protocol.principals import LOCAL_OPERATOR, Principal, Role
 from ...protocol.texts import gpu_count, over_words
 from ...protocol.times import FIRST_HELLO_S
 from ...scheduler.admission import Newcomer, Situation
 from ...scheduler.kinds import Demand, never_fits
+from ...scheduler.quotas.lasting import Lasting
 from ..cluster import Cluster, Undecided
 from ..events import ClientRequest
 from ..jobs.job import Job
 from ..jobs.records import Submission
 from ..reconcile.profiling import profile_now
+from ..reconcile.promising import Judged, judged, promise_view, told_with
 from ..reconcile.restarts import end_job
 from ..reconcile.settle import settle
 from .authority import by, check_job, signed
@@ -50,8 +53,40 @@ def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) ->
         return None
     if len(cluster.index.live) >= MAX_UNFINISHED_JOBS:
         raise RequestRefused(f"there are {MAX_UNFINISHED_JOBS} unfinished jobs already")
-    if reason := _never_fits(cluster, spec) or _too_many(cluster, who) or _admission_refusal(cluster, spec):
+    if reason := _refusal(cluster, who, spec):
         raise RequestRefused(f"{spec.name} is not admitted: {reason}")
+    if spec.deadline is None:
+        return _taken_in(cluster, now, asked, spec, None)
+    if len(cluster.newcomers) >= MAX_UNDECIDED and asked.name not in cluster.newcomers:
+        raise RequestRefused("too many jobs with deadlines have been submitted at once: try again")
+    cluster.newcomers[asked.name] = asked, spec
+    return None
+
+
+def answer_newcomers(cluster: Cluster, now: float) -> None:
+    """Admit jobs with deadlines, or refuse them: all that have come since the last turn together."""
+    if not cluster.newcomers or cluster.awaited:
+        return  # which GPUs could be promised is not known before all servers have spoken
+    waiting, cluster.newcomers = list(cluster.newcomers.values()), {}
+    jobs = [
+        Job(Submission(job=JobId(spec.name), request="", spec=spec, submitted_s=now, owner=asked.who.name))
+        for asked, spec in waiting
+    ]
+    for (asked, spec), found in zip(waiting, judged(cluster, now, jobs), strict=True):
+        answer: Answer
+        if found.reason:
+            answer = Refused(reason=f"{spec.name} is not admitted: {found.reason}")
+        elif beyond := _beyond_bounds(cluster, asked.who, spec):  # others of the same turn have reached one
+            answer = Refused(reason=f"{spec.name} is not admitted: {beyond}")
+        else:
+            answer = _taken_in(cluster, now, asked, spec, found)
+        cluster.remember_answer(asked.name, answer)
+        cluster.answer(asked, answer)
+
+
+def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec, found: Judged | None) -> Submitted:
+    """`found`: what has been promised; None: the job has no deadline."""
+    who = asked.who
     name = JobId(f"{spec.name}-{cluster.next_job}")
     submission = Submission(
         job=name,
@@ -63,15 +98,49 @@ def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) ->
         account=who.account,
     )
     job = Job(submission)
+    if found is not None:
+        job.planned = found.planned
+        job.update(promise=found.state)
     cluster.next_job += 1
     cluster.add_job(job)
     cluster.schedule_due = True
     name_told = by(who) or (f" by {spec.user}" if spec.user else "")
     least = f"{spec.gpus.min} to " if spec.gpus.min < spec.gpus.max else ""
-    text = f"submitted{name_told}: {least}{gpu_count(spec.gpus.max)}"
+    deadline = told_with(now, job, found) if found is not None else ""
+    text = f"submitted{name_told}: {least}{gpu_count(spec.gpus.max)}{deadline}"
     cluster.tell(now, EventKind.SUBMITTED, job.id, text)
     cluster.audit(now, asked, "submit", job.id, text)
-    return Submitted(job=job.id)
+    return Submitted(job=job.id, promise=promise_view(job))
+
+
+def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) -> Answer | None:
+    """What would come of a submission. None: a controller that has just started cannot say before its servers are back."""
+    who, spec = asked.who, signed(asked.who, told)
+    if reason := refusal(spec):
+        raise UserError(reason)
+    if cluster.awaited:
+        return None
+    if reason := _refusal(cluster, who, spec):
+        return Forecasted(time_s=now, reason=f"{spec.name} would not be admitted: {reason}")
+    if spec.deadline is None:
+        return Forecasted(time_s=now)
+    job = Job(Submission(job=JobId(spec.name), request="", spec=spec, submitted_s=now, owner=who.name))
+    (found,) = judged(cluster, now, [job])
+    if found.reason:
+        return Forecasted(time_s=now, reason=f"{spec.name} would not be admitted: {found.reason}", offer=found.offer)
+    job.planned = found.planned
+    job.update(promise=found.state)
+    return Forecasted(time_s=now, promise=promise_view(job))
+
+
+def _refusal(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
+    """Why a job is not taken in, whatever its deadline; "": it is."""
+    return _never_fits(cluster, spec) or _beyond_bounds(cluster, who, spec)
+
+
+def _beyond_bounds(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
+    """Why there are too many jobs for one more; "": there are not."""
+    return _too_many(cluster, who) or _beyond_quota(cluster, who) or _admission_refusal(cluster, spec)
 
 
 def _never_fits(cluster: Cluster, spec: JobSpec) -> str:
@@ -86,6 +155,18 @@ def _too_many(cluster: Cluster, who: Principal) -> str:
     if who == LOCAL_OPERATOR or (count := cluster.index.of_owner(who.name)) < most:
         return ""
     return f"{who.name} has {count} unfinished jobs already, and may have {most} (open_jobs_per_user)"
+
+
+def _beyond_quota(cluster: Cluster, who: Principal) -> str:
+    """Why the quota of `who`, or of its group, has no room for one more job; "": it has, or there is none."""
+    quotas = cluster.decider.scheduler.stages.quotas
+    own, group = quotas.own(who.name), quotas.group_of(who.name)
+    if own.jobs is not None and (count := cluster.index.of_owner(who.name)) >= own.jobs:
+        return f"{who.name} has {count} unfinished jobs already, and may have {own.jobs} (quotas)"
+    if group is None or (most := quotas.groups[group].jobs) is None:
+        return ""
+    count = sum(cluster.index.of_owner(member) for member in quotas.groups[group].members)
+    return f"group {group} has {count} unfinished jobs already, and may have {most} (quotas)" if count >= most else ""
 
 
 def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:
@@ -122,6 +203,8 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
         )
     if cluster.awaited:
         return None
+    if share is not None and share > (job.record.manual_share or 0):
+        _check_by_hand(cluster, asked.who, job, share)
     if share != job.record.manual_share:
         job.update(manual_share=share)
         job.profiling = None
@@ -141,6 +224,27 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
     decisions = cluster.decisions
     settle(cluster, now)
     return _scaled(cluster, job, decisions)
+
+
+def _check_by_hand(cluster: Cluster, who: Principal, job: Job, share: int) -> None:
+    """A share by hand is kept for good: users take by it nothing that others are guaranteed. Raises RequestRefused."""
+    quotas = cluster.decider.scheduler.stages.quotas
+    if who.role is Role.OPERATOR or not quotas.any:
+        return
+    fixed: dict[str, int] = {}
+    live = cluster.index.live.values()
+    for other in live:
+        kept = len(other.own_gpus) if other.gang else other.record.manual_share or 0
+        if kept and other is not job:
+            tenant = quotas.tenant(other.submission.owner)
+            fixed[tenant] = fixed.get(tenant, 0) + kept
+    owners = dict.fromkeys(other.submission.owner for other in live)
+    most = Lasting(quotas, owners, fixed, cluster.present_gpus).most(quotas.tenant(job.submission.owner))
+    if share > most:
+        raise RequestRefused(
+            f"{job.id} cannot keep {gpu_count(share)} by hand: {most} at most, beside what others are guaranteed (quotas); "
+            "operators may set more"
+        )
 
 
 def answer_undecided(cluster: Cluster) -> None:

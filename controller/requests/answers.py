@@ -20,7 +20,9 @@ from ...protocol.messages import (
     Controllers,
     ControllerView,
     CordonServer,
+    EndLoan,
     Events,
+    Forecast,
     GetControllers,
     GetEnded,
     GetEvents,
@@ -28,9 +30,11 @@ from ...protocol.messages import (
     GetJobs,
     GetLog,
     GetPolicy,
+    GetQuotas,
     GetServers,
     GetUsage,
     JobFound,
+    LendGpus,
     Ping,
     Pong,
     Profile,
@@ -50,11 +54,14 @@ from ...protocol.times import LOG_TIMEOUT_S
 from ..cluster import Cluster, PendingLog
 from ..events import ClientRequest
 from ..intake.guests import adopt
-from .acts import cancel, profile, scale, submit
+from .acts import cancel, forecast, profile, scale, submit
 from .authority import by, check, check_job
+from .explaining import explanation
 from .finding import find_id, find_job
+from .lending import end_loan, lend
 from .pages import Fetched, NotAtHand, ended_page, jobs_page, servers_page
 from .policy import in_use, set_policy
+from .quotas import quotas_found
 from .servers import act_of, cordon_server, remove_server, uncordon_server
 from .usage import report
 from .views import full_view
@@ -69,6 +76,8 @@ CHANGES = (
     RemoveServer,
     CordonServer,
     UncordonServer,
+    LendGpus,
+    EndLoan,
 )  # worthless unless they are recorded
 
 MAX_REQUEST_ID = 256
@@ -131,6 +140,8 @@ _ACTS: dict[type, str] = {
     AdoptServer: "adopt server",
     RemoveServer: "remove server",
     UncordonServer: "uncordon server",
+    LendGpus: "lend GPUs",
+    EndLoan: "end loan",
 }
 
 
@@ -145,6 +156,8 @@ def _concerned(request: Request) -> str:
             return server[:MOST_TOLD] + (f":{gpu}" if gpu is not None else "")
         case Submit(spec=spec):
             return spec.name[:MOST_TOLD]
+        case EndLoan(loan=loan):
+            return loan[:MOST_TOLD]
         case SetPolicy(source=source):
             return source[:MOST_TOLD]
         case _:
@@ -161,6 +174,8 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
     match asked.envelope.request:
         case Submit(spec=spec):
             return submit(cluster, now, asked, spec)
+        case Forecast(spec=spec):
+            return forecast(cluster, now, asked, spec)
         case Scale() as request:
             return scale(cluster, now, asked, request, fetched)
         case Profile(job=name):
@@ -171,10 +186,10 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
             return jobs_page(cluster, now, asked.who, request, fetched)
         case GetEnded() as request:
             return ended_page(cluster, now, asked.who, request, fetched)
-        case GetJob(job=name):
-            return JobFound(
-                job=full_view(cluster, now, asked.who, find_job(cluster, asked.who, name, fetched)), time_s=now
-            )
+        case GetJob(job=name, explain=explain):
+            job = find_job(cluster, asked.who, name, fetched)
+            why = explanation(cluster, now, asked.who, job) if explain else None
+            return JobFound(job=full_view(cluster, now, asked.who, job), time_s=now, explanation=why)
         case GetServers() as request:
             return servers_page(cluster, now, request)
         case RemoveServer(server=server):
@@ -183,6 +198,10 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
             return cordon_server(cluster, now, asked, request)
         case UncordonServer() as request:
             return uncordon_server(cluster, now, asked, request)
+        case LendGpus() as request:
+            return lend(cluster, now, asked, request)
+        case EndLoan(loan=loan):
+            return end_loan(cluster, now, asked, loan)
         case AdoptServer(server=server):
             return _adopt(cluster, now, asked, server)
         case GetEvents() as request:
@@ -191,6 +210,8 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
             return in_use(cluster)
         case SetPolicy() as request:
             return set_policy(cluster, now, asked, request)
+        case GetQuotas():
+            return quotas_found(cluster, now)
         case GetUsage() as request:
             return report(cluster, now, asked.who, request, fetched)
         case GetControllers():

@@ -13,7 +13,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ...protocol.errors import NotAllowed
-from ...protocol.messages import AdoptServer, CordonServer, RemoveServer, Request, SetPolicy, UncordonServer
+from ...protocol.messages import (
+    AdoptServer,
+    CordonServer,
+    EndLoan,
+    LendGpus,
+    RemoveServer,
+    Request,
+    SetPolicy,
+    UncordonServer,
+)
 from ...protocol.model import JobSpec
 from ...protocol.principals import LOCAL, LOCAL_OPERATOR, Principal, Role
 from ..jobs.job import Job
@@ -31,6 +40,8 @@ def check(who: Principal, request: Request) -> None:
         case AdoptServer(server=server) | RemoveServer(server=server):
             what = "take over" if isinstance(request, AdoptServer) else "remove"
             raise NotAllowed(f"only operators may {what} a server, such as {server[:80]!r}")
+        case LendGpus() | EndLoan():
+            raise NotAllowed("only operators may lend GPUs, or take them back")
         case CordonServer(server=server) | UncordonServer(server=server):
             what = "uncordon"
             if isinstance(request, CordonServer):

@@ -153,4 +153,5 @@ def _weight(view: JobView) -> int:
     """About how many bytes it takes."""
     env = sum(len(name) + len(value) for name, value in view.spec.env.items()) + sum(map(len, view.spec.command))
     parts = 150 * (len(view.workers) + len(view.past_workers)) + 40 * len(view.shares) + 150 * len(view.resizes)
-    return 800 + env + parts + len(view.reason) + 60 * len(view.metrics)
+    reasons = len(view.reason) + sum(len(change.reason) for change in view.shares)
+    return 800 + env + parts + reasons + 60 * len(view.metrics)

@@ -8,6 +8,7 @@ from the old shares to the new ones as with any other decision.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -16,11 +17,13 @@ from msgspec.structs import replace
 from ...protocol.errors import OperatorError, UserError
 from ...protocol.messages import EventKind, PolicyInUse, PolicySet, SetPolicy, ShareForecast, StageView
 from ...protocol.principals import LOCAL_OPERATOR
+from ...scheduler.quotas.words import changes, reserved_words
 from ...scheduler.scheduler import Scheduler, document, load_scheduler
 from ..cluster import Cluster, Decider
 from ..events import ClientRequest
 from ..reconcile.barring import keep_off
 from ..reconcile.deciding import decided
+from ..reconcile.promising import deadlines
 from ..reconcile.settle import settle
 from ..reconcile.snapshot import snapshot
 from ..records import PolicyRecord
@@ -83,6 +86,7 @@ def reconfigured(cluster: Cluster, now: float, configured: Scheduler) -> None:
     text = f"{_sentence(cluster.decider.scheduler, decider)}; the configuration has changed"
     cluster.tell(now, EventKind.POLICY, None, text)
     cluster.decider = decider
+    cluster.reservations_s = -math.inf
     cluster.schedule_due = True
     if not cluster.awaited:
         settle(cluster, now, at_once=True)
@@ -101,6 +105,7 @@ def _switch(cluster: Cluster, now: float, asked: ClientRequest, decider: Decider
     cluster.tell(now, EventKind.POLICY, None, text)
     cluster.audit(now, asked, "set policy", decider.scheduler.policy.name, text)
     cluster.decider = decider
+    cluster.reservations_s = -math.inf
     cluster.record_policy(decider.record)
     cluster.schedule_due = True
     settle(cluster, now, at_once=True)
@@ -108,14 +113,18 @@ def _switch(cluster: Cluster, now: float, asked: ClientRequest, decider: Decider
 
 def _sentence(before: Scheduler, decider: Decider) -> str:
     old, new = document(before), document(decider.scheduler)
-    changed = [name for name in ("admission", "packing", "placement") if old[name] != new[name]]
+    changed = [name for name in ("admission", "packing", "placement", "deadlines") if old[name] != new[name]]
     stages = "".join(f", {name} {_name(new[name])}" for name in changed)
+    quotas = changes(before.stages.quotas, decider.scheduler.stages.quotas)
+    stages += f", quotas: {quotas}" if quotas else ""
+    reserved = reserved_words(before.stages.reservations, decider.scheduler.stages.reservations)
+    stages += f", reservations: {reserved}" if reserved else ""
     origin = f"from {decider.scheduler.source}" if decider.record is not None else "as configured"
     return f"{old['policy']} gives way to {new['policy']}{_values(new['parameters'])}{stages}, {origin}"
 
 
 def _name(stage: str | Mapping[str, object]) -> object:
-    return stage if isinstance(stage, str) else stage["name"]
+    return stage if isinstance(stage, str) else stage.get("name", _values(stage).strip())
 
 
 def _values(parameters: Mapping[str, object]) -> str:
@@ -127,8 +136,14 @@ def _forecast(cluster: Cluster, now: float, scheduler: Scheduler) -> tuple[Share
 
     Raises PolicyFailed.
     """
-    seen = snapshot(cluster, now, policy=scheduler.policy.name)
-    chosen = decided(scheduler, seen, copy.copy(cluster.rng), lambda decision: keep_off(cluster, seen, decision))
+    seen = snapshot(cluster, now, scheduler=scheduler)
+    chosen = decided(
+        scheduler,
+        seen,
+        copy.copy(cluster.rng),
+        lambda decision: keep_off(cluster, seen, decision),
+        deadlines(cluster, seen, scheduler),
+    )
     found = []
     for row, job in enumerate(seen.jobs):
         before, after = len(job.record.target), int(chosen.decision.shares[row])
@@ -151,4 +166,7 @@ def _view(scheduler: Scheduler, since_s: float, record: PolicyRecord | None, con
         user=record.user if record is not None else "",
         since_s=since_s,
         configured_policy=configured.policy.name,
+        deadlines=chosen["deadlines"],
+        quotas=chosen["quotas"],
+        reservations=tuple(chosen["reservations"]),
     )

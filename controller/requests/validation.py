@@ -26,6 +26,7 @@ MAX_NAME = 40
 MAX_USER = 256
 MAX_PATH = 4096
 MAX_WAIT_S = 1e9
+MAX_DATE_S = 1e10  # the year 2286
 MAX_ARGUMENTS = 4096
 MAX_TEXT_BYTES = 128 << 10  # of the command, and of the environment: what the kernel takes for one string
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -78,6 +79,7 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
         yield f"virtual_workers: {virtual} is less than gpus.max, {gpus.max}: a GPU would have nothing to do"
     if spec.max_steps is not None and not 1 <= spec.max_steps <= MAX_STEPS:
         yield f"max_steps: {spec.max_steps} is not allowed: 1 to {MAX_STEPS}"
+    yield from _deadline(spec)
     if not 1 <= spec.compare_every <= MAX_COMPARE_EVERY:
         yield f"compare_every: {spec.compare_every} is not allowed: 1 to {MAX_COMPARE_EVERY}"
     if not 0 < spec.checkpoint.every_s <= MAX_WAIT_S:
@@ -106,6 +108,18 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
         yield f"restarts: {spec.restarts} is not allowed: 0 to {MAX_RUN_AGAIN}"
     if abs(spec.priority) > MAX_PRIORITY:
         yield f"priority: {spec.priority} is not allowed: {-MAX_PRIORITY} to {MAX_PRIORITY}"
+
+
+def _deadline(spec: JobSpec) -> Iterator[str]:
+    deadline = spec.deadline
+    if deadline is None:
+        return
+    if (deadline.at_s is None) == (deadline.in_s is None):
+        yield "deadline: tell either when (Unix time) or in how many seconds"
+    elif deadline.in_s is not None and not 0 < deadline.in_s <= MAX_WAIT_S:
+        yield f"deadline: {deadline.in_s} s is not allowed: more than 0, at most {MAX_WAIT_S:.0f} s"
+    elif deadline.at_s is not None and not 0 < deadline.at_s <= MAX_DATE_S:
+        yield f"deadline: {deadline.at_s} is no Unix time: more than 0, at most {MAX_DATE_S:.0f}"
 
 
 def _gpus(spec: JobSpec) -> Iterator[str]:

@@ -34,6 +34,7 @@ from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
 from ..reconcile.barring import sentence as leaving
 from ..reconcile.draining import still_there
 from ..reconcile.health import troubles as troubles_told
+from ..reconcile.promising import promise_view
 from ..reconcile.snapshot import fewest
 from ..records import Cordon
 from ..sessions import Guest, Session
@@ -84,6 +85,7 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: T
         failure=kept.failure,
         gpu_seconds=spent(now, job),
         elastic=job.elastic,
+        promise=promise_view(job),
     )
 
 
@@ -139,39 +141,45 @@ def _wanted(job: Job) -> int:
 
 
 def _reason(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> str:
+    return next(reasons(cluster, now, job, troubles), "")
+
+
+def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Iterator[str]:
+    """Why a job waits, or is where it is: what matters most comes first. An empty one says that there is nothing to say."""
     if job.final:
-        return job.record.reason
+        yield job.record.reason
+        return
     if cluster.awaited:
-        return f"the controller has just started and waits for {_some(cluster.awaited)}"
+        yield f"the controller has just started and waits for {_some(cluster.awaited)}"
     if job.restart_at is not None:
-        return f"starts again in {max(0.0, job.restart_at - now):.0f} s"
+        yield f"starts again in {max(0.0, job.restart_at - now):.0f} s"
     if job.silent and not job.elastic:
         left_s = max(0.0, max(job.silent.values()) - now)
-        return f"waits for {_some(job.silent)}, where its command may still run; at most {left_s:.0f} s more"
+        yield f"waits for {_some(job.silent)}, where its command may still run; at most {left_s:.0f} s more"
     if saves := _saving(now, job):
-        return "; ".join(filter(None, (saves, job.waiting_reason)))
+        yield "; ".join(filter(None, (saves, job.waiting_reason)))
     if job.avoided_servers and not job.record.target:
-        return _avoidance(now, job)
+        yield _avoidance(now, job)
     held = [entry for entry in job.record.workers if entry.state is WorkerState.ORDERED]
     if held:
         gpus = [str(gpu) for entry in held for gpu in entry.all_gpus if not cluster.gpu_free(gpu)]
-        return f"waits for {', '.join(gpus or [str(entry.gpu) for entry in held])} to be free"
+        yield f"waits for {', '.join(gpus or [str(entry.gpu) for entry in held])} to be free"
     if job.hold_until is not None:
-        return f"does not grow for {max(0.0, job.hold_until - now):.0f} s: its new workers end at their start"
+        yield f"does not grow for {max(0.0, job.hold_until - now):.0f} s: its new workers end at their start"
     newest = job.newest
     late = min(job.latenesses(), key=lambda late: late.until_s, default=None)
     if late is not None and newest is not None and newest.generation > job.record.committed:
-        return f"{late.worker} has not {late.what} yet; at most {max(0.0, late.until_s - now):.0f} s more"
+        yield f"{late.worker} has not {late.what} yet; at most {max(0.0, late.until_s - now):.0f} s more"
     if job.record.phase is JobPhase.STARTING:
-        return "its workers are starting"
-    if job.gang:
-        return no_join(job) if job.spec.expected_to_join else ""
+        yield "its workers are starting"
+    elif job.gang and job.spec.expected_to_join:
+        yield no_join(job)
     if job.profiling is not None:
-        return f"measures its throughput with {job.profiling.share} of its {len(job.own_gpus)} GPUs"
+        yield f"measures its throughput with {job.profiling.share} of its {len(job.own_gpus)} GPUs"
     if leaves := leaving(cluster, job):
-        return leaves
+        yield leaves
     waiting = job.waiting_reason
-    return "; ".join(filter(None, (waiting, troubles()))) if waiting or not job.record.target else ""
+    yield "; ".join(filter(None, (waiting, troubles()))) if waiting or not job.record.target else ""
 
 
 def no_join(job: Job) -> str:
@@ -272,6 +280,8 @@ def _cordon_view(cordon: Cordon) -> CordonView:
         by=cordon.by,
         since_s=cordon.since_s,
         drained_s=cordon.drained_s,
+        loan=cordon.loan,
+        until_s=cordon.until_s,
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from . import journal
@@ -34,11 +35,8 @@ from .interface import (
 )
 from .watching import EtcdWatch
 
-OPERATIONS = 128  # of a transaction: etcd's --max-txn-ops
-REQUEST_BYTES = 1_572_864  # its --max-request-bytes
 HEAD_BYTES = 32_768  # of a request: comparisons, and what etcd adds
 WRITE_BYTES = 48  # of each write, beside key and value
-PIECE_BYTES = 1 << 20  # of a commit that is written down first
 FIRST_PAGE = 64  # records
 PAGE_BYTES = 1 << 20  # that a page is to have, so many more or fewer records are asked for then
 MOST_RECORDS = 1024  # of a page
@@ -48,12 +46,22 @@ REPLACED = "another controller writes to the store now"
 PREFIX_END = b"\xff"  # no byte of UTF-8
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """What the members take at once, unless they were started with other options."""
+
+    operations: int = 128  # of a transaction: --max-txn-ops
+    request_bytes: int = 1_572_864  # --max-request-bytes
+    piece_bytes: int = 1 << 20  # of a commit that is written down first
+
+
 class EtcdStore:
     """`interface.SharedStore` in the keys of one etcd cluster that begin with `root` and a slash."""
 
-    def __init__(self, access: Access, root: str) -> None:
-        """Connects when it is first used. Raises OperatorError if etcd3 is missing, or a file of `access` cannot be used."""
-        self._connection = Connection(access)
+    def __init__(self, access: Access | Connection, root: str, bounds: Bounds = Bounds()) -> None:
+        """Connects when it is first used, unless it is given a connection, which it closes. Raises OperatorError if etcd3 is
+        missing, or a file of `access` cannot be used."""
+        self._connection = access if isinstance(access, Connection) else Connection(access)
         self._rpc = self._connection.rpc
         self._root = root
         self._data = f"{root}/data".encode()
@@ -62,7 +70,8 @@ class EtcdStore:
         self._pieces = f"{root}/pieces/".encode()
         self._ballast_key = f"{root}/ballast".encode()
         overhead = WRITE_BYTES + len(self._data)
-        self._limits = Limits(OPERATIONS, REQUEST_BYTES - HEAD_BYTES, overhead)
+        self._limits = Limits(bounds.operations, bounds.request_bytes - HEAD_BYTES, overhead)
+        self._piece_bytes = bounds.piece_bytes
         self._writer = secrets.token_bytes(16)
         self._fence: int | None = None  # the revision of the fence that this writer has set; None: it is not to write
         self._guard: If | None = None
@@ -160,7 +169,7 @@ class EtcdStore:
             raise Deposed(REPLACED)
         self._set_fence(take_over=False)
         own = self._own(self._fence)
-        self._transact(own, [], [self._putting(self._ballast_key, bytes(min(size, PIECE_BYTES)))])
+        self._transact(own, [], [self._putting(self._ballast_key, bytes(min(size, self._piece_bytes)))])
         self._transact(own, [], [self._deletion(self._ballast_key)])
 
     def _set_fence(self, take_over: bool) -> int:
@@ -214,7 +223,7 @@ class EtcdStore:
     ) -> int | None:
         if any(isinstance(write, PutLeased) for write in writes):
             raise ValueError("keys with leases in a commit that is larger than one transaction")
-        marker, pieces = journal.written(secrets.token_hex(8), writes, PIECE_BYTES)
+        marker, pieces = journal.written(secrets.token_hex(8), writes, self._piece_bytes)
         try:
             for number, piece in enumerate(pieces):
                 self._transact(own, [], [self._putting(self._piece_key(marker, number), piece)])

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from ..model import CordonKind, JobId, ServerId
+from typing import Any
+
+from ..model import CordonKind, GpuAddress, JobId, ServerId
 from .base import Message
-from .views import ControllerView, EventView, JobView, ServerView, ShareForecast, StageView, UsageRow
+from .views import (
+    ControllerView,
+    CounterOffer,
+    EventView,
+    Explanation,
+    JobView,
+    PromiseView,
+    QuotaView,
+    ReservationView,
+    ServerView,
+    ShareForecast,
+    StageView,
+    UsageRow,
+)
 
 
 class Submitted(Message, frozen=True, kw_only=True):
     job: JobId
+    promise: PromiseView | None = None  # of a job with a deadline
+
+
+class Forecasted(Message, frozen=True, kw_only=True):
+    """What would come of a submission. `reason`: why it would be refused; "": it would not."""
+
+    time_s: float
+    reason: str = ""
+    promise: PromiseView | None = None  # of a job with a deadline that would be admitted
+    offer: CounterOffer | None = None  # of one whose deadline does not hold
 
 
 class Jobs(Message, frozen=True, kw_only=True):
@@ -23,6 +48,7 @@ class Jobs(Message, frozen=True, kw_only=True):
 class JobFound(Message, frozen=True, kw_only=True):
     job: JobView
     time_s: float
+    explanation: Explanation | None = None  # if it was asked for; of an older controller: None
 
 
 class Scaled(Message, frozen=True, kw_only=True):
@@ -84,6 +110,20 @@ class ServerUncordoned(Message, frozen=True, kw_only=True, tag="ServerIncluded")
     still: tuple[str, ...] = ()
 
 
+class GpusLent(Message, frozen=True, kw_only=True):
+    """They are free as soon as the jobs there have left them (`ServerView.still_there`)."""
+
+    loan: str
+    gpus: tuple[GpuAddress, ...]
+    until_s: float  # Unix time
+    time_s: float
+
+
+class LoanEnded(Message, frozen=True, kw_only=True):
+    loan: str
+    gpus: tuple[GpuAddress, ...]
+
+
 class Events(Message, frozen=True, kw_only=True):
     events: tuple[EventView, ...]
 
@@ -97,7 +137,8 @@ class Log(Message, frozen=True, kw_only=True):
 class PolicyInUse(Message, frozen=True, kw_only=True):
     """What decides, and the file or name that it came from (`source`).
 
-    `at_run_time`: it has been set by `user` while the cluster ran; else it is the configuration's.
+    `at_run_time`: it has been set by `user` while the cluster ran; else it is the configuration's. `deadlines`, `quotas`,
+    `reservations`: as in a policy file; None: of a version that does not tell.
     """
 
     policy: StageView
@@ -111,6 +152,9 @@ class PolicyInUse(Message, frozen=True, kw_only=True):
     since_s: float  # Unix time; of the configuration's policy since when this controller has used it
     configured_policy: str
     trouble: str = ""  # what it raised when it was asked last; the plan before that is kept
+    deadlines: dict[str, Any] | None = None
+    quotas: dict[str, Any] | None = None
+    reservations: tuple[dict[str, Any], ...] | None = None
 
 
 class PolicySet(Message, frozen=True, kw_only=True):
@@ -120,6 +164,18 @@ class PolicySet(Message, frozen=True, kw_only=True):
     after: PolicyInUse
     shares: tuple[ShareForecast, ...]
     time_s: float
+
+
+class QuotasFound(Message, frozen=True, kw_only=True):
+    """`quotas`: groups, users who are named or have jobs; none, where there are no quotas. `total_gpus`: that can be had.
+
+    `left_out`: so many users more have jobs."""
+
+    quotas: tuple[QuotaView, ...]
+    total_gpus: int
+    time_s: float
+    left_out: int = 0
+    reservations: tuple[ReservationView, ...] = ()  # that are not over
 
 
 class UsageReport(Message, frozen=True, kw_only=True):
@@ -167,6 +223,7 @@ class Refused(Message, frozen=True, kw_only=True):
 
 Answer = (
     Submitted
+    | Forecasted
     | Jobs
     | JobFound
     | Scaled
@@ -177,10 +234,13 @@ Answer = (
     | ServerRemoved
     | ServerCordoned
     | ServerUncordoned
+    | GpusLent
+    | LoanEnded
     | Events
     | Log
     | PolicyInUse
     | PolicySet
+    | QuotasFound
     | UsageReport
     | Controllers
     | Pong

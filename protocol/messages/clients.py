@@ -13,6 +13,12 @@ class Submit(Message, frozen=True, kw_only=True):
     spec: JobSpec
 
 
+class Forecast(Message, frozen=True, kw_only=True):
+    """What would come of a submission? Nothing is changed."""
+
+    spec: JobSpec
+
+
 class GetJobs(Message, frozen=True, kw_only=True):
     """A page of the jobs that are not over, in the order of submission; after the last of them (`final_too`) those that are over,
     the last one first. An answer is bounded in bytes, so that there may be fewer than `limit` in it."""
@@ -34,6 +40,9 @@ class GetEnded(Message, frozen=True, kw_only=True):
 
 class GetJob(Message, frozen=True, kw_only=True):
     job: str  # id, or a name that exactly one unfinished job (else exactly one job) has
+    explain: bool = (
+        False  # why has it the GPUs that it has, and what would change that? An older controller does not know
+    )
 
 
 class Scale(Message, frozen=True, kw_only=True):
@@ -91,6 +100,21 @@ class UncordonServer(Message, frozen=True, kw_only=True, tag="IncludeServer"):
     trust: bool = True
 
 
+class LendGpus(Message, frozen=True, kw_only=True):
+    """Give so many GPUs to somebody outside the cluster for a while (EasyScale 5.3). `force`: though promises break by it."""
+
+    gpus: int
+    for_s: float
+    reason: str = ""
+    force: bool = False
+
+
+class EndLoan(Message, frozen=True, kw_only=True):
+    """Use the GPUs of a loan again."""
+
+    loan: str
+
+
 class GetEvents(Message, frozen=True, kw_only=True):
     """Events after `after` (a number, 0 from the start), of one job or of all, at most `limit`, oldest first."""
 
@@ -122,6 +146,10 @@ class SetPolicy(Message, frozen=True, kw_only=True):
     source: str = ""
     user: str = ""
     dry_run: bool = False
+
+
+class GetQuotas(Message, frozen=True, kw_only=True):
+    """What users and groups are guaranteed, what they may have, and what they have now."""
 
 
 class UsageBy(enum.Enum):
@@ -158,6 +186,7 @@ class Ping(Message, frozen=True, kw_only=True):
 
 Request = (
     Submit
+    | Forecast
     | GetJobs
     | GetEnded
     | GetJob
@@ -169,10 +198,13 @@ Request = (
     | RemoveServer
     | CordonServer
     | UncordonServer
+    | LendGpus
+    | EndLoan
     | GetEvents
     | GetLog
     | GetPolicy
     | SetPolicy
+    | GetQuotas
     | GetUsage
     | GetControllers
     | Ping

@@ -9,6 +9,7 @@ import msgspec
 
 from ..model import (
     CordonKind,
+    GpuAddress,
     GpuSeconds,
     JobId,
     JobPhase,
@@ -60,6 +61,7 @@ class ShareChange(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float  # seconds since the epoch (Unix time)
     share: int
     generation: int
+    reason: str = ""  # why, in words; "": not known, or too long ago
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +92,41 @@ class JobLength(msgspec.Struct, frozen=True, kw_only=True):
     steps: float | None = None
     least_steps: float | None = None  # of an estimate
     most_steps: float | None = None
+
+
+class PromiseState(enum.Enum):
+    """How it stands with a job's deadline."""
+
+    HOLDS = "holds"  # with the GPUs that are kept for it the job ends in time
+    PROVISIONAL = "provisional"  # its throughput or its length is not known yet
+    BREAKS = "breaks"  # as things are it ends late
+    NONE = "none"  # soft, and beside the promises to others there is no room for it
+
+    @classmethod
+    def _missing_(cls, value: object) -> PromiseState:
+        return cls.PROVISIONAL  # of a later version
+
+
+class PromiseView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's deadline, and what is planned for it. Times are Unix times in seconds."""
+
+    state: PromiseState
+    deadline_s: float
+    soft: bool
+    planned_s: float | None = None  # when it ends with the GPUs that are kept for it; None: not known
+    least_gpus: int = 0  # the most that it needs at a time to end in time: its minimum satisfactory share
+    waits_for: str = ""  # of a provisional one: what is to be known first
+    final_by_s: float | None = None  # likewise: by when it is known, if it begins now
+    saved_by: str = ""  # of one that breaks: what would save it
+
+
+class CounterOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """What would hold in place of a deadline that does not; each by itself."""
+
+    deadline_s: float | None = None  # the earliest one that would (Unix time); None: none
+    steps: int | None = None  # so many would be done in time; None: not known, or none
+    more_gpus: int | None = None  # that the cluster would have to have; None: more do not help
+    consent: tuple[JobId, ...] = ()  # jobs that would have to go on without their promises
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +176,55 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     length: JobLength | None = None  # likewise
     batch_samples: int = 0  # the global batch: samples in a step, all virtual workers together; 0: not known yet
     failure: Failure | None = None  # of a job that has failed
+    promise: PromiseView | None = None  # of a job with a deadline that is not over
+
+
+class ShareStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage of the decision has made of a job's share, in GPUs (`scheduler.decision.Stage`)."""
+
+    stage: str  # by-hand, policy, quotas, promises, packing, excluded-gpus, avoided-servers
+    gpus: int
+
+
+class GpusTaken(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs that the policy does not divide, and why."""
+
+    gpus: tuple[GpuAddress, ...]
+    why: str
+
+
+class Remedy(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that would change a job's share. The scheduler was asked: with this alone it would decide so."""
+
+    kind: str  # end, server-back, mend, uncordon, reclaim, scale-auto, scale, ask-less, quotas, packing, more-gpus
+    text: str  # what would have to be, after "if"
+    share_gpus: int  # that the job would have then
+    command: str = ""  # that brings it about; "": none does
+    by: str = ""  # who may call it; "": whoever has asked
+    pushed: tuple[ShareForecast, ...] = ()  # other jobs that would lose GPUs by it, the first of them
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job has the GPUs that it has, as `JobView` shows them. Times are Unix times in seconds."""
+
+    phase_since_s: float
+    reasons: tuple[str, ...] = ()  # all that there are; the first one is `JobView.reason`, where that tells something
+    decided_gpus: int | None = None  # its share, if it was decided now; None: nobody decides about it
+    steps: tuple[ShareStep, ...] = ()  # how that came about
+    policy: str = ""
+    rule: str = ""  # of the policy, in a sentence
+    least_gpus: int = 0  # it trains with so many or none
+    useful_gpus: int = 0  # the most that it can use, as far as its throughput is known, of those that there are
+    known_gpus: int = 0  # of all servers that are known
+    divided_gpus: int = 0  # of those, the ones that the policy divides
+    among_jobs: int = 0  # among so many jobs
+    free_gpus: int = 0  # of those, the ones that nobody is to have, and that the job may use
+    taken: tuple[GpusTaken, ...] = ()  # the others
+    holders: tuple[ShareForecast, ...] = ()  # other jobs with GPUs, the largest first: shares now, and as decided now
+    before: tuple[JobId, ...] = ()  # jobs that wait, too, and would start with it or before it if there were more GPUs
+    remedies: tuple[Remedy, ...] = ()
+    tried: int = 0  # so many changes were tried
+    untried: int = 0  # and so many were not, as there were too many
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +255,8 @@ class CordonView(msgspec.Struct, frozen=True, kw_only=True):
     by: str  # "operator:root"
     since_s: float  # Unix time
     drained_s: float | None = None  # of a drain: when nothing ran there any more (Unix time)
+    loan: str = ""  # which loan it belongs to
+    until_s: float | None = None  # when that ends (Unix time)
 
 
 class StillThere(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,6 +287,9 @@ class EventKind(enum.Enum):
     """What an event tells of: first of jobs, then of servers, then of the controller itself."""
 
     SUBMITTED = "submitted"
+    PROMISED = "promised"  # that it ends by its deadline
+    ENDANGERED = "endangered"  # as things are it ends after its deadline
+    MISSED = "missed"  # it has finished after its deadline
     ORDERED = "ordered"  # a new roster
     STARTED = "started"
     SCALED = "scaled"  # its share was set by hand, or given back to the policy
@@ -227,6 +318,8 @@ class EventKind(enum.Enum):
     DRAINING = "draining"  # likewise, and its work is moved away
     DRAINED = "drained"  # nothing runs there any more
     UNCORDONED = "uncordoned"  # by an operator
+    LENT = "lent"  # GPUs, to somebody outside the cluster
+    LOAN_ENDED = "loan-ended"  # they are used again
     SERVER_REFUSED = "server-refused"
     SERVER_FOREIGN = "server-foreign"
     SERVER_ADOPTED = "server-adopted"
@@ -260,6 +353,36 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     kind: EventKind
     job: JobId | None
     text: str
+
+
+class QuotaView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user, or a group, is guaranteed and may have, and what it has now. GPUs of a group's members count for the group.
+
+    `borrowed_gpus`: so many of `used_gpus` are beyond `gpus`; `lent_gpus`: so many of `gpus` others have.
+    """
+
+    name: str
+    members: tuple[str, ...] = ()  # of a group; of a user none
+    group: str = ""  # of a user: for which its GPUs count
+    gpus: int = 0  # guaranteed
+    most_gpus: int | None = None
+    used_gpus: int = 0
+    borrowed_gpus: int = 0
+    lent_gpus: int = 0
+    jobs: int = 0  # not over
+    most_jobs: int | None = None
+    promised_gpu_hours: float = 0.0  # that hard deadlines of its jobs hold
+    most_promised_gpu_hours: float | None = None
+
+
+class ReservationView(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs that are out of use from one time to another (Unix time, s); `taken_gpus`: so many of them are now."""
+
+    name: str
+    gpus: int
+    from_s: float
+    to_s: float
+    taken_gpus: int = 0
 
 
 class StageView(msgspec.Struct, frozen=True, kw_only=True):

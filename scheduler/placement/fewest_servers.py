@@ -219,22 +219,18 @@ class Standing:
             return {}
         self._tried = False
         idle = self._idle
-        before = {job: self.leave(job) for job, share in shares.items() if not share and job in self.gpus}
+        before = self._leave_all([job for job, share in shares.items() if not share and job in self.gpus])
         changed = {job: share for job, share in shares.items() if share}
         more = sum(changed.values()) - sum([self.gpus[job].bit_count() for job in changed if job in self.gpus])
         if more > self._idle.bit_count():
             wanted = self._layout.total - self._idle.bit_count() + more
             raise ValueError(f"{wanted} GPUs do not fit into {self._layout.total}")
-        if (
-            changed
-            and not self._spread
-            and not self._map.near
-            and not first
-            and (placed := self._where_there_is_room(changed, idle))
-        ):
-            before |= self._move(placed)
-            changed = {}
-        while (attempt := _Attempt(self, changed, first or {})).restless:
+        if changed and not self._spread and not self._map.near and not first:
+            moved = self._into_room(changed, idle)
+            if moved is not None:
+                before |= moved
+                changed = {}
+        while (changed or self._spread) and (attempt := _Attempt(self, changed, first or {})).restless:
             placed, perfect = attempt.settle(idle)
             if not changed and self._flaws(placed) >= self._flaws({}):
                 self._tried = True
@@ -252,46 +248,72 @@ class Standing:
             self.put(job, gpus)
         return before
 
-    def _where_there_is_room(self, changed: Mapping[int, int], idle: Gpus) -> Placements:
-        """What an attempt comes to where all jobs are on one server each, those that have GPUs can stay where they are, and there
-        is a hole for each other one; else nothing. `idle`: as for `_Attempt.settle`."""
+    def _leave_all(self, jobs: Sequence[int]) -> Placements:
+        """As `leave`, for jobs most of which are on one server each. The GPUs that they had."""
+        server_of, holes, here, spread = self._layout.server, self._holes, self._here, self._spread
+        before: Placements = {}
+        for job in jobs:
+            if job in spread:
+                before[job] = self.leave(job)
+                continue
+            before[job] = gpus = self.gpus.pop(job)
+            self._idle |= gpus
+            server = server_of[gpus.bit_length() - 1]
+            holes[server] += gpus.bit_count()
+            here[server].discard(job)
+        return before
+
+    def _into_room(self, changed: Mapping[int, int], idle: Gpus) -> Placements | None:
+        """Do what an attempt would come to where all jobs are on one server each, those that have GPUs can stay where they are,
+        and there is a hole for each other one. The GPUs that they had; None: it is not so, and nothing is done.
+
+        `idle`: as for `_Attempt.settle`. Where jobs take turns this is nearly all that placing costs: nothing is looked up twice.
+        """
         layout, holes, free = self._layout, self._holes.copy(), self._idle
         server_of, masks, largest = layout.server, layout.masks, layout.largest[0]
-        placed: Placements = {}
+        before: Placements = {}
+        kept: Placements = {}
         homes: dict[int, int] = {}
         new: list[tuple[int, int]] = []
         for job, share in sorted(changed.items()):
             if share > largest:
-                return {}
-            has = self.gpus.get(job)
+                return None
+            before[job] = has = self.gpus.get(job, 0)
+            kept[job] = has
             if not has:
                 new.append((-share, job))
-                placed[job] = 0
                 continue
             homes[job] = server = server_of[has.bit_length() - 1]
             holes[server] += (count := has.bit_count()) - share
             if holes[server] < 0:
-                return {}
-            placed[job] = kept = has if count <= share else some(share, has)
-            free |= has & ~kept
+                return None
+            if count > share:
+                kept[job] = some(share, has)
+                free |= has & ~kept[job]
         new.sort()
         for least, job in new:
-            share = -least
-            if share not in holes:
-                share = min([hole for hole in holes if hole > share], default=0)
-                if not share:
-                    return {}
-            homes[job] = server = holes.index(share)
+            tightest = next((hole for hole in range(-least, largest + 1) if hole in holes), 0)
+            if not tightest:
+                return None
+            homes[job] = server = holes.index(tightest)
             holes[server] += least
-        for job, kept in placed.items():
-            if need := changed[job] - kept.bit_count():
-                mask = masks[homes[job]]
-                here = idle & mask
-                more = here & -here if need == 1 and here else some(need, here, free & mask)
-                placed[job] = kept | more
-                free &= ~more
-                idle &= ~more
-        return placed
+        for job, own in kept.items():
+            need = changed[job] - own.bit_count()
+            server = homes[job]
+            if need == 1:
+                more = idle & masks[server] or free & masks[server]
+                more &= -more
+            elif need:
+                more = some(need, idle & masks[server], free & masks[server])
+            else:
+                more = 0
+            free &= ~more
+            idle &= ~more
+            self.gpus[job] = own | more
+        for _, job in new:
+            self._here[homes[job]].add(job)
+        self._holes, self._idle = holes, free
+        return before
 
     def _flaws(self, placed: Placements) -> int:
         """Servers that jobs use beyond the fewest, and jobs beyond one on a server that talk to others there; with some jobs

@@ -10,12 +10,16 @@ from ..options import WrongOption, convert
 from .afs import AfsL, AfsP, AfsS
 from .backfill import Backfill
 from .base import Policy, Shares
+from .chronus import Chronus
+from .edf import Edf, EdfElastic, EdfWithAdmission
 from .elan import ElasticBackfill, ElasticFifo
 from .elastic import Elastic
+from .elasticflow import Elasticflow
 from .fifo import Fifo
 from .gandiva import Gandiva
 from .max_min import MaxMin
 from .optimus import Optimus
+from .pollux import Pollux
 from .remaining import Srsf, SrsfE, Srtf, SrtfE
 from .themis import Themis
 from .tiresias import ElasticTiresias, TiresiasL
@@ -32,6 +36,7 @@ POLICIES = (
     SrsfE,
     MaxMin,
     Optimus,
+    Pollux,
     TiresiasL,
     ElasticTiresias,
     Themis,
@@ -41,14 +46,22 @@ POLICIES = (
     Gandiva,
     YarnCs,
     Elastic,
+    Elasticflow,
+    Edf,
+    EdfWithAdmission,
+    EdfElastic,
+    Chronus,
 )
 
 # Those that give a job what it requested or nothing: to them no job need be measured with other shares.
-RIGID = frozenset(kind.name for kind in (Fifo, Backfill, Srtf, Srsf, TiresiasL, Gandiva, YarnCs))
+RIGID = frozenset(kind.name for kind in (Fifo, Backfill, Srtf, Srsf, TiresiasL, Gandiva, YarnCs, Chronus))
+
+# Those that may change any share at any time: beside them deadlines can be promised (`deadlines.keeping`).
+ELASTIC = frozenset(kind.name for kind in (MaxMin, Optimus, AfsL, AfsP, AfsS, Elastic))
 
 NAMES = tuple(kind.name for kind in POLICIES)
 
-__all__ = ["NAMES", "POLICIES", "RIGID", "Policy", "Shares", "load_policy"]
+__all__ = ["ELASTIC", "NAMES", "POLICIES", "RIGID", "Policy", "Shares", "load_policy"]
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,7 +30,6 @@ import random
 from bisect import bisect, bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -256,27 +255,27 @@ class _Line:
         return displaces
 
     def _find_records(self, key: _Key, at: int) -> None:
-        """The records behind this place in a block, where those before it are known."""
-        bar = self._bar[self._records[-1][1]] if self._records else -math.inf
-        while bar < max(self._greatest) and (record := self._next(key, at, bar)) is not None:
-            self._records.append(record)
-            key, at, bar = record, self._block[record[1]], self._bar[record[1]]
+        """The records behind this place in a block, where those before it are known.
 
-    def _next(self, key: _Key, at: int, bar: float) -> _Key | None:
-        """The first behind this place in a block whose gain is above the bar."""
-        gain, greatest, blocks = self._gain, self._greatest, self._blocks
+        One walk to the end of the line finds them all, as each has to be above the bar of the one before.
+        """
+        gain, bars, greatest, blocks, records = self._gain, self._bar, self._greatest, self._blocks, self._records
+        bar = bars[records[-1][1]] if records else -math.inf
         if greatest[at] > bar:
             block = blocks[at]
-            for other in islice(block, bisect(block, key), None):
+            for other in block[bisect(block, key) :]:
                 if gain[other[1]] > bar:
-                    return other
+                    records.append(other)
+                    bar = bars[other[1]]
         for later in range(at + 1, len(blocks)):
             if greatest[later] > bar:
+                before = len(records)
                 for other in blocks[later]:
                     if gain[other[1]] > bar:
-                        return other
-                greatest[later] = max([gain[job] for _, job in blocks[later]], default=-math.inf)
-        return None
+                        records.append(other)
+                        bar = bars[other[1]]
+                if len(records) == before:  # its best have come forward out of it
+                    greatest[later] = max([gain[job] for _, job in blocks[later]], default=-math.inf)
 
 
 def _without_lengths(jobs: JobTable, served: Served, gpus: int, rng: random.Random) -> None:

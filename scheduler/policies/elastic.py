@@ -26,26 +26,26 @@ them and still get nothing: so it shrinks while jobs are more than twice as many
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
 from ..hull import ROUNDING
-from ..view import Floats, Ints, JobTable, Reason
+from ..view import Curves, Floats, Ints, JobTable, Reason
 from . import expected
 from .base import Shares, grow, no_shares, relative_gain, smallest, waits_for
-from .worth import Curve, with_minimum, worths
+from .worth import Curve, Recursion, with_minimum
 
 LAST_FAIR_SHARES = 4.0  # heSRPT's 1 / (1 - p) for p = 3/4
 FULL_INERTIA = 2.0  # jobs per GPU up to which inertia is whole
 LOOKED_AT = 1.5  # jobs per GPU: who ends behind them gets none, and counts as a number
 LEAST_REVIEW_S = 10.0  # between two reviews: a queue of new jobs would ask for thousands of decisions
-
-Value = Callable[[int, int], float]  # of the next GPU: of the job at a position, with so many
 
 
 class ElasticParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,6 +76,7 @@ class Elastic:
 
     def __init__(self, parameters: ElasticParameters) -> None:
         self.parameters = parameters
+        self._recursion = Recursion()
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         given, review_s = no_shares(jobs), math.inf
@@ -97,14 +98,11 @@ class Elastic:
         soon_s[jobs.share[fitting] > 0] *= 1 - 1e-9
         looked_at = smallest(soon_s, math.ceil(LOOKED_AT * gpus))
         order = fitting[looked_at]
-        curves = _curves(jobs, order, gpus)
-        weight = self._weights(curves, ends_after_s[:, looked_at], gpus, len(fitting) - len(order))
-
-        def value(at: int, share: int) -> float:
-            curve = curves[at]
-            return weight[at] * (curve[share + 1] - curve[share])
-
-        self._hand_out(jobs, order, curves, given, gpus, value)
+        kinds = _kinds(jobs, order, gpus)
+        weight = self._weights(
+            [kind.curve for kind in kinds], ends_after_s[:, looked_at], gpus, len(fitting) - len(order)
+        )
+        self._hand_out(jobs, order, kinds, weight, given, gpus)
         self._fill(jobs, fitting, soon_s, given, gpus)
         return _review_after_s(jobs, fitting, given, more_s)
 
@@ -114,7 +112,8 @@ class Elastic:
         copies = len(ends_after_s) if np.ptp(ends_after_s, axis=0).any() else 1
         order = np.argsort(ends_after_s[:copies], axis=None, kind="stable")
         who = order % len(curves)
-        worth = np.array(worths([curves[at] for at in who.tolist()], gpus * copies, behind * copies, copies))
+        ending = [curves[at] for at in who.tolist()]
+        worth = np.array(self._recursion.worths(ending, gpus * copies, behind * copies, copies))
         weight = np.bincount(who, worth**power, len(curves)) / copies
         found: list[float] = weight.tolist()
         return found
@@ -122,44 +121,42 @@ class Elastic:
     def _fill(self, jobs: JobTable, fitting: Ints, soon_s: Floats, given: Ints, gpus: int) -> None:
         """What those that were looked at cannot use, as their minimums are larger, goes to the others. Changes `given`."""
         free = gpus - int(given.sum())
+        if free <= 0:
+            return
         others = np.flatnonzero((given[fitting] == 0) & (jobs.min_gpus[fitting] <= free))
         if len(others):
             order = fitting[others[smallest(soon_s[others], free)]]
-            curves = _curves(jobs, order, gpus)
-            self._hand_out(jobs, order, curves, given, gpus, lambda at, has: curves[at][has + 1] - curves[at][has])
+            self._hand_out(jobs, order, _kinds(jobs, order, gpus), [1.0] * len(order), given, gpus)
 
     def _hand_out(
-        self, jobs: JobTable, order: Ints, curves: Sequence[Curve], given: Ints, gpus: int, value: Value
+        self, jobs: JobTable, order: Ints, kinds: Sequence[_Kind], weight: Sequence[float], given: Ints, gpus: int
     ) -> None:
         """What is left of `gpus` goes to whom it is most worth. A job without GPUs takes its minimum at once, the others go
         from corner to corner of their hulls, or get nothing where that does not fit. Changes `given`.
 
-        Of equal values the smaller share comes first, then the first in `order`.
+        Of equal values the smaller share comes first, then the first in `order`. None of these has any GPUs yet.
         """
-        corners = _corners(jobs, order, curves)
         free = gpus - int(given.sum())
-        share: list[int] = given[order].tolist()
+        share = [0] * len(order)
         least: list[int] = jobs.min_gpus[order].tolist()
         present: list[int] = jobs.share[order].tolist()
-        most = [len(curve) - 1 for curve in curves]
         stays = 1.0 + self.parameters.inertia * min(1.0, FULL_INERTIA * gpus / len(jobs))
-        heap = []
-        for at, has in enumerate(share):
-            if has < most[at]:
-                worth = value(at, has)
-                if worth > 0:
-                    heap.append((-worth * stays if has < present[at] else -worth, has, at))
+        heap = [
+            (-value * kind.gains[0] * (stays if has else 1.0), 0, at)
+            for at, (value, kind, has) in enumerate(zip(weight, kinds, present, strict=True))
+            if value * kind.gains[0] > 0
+        ]
         heapq.heapify(heap)
         while free and heap:
             _, has, at = heap[0]
-            takes = corners[at][has] - has if has else least[at]
+            kind = kinds[at]
+            takes = kind.corners[has] - has if has else least[at]
             has += takes
             worth = 0.0
             if takes <= free:
                 free -= takes
                 share[at] = has
-                if has < most[at]:
-                    worth = value(at, has)
+                worth = weight[at] * kind.gains[has]
             if worth > 0:
                 heapq.heapreplace(heap, (-worth * stays if has < present[at] else -worth, has, at))
             else:
@@ -169,33 +166,41 @@ class Elastic:
             grow(jobs, given, gpus, relative_gain)
 
 
-def _curves(jobs: JobTable, rows: Ints, gpus: int) -> list[Curve]:
-    """Hulls of throughputs with 0 to the maximum of GPUs over that with one; jobs that are alike share one."""
-    most = np.minimum(np.minimum(jobs.max_gpus, jobs.curves.most)[rows], gpus)
-    known: dict[tuple[int, int, int], Curve] = {}
+@dataclass(frozen=True)
+class _Kind:
+    """Jobs that are alike. All lists are by share, from 0 on.
+
+    `curve`: the hull of throughputs up to the maximum; `gains`: what one GPU more brings by it, 0 at the maximum; `corners`: the
+    next larger share at which throughput is as the hull has it.
+    """
+
+    curve: Curve
+    gains: list[float]
+    corners: list[int]
+
+
+def _kinds(jobs: JobTable, rows: Ints, gpus: int) -> list[_Kind]:
+    """Of each of these jobs. They are made once for jobs that are alike, and stay until more is known of how jobs scale."""
+    most = np.minimum(np.minimum(jobs.max_gpus[rows], jobs.curves.most), gpus)
+    known = jobs.curves.derived.setdefault(_Kind, {})
     found = []
     for key in zip(jobs.curve[rows].tolist(), jobs.min_gpus[rows].tolist(), most.tolist(), strict=True):
-        if key not in known:
-            curve, least, end = key
-            known[key] = with_minimum(jobs.curves.hull_row(curve, end), least)
-        found.append(known[key])
+        kind = known.get(key)
+        if kind is None:
+            kind = known[key] = _kind(jobs.curves, *key)
+        found.append(kind)
     return found
 
 
-def _corners(jobs: JobTable, rows: Ints, curves: Sequence[Curve]) -> list[list[int]]:
-    """By job and share: the next larger share at which throughput is as the hull has it."""
-    known: dict[int, list[int]] = {}
-    found = []
-    for kind, curve in zip(jobs.curve[rows].tolist(), curves, strict=True):
-        if id(curve) not in known:
-            real, at, steps = jobs.curves.row(kind), len(curve) - 1, [0] * len(curve)
-            for share in range(len(curve) - 2, -1, -1):
-                steps[share] = at
-                if real[share] >= curve[share] * (1 - ROUNDING):
-                    at = share
-            known[id(curve)] = steps
-        found.append(known[id(curve)])
-    return found
+def _kind(curves: Curves, number: int, least: int, most: int) -> _Kind:
+    curve, real = with_minimum(curves.hull_row(number, most), least), curves.row(number)
+    gains = [then - now for now, then in itertools.pairwise(curve)]
+    corners, at = [0] * len(curve), len(curve) - 1
+    for share in range(len(curve) - 2, -1, -1):
+        corners[share] = at
+        if real[share] >= curve[share] * (1 - ROUNDING):
+            at = share
+    return _Kind(curve, [*gains, 0.0], corners)
 
 
 def _pace(jobs: JobTable, rows: Ints, share: float) -> Floats:

@@ -70,23 +70,26 @@ class Themis:
         if not self.needs_lengths:
             jobs = jobs.assuming(np.maximum(_worked_s(jobs), lease_s))
         lease = math.floor((now + EARLY_S) / lease_s)
-        most = np.minimum(jobs.max_gpus, jobs.curves.most)
         over = now - lease * lease_s <= LATE_S
-        given = no_shares(jobs) if over else _kept(jobs, most, gpus)
-        free = gpus - int(given.sum())
+        given = no_shares(jobs)
+        free = gpus if over else gpus - _keep(jobs, given, gpus)
+        anybody = bool(free < gpus)
         if free > 0:
+            most = np.minimum(jobs.max_gpus, jobs.curves.most)
             isolated_s = isolated_times_s(jobs, gpus)
             bidders = self._bidders(jobs, given, most, free, now, isolated_s)
             free -= _auction(jobs, given, most, bidders, free, now, isolated_s)
-            others = np.ones(len(jobs), dtype=bool)
-            others[bidders] = False
-            free = _scatter(jobs, given, most, np.flatnonzero(others), free, rng)
-            free = _scatter(jobs, given, most, bidders, free, rng)
+            if free > 0:
+                others = np.ones(len(jobs), dtype=bool)
+                others[bidders] = False
+                free = _scatter(jobs, given, most, np.flatnonzero(others), free, rng)
+                free = _scatter(jobs, given, most, bidders, free, rng)
+            anybody = bool(given.any())
 
         def why(row: int) -> Reason | None:
             return waits_for(int(jobs.min_gpus[row]), free, gpus) if not given[row] else None
 
-        return Shares(given, why, (lease + 1) * lease_s if given.any() else math.inf)
+        return Shares(given, why, (lease + 1) * lease_s if anybody else math.inf)
 
     def _bidders(self, jobs: JobTable, given: Ints, most: Ints, free: int, now: float, isolated_s: Floats) -> Ints:
         """The rows that may bid, the most unfairly treated first."""
@@ -105,8 +108,13 @@ def shared_times_s(jobs: JobTable, share: Ints, now: float) -> Floats:
 
 def isolated_times_s(jobs: JobTable, gpus: int) -> Floats:
     """How long each job would take with the share that it would have alone: below the line in rho."""
-    isolated = _speedup(jobs, np.minimum(gpus / max(len(jobs), 1), jobs.max_gpus))
-    return np.maximum((_worked_s(jobs) + jobs.left_s) / isolated, EARLY_S)
+    fair = gpus / max(len(jobs), 1)
+    if fair <= 1 <= jobs.curves.most:  # everybody can use so much: it depends on the curve alone
+        none, one = jobs.speedup(slice(None), 0), jobs.speedup(slice(None), 1)
+        isolated = none + fair * (one - none)
+    else:
+        isolated = _speedup(jobs, np.minimum(fair, jobs.max_gpus))
+    return np.asarray(np.maximum((_worked_s(jobs) + jobs.left_s) / isolated, EARLY_S), dtype=np.float64)
 
 
 def _worked_s(jobs: JobTable) -> Floats:
@@ -117,18 +125,24 @@ def _worked_s(jobs: JobTable) -> Floats:
 
 def _speedup(jobs: JobTable, share: Floats) -> Floats:
     """T / T(1) with shares that may lie between whole GPUs."""
-    share = np.minimum(share, jobs.curves.most)
-    below = np.floor(share).astype(np.int64)
-    above = np.minimum(below + 1, jobs.curves.most)
-    at, then = jobs.speedup(slice(None), below), jobs.speedup(slice(None), above)
+    most, curve = jobs.curves.most, jobs.curve
+    share = np.minimum(share, most)
+    below = share.astype(np.int64)  # rounds down
+    at, then = jobs.curves.speedup[curve, below], jobs.curves.speedup[curve, np.minimum(below + 1, most)]
     return np.asarray(at + (share - below) * (then - at), dtype=np.float64)
 
 
-def _kept(jobs: JobTable, most: Ints, gpus: int) -> Ints:
-    """The shares whose leases still run. Where they do not fit any more, since GPUs were lost, all leases are over."""
-    kept = np.minimum(jobs.share, most)
-    kept[kept < jobs.min_gpus] = 0
-    return kept if int(kept.sum()) <= gpus else no_shares(jobs)
+def _keep(jobs: JobTable, given: Ints, gpus: int) -> int:
+    """Give out the shares whose leases still run; how many GPUs that are. Where they do not fit any more, since GPUs were lost,
+    all leases are over. Changes `given`."""
+    rows = jobs.running
+    kept = np.minimum(np.minimum(jobs.share[rows], jobs.max_gpus[rows]), jobs.curves.most)
+    kept[kept < jobs.min_gpus[rows]] = 0
+    total = int(kept.sum())
+    if total > gpus:
+        return 0
+    given[rows] = kept
+    return total
 
 
 def _auction(jobs: JobTable, given: Ints, most: Ints, bidders: Ints, free: int, now: float, isolated_s: Floats) -> int:
@@ -202,15 +216,20 @@ def _after_payments(won: dict[int, int], further: Iterator[tuple[float, int]]) -
         bids.append(bid)
         own[bid[1]] += 1
         largest = max(largest, own[bid[1]])
+    if not bids:
+        return list(won.values())
     kept = []
     for row, gpus in won.items():
+        if not gpus:
+            kept.append(0)
+            continue
         loss, counted = 0.0, 0
         for gain, of in bids:
-            if counted == gpus:
-                break
             if of != row:
                 loss += gain
                 counted += 1
+                if counted == gpus:
+                    break
         kept.append(math.floor(gpus * math.exp(-loss) + EARLY_S))
     return kept
 

@@ -21,6 +21,7 @@ import itertools
 import math
 import random
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -88,11 +89,20 @@ class TiresiasL:
             want = ByService(self.parameters, halved).ranks(jobs, np.array([row]), now)[1]
             return waits_for(int(want[0]), free, gpus)
 
-        review_s = _Queues(self.parameters, jobs, served.rows, now).review_s(given[served.rows])
+        review_s = self._review_s(jobs, served, now)
         if self.parameters.promotion is not None:
             waiting = np.flatnonzero(given == 0)
-            review_s = min(review_s, _Queues(self.parameters, jobs, waiting, now).starves_s())
+            review_s = min(review_s, _Queues(self._order, jobs, waiting, now).starves_s())
         return Shares(given, why, review_s, served.rows)
+
+    def _review_s(self, jobs: JobTable, served: Served, now: float) -> float:
+        """When the first of those that are served changes its queue."""
+        rows = served.rows
+        if self.parameters.promotion is not None:
+            return _Queues(self._order, jobs, rows, now).review_s(served.given[rows])
+        attained = jobs.attained_gpu_s[rows]
+        rest_s = (self._order.thresholds[self._order.queues(attained)] - attained) / served.given[rows]
+        return now + float(rest_s.min(initial=math.inf))
 
 
 class ElasticTiresiasParameters(TiresiasParameters, frozen=True, forbid_unknown_fields=True):
@@ -140,8 +150,22 @@ class ByService:
     parameters: TiresiasParameters
     halved: bool = False
 
+    @cached_property
+    def thresholds(self) -> Floats:
+        """The service after which a job leaves each queue."""
+        return np.array([*self.parameters.thresholds_gpu_s, math.inf])
+
+    @cached_property
+    def entered(self) -> Floats:
+        """The service at which a job comes into each queue."""
+        return np.array([0.0, *self.parameters.thresholds_gpu_s])
+
+    def queues(self, attained_gpu_s: Floats) -> Ints:
+        """By the service that they have attained."""
+        return np.searchsorted(self.thresholds, attained_gpu_s + ROUNDING_GPU_S, side="right")
+
     def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
-        queues = _Queues(self.parameters, jobs, rows, now)
+        queues = _Queues(self, jobs, rows, now)
         want = queues.want
         if self.halved:
             want = np.where(queues.queue > 0, np.maximum(want // 2, jobs.min_gpus[rows]), want)
@@ -151,15 +175,16 @@ class ByService:
 class _Queues:
     """Which queue each of these jobs is in, and its place there."""
 
-    def __init__(self, parameters: TiresiasParameters, jobs: JobTable, rows: Ints | slice, now: float) -> None:
+    def __init__(self, order: ByService, jobs: JobTable, rows: Ints | slice, now: float) -> None:
+        parameters = order.parameters
         self._now = now
         self._promotion = parameters.promotion
-        self._thresholds = np.array([*parameters.thresholds_gpu_s, math.inf])
+        self._thresholds, self._entered = order.thresholds, order.entered
         self.want = (jobs.max_gpus if parameters.peak else jobs.requested_gpus)[rows]
         self._share = jobs.share[rows]
         self._waiting_since_s = jobs.waiting_since_s[rows]
         self._attained = jobs.attained_gpu_s[rows]
-        self._own = np.searchsorted(self._thresholds, self._attained + ROUNDING_GPU_S, side="right")
+        self._own = order.queues(self._attained)
         self.queue = self._own
         if self._promotion is not None:
             self._turn_s = self._thresholds[0] / self.want  # how long the first queue's service takes
@@ -182,7 +207,7 @@ class _Queues:
     def keys(self) -> Floats:
         """In ascending order of these they get their GPUs."""
         runs = self._share > 0
-        entered = np.concatenate([[0.0], self._thresholds])[self._own]  # the service at which it came into its queue
+        entered = self._entered[self._own]
         just_came = (self._own > 0) & (self._attained < entered + CAME_S * self._share)
         since_s = np.where(runs, self._now, self._waiting_since_s)
         if self._promotion is not None:

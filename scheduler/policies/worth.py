@@ -25,16 +25,95 @@ the search. Few jobs take many GPUs, so that it is short.
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 from collections.abc import Sequence
-from itertools import islice
+from dataclasses import dataclass
 
 Curve = Sequence[float]  # throughput with 0, 1, 2 … GPUs over that with one, concave; its end is the job's maximum
 
 # To save time, jobs that end after each other count as ending together: at most one for so many that end later, and one for so
 # many GPUs. Those of them that have the same curve are then worth the same.
 LATER_PER_JOB, GPUS_PER_JOB = 32, 8
+REMEMBERED = 2**18  # numbers, of earlier questions
+CURVES = 1000  # of which it is remembered what each GPU adds
 FEW = 8  # are put into a sorted list one by one faster than it is sorted again
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Jobs that count as ending together: their worths, and what each GPU brings to them and later ones, the least first."""
+
+    curves: tuple[Curve, ...]
+    worths: list[float]
+    kept: list[float]
+
+
+class Recursion:
+    """`worths`, asked again and again. Those that end last are mostly the same jobs as before, and the worths of jobs depend on
+    those behind them alone. So for each number of jobs behind them it is remembered how far the recursion came with which
+    curves, and it goes on from where they are others. What is found does not depend on what has been asked before.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int], list[_Together]] = {}  # the one used last is the last
+        self._size = 0  # numbers in it
+        self._rises: dict[
+            int, tuple[Curve, list[float]]
+        ] = {}  # by the identity of a curve: it, and what each GPU adds to it
+
+    def worths(self, curves: Sequence[Curve], gpus: int, behind: int = 0, copies: int = 1) -> list[float]:
+        """As the function of that name."""
+        key = gpus, behind, copies
+        known = self._known.pop(key, None) or []
+        self._known[key] = known
+        self._size -= gpus * len(known)
+        last_first = curves[::-1]
+        found: list[float] = []
+        steps = 0
+        kept = [
+            max(0.0, (behind - gpu) / gpus) for gpu in range(gpus - 1, -1, -1)
+        ]  # what each GPU brings, the least first
+        while len(found) < len(curves):
+            later = (behind + len(found)) // copies
+            together = copies * max(1, min(later // LATER_PER_JOB, gpus // copies // GPUS_PER_JOB))
+            ending = tuple(last_first[len(found) : len(found) + together])
+            if steps == len(known) or known[steps].curves != ending:
+                del known[steps:]
+                known.append(self._together(ending, kept))
+            found += known[steps].worths
+            kept = known[steps].kept
+            steps += 1
+        del known[steps:]
+        self._size += gpus * steps
+        while self._size > REMEMBERED and len(self._known) > 1:
+            oldest = next(iter(self._known))
+            self._size -= oldest[0] * len(self._known.pop(oldest))
+        found.reverse()
+        return found
+
+    def _together(self, curves: tuple[Curve, ...], kept: Sequence[float]) -> _Together:
+        """`kept`: what each GPU brings to those that end later, the least first."""
+        alike: dict[int, tuple[float, list[float]]] = {}
+        found, brought = [], []
+        for curve in curves:
+            known = alike.get(id(curve))
+            if known is None:
+                known = alike[id(curve)] = _worth(curve, self._rises_of(curve), kept)
+            found.append(known[0])
+            brought += known[1]
+        rest = [*kept]
+        _keep_most(rest, brought)
+        return _Together(curves, found, rest)
+
+    def _rises_of(self, curve: Curve) -> list[float]:
+        known = self._rises.get(id(curve))
+        if known is None:
+            if len(self._rises) == CURVES:
+                self._rises.clear()
+            rises = [then - now for now, then in itertools.pairwise([0.0, *curve[1:]])]
+            known = self._rises[id(curve)] = curve, rises
+        return known[1]
 
 
 def worths(curves: Sequence[Curve], gpus: int, behind: int = 0, copies: int = 1) -> list[float]:
@@ -43,43 +122,31 @@ def worths(curves: Sequence[Curve], gpus: int, behind: int = 0, copies: int = 1)
     `copies`: so many of all of these, GPUs and jobs, stand for one, and so many jobs that end after each other end together.
     Jobs that are alike are known by sharing one curve, the same object.
     """
-    kept = [max(0.0, (behind - gpu) / gpus) for gpu in range(gpus - 1, -1, -1)]  # what each GPU brings, the least first
-    found: list[float] = []
-    while len(found) < len(curves):
-        later = (behind + len(found)) // copies
-        together = copies * max(1, min(later // LATER_PER_JOB, gpus // copies // GPUS_PER_JOB))
-        end = len(curves) - len(found)
-        alike: dict[int, tuple[float, list[float]]] = {}
-        brought: list[float] = []
-        for curve in reversed(curves[max(0, end - together) : end]):
-            known = alike.get(id(curve))
-            if known is None:
-                known = alike[id(curve)] = _worth(curve, kept)
-            found.append(known[0])
-            brought += known[1]
-        _keep_most(kept, brought)
-    found.reverse()
-    return found
+    return Recursion().worths(curves, gpus, behind, copies)
 
 
-def _worth(curve: Curve, kept: Sequence[float]) -> tuple[float, list[float]]:
+def _worth(curve: Curve, rises: Sequence[float], kept: Sequence[float]) -> tuple[float, list[float]]:
     """min over k of (1 + rent(k)) / s(k), where rent(k) is the sum of the first k of `kept`; and what each of the GPUs that
-    this job takes brings then: more than the least of `kept`."""
+    this job takes brings then: more than the least of `kept`. `rises`: what each GPU adds to the curve.
+
+    Most of a decision's time is spent here, mostly in one or two rounds of each loop.
+    """
     least = kept[0]
     cost = 1.0 + least
     worth = cost / curve[1]
-    for brings, speedup in zip(islice(kept, 1, None), islice(curve, 2, None), strict=False):
+    share = 2
+    for brings in kept[1 : len(curve) - 1]:
         cost += brings
-        if cost >= worth * speedup:
+        if cost >= worth * curve[share]:
             break
-        worth = cost / speedup
-    brought, before = [], 0.0
-    for speedup in islice(curve, 1, None):
-        brings = worth * (speedup - before)
+        worth = cost / curve[share]
+        share += 1
+    brought = []
+    for rise in rises:
+        brings = worth * rise
         if brings <= least:
             break
         brought.append(brings)
-        before = speedup
     return worth, brought
 
 

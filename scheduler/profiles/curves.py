@@ -24,14 +24,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from ...protocol.errors import UserError
 from ..view import Floats
-from .placements import PLACEMENT_COLUMNS, placement_curves
+from .placements import PLACEMENT_COLUMNS, Placed, placement_curves, placement_times
 from .tables import Table, listed, read
 
 MISSING = frozenset({"", "nan", "NaN", "None", "0", "0.0"})
@@ -72,6 +72,7 @@ class Profiles:
 
     source: str
     curves: tuple[Curve, ...]
+    placed: Placed = field(default_factory=dict)  # where steps were timed with many batches (Sia, Pollux)
 
     def find(self, model: str, batch: float | None) -> Curve:
         """The curve of a model, by name in any spelling of its letters, and of a batch where the table tells several apart.
@@ -97,8 +98,10 @@ class Profiles:
 def load(path: Path, gpu_type: str | None = None) -> Profiles:
     """The curves in `path`; only those of `gpu_type` if it is given. Raises UserError."""
     table = read(path)
+    placed: Placed = {}
     if all(column in table for column in PLACEMENT_COLUMNS):
-        curves = [_curve(*measured) for measured in placement_curves(table)]
+        placed = placement_times(table)
+        curves = [curve_of(*measured) for measured in placement_curves(placed)]
     elif all(column in table for column in EASYSCALE_COLUMNS):
         curves = easyscale_curves(table)
     else:
@@ -112,7 +115,7 @@ def load(path: Path, gpu_type: str | None = None) -> Profiles:
                 f"{path}: no GPU type {gpu_type!r}; there are {listed(name for name in types if name) or 'none'}"
             )
         curves = [curve for curve in curves if curve.gpu_type == gpu_type]
-    return Profiles(str(path), tuple(curves))
+    return Profiles(str(path), tuple(curves), placed)
 
 
 def speedups(measured: Mapping[int, float]) -> Floats:
@@ -161,10 +164,10 @@ def _plain_curves(table: Table) -> list[Curve]:
             rate = 1e6 / values[row] if measure in TIMES_US else values[row]
             points.setdefault(key, {}).setdefault(shares[row], []).append(rate)
     samples = measure == "samples_per_s"
-    return [_curve(*key, measured, samples, at_random[key]) for key, measured in points.items()]
+    return [curve_of(*key, measured, samples, at_random[key]) for key, measured in points.items()]
 
 
-def _curve(
+def curve_of(
     model: str,
     batch: float | None,
     gpu_type: str,

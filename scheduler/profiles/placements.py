@@ -9,13 +9,14 @@ measured. Batches are those of Pollux' workloads.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...protocol.errors import UserError
+from ..view import Floats
 from .tables import Table
 
 PLACEMENT_COLUMNS = ("app", "gpu", "local_bsz", "step_time", "sync_time")
@@ -28,14 +29,34 @@ BATCHES = {
     "yolov3": (8, 16, 32, 64, 128, 256, 512),
 }
 
-Times = dict[float, list[tuple[float, float]]]  # by batch on one GPU: time of a step, and of its synchronisation (s)
+_Samples = dict[float, list[tuple[float, float]]]  # by batch on one GPU: time of a step, and of its synchronisation (s)
 Measured = tuple[str, float | None, str, Mapping[int, list[float]]]
 
 
-def placement_curves(table: Table) -> Iterator[Measured]:
-    """Application, batch, type of GPU and iterations per second by share; the largest batch of each comes first."""
+@dataclass(frozen=True)
+class Times:
+    """How long steps take with one share, medians, by batch on one GPU, in ascending order. All arrays are of the same length."""
+
+    local: Floats  # samples on each GPU
+    step_s: Floats
+    sync_s: Floats  # of it, until gradients are summed up and nothing else is done
+
+    def rates(self, local: Floats) -> Floats:
+        """Iterations per second with so many samples on each GPU; 0: not measured."""
+        parts = np.ceil(local / self.local[-1])
+        step_s = np.interp(local / parts, self.local, self.step_s)
+        sync_s = np.interp(local / parts, self.local, self.sync_s)
+        rates = 1.0 / ((parts - 1) * np.maximum(step_s - sync_s, 0.0) + step_s)
+        return np.asarray(np.where(local < self.local[0], 0.0, rates))
+
+
+Placed = Mapping[tuple[str, str], Mapping[int, Times]]  # by application and type of GPU, and by share
+
+
+def placement_times(table: Table) -> Placed:
+    """What was measured, with each share on the fewest servers."""
     shares, servers = _shares(table)
-    times: dict[tuple[str, str], dict[int, dict[int, Times]]] = defaultdict(lambda: defaultdict(dict))
+    times: dict[tuple[str, str], dict[int, dict[int, _Samples]]] = defaultdict(lambda: defaultdict(dict))
     step, sync = table.numbers("step_time").tolist(), table.numbers("sync_time").tolist()
     local = table.numbers("local_bsz", least=1).tolist()
     for row, (app, gpu) in enumerate(zip(table.texts("app"), table.texts("gpu"), strict=True)):
@@ -43,10 +64,21 @@ def placement_curves(table: Table) -> Iterator[Measured]:
             raise table.wrong(row, "step_time", "a step of 0 s")
         of_share = times[app, gpu][shares[row]].setdefault(servers[row], defaultdict(list))
         of_share[local[row]].append((step[row], sync[row]))
-    for (app, gpu), by_share in times.items():
-        dense = {share: by_servers[min(by_servers)] for share, by_servers in by_share.items()}
+    return {
+        key: {share: _medians(by_servers[min(by_servers)]) for share, by_servers in sorted(by_share.items())}
+        for key, by_share in times.items()
+    }
+
+
+def placement_curves(placed: Placed) -> Iterator[Measured]:
+    """Application, batch, type of GPU and iterations per second by share; the largest batch of each comes first."""
+    for (app, gpu), by_share in placed.items():
         for batch in reversed(BATCHES.get(app, ())):
-            rates = {share: _rate(each, batch / share) for share, each in sorted(dense.items()) if share <= batch}
+            rates = {
+                share: float(times.rates(np.array(batch / share)))
+                for share, times in by_share.items()
+                if share <= batch
+            }
             measured = {share: [rate] for share, rate in rates.items() if rate}
             if measured:
                 yield app, float(batch), gpu, measured
@@ -65,16 +97,9 @@ def _shares(table: Table) -> tuple[list[int], list[int]]:
     return [sum(map(int, text)) for text in texts], [len(text) for text in texts]
 
 
-def _rate(times: Times, local: float) -> float:
-    """Iterations per second with `local` samples on each GPU; 0: not measured."""
-    known = sorted(times)
-    if local < known[0]:
-        return 0.0
-    parts = math.ceil(local / known[-1])
-    step, sync = (
-        float(
-            np.interp(local / parts, known, [float(np.median([pair[which] for pair in times[size]])) for size in known])
-        )
-        for which in (0, 1)
+def _medians(samples: _Samples) -> Times:
+    local = sorted(samples)
+    step_s, sync_s = (
+        np.array([float(np.median([pair[at] for pair in samples[size]])) for size in local]) for at in (0, 1)
     )
-    return 1.0 / ((parts - 1) * max(step - sync, 0.0) + step)
+    return Times(np.array(local), step_s, sync_s)

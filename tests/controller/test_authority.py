@@ -16,6 +16,7 @@ from elasticd.protocol.messages import (
     Cancel,
     Cancelled,
     CordonServer,
+    EndLoan,
     EventKind,
     GetEnded,
     GetEvents,
@@ -23,11 +24,14 @@ from elasticd.protocol.messages import (
     GetJobs,
     GetLog,
     GetPolicy,
+    GetQuotas,
     GetServers,
+    LendGpus,
     LogPiece,
     Ping,
     PolicySet,
     Profile,
+    QuotasFound,
     ReadLog,
     Refused,
     RemoveServer,
@@ -122,7 +126,7 @@ def test_a_name_is_that_of_a_user_only_if_it_is_the_whole_of_it():
 def test_servers_and_who_has_no_name_of_his_own_may_ask_for_nothing(who: Principal):
     world = World()
     job = running(world, Principal(role=Role.USER, name="s1"))
-    reads = [GetJobs(), GetEnded(), GetJob(job=job.id), GetServers(), GetEvents(), GetPolicy(), Ping()]
+    reads = [GetJobs(), GetEnded(), GetJob(job=job.id), GetServers(), GetEvents(), GetPolicy(), GetQuotas(), Ping()]
     for request in [*reads, *acts_on(job), POLICY, Submit(spec=job_spec())]:
         assert not_allowed(world.ask(request, who=who)), request
     assert len(world.machine.cluster.jobs) == 1
@@ -130,11 +134,18 @@ def test_servers_and_who_has_no_name_of_his_own_may_ask_for_nothing(who: Princip
 
 def test_only_operators_act_on_the_cluster_and_users_may_ask_what_a_policy_would_change():
     world = World()
-    requests = [POLICY, AdoptServer(server=ServerId("s1")), RemoveServer(server=ServerId("s1"))]
+    requests = [
+        POLICY,
+        AdoptServer(server=ServerId("s1")),
+        RemoveServer(server=ServerId("s1")),
+        LendGpus(gpus=1, for_s=60.0),
+        EndLoan(loan="loan-1"),
+    ]
     assert all(not_allowed(world.ask(request, who=ALICE)) for request in requests)
     assert world.machine.cluster.policy.name == "max-min"
     dry_run = SetPolicy(document={"policy": "fifo"}, source="fifo", dry_run=True)
     assert isinstance(world.ask(dry_run, who=ALICE), PolicySet)
+    assert isinstance(world.ask(GetQuotas(), who=ALICE), QuotasFound)
     assert not any(not_allowed(world.ask(request, who=OLGA)) for request in requests)
     assert world.machine.cluster.decider.record.user == "olga"
 
@@ -330,7 +341,18 @@ def test_with_very_many_jobs_a_share_is_answered_to_who_has_set_it(monkeypatch: 
 
 def test_each_request_that_changes_something_is_looked_at():
     """A new kind of request that is not restricted must be told of here."""
-    restricted = {Scale, Profile, Cancel, SetPolicy, AdoptServer, RemoveServer, CordonServer, UncordonServer}
+    restricted = {
+        Scale,
+        Profile,
+        Cancel,
+        SetPolicy,
+        AdoptServer,
+        RemoveServer,
+        CordonServer,
+        UncordonServer,
+        LendGpus,
+        EndLoan,
+    }
     assert set(CHANGES) == {Submit, *restricted}
 
 

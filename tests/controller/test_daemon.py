@@ -121,10 +121,14 @@ class Controller:
         raise AssertionError(f"no {kind.__name__} came, but {self.received}\n{self.log()}")
 
     def hello(self, *statuses: WorkerStatus) -> None:
+        self.say_hello(*statuses)
+        self.hear(Acknowledged)
+
+    def say_hello(self, *statuses: WorkerStatus, term: int = 0) -> None:
+        """term: the highest that the agent has heard of."""
         slots = (Gpu(index=0, kind=GpuKind.CPU, name="CPU slot"),)
         server = Server(server=ServerId("s1"), address="127.0.0.1", gpus=slots)
-        self.say(AgentHello(server=server, incarnation="a", workers=statuses, starting=(), exited=()))
-        self.hear(Acknowledged)
+        self.say(AgentHello(server=server, incarnation="a", workers=statuses, starting=(), exited=(), term=term))
 
     def close(self) -> None:
         self.process.kill()

@@ -118,6 +118,18 @@ def test_a_controller_that_was_replaced_says_so_and_stands_for_election_again(co
     assert "Traceback" not in controller.log()
 
 
+def test_a_server_that_tells_of_later_reigns_again_and_again_is_believed_once(controller: Any) -> None:
+    controller.hello()
+    controller.say_hello(term=7)
+    _until(controller, lambda: "server s1 has heard of term 7; stands by" in controller.log())
+    _until(controller, lambda: "leads with term 8" in controller.log())
+    controller.say_hello(term=9)
+    _until(controller, lambda: "tells of term 9 and has told of a later reign before" in controller.log())
+    controller.hello()  # the session goes on under the same reign
+    assert "leads with term 10" not in controller.log()
+    assert not isinstance(controller.ask(Submit(spec=SPEC), "first"), Refused)
+
+
 def test_a_controller_that_cannot_reach_etcd_says_so_and_waits_for_it(controller: Any, etcd: Etcd) -> None:
     controller.process.send_signal(signal.SIGTERM)
     assert controller.process.wait(PATIENCE_S) == 0

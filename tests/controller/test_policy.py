@@ -106,6 +106,23 @@ def test_stages_that_are_not_named_are_those_of_the_configuration() -> None:
     assert (found.policy.parameters, found.placement.name) == ({"unit_s": 60.0}, "fewest-servers")
 
 
+def test_who_got_which_quota_is_told_and_what_is_in_use_can_be_set_again() -> None:
+    world = World()
+    quotas = {"users": {"bob": {"gpus": 2, "most_gpus": 3}}, "groups": {"vision": {"members": ["carol"], "jobs": 1}}}
+    found = choose(world, {"policy": "max-min", "quotas": quotas})
+    assert (found.before.quotas["users"], found.after.quotas["users"]["bob"]["gpus"]) == ({}, 2)
+    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY]
+    assert ", quotas: group vision (carol): 1 job; bob: 2 GPUs, at most 3, from test" in told[-1]
+    present = world.ask(GetPolicy())
+    choose(world, {"policy": "max-min", "quotas": present.quotas, "deadlines": present.deadlines, "packing": "network"})
+    assert world.ask(GetPolicy()).quotas == present.quotas
+    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY]
+    assert "quotas" not in told[-1]
+    choose(world, {"policy": "max-min"})
+    told = [event.text for event in world.machine.cluster.events if event.kind is EventKind.POLICY]
+    assert "quotas: group vision is gone; bob: none of its own" in told[-1]
+
+
 @pytest.mark.parametrize(
     ("document", "words"),
     [
@@ -255,3 +272,24 @@ def test_a_policy_set_at_run_time_outlives_another_configuration() -> None:
     choose(world, None)
     assert world.ask(GetPolicy()).policy.name == "backfill"
     assert shares
+
+
+def test_pollux_divides_gpus_at_its_intervals_and_counts_changes() -> None:
+    """Who comes in between gets what is idle, here nothing, and the controller asks again without anything having happened."""
+    world = World(policy="pollux")
+    first = world.submit(job_spec(low=1, high=4))
+    second = None
+    seen = []
+    for _ in range(30):
+        world.pass_time(10)
+        world.settle(first.id)
+        if second is not None:
+            world.settle(second.id)
+        elif targets(world, first) == [4]:
+            world.pass_time(15)  # neither moment is one at which GPUs are divided
+            second = world.submit(job_spec("second", low=1, high=4))
+            assert targets(world, first, second) == [4, 0]
+        seen.append(targets(world, first, *([second] if second is not None else [])))
+    assert [2, 2] in seen
+    assert seen[-1] == [2, 2]
+    assert world.job(first.id).record.generation > 1

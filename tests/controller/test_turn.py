@@ -33,6 +33,8 @@ from elasticd.protocol.messages import (
     Pong,
     Refused,
     Request,
+    Scale,
+    Scaled,
     StartWorker,
     Submit,
     Submitted,
@@ -166,6 +168,58 @@ def test_a_submission_of_unknown_outcome_is_settled_by_the_store(there: bool) ->
     assert (answered or {"r1": driven.ask(Submit(spec=job_spec()), "r1")}) == {"r1": Submitted(job="digits-1")}
     assert bool(answered) == there
     assert [key for key in driven.store.records if key.endswith("/spec")] == ["/jobs/digits-1/spec"]
+
+
+def test_what_may_be_recorded_is_not_refused_when_the_commit_after_that_fails_for_certain() -> None:
+    driven = Driven()
+    driven.store.fail, driven.store.commits_anyway = UNKNOWN, True
+    assert driven.ask(Submit(spec=job_spec()), "r1") is None
+    driven.store.commits_anyway = False
+    for _ in range(3):
+        driven.store.probe = lambda size: setattr(driven.store, "fail", None)
+        real, driven.store.commit = driven.store.commit, fails_for_certain
+        answers = driven.answers(driven.finish(after_s=1.0))
+        assert answers == {}, "it is in the store"
+        assert driven.ask(Submit(spec=job_spec()), "r1") is None, "nor when it is repeated"
+        assert isinstance(driven.ask(Submit(spec=job_spec("other")), "r2"), Refused), "this one is surely not there"
+        driven.store.commit = real
+    assert driven.answers(driven.finish(after_s=1.0)) == {"r1": Submitted(job="digits-1")}
+    assert [key for key in driven.store.records if key.endswith("/spec")] == ["/jobs/digits-1/spec"]
+
+
+def test_what_may_be_recorded_is_not_refused_when_it_is_repeated_to_the_next_machine() -> None:
+    driven = Driven()
+    assert driven.ask(Submit(spec=job_spec(high=2)), "r1") == Submitted(job="digits-1")
+    driven.store.fail, driven.store.commits_anyway = UNKNOWN, True
+    assert driven.ask(Scale(job="digits-1", share=1), "r2") is None
+    driven.store.fail, driven.store.commits_anyway = None, False
+    assert driven.answers(driven.finish(after_s=1.0)) == {}, "nothing is decided before the servers are back"
+    assert driven.turn.machine.cluster.jobs["digits-1"].record.manual_share == 1
+    driven.hello()
+    driven.store.fail = FULL
+    driven.turn.take(driven.now, ClientRequest(b"client", Envelope(id="r3", request=Submit(spec=job_spec("other")))))
+    assert driven.ask(Scale(job="digits-1", share=1), "r2") is None, "what else there is to record fails"
+    driven.store.fail = None
+    driven.finish(after_s=1.0)
+    driven.hello()
+    assert isinstance(driven.ask(Scale(job="digits-1", share=1), "r2"), Scaled)
+    driven.store.fail = FULL
+    assert isinstance(driven.ask(Scale(job="digits-1", share=2), "r2+"), Refused), "there is no doubt any more"
+
+
+def test_who_repeats_what_was_granted_is_not_refused_while_nothing_can_be_recorded() -> None:
+    driven = Driven()
+    assert driven.ask(Submit(spec=job_spec()), "r1") == Submitted(job="digits-1")
+    driven.store.fail = FULL
+    assert isinstance(driven.ask(Submit(spec=job_spec("other")), "r2"), Refused)
+    assert driven.ask(Submit(spec=job_spec()), "r1") is None, "it is recorded: its answer got lost"
+    assert isinstance(driven.ask(Submit(spec=job_spec("other")), "r2"), Refused)
+    driven.store.fail = None
+    assert driven.answers(driven.finish(after_s=1.0)) == {"r1": Submitted(job="digits-1")}
+
+
+def fails_for_certain(conditions: Any, writes: Any) -> None:
+    raise FULL
 
 
 def test_what_only_reads_is_refused_though_the_outcome_of_its_turn_is_unknown() -> None:

@@ -257,6 +257,25 @@ def test_the_policy_is_shown_tried_out_changed_and_given_back(cli: Cli) -> None:
 
 
 @pytest.mark.cluster
+def test_quotas_are_shown_as_soon_as_a_policy_file_sets_some(cli: Cli) -> None:
+    (line,) = cli("quota").stdout.splitlines()
+    assert line.startswith("There are no quotas: each user may use all 2 GPUs. Set some: ")
+    assert cli.json("quota")["quotas"] == []
+    (cli.cwd / "quotas.yaml").write_text("policy: max-min\nquotas: {users: {local: {gpus: 1, jobs: 9}}}\n")
+    assert "quotas: local: 1 GPU, 9 jobs\n" in cli("policy", "set", "quotas.yaml").stdout
+    assert "quotas" not in cli("policy", "set", "--placement", "buddy").stdout
+    job = cli("submit", "--gpus", "2", "--", "sleep", "60").stdout.strip()
+    while not (shown := cli.json("quota")["quotas"][0])["used_gpus"]:
+        time.sleep(0.1)
+    assert (shown["name"], shown["gpus"], shown["borrowed_gpus"], shown["most_jobs"]) == ("local", 1, 1, 9)
+    head, row = cli("quota").stdout.splitlines()
+    assert head.split() == ["WHO", "GPUS", "MOST", "IN", "USE", "BORROWED", "LENT", "JOBS", "PROMISED"]
+    assert row.split() == ["local", "1", "-", "2", "1", "-", "1", "of", "9", "-"]
+    cli("cancel", job)
+    assert "quotas: local: none of its own\n" in cli("policy", "set", "--from-config").stdout
+
+
+@pytest.mark.cluster
 def test_scaling_what_has_not_joined_answers_at_once_and_says_why(cli: Cli) -> None:
     job = cli("submit", "--gpus", "1:2", "--", "sleep", "600").stdout.strip()
     deadline = time.monotonic() + PATIENCE_S
@@ -292,7 +311,7 @@ def test_a_dry_run_submits_nothing(cli: Cli) -> None:
         ("command: python nothing.py\n", ["command", "nothing.py"]),
         ("command: sleep 1\nname: Not A Name\n", ["name", "Not A Name"]),
         ("command: sleep 1\ncheckpoint: {every: soon}\n", ["checkpoint.every", "soon"]),
-        ("command: sleep 1\ndeadline: 2h\n", ["deadline", "not support"]),
+        ("command: sleep 1\nscaling: strong\n", ["scaling", "not support"]),
         ("command: sleep 1\nworkdir: /no/where\n", ["workdir", "/no/where"]),
         ("command: sleep 1\nenv: {ELASTICD_JOB: x}\n", ["ELASTICD_JOB"]),
         ("command: [sleep\n", ["line"]),
@@ -330,10 +349,31 @@ def test_wrong_usage_is_refused_in_one_sentence(offline: Cli, arguments: tuple[s
 
 
 @pytest.mark.cluster
+def test_a_job_that_waits_is_explained_and_what_is_said_to_start_it_starts_it(cli: Cli) -> None:
+    first = cli("submit", "--name", "holds", "--gpus", "2", "--", "sleep", "600").stdout.strip()
+    while cli.json("status", first)["phase"] != "running":
+        time.sleep(0.1)
+    waits = cli("submit", "sleep.yaml").stdout.strip()
+    found = cli.json("explain", waits)
+    assert found["holders"] == [{"job": first, "before_gpus": 2, "after_gpus": 2, "reason": ""}]
+    (command,) = [remedy["command"] for remedy in found["remedies"] if remedy["kind"] == "end"]
+    assert command == f"elasticctl cancel {first}"
+    told = cli("explain", waits).stdout
+    assert f"{waits}: pending for " in told
+    assert command in told
+    cli(*command.split()[1:])
+    while cli.json("status", waits)["phase"] != "running":
+        time.sleep(0.1)
+    assert f"0 -> 1    {first} was cancelled" in cli("explain", waits).stdout
+    cli("cancel", waits)
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("status", "nobody"), "there is no job 'nobody'"),
+        (("explain", "nobody"), "there is no job 'nobody'"),
         (("scale", "nobody", "2"), "there is no job 'nobody'"),
         (("cancel", "nobody"), "there is no job 'nobody'"),
         (("logs", "nobody"), "there is no job 'nobody'"),

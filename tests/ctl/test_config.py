@@ -34,6 +34,14 @@ def check(*arguments: str | Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+def test_a_policy_file_with_deadlines_and_quotas_is_known_as_one(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("policy: elastic\ndeadlines: {margin_s: 60}\nquotas: {default: {jobs: 3}}\n")
+    code, out, err = check(file)
+    assert (code, err) == (0, "")
+    assert "policy" in out
+
+
 def test_all_mistakes_are_found_at_once(tmp_path: Path) -> None:
     file = tmp_path / "controller.yaml"
     file.write_text(WRONG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from elasticd.ctl.render import point_line
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.limits import COMPARE_EVERY
 from elasticd.protocol.messages import CurvePoint
-from elasticd.protocol.model import JobSpec, OnDivergence
+from elasticd.protocol.model import Deadline, JobSpec, OnDivergence
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -57,6 +58,45 @@ def test_limits_for_steps_and_pauses_are_durations(tmp_path: Path) -> None:
 )
 def test_a_wrong_limit_is_refused_with_file_and_field(tmp_path: Path, text: str, field: str) -> None:
     with pytest.raises(UserError, match=f"job.yaml: {field}: "):
+        built(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("deadline: 2h", Deadline(in_s=7200.0)),
+        ("deadline: 90", Deadline(in_s=90.0)),
+        ("deadline: 1h30m\nsoft: true", Deadline(in_s=5400.0, soft=True)),
+        ("deadline: 2027-01-31T18:00:00+01:00", Deadline(at_s=1801414800.0)),
+        ("deadline: '2027-01-31 18:00+01:00'", Deadline(at_s=1801414800.0)),
+        ("soft: false", None),
+        ("", None),
+    ],
+)
+def test_a_deadline_is_a_duration_or_a_date(tmp_path: Path, text: str, expected: Deadline | None) -> None:
+    assert built(tmp_path, text).deadline == expected
+
+
+def test_a_date_without_a_zone_is_in_that_of_whoever_submits(tmp_path: Path) -> None:
+    wanted = Deadline(at_s=datetime.datetime(2027, 1, 31, 18).timestamp())
+    assert built(tmp_path, "deadline: 2027-01-31 18:00").deadline == wanted
+    assert built(tmp_path, "deadline: 2027-01-31 18:00:00").deadline == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("deadline: soon", "deadline: 'soon' is not a duration"),
+        ("deadline: 0", "deadline: 0 is not a positive duration"),
+        ("deadline: 2027-01-31", "deadline: say the time, too, such as 2027-01-31 18:00"),
+        ("deadline: 2027-13-31 18:00", "deadline: '2027-13-31 18:00' is not a date"),
+        ("deadline: [1, 2]", "deadline: must be a duration such as 2h, or a date"),
+        ("deadline: true", "deadline: must be a duration such as 2h, or a date"),
+        ("soft: true", "soft: there is no deadline that could be soft"),
+    ],
+)
+def test_a_wrong_deadline_is_refused_with_file_and_field(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UserError, match=f"job.yaml: {words}"):
         built(tmp_path, text)
 
 

@@ -44,7 +44,7 @@ def test_every_policy_and_stage_is_listed_with_its_rule(call: Call) -> None:
     }
     assert names == {
         "policy": [kind.name for kind in POLICIES],
-        "admission": ["all", "bounded"],
+        "admission": ["all", "bounded", "elasticflow", "edf"],
         "packing": ["none", "network"],
         "placement": ["fewest-servers", "buddy"],
     }

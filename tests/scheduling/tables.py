@@ -38,6 +38,10 @@ class Described:
     attained_gpu_s: float
     executed_s: float
     waiting_since_s: float
+    deadline_s: float = math.nan
+    soft: bool = False
+    still_until_s: float = 0.0
+    changes: int = 0
 
 
 def linear(gpus: int) -> tuple[float, ...]:
@@ -60,6 +64,10 @@ def job(
     attained_gpu_s: float = 0.0,
     executed_s: float = 0.0,
     waiting_since_s: float | None = None,
+    deadline_s: float = math.nan,
+    soft: bool = False,
+    still_until_s: float = 0.0,
+    changes: int = 0,
 ) -> Described:
     """A job of `low` to `high` GPUs. What is left out: it requests its maximum, scales linearly, waits since its
     submission, has worked as fast as one GPU on each, and nobody knows how long it takes. Without `high` it can use as many
@@ -87,6 +95,10 @@ def job(
         attained_gpu_s=attained_gpu_s,
         executed_s=executed_s,
         waiting_since_s=waiting_since_s,
+        deadline_s=deadline_s,
+        soft=soft,
+        still_until_s=still_until_s,
+        changes=changes,
     )
 
 
@@ -118,6 +130,10 @@ def table(*jobs: Described, most: int | None = None, lengths: bool = True) -> Jo
         executed_s=real("executed_s"),
         waiting_since_s=real("waiting_since_s"),
         curve=np.arange(len(jobs)),
+        deadline_s=real("deadline_s"),
+        soft=whole("soft"),
+        still_until_s=real("still_until_s"),
+        changes=whole("changes"),
     )
     return JobTable(columns, np.arange(len(jobs)), Curves(curves), lengths)
 

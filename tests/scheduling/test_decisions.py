@@ -18,6 +18,7 @@ from elasticd.protocol.model import ServerId
 from elasticd.scheduler.pipeline import Decision, decide
 from elasticd.scheduler.plan import ChangeKind, plan
 from elasticd.scheduler.policies import POLICIES, load_policy
+from elasticd.scheduler.scheduler import load_scheduler
 from elasticd.scheduler.view import ClusterView, Gpus, ReasonCode, ServerInView
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "policies"
@@ -149,7 +150,7 @@ def test_a_plan_stops_and_shrinks_before_it_starts() -> None:
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_policy_file_loads_and_is_named_after_its_policy(file: Path) -> None:
-    assert load_policy(yaml.safe_load(file.read_text()), str(file)).name == file.stem
+    assert load_scheduler(yaml.safe_load(file.read_text()), str(file)).policy.name == file.stem
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,32 @@ def test_jobs_of_one_gpu_each_are_worth_the_rounds_that_wait_for_theirs(jobs: in
     assert worths([linear(1)] * jobs, gpus) == pytest.approx([-(-k // gpus) for k in range(jobs, 0, -1)])
 
 
+@given(st.data())
+def test_what_is_remembered_of_earlier_questions_changes_no_worth(data: st.DataObject) -> None:
+    """Jobs come and end, anywhere in the order, while others that end later, the GPUs and the copies are now these, now those."""
+    kinds = [tuple(share**power for share in range(9)) for power in (0.3, 0.6, 0.9)]
+    remembering = worth_module.Recursion()
+    order = data.draw(st.lists(st.sampled_from(kinds), max_size=40))
+    for _ in range(8):
+        gpus, copies = data.draw(st.sampled_from([(8, 1), (16, 1), (24, 3)]))
+        question = order, gpus, data.draw(st.sampled_from([0, 50, 51])), copies
+        assert remembering.worths(*question) == worths(*question)
+        if order and data.draw(st.booleans()):
+            del order[data.draw(st.integers(0, len(order) - 1))]
+        order.insert(data.draw(st.integers(0, len(order))), data.draw(st.sampled_from(kinds)))
+
+
+def test_no_more_is_remembered_than_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The questions of long ago are forgotten, and the last one is not, however large it is."""
+    monkeypatch.setattr(worth_module, "REMEMBERED", 500)
+    remembering = worth_module.Recursion()
+    for behind in range(200):
+        remembering.worths([half[:9]] * 10, 8, behind)
+        remembered = sum(8 * len(steps) for steps in remembering._known.values())
+        assert remembered <= 500
+        assert (8, behind, 1) in remembering._known
+
+
 @pytest.mark.parametrize("power", [0.3, 0.5, 0.8])
 def test_with_power_law_speedups_worths_are_those_of_hesrpt(power: float) -> None:
     """k-th longest: (k^c - (k-1)^c)^(1/c) / s(M), c = 1 / (1 - p); exact in the limit of many GPUs."""

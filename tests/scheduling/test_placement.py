@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduling_tables import anywhere, gpus, servers
 
 from elasticd.protocol.model import GpuAddress, ServerId
-from elasticd.scheduler.placement.fewest_servers import addresses, in_order, place
+from elasticd.scheduler.placement.fewest_servers import Placements, Standing, addresses, in_order, place
 from elasticd.scheduler.view import Gpus, ServerInView
 
 Counts = tuple[int, ...]  # a job's GPUs on each server
@@ -317,3 +317,34 @@ def test_who_stays_keeps_its_place_in_the_order_of_ranks_and_the_others_follow()
 def test_bits_stand_for_the_gpus_that_a_server_has_left() -> None:
     known = addresses((ServerInView(ServerId("a"), (0, 3)), ServerInView(ServerId("b"), (1,))))
     assert [str(gpu) for gpu in known] == ["a:0", "a:3", "b:1"]
+
+
+class Attempting(Standing):
+    """Without the short way for changes that there is room for."""
+
+    def _into_room(self, changed: Mapping[int, int], idle: Gpus) -> Placements | None:
+        return None
+
+
+@given(st.data())
+def test_where_there_is_room_the_short_way_comes_to_what_an_attempt_comes_to(data: st.DataObject) -> None:
+    """Jobs come, get other shares, take turns and leave, on servers that are alike or not."""
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+    cluster = [ServerInView(ServerId(f"s{number}"), tuple(range(size))) for number, size in enumerate(sizes)]
+    short, long = Standing(cluster), Attempting(cluster)
+    shares: dict[int, int] = {}
+    for _ in range(data.draw(st.integers(1, 8))):
+        changes: dict[int, int] = {}
+        free = sum(sizes)
+        for job in data.draw(st.permutations(range(8))):
+            change = data.draw(st.integers(0, min(free, max(sizes))))
+            free -= change
+            if change != shares.get(job, 0):
+                changes[job] = change
+        assert short.change(changes) == long.change(changes)
+        shares |= changes
+        assert short.gpus == long.gpus == {job: short.gpus[job] for job, share in shares.items() if share}
+        for job in [job for job in short.gpus if data.draw(st.integers(0, 5)) == 0]:
+            assert short.leave(job) == long.leave(job)
+            shares[job] = 0
+        assert (short._holes, short._idle, short._here) == (long._holes, long._idle, long._here)

@@ -71,8 +71,8 @@ def test_gpus_of_a_job_that_moves_come_when_it_works_elsewhere() -> None:
     """The first keeps one of its two GPUs, then none; the second gets what it leaves."""
     costs = Costs("test", start_s=0.0, ready_s=1.0, pause_s=0.0, release_s=2.0)
     run, jobs = simulation(costs, (0.0, 0.0), (1.0, 1.0)), np.arange(2)
-    assert run._progress.free_s(jobs, [0b0011, 0], [0b0001, 0b0010]).tolist() == [0.0, 2.0]
-    assert run._progress.free_s(jobs, [0b0011, 0], [0b0100, 0b0011]).tolist() == [0.0, 3.0]
+    assert run._progress.free_s(jobs, [(0b0011, 0b0001), (0, 0b0010)]).tolist() == [0.0, 2.0]
+    assert run._progress.free_s(jobs, [(0b0011, 0b0100), (0, 0b0011)]).tolist() == [0.0, 3.0]
 
 
 def test_gpus_of_a_job_that_is_over_come_at_once() -> None:

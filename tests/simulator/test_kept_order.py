@@ -58,6 +58,7 @@ def workload(seed: int) -> Workload:
         "srsf-e",
         "max-min",
         "optimus",
+        "pollux",
         "tiresias-l",
         "elastic-tiresias",
         "themis",

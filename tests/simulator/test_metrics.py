@@ -32,6 +32,7 @@ def outcome(start_s: list[float], end_s: list[float], line: Timeline) -> Outcome
         executed_s=np.zeros(len(end_s)),
         gpu_s=np.zeros(len(end_s)),
         changes=np.zeros(len(end_s), dtype=np.int64),
+        refused=np.zeros(len(end_s), dtype=np.bool_),
     )
 
 

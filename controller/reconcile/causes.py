@@ -1,0 +1,135 @@
+"""Why a decision has changed a share: whom the job makes room for, whose GPUs it gets, which GPUs came or went.
+
+The scheduler says why a job has no more (`Decided.why`). What has changed since the last decision stands beside it here: jobs
+that are over, GPUs that can be had no more, or again. All of it is found out only when some share changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+
+from ...protocol.model import GpuAddress
+from ...protocol.texts import gpu_count, over_words, ranges
+from ..cluster import Cluster
+from ..jobs.job import Job
+from .deciding import Decided
+from .snapshot import Snapshot
+
+MOST_TOLD = 3  # jobs, servers or GPUs in one part of a sentence
+
+
+class Causes:
+    """Of the changes of one decision."""
+
+    def __init__(self, cluster: Cluster, before: Snapshot | None, seen: Snapshot, found: Decided) -> None:
+        """`before`: what the last decision saw; None: there was none since the controller started."""
+        self._cluster, self._before, self._seen, self._found = cluster, before, seen, found
+
+    def of(self, row: int, after: int) -> str:
+        """Why the job of this row is to have `after` GPUs, or others than before; in words."""
+        job, view = self._seen.jobs[row], self._seen.view
+        had = len(job.record.target)
+        if row in view.manual_shares:
+            return "; ".join([f"set to {gpu_count(view.manual_shares[row])} by hand", *self._why(row)])
+        if after > had:
+            room = [*self._over, *self._others(row, grow=False), *self._came]
+            return "; ".join(room) or ("GPUs are free" if had else "starts: GPUs are free")
+        if after == had:
+            return "; ".join(self._went) or "moves to other GPUs"
+        parts = [*self._others(row, grow=True), *self._went, *self._why(row)]
+        return "; ".join(parts) or "the policy gives it fewer"
+
+    def _why(self, row: int) -> list[str]:
+        why = self._found.why(row)
+        return [why] if why else []
+
+    def _others(self, row: int, grow: bool) -> list[str]:
+        """Who gets GPUs by the same decision, or gives some back."""
+        told = [
+            f"{self._seen.jobs[other].id} ({has} -> {gets})"
+            for other, has, gets in (self._growing if grow else self._shrinking)
+            if other != row
+        ]
+        return [f"{'makes room for' if grow else 'gets GPUs of'} {_some(told)}"] if told else []
+
+    @cached_property
+    def _growing(self) -> list[tuple[int, int, int]]:
+        return self._changing(1)
+
+    @cached_property
+    def _shrinking(self) -> list[tuple[int, int, int]]:
+        return self._changing(-1)
+
+    def _changing(self, sign: int) -> list[tuple[int, int, int]]:
+        has, gets = self._seen.view.jobs.share, self._found.decision.shares
+        return [(row, int(has[row]), int(gets[row])) for row in np.flatnonzero((gets - has) * sign > 0).tolist()]
+
+    @cached_property
+    def _over(self) -> list[str]:
+        """Jobs that had GPUs at the last decision, and are over."""
+        if self._before is None:
+            return []
+        jobs = [*(self._before.jobs[row] for row in self._before.view.placements), *self._before.fixed]
+        told = [f"{job.id} {over_words(job.record.phase)}" for job in jobs if job.final]
+        return [_some(told)] if told else []
+
+    @cached_property
+    def _came(self) -> list[str]:
+        """GPUs that can be had again, or for the first time."""
+        fixed = self._before.fixed if self._before is not None else ()
+        records = [entry for job in fixed for entry in (*job.record.workers, *job.record.past)]
+        theirs = {gpu for entry in records for gpu in entry.all_gpus}  # told of by the jobs' names, or still theirs
+        told = _gpus(gpu for gpu in self._new(self._seen, self._before) if gpu not in theirs)
+        return [f"{_some(told)} can be used"] if told else []
+
+    @cached_property
+    def _went(self) -> list[str]:
+        """GPUs that can be had no more, and why."""
+        gone: dict[str, list[GpuAddress]] = {}
+        for gpu in self._new(self._before, self._seen):
+            gone.setdefault(why_gone(self._cluster, gpu), []).append(gpu)
+        told = [f"{_some(_gpus(gpus))}: {why}" for why, gpus in gone.items()]
+        return [_some(told)] if told else []
+
+    def _new(self, seen: Snapshot | None, before: Snapshot | None) -> list[GpuAddress]:
+        """What is in the one view and not in the other."""
+        if seen is None or before is None or seen.view.servers == before.view.servers:
+            return []
+        known = set(before.gpus)
+        return [gpu for gpu in seen.gpus if gpu not in known]
+
+
+def why_gone(cluster: Cluster, gpu: GpuAddress) -> str:
+    """Why the policy does not divide a GPU, in words."""
+    session = cluster.sessions.get(gpu.server)
+    if session is None or not session.alive:
+        return f"server {gpu.server} is lost"
+    holder = holder_of(cluster, gpu)
+    if holder is not None:
+        return f"{holder.id} has it, {'a gang of fixed size' if holder.gang else 'and is about to end'}"
+    if (bar := cluster.bar(gpu)) is not None:
+        return bar.text
+    if not cluster.fit(gpu.server):
+        return cluster.health[gpu.server].reason
+    return "a process of no known job is there"
+
+
+def holder_of(cluster: Cluster, gpu: GpuAddress) -> Job | None:
+    """The job that no policy decides about, and that has this GPU."""
+    return next((job for job in cluster.rows.fixed.values() if gpu in job.own_gpus), None)
+
+
+def _gpus(gpus: Iterable[GpuAddress]) -> list[str]:
+    """ "s1:0-3", "s2:5"."""
+    return [
+        f"{server}:{ranges(gpu.index for gpu in here)}" for server, here in groupby(gpus, key=lambda gpu: gpu.server)
+    ]
+
+
+def _some(told: Sequence[str]) -> str:
+    more = len(told) - MOST_TOLD
+    return ", ".join([*told[:MOST_TOLD], *([f"{more} more"] if more > 0 else [])])

@@ -1,0 +1,467 @@
+"""Deadlines: what a submission would be promised, and how it stands with the promises that have been given (ElasticFlow 4).
+
+A hard deadline is promised where the plan for all promises has room for it, else the job is refused, with what would hold
+instead. While a job's throughput or length is not known there is nothing to plan with: it is taken in provisionally, and judged
+when both are known. After each decision every promise is looked at anew. One that cannot be kept any more is told of then, at
+the latest `Terms.margin_s` before its deadline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from ...protocol.messages import CounterOffer, EventKind, PromiseState, PromiseView
+from ...protocol.model import JobId, ServerId
+from ...protocol.texts import gpu_count, span
+from ...scheduler.deadlines.keeping import Busy, Deadlines, Kept
+from ...scheduler.deadlines.promises import Promise, settle
+from ...scheduler.deadlines.table import Terms, situation, told_deadline_s
+from ...scheduler.deadlines.verdict import Offer, Situation, Verdict, counter_offer, decide, within
+from ...scheduler.quotas.hours import Hours
+from ...scheduler.quotas.reservations import busy
+from ...scheduler.scheduler import Scheduler
+from ...scheduler.speedup_curve import peak
+from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, Curves, Floats, Ints, JobTable, ServerInView
+from ..cluster import Cluster
+from ..jobs.job import Job, Planned
+from ..jobs.throughput import Estimated
+from ..loans import taken
+from .snapshot import Snapshot, fewest, snapshot
+
+STARTING_SERVER = ServerId("")  # in a view: has the GPUs of jobs that have not joined yet
+STARTED_S = 10.0  # that a job is expected to take until its first step
+REVIEW_S = 30.0  # so often promises are looked at, though nothing has happened
+AS_IT_CAN = "--soft runs it as it can"
+LENGTH, THROUGHPUT = "its length (max_steps, or epochs over data of known length)", "its throughput"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a submission would be promised. `reason`: why it would be refused; "": it would not."""
+
+    state: PromiseState
+    planned: Planned
+    reason: str = ""
+    offer: CounterOffer | None = None
+
+
+def judged(cluster: Cluster, now: float, jobs: Sequence[Job]) -> list[Judged]:
+    """Of jobs with deadlines that have not been taken in, all of one turn together, in their order."""
+    seen, terms = snapshot(cluster, now), cluster.decider.scheduler.terms
+    found = [_without_a_plan(cluster, now, seen, job) for job in jobs]
+    rest = [job for job, known in zip(jobs, found, strict=True) if known is None]
+    if not rest:
+        return [known for known in found if known is not None]
+    assert terms is not None
+    wide = _wide(cluster, now, seen, (*_starting(cluster), *rest))
+    first = len(wide.jobs) - len(rest)
+    asked, newcomers = situation(wide.view, range(first, len(wide.jobs)), terms)
+    asked = replace(asked, busy=wide.busy)
+    verdicts, hours = decide(asked, newcomers), _hours(cluster, wide, asked, newcomers)
+    by_plan = iter(
+        [
+            _by_hours(now, wide, asked, verdict, one, terms, hours)
+            or _by_plan(now, wide, verdict, one, terms, bool(asked.promised))
+            for verdict, one in zip(verdicts, newcomers, strict=True)
+        ]
+    )
+    return [known if known is not None else next(by_plan) for known in found]
+
+
+def _without_a_plan(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> Judged | None:
+    """Where no plan is needed to tell; None: one is."""
+    deadline, scheduler = job.spec.deadline, cluster.decider.scheduler
+    assert deadline is not None
+    why = _never_promised(job)
+    if scheduler.terms is None:
+        why = f"the policy {scheduler.policy.name} keeps no deadlines; {AS_IT_CAN}; `elasticctl policy list` tells of others"
+    elif not why and seen.view.limit_of is not None:
+        why = f"deadlines are promised only where every job may use every GPU, and here GPUs differ; {AS_IT_CAN}"
+    if job.deadline_s <= now:
+        why = "its deadline has passed"
+    if why:
+        return _refused("" if deadline.soft else why)
+    if waits_for := _waits_for(cluster, now, seen, job):
+        final_by_s = _final_by_s(cluster, now, waits_for)
+        return Judged(PromiseState.PROVISIONAL, Planned(waits_for=waits_for, final_by_s=final_by_s))
+    return None
+
+
+def _hours(cluster: Cluster, wide: _Wide, asked: Situation, newcomers: Sequence[Promise]) -> Hours:
+    """The GPU time that has been promised, where any of the newcomers' users has a bound on that."""
+    hours = Hours(cluster.decider.scheduler.stages.quotas)
+    if any(math.isfinite(hours.left_gpu_s(_owner(wide, one))) for one in newcomers):
+        for key, filled in settle(asked.promised, asked.timeline()).found.items():
+            hours.add(wide.jobs[key].submission.owner, filled.gpu_s)
+    return hours
+
+
+def _owner(wide: _Wide, one: Promise) -> str:
+    return wide.jobs[one.key].submission.owner
+
+
+def _by_hours(
+    now: float, wide: _Wide, asked: Situation, found: Verdict, newcomer: Promise, terms: Terms, hours: Hours
+) -> Judged | None:
+    """A newcomer that would be promised more GPU time than its user may be; None: that is not so. Counts it in `hours`."""
+    if newcomer.soft or not found.admitted:
+        return None
+    owner, job = _owner(wide, newcomer), wide.jobs[newcomer.key]
+    why = hours.beyond(owner, found.gpu_s)
+    if not why:
+        hours.add(owner, found.gpu_s)
+        return None
+    offer = _offer(wide, job.steps_left, newcomer, within(asked, newcomer, hours.left_gpu_s(owner)), terms)
+    instead = "; ".join(_instead(now, offer))
+    return _refused(f"{why}; {f'any of these would fit: {instead}; ' if instead else ''}{AS_IT_CAN}", offer)
+
+
+def _by_plan(now: float, wide: _Wide, found: Verdict, newcomer: Promise, terms: Terms, others: bool) -> Judged:
+    job = wide.jobs[newcomer.key]
+    if found.offer is not None and not found.admitted:
+        offer = _offer(wide, job.steps_left, newcomer, found.offer, terms)
+        return _refused(_sentence(now, job, offer, others), offer)
+    if not math.isfinite(found.finish_s):
+        return Judged(PromiseState.NONE, Planned())
+    return Judged(PromiseState.HOLDS, Planned(found.finish_s, found.gpus, gpu_s=found.gpu_s))
+
+
+def deadlines(cluster: Cluster, seen: Snapshot, scheduler: Scheduler | None = None) -> Deadlines | None:
+    """What a decision has to know of deadlines; None: nothing. `scheduler`: which is to decide; None: the one in use."""
+    terms = (scheduler or cluster.decider.scheduler).terms
+    if terms is None or not cluster.rows.any_deadline:
+        return None
+    wide = _wide(cluster, seen.view.now, seen, _starting(cluster), scheduler)
+    return Deadlines(terms, wide.view, wide.busy)
+
+
+def broken_without(cluster: Cluster, now: float, gpus: int, until_s: float) -> tuple[JobId, ...]:
+    """Jobs whose promises hold now, and would not with so many GPUs less until then."""
+    terms = cluster.decider.scheduler.terms
+    if terms is None or not cluster.rows.any_promise:
+        return ()
+    wide = _wide(cluster, now, snapshot(cluster, now), _starting(cluster))
+    asked, _ = situation(wide.view, (), terms)
+    asked = replace(asked, busy=wide.busy)
+    before = settle(asked.promised, asked.timeline())
+    less = replace(asked, busy=(*wide.busy, (now, until_s, min(gpus, asked.gpus))))
+    after = settle(asked.promised, less.timeline())
+    return tuple(wide.jobs[one.key].id for one in after.broken if one.key in before.found)
+
+
+def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | None) -> None:
+    """A decision has been taken: how it stands with each promise now. Changes are told of."""
+    if not cluster.rows.any_deadline:
+        return
+    wide, terms = _wide(cluster, now, seen, _starting(cluster)), cluster.decider.scheduler.terms
+    if kept is None or terms is None:
+        _note_by_pace(cluster, now, wide, range(len(wide.jobs)))
+        return
+    asked, _ = situation(wide.view, (), terms)
+    asked = replace(asked, busy=wide.busy)
+    hours = Hours(cluster.decider.scheduler.stages.quotas)
+    for row, filled in kept.plan.found.items():
+        if _is_new(job := wide.jobs[row]):
+            continue
+        hours.add(job.submission.owner, filled.gpu_s if job.promised else 0.0)
+    for row, filled in kept.plan.found.items():
+        job, one = wide.jobs[row], kept.promised[row]
+        planned = Planned(filled.finish_s, one.levels.counts[filled.level], gpu_s=filled.gpu_s)
+        if _is_new(job) and job.profiling is None:
+            if why := hours.beyond(job.submission.owner, filled.gpu_s):
+                _note(cluster, now, job, PromiseState.NONE, Planned(filled.finish_s, saved_by=why))
+                continue
+            hours.add(job.submission.owner, filled.gpu_s)
+        _note(cluster, now, job, PromiseState.HOLDS, planned)
+    for one in kept.plan.broken:
+        job = wide.jobs[one.key]
+        is_new = job.record.promise is not PromiseState.BREAKS or job.planned == Planned()
+        saved_by = _saved_by(wide, asked, one) if is_new else job.planned.saved_by
+        end_s = _end_s(wide.view, one.key, _share(kept, wide, one.key))
+        _note(cluster, now, job, PromiseState.BREAKS, Planned(end_s, saved_by=saved_by))
+    for row in kept.unkept:
+        _note(cluster, now, wide.jobs[row], PromiseState.NONE, Planned(_end_s(wide.view, row, _share(kept, wide, row))))
+    for row in kept.unknown:
+        job = wide.jobs[row]
+        waits_for = LENGTH if math.isnan(job.steps_left) else THROUGHPUT
+        final_by_s = job.planned.final_by_s or _final_by_s(cluster, now, waits_for)
+        _note(cluster, now, job, PromiseState.PROVISIONAL, Planned(waits_for=waits_for, final_by_s=final_by_s))
+    planned_for = {*kept.plan.found, *(one.key for one in kept.plan.broken), *kept.unkept, *kept.unknown}
+    _note_by_pace(cluster, now, wide, [row for row in range(len(wide.jobs)) if row not in planned_for])
+    cluster.review_s = min(cluster.review_s, now + REVIEW_S, *_last_looks(now, kept, terms))
+
+
+def _is_new(job: Job) -> bool:
+    """Has it a hard deadline that is not promised for good, so that a bound on promises may stand in the way?"""
+    deadline = job.spec.deadline
+    return (
+        deadline is not None
+        and not deadline.soft
+        and job.record.promise in (PromiseState.PROVISIONAL, PromiseState.NONE)
+    )
+
+
+def _note_by_pace(cluster: Cluster, now: float, wide: _Wide, rows: Iterable[int]) -> None:
+    """How it stands with deadlines of jobs that no plan is made for: those with shares by hand, and all where GPUs differ, or
+    under a policy that keeps no deadlines."""
+    jobs = wide.view.jobs
+    for row in rows:
+        job = wide.jobs[row]
+        if job.spec.deadline is None:
+            continue
+        if job.promised and jobs.left_s[row] < UNKNOWN_S:
+            end_s = _end_s(wide.view, row, int(jobs.share[row] or jobs.max_gpus[row]))  # without GPUs: at the earliest
+            late = end_s is None or end_s > job.deadline_s
+            _note(cluster, now, job, PromiseState.BREAKS if late else PromiseState.HOLDS, Planned(end_s))
+        cluster.review_s = min(cluster.review_s, now + REVIEW_S)
+
+
+def promise_view(job: Job) -> PromiseView | None:
+    """How it stands with the deadline of `job`; None: it has none, or is over."""
+    deadline, planned = job.spec.deadline, job.planned
+    if deadline is None or job.final:
+        return None
+    return PromiseView(
+        state=job.record.promise or PromiseState.PROVISIONAL,
+        deadline_s=job.deadline_s,
+        soft=deadline.soft,
+        planned_s=planned.finish_s,
+        least_gpus=planned.least_gpus,
+        waits_for=planned.waits_for,
+        final_by_s=planned.final_by_s,
+        saved_by=planned.saved_by,
+    )
+
+
+def told_with(now: float, job: Job, found: Judged) -> str:
+    """To follow the event of a submission."""
+    soft = "soft " if job.spec.deadline is not None and job.spec.deadline.soft else ""
+    words = {
+        PromiseState.HOLDS: "promised",
+        PromiseState.PROVISIONAL: f"promised provisionally, until {found.planned.waits_for} is known",
+        PromiseState.NONE: "not promised",
+        PromiseState.BREAKS: "not promised",
+    }
+    return f", {soft}deadline in {span(job.deadline_s - now)}, {words[found.state]}"
+
+
+# -- newcomers
+
+
+def _refused(reason: str, offer: CounterOffer | None = None) -> Judged:
+    return Judged(PromiseState.NONE, Planned(), reason, offer)
+
+
+def _never_promised(job: Job) -> str:
+    """Why a deadline of such a job could not be promised in any cluster; "": it could."""
+    spec = job.spec
+    if not spec.expected_to_join:
+        return f"a command that does not call elastic.join() tells no steps: nobody knows when it ends; {AS_IT_CAN}"
+    if spec.gpu_types or spec.gpu_memory_bytes or spec.gpus_per_server:
+        return f"a deadline is promised only to a job that may use every GPU (no type, memory, per_server); {AS_IT_CAN}"
+    return ""
+
+
+def _waits_for(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> str:
+    """What is to be known before anything can be planned for `job`; "": all is."""
+    missing = [LENGTH] if math.isnan(job.steps_left) else []
+    if not cluster.estimate(now, job, _servers(cluster, seen.view, job)).known:
+        missing.append(THROUGHPUT)
+    return " and ".join(missing)
+
+
+def _final_by_s(cluster: Cluster, now: float, waits_for: str) -> float | None:
+    """By when it is known, if the job begins now; None: nobody knows when it tells its length."""
+    return now + STARTED_S + cluster.settings.measuring.longest_s if waits_for == THROUGHPUT else None
+
+
+def _servers(cluster: Cluster, view: ClusterView, job: Job) -> Ints:
+    most = max(view.jobs.curves.most, min(job.spec.gpus.max, max(view.total_gpus, 1)))
+    return fewest(cluster, most)
+
+
+@dataclass(frozen=True)
+class _Wide:
+    """A view with more rows, and a server with the GPUs that their jobs have; which jobs its rows are; and for how long GPUs of
+    those without deadlines are taken to be busy."""
+
+    view: ClusterView
+    jobs: tuple[Job, ...]
+    busy: Busy
+
+
+def _starting(cluster: Cluster) -> tuple[Job, ...]:
+    """Jobs whose workers have not joined yet, and are expected to: from then on they may be resized."""
+    return tuple(job for job in cluster.rows.gangs.values() if job.spec.expected_to_join and not job.final)
+
+
+def _wide(
+    cluster: Cluster, now: float, seen: Snapshot, more: Sequence[Job], scheduler: Scheduler | None = None
+) -> _Wide:
+    """What is seen, and these jobs behind it, the last rows. `scheduler`: which is to decide; None: the one in use."""
+    reserved = tuple(busy((scheduler or cluster.decider.scheduler).stages.reservations, taken(cluster), now))
+    if not more:
+        return _Wide(seen.view, seen.jobs, reserved)
+    own = sum(len(job.own_gpus) for job in more)
+    beside = (ServerInView(STARTING_SERVER, tuple(range(own))),) if own else ()
+    view = replace(seen.view, servers=(*seen.view.servers, *beside))
+    jobs = view.jobs
+    curves, rows = jobs.curves, []
+    for job in more:
+        told = cluster.estimate(now, job, fewest(cluster, max(curves.most, min(job.spec.gpus.max, view.total_gpus), 1)))
+        rows.append(_row(now, view.total_gpus, job, told, len(curves.speedup)))
+        curves = _with_curve(curves, told.speedup)
+    names = [*(jobs.name(row) for row in range(len(jobs))), *(job.id for job in more)]
+    arrays = [
+        np.append(getattr(jobs, name), [row[name] for row in rows]).astype(getattr(jobs, name).dtype)
+        for name in (each.name for each in fields(Columns))
+        if name != "names"
+    ]
+    table = JobTable(Columns(names, *arrays), np.arange(len(names)), curves, ended=jobs.ended)
+    others = sum(len(job.own_gpus) for job in more if job.spec.deadline is None)
+    starting = ((now, now + STARTED_S, others),) if others else ()
+    return _Wide(replace(view, jobs=table), (*seen.jobs, *more), (*starting, *reserved))
+
+
+def _row(now: float, total: int, job: Job, told: Estimated, curve: int) -> dict[str, float]:
+    """By column, what is known of a job that the view does not show."""
+    spec, known = job.spec, told.known and not math.isnan(job.steps_left)
+    most = max(1, min(spec.gpus.max, total, len(told.curve) - 1))
+    left_s = job.steps_left / float(told.curve[1]) if known else UNKNOWN_S
+    return {
+        "submitted_s": job.submission.submitted_s,
+        "min_gpus": spec.gpus.min,
+        "max_gpus": max(1, peak(told.hull, min(spec.gpus.min, most), most)) if told.known else most,
+        "requested_gpus": most,
+        "priority": spec.priority,
+        "share": 0,  # it still has to start
+        "left_s": left_s,
+        "told_s": left_s if known else math.nan,
+        "done_s": 0.0,
+        "attained_gpu_s": job.record.attained_gpu_s,
+        "executed_s": job.record.executed_s,
+        "waiting_since_s": now,
+        "curve": curve,
+        "still_until_s": 0.0,
+        "changes": 0,
+        "deadline_s": job.deadline_s,
+        "soft": int(not job.promised),
+    }
+
+
+def _with_curve(curves: Curves, speedup: Floats) -> Curves:
+    """One more curve, the last one. What is beyond the end of a curve is as at its end."""
+    width = max(curves.most + 1, len(speedup))
+    rows = [np.pad(curves.speedup, ((0, 0), (0, width - curves.speedup.shape[1])), mode="edge")]
+    rows.append(np.pad(speedup, (0, width - len(speedup)), mode="edge")[None, :])
+    return Curves(np.vstack(rows))
+
+
+# -- what would hold instead
+
+
+def _offer(wide: _Wide, steps: float, newcomer: Promise, found: Offer, terms: Terms) -> CounterOffer:
+    part = found.left_s / newcomer.left_s if newcomer.left_s > 0 else 0.0
+    can = math.floor(steps * part)
+    return CounterOffer(
+        deadline_s=told_deadline_s(found.deadline_s, terms) if math.isfinite(found.deadline_s) else None,
+        steps=can if can >= 1 else None,
+        more_gpus=found.more_gpus,
+        consent=tuple(wide.jobs[row].id for row in found.consent),
+    )
+
+
+def _sentence(now: float, job: Job, offer: CounterOffer, others: bool) -> str:
+    """Why a job is refused, and what would hold. `others`: have any jobs been promised anything?"""
+    instead = "; ".join(_instead(now, offer))
+    beside = " beside the promises to other jobs" if others else ""
+    what = f"its deadline in {span(job.deadline_s - now)} does not hold{beside}"
+    return f"{what}; any of these would: {instead}" if instead else f"{what}, and nothing that could be changed helps"
+
+
+def _instead(now: float, offer: CounterOffer) -> Iterator[str]:
+    if offer.deadline_s is not None:
+        yield f"a deadline in {span(math.ceil(offer.deadline_s - now))}"
+    if offer.steps is not None:
+        yield f"at most {offer.steps:,} steps"
+    if offer.more_gpus is not None:
+        yield f"{gpu_count(offer.more_gpus)} more in the cluster"
+    if offer.consent:
+        yield f"{', '.join(offer.consent)} going on without a promise"
+
+
+# -- promises that have been given
+
+
+def _note(cluster: Cluster, now: float, job: Job, state: PromiseState, planned: Planned) -> None:
+    before = job.record.promise
+    if before is PromiseState.PROVISIONAL and job.profiling is not None:
+        state, planned = before, Planned(waits_for=THROUGHPUT, final_by_s=job.planned.final_by_s)
+    elif before is PromiseState.PROVISIONAL and state is PromiseState.BREAKS:
+        state = PromiseState.NONE  # it was never promised for good
+    job.planned = planned
+    if state is before:
+        return
+    job.update(promise=state)
+    cluster.mark_dirty(job)
+    text = _told(now, job, state, before)
+    if text:
+        kind = EventKind.PROMISED if state is PromiseState.HOLDS else EventKind.ENDANGERED
+        cluster.tell(now, kind, job.id, text)
+
+
+def _told(now: float, job: Job, state: PromiseState, before: PromiseState | None) -> str:
+    """The text of an event; "": there is none to be told."""
+    planned = job.planned
+    end = f"planned end in {span(planned.finish_s - now)}" if planned.finish_s is not None else "no end is in sight"
+    deadline = f"deadline in {span(job.deadline_s - now)}" if job.deadline_s > now else "deadline passed"
+    match state:
+        case PromiseState.HOLDS:
+            again = " again" if before in (PromiseState.BREAKS, PromiseState.NONE) else ""
+            kept = f", {gpu_count(planned.least_gpus)} kept for it" if planned.least_gpus else ""
+            return f"its deadline holds{again}: {end}, {deadline}{kept}"
+        case PromiseState.BREAKS:
+            rest = f"; {planned.saved_by}" if planned.saved_by else ""
+            return f"its deadline will be missed, as things are: {end}, {deadline}{rest}"
+        case PromiseState.NONE:
+            because = f": {planned.saved_by}" if planned.saved_by else ""
+            return f"its deadline cannot be promised{because}: {end}, {deadline}; it goes on as it can"
+    return ""
+
+
+def _share(kept: Kept, wide: _Wide, row: int) -> int:
+    return int(kept.shares[row]) if row < len(kept.shares) else int(wide.view.jobs.share[row])
+
+
+def _end_s(view: ClusterView, row: int, share: int) -> float | None:
+    """When a job ends at its present pace; None: it has no GPUs."""
+    rate = float(view.jobs.speedup(row, min(share, view.jobs.curves.most))) if share else 0.0
+    return view.now + float(view.jobs.left_s[row]) / rate if rate > 0 else None
+
+
+def _saved_by(wide: _Wide, asked: Situation, one: Promise) -> str:
+    """What would save a promise that breaks, in words."""
+    others = replace(asked, promised=[other for other in asked.promised if other.key != one.key])
+    if others.plan() is None:
+        return "others' promises break, too"
+    job, found = wide.jobs[one.key], counter_offer(others, one)
+    part = found.left_s / one.left_s if one.left_s > 0 else 0.0
+    ways = []
+    if found.more_gpus is not None:
+        ways.append(f"{gpu_count(found.more_gpus)} more in the cluster")
+    if found.consent:
+        ways.append(f"{', '.join(wide.jobs[row].id for row in found.consent)} going on without a promise")
+    if math.floor(job.steps_left * part) >= 1:
+        ways.append(f"at most {math.floor(job.steps_left * part):,} of the {job.steps_left:,.0f} steps left")
+    return f"what would save it: {'; or '.join(ways)}" if ways else ""
+
+
+def _last_looks(now: float, kept: Kept, terms: Terms) -> Iterator[float]:
+    """When it shows at the latest that a promise breaks: a margin before its deadline, and half of that."""
+    for row in kept.plan.found:
+        due_s = kept.promised[row].deadline_s  # a margin before the deadline
+        yield from (at for at in (due_s, due_s + terms.margin_s / 2) if at > now)

@@ -1,0 +1,135 @@
+"""What would be decided if something was otherwise: without a job, with more GPUs, under other terms.
+
+A copy of the cluster is changed, and the scheduler is asked about it as about the real one (`weighing`). So what is said to
+change a share changes it, by the same rules, as far as nothing else happens meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from ...protocol.model import GpuAddress, GpuPlace, JobId, JobPhase, Server, ServerId
+from ...scheduler.placement.fewest_servers import in_order
+from ..cluster import Cluster
+from ..jobs.job import Job
+from ..jobs.records import Submission
+from ..sessions import Session
+from .deciding import PolicyFailed
+from .rows import demand_of
+from .snapshot import snapshot
+from .weighing import Outcome, weighed
+
+MORE = ServerId("~more")  # stands behind all names of servers
+
+Change = Callable[[Cluster], None]  # of the copy
+
+
+def nothing(cluster: Cluster) -> None:
+    """It is as it is."""
+
+
+@dataclass(frozen=True)
+class Supposition:
+    """`over`: jobs that end, one by one; `by_hand`: shares that are set, None: given back to the policy; `instead`: a job that is
+    submitted now; `change`: what is otherwise besides."""
+
+    over: Sequence[JobId] = ()
+    by_hand: Mapping[JobId, int | None] = field(default_factory=dict)
+    instead: Submission | None = None
+    change: Change = nothing
+
+
+AS_IT_IS = Supposition()
+
+
+def outcome(cluster: Cluster, now: float, supposed: Supposition = AS_IT_IS) -> Outcome | None:
+    """What would be decided now; None: the policy fails, or a server is still to be heard of. Changes nothing."""
+    if cluster.awaited:
+        return None
+    first, later = set(supposed.over[:1]), supposed.over[1:]
+    copied = cluster.aside(job for name, job in cluster.index.live.items() if name not in first)
+    for name, share in supposed.by_hand.items():
+        if (job := copied.jobs.get(name)) is not None:
+            job.profiling = None
+            job.update(manual_share=share)
+    if supposed.instead is not None:
+        job = copied.jobs[supposed.instead.job] = Job(supposed.instead)
+        copied.index.changed(job)
+        copied.rows.changed(job)
+    supposed.change(copied)
+    try:
+        found = weighed(copied, now, snapshot(copied, now), lambda job: None)
+        for name in later:
+            _carry_out(found)
+            copied.jobs[name].update(phase=JobPhase.CANCELLED, target=(), workers=(), orders=())
+            found = weighed(copied, now, snapshot(copied, now), lambda job: None)
+        return found
+    except PolicyFailed:
+        return None
+
+
+def _carry_out(found: Outcome) -> None:
+    """Jobs of the copy have what was decided: who starts may keep it under some policies, whatever ends next."""
+    placed = found.found.decision.placements
+    for row, job in enumerate(found.seen.jobs):
+        job.update(target=in_order(placed.get(row, 0), found.seen.gpus, job.record.target))
+
+
+def share_of(found: Outcome | None, job: JobId) -> int:
+    """How many GPUs it would have; of one that no policy decides about, and of none that is known, 0."""
+    row = found.seen.rows.get(job) if found is not None else None
+    return int(found.found.decision.shares[row]) if found is not None and row is not None else 0
+
+
+# -- changes of servers
+
+
+def without_cordons(cluster: Cluster, server: ServerId, away: Callable[[int | None, str], bool]) -> None:
+    """A copy without the cordons of a server for which `away(gpu, loan)` holds."""
+    before = cluster.overruled[server]
+    kept = tuple(cordon for cordon in before.cordons if not away(cordon.gpu, cordon.loan))
+    cluster.overruled[server] = msgspec.structs.replace(before, cordons=kept)
+    cluster.weigh(server)
+
+
+def mended(cluster: Cluster, server: ServerId, gpu: int | None) -> None:
+    """A copy where nothing is wrong with a GPU any more, or with a server as a whole (None), nor do starts fail there."""
+    session = cluster.sessions[server]
+    kept = tuple(trouble for trouble in session.troubles if trouble.gpu != gpu)
+    cluster.sessions[server] = replace(session, troubles=kept)
+    if gpu is None:
+        cluster.health.pop(server, None)
+    else:
+        cluster.gpu_health.pop(GpuAddress(server=server, index=gpu), None)
+    cluster.weigh(server)
+
+
+def back(cluster: Cluster, server: ServerId) -> None:
+    """A copy where a lost server is there again, and nothing runs on it."""
+    cluster.sessions[server] = replace(cluster.sessions[server], alive=True, unknown={}, strays={})
+    cluster.weigh(server)
+
+
+def with_more(cluster: Cluster, now: float, job: Job, count: int) -> bool:
+    """A copy with so many more GPUs that `job` may use, on servers of their own. False: nobody knows what such a GPU is."""
+    models = {
+        sort: session.server.gpus[at]
+        for _, session in sorted(cluster.sessions.items())
+        for at, sort in enumerate(session.whole.sorts)
+    }
+    demand = demand_of(job, cluster.gpu_name)
+    option = next(iter(demand.options(models)), None)
+    if option is None:
+        return False
+    template, each = models[option[0]], demand.per_server or count
+    for number, begin in enumerate(range(0, count, each)):
+        gpus = tuple(
+            msgspec.structs.replace(template, index=index, uuid="", place=GpuPlace(), port=0)
+            for index in range(min(each, count - begin))
+        )
+        more = Server(server=ServerId(f"{MORE}{number:06}"), address="", gpus=gpus)
+        cluster.sessions[more.server] = Session(server=more, alive=True, last_heard_s=now)
+    return True

@@ -1,0 +1,134 @@
+"""Why a job has the GPUs that it has: all that is known of it, for `elasticctl explain`.
+
+The scheduler is asked once more about the cluster as it is, and says what each of its stages has made of the job's share. Then it
+is asked about clusters where something is otherwise (`remedies`): so what is said to help does help. Nothing is changed by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from msgspec.structs import replace
+
+from ...protocol.messages import Explanation, GpusTaken, ShareForecast, ShareStep
+from ...protocol.model import GpuAddress, JobPhase
+from ...protocol.principals import Principal
+from ...protocol.texts import gpu_count
+from ...scheduler.describe import rule_of
+from ..cluster import Cluster
+from ..jobs.job import Job
+from ..reconcile.causes import why_gone
+from ..reconcile.supposing import outcome
+from ..reconcile.weighing import Outcome
+from .remedies import Remedies
+from .views import reasons
+
+MOST_HOLDERS = 50
+
+
+def explanation(cluster: Cluster, now: float, who: Principal, job: Job) -> Explanation:
+    """Changes nothing, whatever it supposes."""
+    found = Explanation(phase_since_s=_since_s(job), reasons=_reasons(cluster, now, job))
+    if job.final or (decided := outcome(cluster, now)) is None:
+        return found
+    found = _with_gpus(cluster, found, job, decided)
+    row = decided.seen.rows.get(job.id)
+    if row is not None:
+        found = _with_decision(found, job, decided, row)
+    remedies = Remedies(cluster, now, who, job, decided)
+    helpful = tuple(remedies.found())
+    return replace(found, remedies=helpful, before=remedies.before, tried=remedies.tried, untried=remedies.untried)
+
+
+def _since_s(job: Job) -> float:
+    """Since when it is in its phase. Earlier versions have not recorded that."""
+    kept = job.record
+    if kept.phase_since_s is not None:
+        return kept.phase_since_s
+    if job.final and kept.finished_s is not None:
+        return kept.finished_s
+    if kept.phase is JobPhase.RUNNING and kept.started_s is not None:
+        return kept.started_s
+    return job.submission.submitted_s
+
+
+def _reasons(cluster: Cluster, now: float, job: Job) -> tuple[str, ...]:
+    """Each once; the troubles of servers stand among the GPUs that are taken."""
+    found = dict.fromkeys(filter(None, reasons(cluster, now, job, lambda: "")))
+    return tuple(found)
+
+
+def _with_gpus(cluster: Cluster, found: Explanation, job: Job, decided: Outcome) -> Explanation:
+    """Which GPUs there are, who has them, and which are free."""
+    seen, shares = decided.seen, decided.found.decision.shares
+    given = [(other, int(shares[row])) for row, other in enumerate(seen.jobs)]
+    fixed = [(other, len(other.own_gpus)) for other in cluster.rows.fixed.values()]
+    holders = [
+        ShareForecast(job=other.id, before_gpus=len(other.record.target), after_gpus=after, reason="")
+        for other, after in (*given, *fixed)
+        if other.id != job.id and (after or other.record.target)
+    ]
+    holders.sort(key=lambda one: -max(one.before_gpus, one.after_gpus))
+    scheduler = cluster.decider.scheduler
+    return replace(
+        found,
+        policy=scheduler.policy.name,
+        rule=rule_of(scheduler.policy),
+        least_gpus=job.spec.gpus.min,
+        known_gpus=cluster.known_gpus,
+        divided_gpus=seen.view.total_gpus,
+        among_jobs=len(seen.jobs),
+        free_gpus=_free(decided, job),
+        taken=tuple(_taken(cluster, decided)),
+        holders=tuple(holders[:MOST_HOLDERS]),
+    )
+
+
+def _free(decided: Outcome, job: Job) -> int:
+    """GPUs that the decision leaves idle, and that the job may use."""
+    view = decided.seen.view
+    used = 0
+    for gpus in decided.found.decision.placements.values():
+        used |= gpus
+    idle = ((1 << view.total_gpus) - 1) & ~used
+    row = decided.seen.rows.get(job.id)
+    limit = view.limit(row) if row is not None else None
+    return idle.bit_count() if limit is None else max([(one & idle).bit_count() for one in limit.options], default=0)
+
+
+def _taken(cluster: Cluster, decided: Outcome) -> Iterator[GpusTaken]:
+    """The GPUs that are not divided by the policy, those for the same reason together."""
+    divided = set(decided.seen.gpus)
+    by_reason: dict[str, list[GpuAddress]] = {}
+    why = partial(why_gone, cluster)
+    for name, session in sorted(cluster.sessions.items()):
+        for index in session.whole.gpus:
+            gpu = GpuAddress(server=name, index=index)
+            if gpu not in divided:
+                by_reason.setdefault(why(gpu), []).append(gpu)
+    for reason, gpus in by_reason.items():
+        yield GpusTaken(gpus=tuple(gpus), why=reason)
+    view = decided.seen.view
+    for row, share in sorted(view.manual_shares.items()):
+        if placed := decided.found.decision.placements.get(row):
+            own = tuple(gpu for bit, gpu in enumerate(decided.seen.gpus) if placed >> bit & 1)
+            yield GpusTaken(gpus=own, why=f"{view.jobs.name(row)} has {gpu_count(share)} by hand")
+
+
+def _with_decision(found: Explanation, job: Job, decided: Outcome, row: int) -> Explanation:
+    """What would be decided about it now, stage by stage."""
+    view, told = decided.seen.view, decided.found
+    own = [text for text in told.every(row) if text not in found.reasons]
+    useful = int(view.jobs.max_gpus[row])
+    if useful < min(job.spec.gpus.max, view.total_gpus) and row not in view.manual_shares:
+        faster = "as far as its throughput is known it is not faster with more"
+        why = faster if _is_measured(job) else "it gets no more before its throughput has been measured"
+        own.append(f"the most that is of use to it now is {gpu_count(useful)}: {why}")
+    steps = tuple(ShareStep(stage=step.stage.value, gpus=step.gpus) for step in told.steps(row))
+    decided_gpus = int(told.decision.shares[row])
+    return replace(found, reasons=(*found.reasons, *own), decided_gpus=decided_gpus, steps=steps, useful_gpus=useful)
+
+
+def _is_measured(job: Job) -> bool:
+    return job.estimated is not None and bool(job.estimated.known)

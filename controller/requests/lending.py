@@ -1,0 +1,161 @@
+"""GPUs that are lent to somebody outside the cluster for a while, such as those who serve models (EasyScale 5.3).
+
+A loan is a drain of single GPUs that ends by itself. Jobs leave them as they leave what is drained: those that can do with less
+shrink, which takes a step; others move; and jobs for which no GPU is left save their state and wait. When the loan ends they
+grow again.
+
+Free GPUs are lent first, then those of elastic jobs, on as few servers as can be. Gangs keep theirs. What has been promised to
+jobs with deadlines is not lent, unless whoever asks insists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from ...protocol.errors import RequestRefused, UserError
+from ...protocol.messages import EventKind, GpusLent, LendGpus, LoanEnded
+from ...protocol.model import CordonKind, GpuAddress
+from ...protocol.texts import gpu_count, span
+from ..bars import NOTHING_OVERRULED
+from ..cluster import Cluster
+from ..events import ClientRequest
+from ..loans import RESERVATION, lent
+from ..reconcile.barring import weigh
+from ..reconcile.promising import broken_without
+from ..records import Cordon
+from .authority import by
+from .servers import MOST_REASON
+
+LONGEST_S = 31 * 86_400.0
+NAMED = 5  # jobs at most, in a refusal
+
+
+def lend(cluster: Cluster, now: float, asked: ClientRequest, request: LendGpus) -> GpusLent | None:
+    """Choose GPUs, and have them left. Raises UserError, RequestRefused. None: a controller that has just started waits for its
+    servers."""
+    if request.gpus < 1:
+        raise UserError(f"{request.gpus} GPUs cannot be lent: at least 1")
+    if not 1 <= request.for_s <= LONGEST_S:
+        raise UserError(f"GPUs cannot be lent for {request.for_s:g} s: 1 s to {LONGEST_S / 86_400:.0f} days")
+    if len(request.reason) > MOST_REASON or not request.reason.isprintable():
+        raise UserError(f"a reason is one line of at most {MOST_REASON} characters")
+    if cluster.awaited:
+        return None
+    gpus = _chosen(cluster, request.gpus)
+    if not request.force and (broken := broken_without(cluster, now, request.gpus, now + request.for_s)):
+        more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
+        names = ", ".join(broken[:NAMED]) + more
+        raise RequestRefused(
+            f"without {gpu_count(request.gpus)} the deadlines of {names} would be missed: --force lends all the same"
+        )
+    loan, until_s = f"loan-{cluster.next_event}", now + request.for_s
+    because = f": {request.reason}" if request.reason else ""
+    take(cluster, now, gpus, loan, f"lent ({loan}){because}"[:MOST_REASON], str(asked.who), until_s)
+    where = ", ".join(map(str, gpus))
+    text = f"{gpu_count(len(gpus))} lent for {span(request.for_s)} as {loan}{by(asked.who)}: {where}{because}"
+    cluster.tell(now, EventKind.LENT, None, text[:1000])
+    cluster.audit(now, asked, "lend GPUs", loan, text[:1000])
+    return GpusLent(loan=loan, gpus=gpus, until_s=until_s, time_s=now)
+
+
+def take(
+    cluster: Cluster, now: float, gpus: Sequence[GpuAddress], loan: str, reason: str, by_whom: str, until_s: float
+) -> tuple[GpuAddress, ...]:
+    """Have these GPUs left, until then (Unix time, s). Returns them in the order of servers."""
+    for server in dict.fromkeys(gpu.server for gpu in gpus):
+        before = cluster.overruled.get(server, NOTHING_OVERRULED)
+        here = [gpu.index for gpu in gpus if gpu.server == server]
+        cordons = [
+            Cordon(
+                gpu=index,
+                reason=reason,
+                by=by_whom,
+                since_s=now,
+                kind=CordonKind.DRAIN_BY_PREEMPTING,
+                loan=loan,
+                until_s=until_s,
+            )
+            for index in here
+        ]
+        cluster.record_overruled(server, replace(before, cordons=(*before.cordons, *cordons)))
+        weigh(cluster, now, server, told=True)
+    return tuple(sorted(gpus, key=lambda gpu: (gpu.server, gpu.index)))
+
+
+def end_loan(cluster: Cluster, now: float, asked: ClientRequest, loan: str) -> LoanEnded:
+    """Use its GPUs again. Raises UserError, RequestRefused."""
+    if any(loan == RESERVATION + one.name for one in cluster.decider.scheduler.stages.reservations):
+        raise RequestRefused(
+            f"{loan} is a reservation of the policy file: take it out there (`elasticctl policy set FILE`)"
+        )
+    gpus = _ended(cluster, now, loan) if loan else ()
+    if not gpus:
+        raise UserError(f"there is no loan {loan[:80]!r}: `elasticctl servers` shows which there are")
+    text = f"{loan} is over{by(asked.who)}: {gpu_count(len(gpus))} used again"
+    cluster.tell(now, EventKind.LOAN_ENDED, None, text)
+    cluster.audit(now, asked, "end loan", loan, text)
+    return LoanEnded(loan=loan, gpus=gpus)
+
+
+def end_loans(cluster: Cluster, now: float) -> None:
+    """Loans whose time is over."""
+    over = {cordon.loan for _, cordon in lent(cluster) if cordon.until_s is not None and cordon.until_s <= now}
+    for loan in sorted(over):
+        gpus = _ended(cluster, now, loan)
+        cluster.tell(now, EventKind.LOAN_ENDED, None, f"{loan} is over, as agreed: {gpu_count(len(gpus))} used again")
+
+
+def loans_end(cluster: Cluster) -> Iterator[float]:
+    """When (Unix time, s)."""
+    return (cordon.until_s for _, cordon in lent(cluster) if cordon.until_s is not None)
+
+
+def _ended(cluster: Cluster, now: float, loan: str) -> tuple[GpuAddress, ...]:
+    gpus = tuple(
+        GpuAddress(server=server, index=cordon.gpu)
+        for server, cordon in lent(cluster)
+        if cordon.loan == loan and cordon.gpu is not None
+    )
+    give_back(cluster, now, loan, gpus)
+    return gpus
+
+
+def give_back(cluster: Cluster, now: float, loan: str, gpus: Sequence[GpuAddress]) -> None:
+    """Use these GPUs of a loan again."""
+    for server in dict.fromkeys(gpu.server for gpu in gpus):
+        before, here = cluster.overruled[server], {gpu.index for gpu in gpus if gpu.server == server}
+        kept = tuple(one for one in before.cordons if one.loan != loan or one.gpu not in here)
+        cluster.record_overruled(server, replace(before, cordons=kept))
+        weigh(cluster, now, server, told=True)
+
+
+def _chosen(cluster: Cluster, count: int) -> tuple[GpuAddress, ...]:
+    """So many GPUs that can be had. Raises RequestRefused."""
+    able = able_to_lend(cluster)
+    if len(able) < count:
+        gangs = {gpu for job in cluster.index.live.values() if job.gang for gpu in job.own_gpus}
+        total = sum(len(session.server.gpus) for session in cluster.sessions.values() if session.alive)
+        kept = f"; {len(gangs)} belong to jobs that cannot be resized" if gangs else ""
+        raise RequestRefused(f"{gpu_count(count)} cannot be lent: {len(able)} of {total} can be had{kept}")
+    return tuple(sorted(able[:count], key=lambda gpu: (gpu.server, gpu.index)))
+
+
+def able_to_lend(cluster: Cluster) -> list[GpuAddress]:
+    """The GPUs that can be had, in the order in which they are lent: idle ones first, on as few servers as can be."""
+    gangs = {gpu for job in cluster.index.live.values() if job.gang for gpu in job.own_gpus}
+    taken = {gpu for job in cluster.index.live.values() for gpu in (*job.own_gpus, *job.running_gpus)}
+    there = [
+        GpuAddress(server=name, index=gpu.index)
+        for name, session in sorted(cluster.sessions.items())
+        if session.alive and not session.unknown
+        for gpu in session.server.gpus
+    ]
+    able = [gpu for gpu in there if cluster.usable(gpu) and gpu not in gangs]
+    free = {
+        server: sum(gpu.server == server and gpu not in taken for gpu in able)
+        for server in {gpu.server for gpu in able}
+    }
+    able.sort(key=lambda gpu: (gpu in taken, -free[gpu.server], gpu.server, gpu.index))
+    return able

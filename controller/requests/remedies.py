@@ -1,0 +1,311 @@
+"""What would change a job's share: each is tried on a copy of the cluster, and told only if the scheduler then decides so.
+
+Tried are the ends of other jobs, servers that come back, GPUs that are mended, used again or returned by whoever has borrowed
+them, shares set by hand, a smaller request, other quotas and packing, and more GPUs. Where no single end helps, several together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from msgspec.structs import replace as replace_in
+
+from ...protocol.messages import Remedy, ShareForecast
+from ...protocol.model import GpuRange, JobId, ServerId
+from ...protocol.principals import LOCAL, Principal, Role
+from ...protocol.texts import gpu_count
+from ...scheduler.quotas.terms import NO_QUOTAS
+from ..cluster import Cluster
+from ..jobs.job import Job
+from ..jobs.records import Submission
+from ..reconcile import supposing
+from ..reconcile.supposing import Change, Supposition, outcome, share_of
+from ..reconcile.weighing import Outcome
+from .authority import may_act
+
+MOST_TRIED = 64
+JOBS_LOOKED_AT = 4000  # in all tries together: everybody waits for the controller meanwhile, half a second or so
+MOST_TOGETHER = 6  # jobs whose ends help only together
+MOST_MORE = 1024  # GPUs
+MOST_PUSHED = 10
+OPERATORS = "operators"
+
+
+class Remedies:
+    """Of one job. `before`: jobs that wait and would start with it, or before it, with more GPUs; known when all are found."""
+
+    def __init__(self, cluster: Cluster, now: float, who: Principal, job: Job, decided: Outcome) -> None:
+        self._cluster, self._now, self._who, self._job, self._decided = cluster, now, who, job, decided
+        self._share = share_of(decided, job.id)
+        self._most = min(MOST_TRIED, JOBS_LOOKED_AT // max(1, len(cluster.index.live)))
+        self.tried = self.untried = 0
+        self.before: tuple[JobId, ...] = ()
+
+    def found(self) -> Iterator[Remedy]:
+        """Those that help, the cheapest kinds first."""
+        job = self._job
+        if job.id not in self._decided.seen.rows:
+            return
+        if job.record.manual_share is not None or self._share < job.spec.gpus.max:
+            more = self._more_gpus()
+            for group in (self._by_hand_over, self._servers, self._terms, self._ends):
+                yield from group()
+            if more is not None:
+                yield more
+        yield from self._by_hand()
+        if not self._share:
+            yield from self._smaller()
+
+    # -- trying
+
+    def _tries(self, kind: str, text: str, supposed: Supposition, command: str = "", by: str = "") -> Remedy | None:
+        """None: it does not help, or there have been too many tries."""
+        found = self._ask(supposed)
+        return self._remedy(kind, text, found, command, by) if share_of(found, self._job.id) > self._share else None
+
+    def _ask(self, supposed: Supposition) -> Outcome | None:
+        if self.tried >= self._most:
+            self.untried += 1
+            return None
+        self.tried += 1
+        return outcome(self._cluster, self._now, supposed)
+
+    def _remedy(
+        self, kind: str, text: str, found: Outcome | None, command: str = "", by: str = "", job: JobId | None = None
+    ) -> Remedy:
+        own = job or self._job.id
+        return Remedy(
+            kind=kind,
+            text=text,
+            share_gpus=share_of(found, own),
+            command=f"elasticctl {command}" if command else "",
+            by=by if not command or self._who.role is not Role.OPERATOR else "",
+            pushed=tuple(self._pushed(found, own)),
+        )
+
+    def _pushed(self, found: Outcome | None, own: JobId) -> list[ShareForecast]:
+        """Who would have less than is decided now."""
+        before, pushed = self._decided, []
+        for row, other in enumerate(before.seen.jobs if found is not None else ()):
+            if other.id == own or found is None or other.id not in found.seen.rows:
+                continue
+            had, has = int(before.found.decision.shares[row]), share_of(found, other.id)
+            if has < had:
+                pushed.append(ShareForecast(job=other.id, before_gpus=had, after_gpus=has, reason=""))
+        return pushed[:MOST_PUSHED]
+
+    # -- what others do
+
+    def _by_hand_over(self) -> Iterator[Remedy]:
+        """Shares that are given back to the policy; its own, too."""
+        for job in self._cluster.rows.manual.values():
+            supposed = Supposition(by_hand={job.id: None})
+            whose = "it is" if job is self._job else f"{job.id} is"
+            text = f"{whose} given back to the policy"
+            if (
+                found := self._tries("scale-auto", text, supposed, f"scale {job.id} auto", self._only(job))
+            ) is not None:
+                yield found
+
+    def _ends(self) -> Iterator[Remedy]:
+        """The ends of jobs with GPUs, and of those before it; where none helps alone, of several."""
+        names = [job.id for job in self._cluster.rows.fixed.values()]
+        names += [job.id for job in self._decided.seen.jobs if share_of(self._decided, job.id) or job.record.target]
+        names += [name for name in self.before if name not in names]
+        others = [name for name in dict.fromkeys(names) if name != self._job.id]
+        helped = False
+        for name in others:
+            if (found := self._end(name)) is not None:
+                helped = True
+                yield found
+        if not helped and self._share == 0 and (found := self._ends_together(others)) is not None:
+            yield found
+
+    def _end(self, *names: JobId) -> Remedy | None:
+        jobs = [self._cluster.jobs[name] for name in names]
+        who = dict.fromkeys(filter(None, map(self._only, jobs)))
+        text = f"{' and '.join(names) if len(names) < 3 else ', '.join(names)} end{'s' if len(names) == 1 else ''}"
+        return self._tries("end", text, Supposition(over=names), f"cancel {' '.join(names)}", ", ".join(who))
+
+    def _ends_together(self, others: list[JobId]) -> Remedy | None:
+        """The jobs with most GPUs until that is enough, without those that are not needed."""
+        sizes = {name: len(self._cluster.jobs[name].own_gpus) for name in others}
+        chosen = sorted(others, key=lambda name: -sizes[name])
+        enough: list[JobId] = []
+        for name in chosen[:MOST_TOGETHER]:
+            enough.append(name)
+            if len(enough) > 1 and share_of(self._ask(Supposition(over=tuple(enough))), self._job.id):
+                break
+        else:
+            return None
+        for name in list(enough[:-1]):
+            fewer = tuple(one for one in enough if one != name)
+            if len(fewer) > 1 and share_of(self._ask(Supposition(over=fewer)), self._job.id):
+                enough = list(fewer)
+        return self._end(*enough)
+
+    # -- servers
+
+    def _servers(self) -> Iterator[Remedy]:
+        for kind, text, change, command in self._changes():
+            if (found := self._tries(kind, text, Supposition(change=change), command, OPERATORS)) is not None:
+                yield found
+
+    def _changes(self) -> Iterator[tuple[str, str, Change, str]]:
+        cluster = self._cluster
+        loans: dict[str, list[ServerId]] = {}
+        for server, record in sorted(cluster.overruled.items()):
+            for cordon in record.cordons:
+                if cordon.loan:
+                    loans.setdefault(cordon.loan, []).append(server)
+                else:
+                    where = server if cordon.gpu is None else f"{server}:{cordon.gpu}"
+                    change = _uncordoned(server, lambda gpu, loan, own=cordon.gpu: not loan and gpu == own)
+                    yield "uncordon", f"{where} is used again", change, f"uncordon {where}"
+        for loan, servers in loans.items():
+            yield "reclaim", f"{loan} ends", _reclaimed(loan, servers), f"reclaim {loan}"
+        for server, session in sorted(cluster.sessions.items()):
+            if not session.alive:
+                yield "server-back", f"server {server} is back", _back(server), ""
+                continue
+            bad = {trouble.gpu for trouble in session.troubles if trouble.severity.bars}
+            bad |= {gpu.index for gpu, health in cluster.gpu_health.items() if gpu.server == server and health.until_s}
+            bad |= {None} if not cluster.fit(server) else set()
+            for gpu in sorted(bad, key=lambda index: -1 if index is None else index):
+                where = f"server {server}" if gpu is None else f"GPU {server}:{gpu}"
+                yield "mend", f"what is wrong with {where} is mended", _mended(server, gpu), ""
+
+    def _more_gpus(self) -> Remedy | None:
+        """So many more GPUs in the cluster that its share grows: the fewest that were found. Notes who would start before it.
+
+        These questions do not count as tries: they are half as many at most.
+        """
+        enough: tuple[int, Outcome] | None = None
+        too_few, each, left = 0, self._job.spec.gpus_per_server or 1, self._most // 2
+        count = each
+        while count <= MOST_MORE and enough is None and left:
+            found, left = self._with_more(count), left - 1
+            if found is not None and share_of(found, self._job.id) > self._share:
+                enough = count, found
+            else:
+                too_few, count = count, 2 * count
+        while enough is not None and enough[0] - too_few > each and left:
+            left -= 1
+            count = too_few + max(each, (enough[0] - too_few) // 2 // each * each)
+            found = self._with_more(count)
+            if found is not None and share_of(found, self._job.id) > self._share:
+                enough = count, found
+            else:
+                too_few = count
+        if enough is None:
+            return None
+        count, found = enough
+        self.before = tuple(
+            job.id
+            for job in self._decided.seen.jobs
+            if job.id != self._job.id and not share_of(self._decided, job.id) and share_of(found, job.id)
+        )
+        return self._remedy("more-gpus", f"the cluster has {gpu_count(count)} more", found)
+
+    def _with_more(self, count: int) -> Outcome | None:
+        job, now = self._job, self._now
+
+        def change(cluster: Cluster) -> None:
+            supposing.with_more(cluster, now, job, count)
+
+        return outcome(self._cluster, now, Supposition(change=change))
+
+    # -- terms
+
+    def _terms(self) -> Iterator[Remedy]:
+        scheduler = self._cluster.decider.scheduler
+        if scheduler.stages.quotas.any:
+            tenant = scheduler.stages.quotas.tenant(self._job.submission.owner)
+            text = f"there are no quotas (`quotas` in the policy file; its own: {tenant})"
+            found = self._tries("quotas", text, Supposition(change=_stages(quotas=NO_QUOTAS)), by=OPERATORS)
+            if found is not None:
+                yield found
+        if scheduler.stages.packing:
+            supposed = Supposition(change=_stages(packing=False))
+            text = "shares are not packed"
+            found = self._tries("packing", text, supposed, "policy set --packing none", OPERATORS)
+            if found is not None:
+                yield found
+
+    # -- what its owner does
+
+    def _by_hand(self) -> Iterator[Remedy]:
+        """The least share that is more, set by hand: others give way."""
+        job = self._job
+        if not (job.elastic or job.spec.expected_to_join):
+            return
+        wanted = max(self._share + 1, job.spec.gpus.min)
+        each = job.spec.gpus_per_server or 1
+        wanted = -(-wanted // each) * each
+        if wanted > job.spec.virtual_workers:
+            return
+        supposed = Supposition(by_hand={job.id: wanted})
+        text = f"its share is set to {wanted} by hand"
+        if (found := self._tries("scale", text, supposed, f"scale {job.id} {wanted}", self._only(job))) is not None:
+            yield found
+
+    def _smaller(self) -> Iterator[Remedy]:
+        """It is submitted again with a smaller minimum, behind all others."""
+        job, low = self._job, self._job.spec.gpus.min
+        each = job.spec.gpus_per_server or 1
+        wanted = low // 2 // each * each
+        if job.record.progressed or wanted < 1:
+            return
+        tries: list[int] = []
+        while wanted >= each:
+            tries.append(wanted)
+            wanted = wanted // 2 // each * each
+        name = JobId(f"{job.spec.name}-{self._cluster.next_job}")
+        for least in tries:
+            high = job.spec.gpus.max if job.spec.expected_to_join else least
+            spec = replace_in(job.spec, gpus=GpuRange(min=least, max=high))
+            again = Submission(job=name, request="", spec=spec, submitted_s=self._now, owner=job.submission.owner)
+            found = self._ask(Supposition(over=(job.id,), instead=again))
+            if share_of(found, name):
+                gpus = f"{least}:{high}" if least < high else f"{least}"
+                text = f"it is cancelled, and submitted again with --gpus {gpus}"
+                yield self._remedy("ask-less", text, found, by=self._only(job), job=name)
+                return
+
+    def _only(self, job: Job) -> str:
+        """Who may act on a job, if whoever asks may not."""
+        if may_act(self._who, job):
+            return ""
+        owner = job.submission.owner
+        return OPERATORS if owner in ("", LOCAL) else f"{owner} or {OPERATORS}"
+
+
+def _uncordoned(server: ServerId, away: Callable[..., bool]) -> Change:
+    return lambda cluster: supposing.without_cordons(cluster, server, away)
+
+
+def _reclaimed(loan: str, servers: list[ServerId]) -> Change:
+    def change(cluster: Cluster) -> None:
+        for server in dict.fromkeys(servers):
+            supposing.without_cordons(cluster, server, lambda gpu, of: of == loan)
+
+    return change
+
+
+def _back(server: ServerId) -> Change:
+    return lambda cluster: supposing.back(cluster, server)
+
+
+def _mended(server: ServerId, gpu: int | None) -> Change:
+    return lambda cluster: supposing.mended(cluster, server, gpu)
+
+
+def _stages(**changes: Any) -> Change:
+    def change(cluster: Cluster) -> None:
+        before = cluster.decider
+        stages = replace(before.scheduler.stages, **changes)
+        cluster.decider = replace(before, scheduler=replace(before.scheduler, stages=stages))
+
+    return change

@@ -1,0 +1,233 @@
+"""`elasticctl explain`: why a job has the GPUs that it has, or none, and what would change that."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Annotated
+
+import typer
+
+from ..protocol.errors import RequestRefused
+from ..protocol.messages import Explanation, GetJob, JobFound, JobView, Remedy, ShareChange
+from ..protocol.model import GpuAddress
+from ..protocol.texts import gpu_count, ranges
+from . import completion, render
+from .context import DECIDED_WITHIN_S, JSON, of, print_json
+from .promises import deadline_line, moment, slack
+from .words import printable, span
+
+LABEL = 12  # columns
+CHANGES = 8  # of its share
+REMEDIES = 8
+HOLDERS = 6
+TAKEN = 6
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's command."""
+    app.command()(explain)
+
+
+def explain(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(help="Which job.", show_default=False, autocompletion=completion.any_jobs)],
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="All that would change it, and all changes, not the first few.")
+    ] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Explain why a job waits, was shrunk, or has the GPUs that it has; and what would change that.
+
+    The controller asks its scheduler about clusters where something is otherwise. So what is said to help would help now.
+    """
+    found = of(context).ask(GetJob(job=job, explain=True), JobFound, DECIDED_WITHIN_S)
+    if found.explanation is None:
+        raise RequestRefused("the controller is of an older version, which explains nothing: `elasticctl status JOB`")
+    if as_json:
+        print_json(document(found.job, found.explanation, found.time_s))
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in lines(found.job, found.explanation, found.time_s, width, everything):
+        print(line)
+
+
+def document(job: JobView, why: Explanation, now_s: float) -> dict[str, object]:
+    """For programs."""
+    promise = job.promise
+    eta_s = render.eta_s(job)
+    end_s = now_s + eta_s if eta_s is not None else promise.planned_s if promise is not None else None
+    return {
+        "job": job.job,
+        "phase": job.phase.value,
+        "phase_since_s": why.phase_since_s,
+        "time_s": now_s,
+        "share_gpus": job.share_gpus,
+        "min_gpus": job.spec.gpus.min,
+        "max_gpus": job.spec.gpus.max,
+        "manual_share": job.manual_share,
+        "elastic": job.elastic,
+        **{name: value for name, value in render.plain(why).items() if name != "phase_since_s"},
+        "changes": render.plain(job.shares),
+        "promise": render.plain(promise),
+        "slack_s": promise.deadline_s - end_s if promise is not None and end_s is not None else None,
+    }
+
+
+def lines(job: JobView, why: Explanation, now_s: float, width: int | None, everything: bool = False) -> Iterator[str]:
+    """For a terminal of so many columns; None: for a program, each part in one line, whatever its length."""
+    page = _Page(width)
+    yield from page.part("", _state(job, why, now_s))
+    for at, reason in enumerate(why.reasons or _last_reason(job)):
+        yield from page.part("why" if not at else "", reason)
+    yield from _decision(page, job, why)
+    if job.promise is not None:
+        yield from _deadline(page, job, now_s)
+    yield from _changes(page, job.shares, now_s, everything)
+    yield from _remedies(page, job, why, everything)
+
+
+def _state(job: JobView, why: Explanation, now_s: float) -> str:
+    """ "digits-1: running for 3m20s on 2 GPUs; it can use 1 to 4"."""
+    low, high = job.spec.gpus.min, job.spec.gpus.max
+    allowed = gpu_count(high) if low == high else f"{low} to {gpu_count(high)}"
+    by_hand = f", set to {job.manual_share} by hand" if job.manual_share is not None else ""
+    if job.phase.final:
+        return f"{job.job}: {job.phase.value} {span(now_s - why.phase_since_s)} ago; it asked for {allowed}"
+    on = f" on {gpu_count(job.share_gpus)}" if job.share_gpus else ""
+    kind = "" if job.elastic or not job.share_gpus else ", as a gang of fixed size"
+    ordered = f", {gpu_count(job.wanted_gpus)} ordered" if job.wanted_gpus != job.share_gpus else ""
+    asks = f"it asks for {allowed}"
+    return f"{job.job}: {job.phase.value} for {span(now_s - why.phase_since_s)}{on}{kind}{ordered}; {asks}{by_hand}"
+
+
+def _last_reason(job: JobView) -> Sequence[str]:
+    """Of a job that nothing keeps from having more: why its share is what it is."""
+    if job.phase.final or not job.shares or not job.share_gpus:
+        return ()
+    if job.share_gpus >= job.spec.gpus.max and job.manual_share is None:
+        return ("it has all the GPUs that it asks for",)
+    return (job.shares[-1].reason,) if job.shares[-1].reason else ()
+
+
+def _decision(page: _Page, job: JobView, why: Explanation) -> Iterator[str]:
+    """What the scheduler would decide now, among which GPUs."""
+    if job.phase.final or not why.policy:
+        return
+    if why.decided_gpus is not None:
+        told = [f"{_stage(step.stage, why.policy)}: {gpu_count(step.gpus)}" for step in why.steps]
+        yield from page.part("decided", "; then ".join(told))
+    else:
+        yield from page.part("decided", "no policy decides about it as it is now")
+    if why.rule:
+        yield from page.part("policy", f"{why.policy}: {why.rule}")
+    idle = f"{why.free_gpus} idle that it may use" if why.free_gpus else "none idle that it may use"
+    jobs = f"{why.among_jobs} job{'s' if why.among_jobs != 1 else ''}"
+    divided = f"{why.policy} divides {why.divided_gpus} of {why.known_gpus} GPUs among {jobs}, and leaves {idle}"
+    needs = f"; it needs {why.least_gpus} to start" if not job.share_gpus else ""
+    yield from page.part("GPUs", divided + needs)
+    for taken in why.taken[:TAKEN]:
+        yield from page.part("", f"{_where(taken.gpus)}: {taken.why}")
+    if len(why.taken) > TAKEN:
+        yield from page.part("", f"and others for {len(why.taken) - TAKEN} more reasons (--json)")
+    if why.holders:
+        told = [f"{one.job} {max(one.before_gpus, one.after_gpus)}" for one in why.holders[:HOLDERS]]
+        more = len(why.holders) - len(told)
+        yield from page.part("held by", ", ".join([*told, *([f"{more} more jobs"] if more else [])]))
+    if why.before:
+        told = list(why.before[:HOLDERS])
+        more = len(why.before) - len(told)
+        names = ", ".join([*told, *([f"{more} more"] if more else [])])
+        yield from page.part("before it", f"{names}, if GPUs come free")
+
+
+def _stage(stage: str, policy: str) -> str:
+    return policy if stage == "policy" else stage.replace("-", " ")
+
+
+def _where(gpus: Sequence[GpuAddress]) -> str:
+    by_server = groupby(gpus, key=lambda gpu: gpu.server)
+    return ", ".join(f"{server}:{ranges(gpu.index for gpu in here)}" for server, here in by_server)
+
+
+def _deadline(page: _Page, job: JobView, now_s: float) -> Iterator[str]:
+    assert job.promise is not None
+    eta_s = render.eta_s(job)
+    yield from page.part("deadline", deadline_line(job.promise, now_s, eta_s))
+    least = f"; minimum satisfactory share {gpu_count(job.promise.least_gpus)}" if job.promise.least_gpus else ""
+    yield from page.part("slack", f"{slack(job.promise, now_s, eta_s).text}{least}")
+
+
+def _changes(page: _Page, shares: Sequence[ShareChange], now_s: float, everything: bool) -> Iterator[str]:
+    """The last ones, the newest last."""
+    first = 0 if everything else max(0, len(shares) - CHANGES)
+    for at in range(first, len(shares)):
+        before = shares[at - 1].share if at else 0
+        change = shares[at]
+        how = f"{before} -> {change.share}" if before != change.share else f"{change.share} GPUs, others"
+        text = f"{moment(change.time_s, now_s)}  {how:<8}  {change.reason or '-'}"
+        yield from page.part("changes" if at == first else "", text)
+
+
+def _remedies(page: _Page, job: JobView, why: Explanation, everything: bool) -> Iterator[str]:
+    if job.phase.final or not why.policy:
+        return
+    shown = why.remedies if everything else _chosen(why.remedies)
+    if not shown:
+        nothing = f"nothing of {why.tried} things that were tried" if why.tried else "nothing that is known here"
+        yield from page.part("changes it", nothing)
+    for at, remedy in enumerate(shown):
+        verb = "has" if job.share_gpus else "starts with"
+        who = f" ({remedy.by})" if remedy.by else ""
+        loses = f"; {render.pushed(remedy.pushed)} would lose by it" if remedy.pushed else ""
+        text = f"it {verb} {gpu_count(remedy.share_gpus)} if {remedy.text}{who}{loses}"
+        yield from page.part("changes it" if not at else "", text)
+        if remedy.command:
+            yield from page.whole(remedy.command)
+    more = len(why.remedies) - len(shown)
+    if more or why.untried:
+        untried = f"; {why.untried} more were not tried" if why.untried else ""
+        yield from page.part("", f"and {more} more (--all){untried}" if more else untried.strip("; "))
+
+
+def _chosen(remedies: Sequence[Remedy]) -> Sequence[Remedy]:
+    """Some of each kind first: many jobs whose ends help are alike."""
+    seen: dict[str, int] = {}
+    ranked = []
+    for remedy in remedies:
+        seen[remedy.kind] = seen.get(remedy.kind, 0) + 1
+        ranked.append((seen[remedy.kind], remedy))
+    kept = {id(remedy) for _, remedy in sorted(ranked, key=lambda pair: pair[0])[:REMEDIES]}
+    return [remedy for remedy in remedies if id(remedy) in kept]
+
+
+class _Page:
+    """Parts with a label each, wrapped beside it."""
+
+    def __init__(self, width: int | None) -> None:
+        self._width = width
+
+    def part(self, label: str, text: str) -> Iterator[str]:
+        """`text` may come from a job or an operator."""
+        indent = f"  {label:<{LABEL}}" if label or self._begun else ""
+        self._begun = True
+        if self._width is None:
+            yield (indent + printable(text)).rstrip()
+            return
+        yield from textwrap.wrap(
+            printable(text),
+            max(self._width, 40),
+            initial_indent=indent,
+            subsequent_indent=" " * (len(indent) or 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+    def whole(self, command: str) -> Iterator[str]:
+        """A line to be copied, which is not broken."""
+        yield f"{'':<{2 + LABEL}}    {printable(command)}"
+
+    _begun = False

@@ -1,0 +1,79 @@
+"""How it stands with a job's deadline, for people."""
+
+from __future__ import annotations
+
+import time
+
+from ..protocol.messages import CounterOffer, PromiseState, PromiseView
+from ..protocol.texts import gpu_count
+from .tables import Cell
+from .words import printable, span
+
+STYLES = {
+    PromiseState.HOLDS: "green",
+    PromiseState.PROVISIONAL: "",
+    PromiseState.BREAKS: "red",
+    PromiseState.NONE: "yellow",
+}
+
+
+def moment(unix_s: float, now_s: float) -> str:
+    """Local time, with the date where it is not today's."""
+    when = time.localtime(unix_s)
+    same_day = time.localtime(now_s)[:3] == when[:3]
+    return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M", when)
+
+
+def deadline_line(promise: PromiseView, now_s: float, eta_s: float | None = None) -> str:
+    """The deadline, what is planned, and how much time there is to spare. eta_s: how long it takes at its present pace."""
+    left_s = promise.deadline_s - now_s
+    when = f"in {span(left_s)}" if left_s >= 0 else f"{span(-left_s)} ago"
+    due = f"{moment(promise.deadline_s, now_s)}, {when}{', soft' if promise.soft else ''}"
+    spare_s = left_s - eta_s if eta_s is not None else 0.0
+    pace = f"; at its present pace {span(spare_s)} to spare" if spare_s > 0 else ""
+    return f"{due}: {_standing(promise, now_s)}{pace}"
+
+
+def _standing(promise: PromiseView, now_s: float) -> str:
+    planned = f"planned end {moment(promise.planned_s, now_s)}" if promise.planned_s is not None else ""
+    match promise.state:
+        case PromiseState.HOLDS:
+            assert promise.planned_s is not None
+            kept = f", with the {gpu_count(promise.least_gpus)} that it needs at most" if promise.least_gpus else ""
+            return f"holds; {planned}{kept}"
+        case PromiseState.PROVISIONAL:
+            known = f", by {moment(promise.final_by_s, now_s)}" if promise.final_by_s is not None else ""
+            return f"provisional until {printable(promise.waits_for)} is known{known}"
+        case PromiseState.BREAKS:
+            late = f"ends {span(promise.planned_s - promise.deadline_s)} late" if promise.planned_s else "ends late"
+            return f"{late}, as things are" + (f"; {printable(promise.saved_by)}" if promise.saved_by else "")
+        case PromiseState.NONE:
+            return "not promised: there is no room for it beside the promises to other jobs"
+
+
+def slack(promise: PromiseView | None, now_s: float, eta_s: float | None) -> Cell:
+    """The time to spare at the present pace, or else by what is planned; in a table."""
+    if promise is None:
+        return Cell("-")
+    style = STYLES[promise.state]
+    end_s = now_s + eta_s if eta_s is not None else promise.planned_s
+    if end_s is None:
+        return Cell("?" if promise.state is PromiseState.PROVISIONAL else "none", style)
+    spare_s = promise.deadline_s - end_s
+    return Cell(span(spare_s) if spare_s >= 0 else f"-{span(-spare_s)}", style)
+
+
+def offer_lines(offer: CounterOffer, now_s: float) -> list[str]:
+    """What would hold in place of a deadline that does not, a line each."""
+    lines = []
+    if offer.deadline_s is not None:
+        lines.append(
+            f"a deadline of {moment(offer.deadline_s, now_s)} (in {span(offer.deadline_s - now_s + 1)}) would hold"
+        )
+    if offer.steps is not None:
+        lines.append(f"this deadline would hold with at most {offer.steps:,} steps")
+    if offer.more_gpus is not None:
+        lines.append(f"it would hold with {gpu_count(offer.more_gpus)} more in the cluster")
+    if offer.consent:
+        lines.append(f"it would hold if {', '.join(offer.consent)} went on without a promise")
+    return lines

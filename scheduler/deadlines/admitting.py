@@ -1,0 +1,107 @@
+"""Admissions by deadlines: `elasticflow` (ElasticFlow 4.1) and `edf` (its baseline "EDF + Admission Control", 6.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from ..view import UNKNOWN_S, ClusterView, JobTable
+from .foresee import Job, late
+from .table import Terms, situation
+from .verdict import decide
+from .words import refusal_words
+
+if TYPE_CHECKING:
+    from ..admission import Newcomer, Situation
+
+
+class ElasticflowAdmission:
+    """A job with a deadline is admitted if its deadline can be kept beside all that have been promised, and refused else, with
+    what would hold instead. Newcomers of one moment are decided together. Jobs without deadlines, and with soft ones, are
+    admitted; a hard deadline of a job that has not told its length cannot be promised.
+
+    Its parameters are to be those of the policy: what is promised on other terms than it is planned on may be broken.
+    """
+
+    name = "elasticflow"
+    by_view = True
+    Parameters = Terms
+
+    def __init__(self, parameters: Terms, offers: bool = False) -> None:
+        """`offers`: refusals say what would hold instead, which takes longer."""
+        self.parameters = parameters
+        self._offers = offers
+
+    def refusal(self, job: Newcomer, situation: Situation) -> str:
+        return ""
+
+    def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:
+        found = dict.fromkeys(
+            untold(view.jobs, newcomers), "its deadline cannot be promised: how long it takes is not told"
+        )
+        present, asked = situation(view, newcomers, self.parameters)
+        by_key = {one.key: one for one in asked}
+        for verdict in decide(present, asked, self._offers) if asked else ():
+            if not verdict.admitted:
+                found[verdict.key] = refusal_words(view, present, by_key[verdict.key], verdict, self.parameters)
+        return found
+
+
+class EdfAdmissionParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """None."""
+
+
+class EdfAdmission:
+    """A job with a deadline is admitted if it and all others with hard deadlines would keep them under `edf`, were nobody else to
+    come. Newcomers are asked one after the other."""
+
+    name = "edf"
+    by_view = True
+    Parameters = EdfAdmissionParameters
+
+    def __init__(self, parameters: EdfAdmissionParameters) -> None:
+        self.parameters = parameters
+
+    def refusal(self, job: Newcomer, situation: Situation) -> str:
+        return ""
+
+    def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:
+        jobs, new = view.jobs, set(newcomers)
+        found = dict.fromkeys(untold(jobs, newcomers), "its deadline cannot be promised: how long it takes is not told")
+        present = [row for row in range(len(jobs)) if row not in new]
+        for row in newcomers:
+            if row in found:
+                continue
+            if jobs.deadline_s[row] < math.inf and not jobs.soft[row]:
+                missed = late(_jobs(jobs, [*present, row], view.total_gpus), view.total_gpus, view.now)
+                if missed is not None:
+                    found[row] = (
+                        "its deadline would be missed, or lead to another's being missed, as jobs are served by deadlines"
+                    )
+                    continue
+            present.append(row)
+        return found
+
+
+def untold(jobs: JobTable, rows: Sequence[int]) -> list[int]:
+    """Those with hard deadlines and unknown lengths."""
+    at = np.asarray(rows, dtype=np.int64)
+    found: list[int] = at[
+        (jobs.deadline_s[at] < math.inf) & (jobs.soft[at] == 0) & (jobs.left_s[at] >= UNKNOWN_S)
+    ].tolist()
+    return found
+
+
+def _jobs(jobs: JobTable, rows: Sequence[int], gpus: int) -> list[Job]:
+    at = np.asarray(rows, dtype=np.int64)
+    want = np.minimum(jobs.max_gpus[at], jobs.curves.most)
+    columns = jobs.left_s[at], jobs.deadline_s[at], jobs.soft[at], want, jobs.speedup(at, want)
+    return [
+        Job(left_s, deadline_s if deadline_s < math.inf else math.inf, count, rate, not soft)
+        for left_s, deadline_s, soft, count, rate in zip(*[column.tolist() for column in columns], strict=True)
+        if count <= gpus
+    ]

@@ -1,0 +1,87 @@
+"""Who gets how many GPUs now (ElasticFlow 4.2, Algorithm 2), jobs without deadlines and with soft ones among them (4.4).
+
+First each promised job gets what its plan says for now. What is left goes, one step at a time, to the job whose step has the
+greatest *return*. ElasticFlow measures it in GPU time: how much less of it a job needs later if it is given more now, minus what
+it is given. With the level that the job needs at most (`Filled.level`) a GPU-second adds `gain(level)` work; that is what later
+GPU-seconds are worth to it. A step adds `gain(step)` per GPU-second now. So a GPU-second given now saves
+
+    gain(step) / gain(level)
+
+GPU-seconds later. The step with the greatest ratio goes first; that is ElasticFlow's priority for a slot of any length, per GPU,
+which matters as steps between powers of two are of different sizes. For concave curves ratios only fall from step to step, and
+no other division of the GPUs that are left, with as many of them in use, needs less GPU time in all (Theorem 2).
+
+A job without a deadline, as if it was due at the end of time, needs one GPU (its minimum) at any time, so that its first step has
+a ratio of 1, which no promised job's next step exceeds. Of equal ratios the job comes first that has least left.
+A job that has no time to spare for a change of its share (`Filled.spare`) gets no more than its plan says, or keeps what it has.
+A soft deadline is promised if it can be kept beside all others (`soft_too`), else the job is one without a deadline.
+A job whose promise is broken comes before all others: it is late already.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+from .promises import Plan, Promise, fill, in_order
+
+LATE, OTHERS = 0, 1
+
+
+def allocate(plan: Plan, promised: Mapping[int, Promise], free_running: Sequence[Promise], gpus: int) -> dict[int, int]:
+    """How many GPUs each job gets now, by key; jobs that get none are left out.
+
+    `promised`: the jobs of `plan`, by key; `free_running`: jobs without deadlines, or with soft ones that are not promised; their
+    `deadline_s` is not looked at.
+    """
+    share = {key: one.gpus for key, one in plan.found.items() if one.gpus}
+    free = gpus - sum(share.values())
+    heap: list[tuple[int, float, float, int]] = []
+    queued: dict[int, tuple[int, Promise, float]] = {}  # by key: its class, the job, and what a GPU adds at its level
+
+    def offer(key: int) -> None:
+        kind, one, worth = queued[key]
+        level = one.levels.at_most(share.get(key, 0)) + 1
+        if level <= len(one.levels):
+            heapq.heappush(heap, (kind, -one.levels.gain(level) / worth, one.left_s, key))
+
+    for key, filled in plan.found.items():
+        one = promised[key]
+        if not filled.spare:
+            more = one.share - filled.gpus
+            if 0 < more <= free:
+                share[key] = one.share
+                free -= more
+            continue
+        queued[key] = OTHERS, one, one.levels.gain(filled.level)
+    for kind, jobs in ((LATE, plan.broken), (OTHERS, free_running)):
+        for one in jobs:
+            if len(one.levels):
+                queued[one.key] = kind, one, one.levels.gain(1)
+    for key in queued:
+        offer(key)
+    while free and heap:
+        key = heapq.heappop(heap)[3]
+        counts = queued[key][1].levels.counts
+        has = share.get(key, 0)
+        takes = counts[queued[key][1].levels.at_most(has) + 1] - has
+        if takes <= free:
+            share[key] = has + takes
+            free -= takes
+            offer(key)
+    return share
+
+
+def soft_too(plan: Plan, soft: Sequence[Promise]) -> list[Promise]:
+    """Promise as many soft deadlines beside those of the plan as there is room for, the earliest first. Changes `plan`.
+
+    Returns the jobs whose deadlines are not promised.
+    """
+    left = []
+    for one in in_order(soft):
+        filled = fill(plan.timeline, one)
+        if filled is None:
+            left.append(one)
+        else:
+            plan.found[one.key] = filled
+    return left

@@ -1,0 +1,218 @@
+"""All promised jobs together: the least that each needs, in the order of their deadlines (ElasticFlow 4.1, Algorithm 1).
+
+The earliest deadline takes what it needs first, and so on. If all find enough, every deadline holds.
+
+What is exact
+-------------
+* *One job*: it takes the least GPU time that there is, given what the others have (`timeline`).
+* *All jobs, linear curves*: the jobs find enough if and only if any division would do (Theorem 1).
+* *All jobs, concave curves*: if the jobs find enough, that is a division that does, so a promise is never given in error. The
+  other direction does not hold, neither here nor in ElasticFlow: a job with an early deadline may take, of several divisions
+  that cost it the same or nearly so, one that is in the way of a later job. Such a set of jobs is refused though it could be
+  served. Where a job finds too little, `settle` therefore tries again with this job first.
+
+Jobs that already have a promise
+--------------------------------
+When nothing unforeseen has happened, they find enough at the next decision again: each has at least as much work behind it as its
+part of the plan said, and the rest of the plan is still there. Were they always given exactly their parts, the filling would find
+the same rest of the plan. As idle GPUs are given away, too (`allocation`), some are ahead of it, and the rest is divided anew,
+mostly better; for the rare other case there is again `settle`.
+
+A job that finds too little whatever comes first cannot keep its promise: GPUs have been lost, or it is slower than it was thought
+to be. That is told then (`Plan.broken`), which is before its deadline; the others keep their promises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from .levels import Levels
+from .timeline import Filled, Timeline, Want
+
+LEAST_LEFT_S = 1e-6  # a job that is not over is taken to have so much left, s on one GPU
+REPAIRS = 8  # so often the order of deadlines is left, for the sake of jobs that find too little
+INSTANT_S = 1e-3  # nothing is looked at again sooner
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A job with a deadline. `key` names it (a row of the view), and decides between equal deadlines.
+
+    `left_s`: work left, s on one GPU; `deadline_s`: the moment by which it is to be over; `grace_s`: so much later will do, if
+    there is no other way (which keeps rounding from breaking a promise); `share`: GPUs that it has now; `lead_s`: how long it
+    stands still before it works on, if its share does not change, or when it gets its first GPUs; `change_s`: how long it stands
+    still at a change of its share; `priority`: a larger number counts more; `soft`: it goes on if the deadline is missed, and its
+    deadline never stands in the way of others.
+    """
+
+    key: int
+    left_s: float
+    deadline_s: float
+    levels: Levels
+    grace_s: float = 0.0
+    share: int = 0
+    lead_s: float = 0.0
+    change_s: float = 0.0
+    priority: int = 0
+    soft: bool = False
+
+
+@dataclass
+class Plan:
+    """What each job needs, by key. `broken`: those that cannot end in time, in the order of their deadlines; `first`: the keys of
+    jobs that came before that order."""
+
+    timeline: Timeline
+    first: tuple[int, ...] = ()
+    found: dict[int, Filled] = field(default_factory=dict)
+    broken: list[Promise] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        return not self.broken
+
+    def next_s(self, now: float) -> float:
+        """When a job needs more GPUs than `now`; inf: never.
+
+        Where a job should end at once, those whom it makes room for are not waited for: its end is told of. It may have told too
+        short a length, and train on.
+        """
+        soon_s = now + INSTANT_S
+        after_s = soon_s if any(one.finish_s <= soon_s for one in self.found.values()) else now
+        return min((one.more_s for one in self.found.values() if one.more_s > after_s), default=math.inf)
+
+
+def in_order(promises: Iterable[Promise], first: Sequence[int] = ()) -> list[Promise]:
+    """In the order of their deadlines, but for those with the keys in `first`, which come before the others."""
+    order = sorted(promises, key=lambda one: (one.deadline_s, one.key))
+    if first:
+        ranks = {key: at for at, key in enumerate(first)}
+        order.sort(key=lambda one: ranks.get(one.key, len(ranks)))
+    return order
+
+
+def fill(timeline: Timeline, one: Promise, caution: int = 0) -> Filled | None:
+    """What a job needs of what is free, and take it; None: there is not enough. `caution`: as for `plan`."""
+    left_s = max(one.left_s, LEAST_LEFT_S)
+    for until_s in (one.deadline_s, one.deadline_s + one.grace_s) if one.grace_s else (one.deadline_s,):
+        if not one.share or not one.change_s:
+            found = timeline.fill(Want(left_s, until_s, one.levels, one.lead_s, one.change_s))
+        else:
+            found = _fill_running(timeline, one, left_s, until_s, caution)
+        if found is not None:
+            return found
+    return None
+
+
+def _fill_running(timeline: Timeline, one: Promise, left_s: float, until_s: float, caution: int) -> Filled | None:
+    change_s = max(one.lead_s, one.change_s)
+    if caution < 1:
+        found = timeline.fill(Want(left_s, until_s, one.levels, change_s + one.change_s, one.change_s))
+        if found is not None:
+            return found
+    changes = Want(left_s, until_s, one.levels, change_s, one.change_s)
+    found = timeline.fill(changes) if caution < 2 else None
+    if found is None:
+        stays = Want(left_s, until_s, one.levels, one.lead_s, one.change_s)
+        found = timeline.fill(stays, commit=False)
+        if found is not None and found.gpus == one.share:
+            found = timeline.fill(stays)
+        else:
+            found = timeline.keep(stays, one.share) or timeline.fill(changes)
+    return replace(found, spare=False) if found is not None else None
+
+
+def plan(promises: Sequence[Promise], timeline: Timeline, first: Sequence[int] = (), caution: int = 0) -> Plan:
+    """Algorithm 1 on what is free in `timeline`, which is changed: all that hold are in the plan, those that do not are told.
+
+    `first`: keys of jobs that come before the order of deadlines. `caution`: which pauses running jobs are reckoned to pay for,
+    if they can: 0: for a change of their shares now and another one later, so that they may be given more than they need, and
+    have that taken away again; 1: for one now; 2: only for those that the plan cannot do without. Pauses cost GPU time, which
+    others may need.
+    """
+    found = Plan(timeline, tuple(first))
+    for one in in_order(promises, first):
+        filled = fill(timeline, one, caution)
+        if filled is None:
+            found.broken.append(one)
+        else:
+            found.found[one.key] = filled
+    return found
+
+
+def earliest_first(promises: Sequence[Promise], timeline: Timeline) -> Plan:
+    """The order of deadlines without admission: who cannot be in time takes all that it can use in its place of the order."""
+    found = Plan(timeline)
+    for one in in_order(promises):
+        filled = fill(timeline, one) if len(one.levels) else None
+        if filled is None and len(one.levels):
+            filled = timeline.rush(
+                Want(max(one.left_s, LEAST_LEFT_S), one.deadline_s, one.levels, one.lead_s, one.change_s)
+            )
+        if filled is not None:
+            found.found[one.key] = filled
+    return found
+
+
+def repaired(promises: Sequence[Promise], timeline: Timeline, first: Sequence[int], tries: int) -> Plan | Promise:
+    """As `holds`, where a job that finds too little comes first in the next try; so many tries at most beside the first one.
+
+    Told is the job that found too little in the first one. `timeline` is as before.
+    """
+    begun = found = holds(promises, timeline.copy(), first)
+    ahead = tuple(first)
+    for _ in range(tries):
+        if isinstance(found, Plan) or found.key in ahead:
+            break
+        ahead = (found.key, *ahead)
+        found = holds(promises, timeline.copy(), ahead)
+    return found if isinstance(found, Plan) else begun
+
+
+def holds(
+    promises: Sequence[Promise], timeline: Timeline, first: Sequence[int] = (), caution: int = 0
+) -> Plan | Promise:
+    """As `plan`, asked for a plan with which all deadlines hold: that, or the first job that finds too little."""
+    found = Plan(timeline, tuple(first))
+    for one in in_order(promises, first):
+        filled = fill(timeline, one, caution)
+        if filled is None:
+            return one
+        found.found[one.key] = filled
+    return found
+
+
+def settle(promises: Sequence[Promise], timeline: Timeline) -> Plan:
+    """The best plan for jobs that have promises: who finds too little comes first in the next try.
+
+    Of the tries that one counts in which fewest promises break; `timeline` is as before.
+    """
+    best: Plan | None = None
+    for caution in range(3 if any(one.change_s for one in promises) else 1):
+        found = _settle(promises, timeline, caution)
+        if found.holds:
+            return found
+        if best is None or len(found.broken) < len(best.broken):
+            best = found
+    assert best is not None
+    return best
+
+
+def _settle(promises: Sequence[Promise], timeline: Timeline, caution: int) -> Plan:
+    if not caution and isinstance(held := repaired(promises, timeline, (), REPAIRS), Plan):
+        return held
+    best = tried = plan(promises, timeline.copy(), (), caution)
+    first: list[int] = []
+    for _ in range(REPAIRS):
+        if best.holds:
+            break
+        more = [one.key for one in tried.broken if one.key not in first]
+        if not more:
+            break
+        first = more + first
+        tried = plan(promises, timeline.copy(), first, caution)
+        if len(tried.broken) < len(best.broken):
+            best = tried
+    return best

@@ -1,0 +1,287 @@
+"""Newcomers of one turn: admitted with their planned ends, or refused with what would hold instead (ElasticFlow 4.1).
+
+All newcomers of a turn are decided together: if there is room for all of them, all are admitted, whatever their order. If not,
+those are admitted one by one that take the least GPU time, which leaves room for most; of equal ones the first.
+
+A refusal comes with a counter-offer: the earliest deadline that would hold, and the smallest changes with each of which this
+one would: less work, more GPUs in the cluster, or the consent of jobs that count less, which would go on without a promise. Each
+of these has been tried with the same reckoning that admits: it would be admitted if nothing happens before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from .allocation import soft_too
+from .promises import Plan, Promise, fill, holds, settle
+from .timeline import Filled, Timeline
+
+SEARCH = 20  # halvings of a range, at most
+FINE = 0.005  # a search ends when the range is so small a part of what is sought
+CAUTION = 1  # of `promises.plan`: a running job pays for one change of its share, if it can
+MOST_TRIED = 12  # jobs that are asked for their consent one by one
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Who has been promised what, and on how many GPUs.
+
+    `gpus`: those that may be promised; `promised`: jobs that have promises, in any order; `busy`: GPUs among these that others
+    hold for a time: (from, until, how many); `first`: keys of jobs that come before the order of deadlines (`promises.settle`).
+    Times are as `now`.
+    """
+
+    now: float
+    gpus: int
+    promised: Sequence[Promise] = ()
+    busy: Sequence[tuple[float, float, int]] = ()
+    first: tuple[int, ...] = ()
+
+    def timeline(self, gpus: int | None = None) -> Timeline:
+        found = Timeline(self.now, self.gpus if gpus is None else gpus)
+        for from_s, until_s, count in self.busy:
+            found.occupy(from_s, until_s, count)
+        return found
+
+    def plan(self, newcomers: Sequence[Promise] = (), gpus: int | None = None) -> Plan | None:
+        """The plan with which all deadlines hold, those of newcomers too; None: there is none."""
+        found = self._tried(newcomers, gpus)
+        return found if isinstance(found, Plan) else None
+
+    def able(self, newcomers: Sequence[Promise]) -> tuple[Situation, Plan | None]:
+        """The same, where promises may have become impossible to keep, or to keep in the order of deadlines: then those are left
+        out, and that order is left, in the plan that is returned and in the situation to which it belongs.
+
+        For newcomers alone the order is not left. A set of promises that needs another one would need it at each decision to
+        come, and might not find it.
+        """
+        found = self._tried(newcomers)
+        if isinstance(found, Plan):
+            return self, found
+        if all(one.key != found.key for one in self.promised):
+            return self, None
+        settled = settle(self.promised, self.timeline())
+        if settled.holds and not settled.first:
+            return self, None
+        kept = [one for one in self.promised if one.key in settled.found]
+        situation = replace(self, promised=kept, first=settled.first)
+        return situation, situation.plan(newcomers)
+
+    def _tried(self, newcomers: Sequence[Promise], gpus: int | None = None) -> Plan | Promise:
+        return holds([*self.promised, *newcomers], self.timeline(gpus), self.first, CAUTION)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What would hold instead; each by itself.
+
+    `deadline_s`: the earliest deadline with which the job would be admitted; inf: none (more GPUs at least are needed than there
+    are). `left_s`: with so much work, s on one GPU, it would be admitted as it is; 0: with none. `more_gpus`: if the cluster
+    had so many more; None: no number helps. `consent`: keys of jobs that count less, or whose deadlines are soft, and that would
+    have to go on without their promises; empty: that would not help.
+    """
+
+    deadline_s: float
+    left_s: float
+    more_gpus: int | None
+    consent: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of a newcomer.
+
+    `finish_s`: when it ends if it gets no more than its minimum; inf: not promised. `gpus`: its minimum satisfactory share, the
+    most GPUs that it needs at a time; 0: not promised. `gpu_s`: the GPU time that it needs. `offer`: if it is refused.
+    """
+
+    key: int
+    admitted: bool
+    finish_s: float = math.inf
+    gpus: int = 0
+    gpu_s: float = math.inf
+    offer: Offer | None = None
+
+
+def decide(situation: Situation, newcomers: Sequence[Promise], offers: bool = True) -> list[Verdict]:
+    """Whom of these to admit, in their order. All have deadlines. `offers`: refusals come with counter-offers.
+
+    Soft deadlines refuse nobody: their verdicts say whether there is room for them beside all others. Counter-offers take those
+    into account that have been admitted in the same turn.
+    """
+    hard = [one for one in newcomers if not one.soft]
+    situation, plan = situation.able(hard)
+    chosen = hard
+    if plan is None:
+        chosen, plan = _chosen(situation, hard)
+    then = replace(situation, promised=[*situation.promised, *chosen])
+    found = plan or then.plan() or Plan(then.timeline())
+    soft_too(found, [one for one in newcomers if one.soft])
+    return [
+        _admitted(one, found.found[one.key])
+        if one.key in found.found
+        else Verdict(one.key, one.soft, offer=counter_offer(then, one) if offers else None)
+        for one in newcomers
+    ]
+
+
+def _chosen(situation: Situation, newcomers: Sequence[Promise]) -> tuple[list[Promise], Plan | None]:
+    """Who is admitted, where not all can be, and the plan for all then; None: nobody."""
+    chosen: list[Promise] = []
+    found = None
+    if len(newcomers) <= 1:
+        return chosen, found
+    for one in sorted(newcomers, key=lambda one: (_alone_gpu_s(situation, one), one.key)):
+        tried = situation.plan([*chosen, one])
+        if tried is not None:
+            chosen.append(one)
+            found = tried
+    return chosen, found
+
+
+def _alone_gpu_s(situation: Situation, one: Promise) -> float:
+    filled = fill(situation.timeline(), one)
+    return math.inf if filled is None else filled.gpu_s
+
+
+def _admitted(one: Promise, filled: Filled) -> Verdict:
+    return Verdict(one.key, True, filled.finish_s, one.levels.counts[filled.level], filled.gpu_s)
+
+
+# -- what would hold instead
+
+
+def counter_offer(situation: Situation, newcomer: Promise) -> Offer:
+    """What would hold in place of a newcomer's deadline that does not."""
+    return Offer(
+        deadline_s=earliest_deadline(situation, newcomer),
+        left_s=most_work(situation, newcomer),
+        more_gpus=more_gpus(situation, newcomer),
+        consent=consents(situation, newcomer),
+    )
+
+
+def within(situation: Situation, newcomer: Promise, gpu_s: float) -> Offer:
+    """What would hold in place of a newcomer's deadline, and takes no more GPU time than this: a later deadline, or less work."""
+
+    def would(after_s: float) -> bool:
+        return _takes_gpu_s(situation, replace(newcomer, deadline_s=situation.now + after_s)) <= gpu_s
+
+    levels = newcomer.levels
+    after_s = math.inf
+    if len(levels) and levels.counts[1] <= situation.gpus and newcomer.left_s / levels.gain(1) <= gpu_s:
+        after_s = _least(
+            would, newcomer.deadline_s - situation.now, 2 * newcomer.left_s / levels.rates[1] + newcomer.lead_s
+        )
+    left_s = _most(lambda left_s: _takes_gpu_s(situation, replace(newcomer, left_s=left_s)) <= gpu_s, newcomer.left_s)
+    return Offer(situation.now + after_s, left_s, None, ())
+
+
+def _takes_gpu_s(situation: Situation, newcomer: Promise) -> float:
+    """Beside all promises; inf: it does not hold."""
+    plan = situation.plan([newcomer])
+    return plan.found[newcomer.key].gpu_s if plan is not None else math.inf
+
+
+def earliest_deadline(situation: Situation, newcomer: Promise) -> float:
+    """The earliest deadline with which a job would be admitted, to half a percent of the time until then; inf: none."""
+    if not len(newcomer.levels) or newcomer.levels.counts[1] > situation.gpus:
+        return math.inf
+    now = situation.now
+    best = newcomer.levels.rates[newcomer.levels.at_most(situation.gpus)]
+    shortest_s = newcomer.left_s / best + newcomer.lead_s
+    last_s = max([one.deadline_s for one in situation.promised], default=now)
+
+    def would(after_s: float) -> bool:
+        return situation.plan([replace(newcomer, deadline_s=now + after_s)]) is not None
+
+    after_s = _least(would, shortest_s * (1 + 1e-9), max(last_s - now, 0.0) + 2 * shortest_s + 1.0)
+    return now + after_s
+
+
+def most_work(situation: Situation, newcomer: Promise) -> float:
+    """The most work with which a job would be admitted by its deadline, to half a percent of its own; 0: none."""
+    return _most(lambda left_s: situation.plan([replace(newcomer, left_s=left_s)]) is not None, newcomer.left_s)
+
+
+def _most(would: Callable[[float], bool], whole: float) -> float:
+    """The greatest value below `whole` for which something holds, that holds for all smaller ones, to half a percent; 0: none."""
+    held, broken = 0.0, whole
+    for _ in range(SEARCH):
+        if broken - held <= FINE * whole:
+            break
+        middle = (held + broken) / 2
+        if would(middle):
+            held = middle
+        else:
+            broken = middle
+    return held
+
+
+def more_gpus(situation: Situation, newcomer: Promise) -> int | None:
+    """With how many GPUs more in the cluster a job would be admitted; None: with none, as it does not scale that far."""
+    most = newcomer.levels.counts[-1]
+    if not len(newcomer.levels) or situation.plan([newcomer], situation.gpus + most) is None:
+        return None
+    none, enough = 0, most
+    while enough - none > 1:
+        middle = (none + enough) // 2
+        if situation.plan([newcomer], situation.gpus + middle) is None:
+            none = middle
+        else:
+            enough = middle
+    return enough
+
+
+def consents(situation: Situation, newcomer: Promise) -> tuple[int, ...]:
+    """A smallest set of jobs that count less without whose promises the newcomer would be admitted; empty: there is none.
+
+    Smallest: none of them could keep its promise beside the others' and the newcomer's. Soft deadlines are asked first, then the
+    lowest priority, then the latest deadline.
+    """
+    asked = [one for one in situation.promised if one.soft or one.priority < newcomer.priority]
+    asked.sort(key=lambda one: (not one.soft, one.priority, -one.deadline_s, one.key))
+
+    def would(without: Sequence[Promise]) -> bool:
+        keys = {one.key for one in without}
+        rest = [one for one in situation.promised if one.key not in keys]
+        return replace(situation, promised=rest).plan([newcomer]) is not None
+
+    none, enough = 0, len(asked)
+    if not asked or not would(asked):
+        return ()
+    while enough - none > 1:
+        middle = (none + enough) // 2
+        if would(asked[:middle]):
+            enough = middle
+        else:
+            none = middle
+    chosen = asked[:enough]
+    for one in asked[:enough][:-1][:MOST_TRIED]:
+        without = [other for other in chosen if other is not one]
+        if would(without):
+            chosen = without
+    return tuple(one.key for one in chosen)
+
+
+def _least(would: Callable[[float], bool], low: float, high: float) -> float:
+    """The least value for which something holds, that holds for all larger ones; inf: not even far beyond `high`."""
+    for _ in range(SEARCH):
+        if would(high):
+            break
+        low, high = high, 2 * high
+    else:
+        return math.inf
+    if would(low):
+        return low
+    for _ in range(SEARCH):
+        if high - low <= FINE * high:
+            break
+        middle = (low + high) / 2
+        if would(middle):
+            high = middle
+        else:
+            low = middle
+    return high

@@ -1,0 +1,73 @@
+"""`edf`, `edf-admission`, `edf-elastic`: the earliest deadline first, ElasticFlow's baseline and its two halves (6.1, 6.4).
+
+* `edf`: "It uses as many GPUs as a job can scale out without decreasing the throughput." Rigid and preemptive: the share of
+  greatest throughput or none.
+* `edf-admission`: the same, where a job is admitted only if under this rule all deadlines are kept.
+* `edf-elastic`: elastic shares in the order of deadlines, and everybody is admitted.
+
+The paper does not say what becomes of a job that does not fit into what is left; here it is passed over. Nor does it say how a
+job whose deadline is out of reach is treated by `edf-elastic`; it says that resources are wasted on such jobs, so here they keep
+their place in the order, and take all that they can use.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import numpy as np
+
+from ..deadlines.admitting import EdfAdmission, EdfAdmissionParameters
+from ..deadlines.promises import Plan, Promise, earliest_first
+from ..deadlines.timeline import Timeline
+from ..view import JobTable, Reason
+from .base import Shares, rigid, waits_for
+from .elasticflow import Elasticflow
+
+
+class EdfParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """None."""
+
+
+class Edf:
+    """The earliest deadline first, each job with the GPUs of its greatest throughput or none; preemptive. Jobs without deadlines
+    come last, in the order of submission."""
+
+    name = "edf"
+    needs_lengths = False
+    Parameters = EdfParameters
+
+    def __init__(self, parameters: EdfParameters) -> None:
+        self.parameters = parameters
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        want = np.minimum(jobs.max_gpus, jobs.curves.most)
+        keys = np.where(np.isnan(jobs.deadline_s), np.inf, jobs.deadline_s)
+        given = rigid(jobs, gpus, keys, want)
+        free = gpus - int(given.sum())
+
+        def why(row: int) -> Reason | None:
+            return waits_for(int(want[row]), free, gpus, "left by earlier deadlines") if not given[row] else None
+
+        return Shares(given, why)
+
+
+class EdfWithAdmission(Edf):
+    """`edf`, and its own admission refuses jobs whose deadlines would be missed, or would make others miss theirs."""
+
+    name = "edf-admission"
+
+    def own_admission(self) -> EdfAdmission:
+        """Which admission goes with it where none is named."""
+        return EdfAdmission(EdfAdmissionParameters())
+
+
+class EdfElastic(Elasticflow):
+    """The earliest deadline first, elastic: each job gets the least that keeps its deadline, one that cannot be in time
+    all that it can use, in its place of the order; what is left goes as in `elasticflow`. Everybody is admitted."""
+
+    name = "edf-elastic"
+    own_admission = None  # type: ignore[assignment]
+
+    def _plan(self, promised: list[Promise], timeline: Timeline) -> tuple[Plan, list[Promise]]:
+        return earliest_first(promised, timeline), []

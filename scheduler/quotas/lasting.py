@@ -1,0 +1,121 @@
+"""GPUs that are given for good: to fixed gangs, and to the head of the queue for which GPUs are held. Pure.
+
+Whoever lends its idle GPUs to an elastic job gets them back within a step. A gang keeps what it begins with until it ends, and
+nobody knows when that is. So gangs do not borrow: after one has begun, every tenant can still be given what it is guaranteed,
+were all others to shrink. With g what a tenant is guaranteed, and f what its gangs have, that is
+
+    sum over all tenants of max(g, f)  <=  GPUs
+
+A gang begins if that holds with it, or if it stays within what its own tenant is guaranteed. Guarantees count from the time that
+they are made, also those of users without jobs. A gang with a range of GPUs begins with no more than that leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..view import ClusterView, Ints, Reason, ReasonCode
+from .dividing import Tenancy
+from .terms import Quotas
+
+
+class Lasting:
+    """How many GPUs may still be given to each tenant for good."""
+
+    def __init__(self, quotas: Quotas, owners: Iterable[str], fixed: Mapping[str, int], gpus: int) -> None:
+        """`owners`: users with jobs; `fixed`: by tenant, what its gangs have; `gpus`: all that there are, theirs included."""
+        self._quotas = quotas
+        self._fixed = dict(fixed)
+        tenants = dict.fromkeys(
+            [*(quotas.tenant(name) for name in quotas.users), *(f"group {name}" for name in quotas.groups), *fixed]
+        )
+        tenants |= dict.fromkeys(map(quotas.tenant, dict.fromkeys(owners)))
+        self._spare = gpus - sum(self._counts(tenant) for tenant in tenants)
+
+    def most(self, tenant: str) -> int:
+        """So many more at most."""
+        quota, fixed = self._quotas.quota(tenant), self._fixed.get(tenant, 0)
+        most = max(0, quota.gpus - fixed) + max(0, self._spare)
+        return most if quota.most_gpus is None else max(0, min(most, quota.most_gpus - fixed))
+
+    def take(self, tenant: str, gpus: int) -> None:
+        """They are given."""
+        before = self._counts(tenant)
+        self._fixed[tenant] = self._fixed.get(tenant, 0) + gpus
+        self._spare -= self._counts(tenant) - before
+
+    def _counts(self, tenant: str) -> int:
+        return max(self._quotas.quota(tenant).gpus, self._fixed.get(tenant, 0))
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A view in which no gang can use more than it may begin with, and the rows of those that may not begin at all."""
+
+    view: ClusterView
+    without: frozenset[int]
+
+
+def lasting(view: ClusterView, tenancy: Tenancy) -> Lasting:
+    """Before anything of the view is given for good, but for shares by hand and what is held for the head of the queue."""
+    gpus = view.total_gpus + sum(tenancy.held.values())
+    found = Lasting(tenancy.quotas, tenancy.owners, tenancy.held, gpus)
+    for row, share in view.manual_shares.items():
+        found.take(tenancy.tenant(row), share)
+    if view.reservation is not None:
+        found.take(tenancy.tenant(view.reservation.row), view.reservation.gpus)
+    return found
+
+
+def bounded(view: ClusterView, tenancy: Tenancy) -> Bounded:
+    """Each gang by itself."""
+    gangs, may = _gangs(view, tenancy), lasting(view, tenancy)
+    if not gangs:
+        return Bounded(view, frozenset())
+    most = view.jobs.max_gpus.copy()
+    most[gangs] = np.minimum(most[gangs], [may.most(tenancy.tenant(row)) for row in gangs])
+    return _capped(view, most)
+
+
+def too_many(view: ClusterView, tenancy: Tenancy, shares: Mapping[int, int]) -> Bounded | None:
+    """Gangs that were given these shares, by row, and may not begin all together: who comes first keeps its share, the others,
+    and those that got none, wait for the next decision. None: all may begin."""
+    gangs, may = _gangs(view, tenancy), lasting(view, tenancy)
+    most, over = view.jobs.max_gpus.copy(), False
+    for row in gangs:
+        share, tenant = shares.get(row, 0), tenancy.tenant(row)
+        fits = share <= may.most(tenant)
+        over |= not fits
+        most[row] = share if fits else 0
+        if fits:
+            may.take(tenant, share)
+    return _capped(view, most) if over else None
+
+
+def _gangs(view: ClusterView, tenancy: Tenancy) -> list[int]:
+    """Rows, those with GPUs first."""
+    head = view.reservation.row if view.reservation is not None else None
+    rows = [row for row in tenancy.stays if row != head and row not in view.manual_shares]
+    return sorted(rows, key=lambda row: (row not in view.placements, row))
+
+
+def _capped(view: ClusterView, most: Ints) -> Bounded:
+    if (most == view.jobs.max_gpus).all():
+        return Bounded(view, frozenset())
+    least = view.jobs.min_gpus
+    without = frozenset(np.flatnonzero(most < least).tolist())
+    return Bounded(replace(view, jobs=view.jobs.within(np.maximum(most, least))), without)
+
+
+def told(tenancy: Tenancy, row: int, without: Collection[int]) -> Reason | None:
+    """Why a gang does not begin, where that is because of quotas."""
+    if row not in without:
+        return None
+    tenant = tenancy.tenant(row)
+    quota, held = tenancy.quotas.quota(tenant), tenancy.held.get(tenant, 0)
+    whose = tenant.removeprefix("user ")
+    text = "waits for GPUs that nobody else is guaranteed: it cannot be resized, so it could not give them back"
+    return Reason(ReasonCode.QUOTA, f"{text} ({whose} has {held} of {quota.gpus} in such jobs)")

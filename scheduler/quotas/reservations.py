@@ -1,0 +1,79 @@
+"""Reservations by time: so many GPUs are out of use from one moment to another, for somebody outside the cluster. Pure.
+
+They stand in the policy file. What holds GPUs for the head of the queue is something else (`scheduler.reservation`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+MOST_RESERVATIONS = 1000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+Busy = tuple[float, float, int]  # from, until (Unix time, s), how many GPUs
+
+
+class TimedReservation(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"starts": "from", "ends": "to"}
+):
+    """`gpus`: so many GPUs are taken out of use. `from`, `to`: when, in ISO 8601 with a time zone (2026-11-30T18:00+01:00).
+
+    Raises ValueError, which a policy file's reader turns into a sentence with the field.
+    """
+
+    name: str
+    gpus: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    starts: str
+    ends: str
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                "name: is not a name: letters, digits, '.', '_' and '-', at most 64, a letter or digit first"
+            )
+        if _unix_s("to", self.ends) <= _unix_s("from", self.starts):
+            raise ValueError(f"to: is not after {self.starts}, where it begins")
+
+    @property
+    def from_s(self) -> float:
+        """Unix time."""
+        return _unix_s("from", self.starts)
+
+    @property
+    def to_s(self) -> float:
+        return _unix_s("to", self.ends)
+
+
+def busy(reservations: Iterable[TimedReservation], taken: Mapping[str, int], now: float) -> Iterator[Busy]:
+    """When how many GPUs that may be had now will be out of use. `taken`: by name, how many of a reservation's are already."""
+    for one in reservations:
+        left = one.gpus - taken.get(one.name, 0)
+        if one.to_s > now and left > 0:
+            yield max(now, one.from_s), one.to_s, left
+
+
+def next_s(reservations: Iterable[TimedReservation], now: float) -> float:
+    """When the next one begins (Unix time, s); inf: none does."""
+    return min((one.from_s for one in reservations if one.from_s > now), default=math.inf)
+
+
+def repeated(reservations: Sequence[TimedReservation]) -> str:
+    """A name that two of them have; "": none."""
+    names = [one.name for one in reservations]
+    return next((name for at, name in enumerate(names) if name in names[:at]), "")
+
+
+def _unix_s(field: str, text: str) -> float:
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(f"{field}: is not a time, such as 2026-11-30T18:00+01:00") from None
+    if found.tzinfo is None:
+        raise ValueError(f"{field}: does not say its time zone, such as 2026-11-30T18:00+01:00 does")
+    return found.timestamp()

@@ -1,0 +1,91 @@
+"""What a policy file says of quotas (ElasticFlow 4.4)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+GpuHours = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a user or a group. `gpus`: so many GPUs are guaranteed to its jobs together; they may borrow what others leave idle.
+    `most_gpus`: they never have more than this; null: no bound. `jobs`: so many may be unfinished at once; null: no bound.
+    `promised_gpu_hours`: hard deadlines of its jobs hold no more GPU time than this; null: no bound.
+
+    Raises ValueError, which a policy file's reader turns into a sentence with the field.
+    """
+
+    gpus: Count = 0
+    most_gpus: Count | None = None
+    jobs: Count | None = None
+    promised_gpu_hours: GpuHours | None = None
+
+    def __post_init__(self) -> None:
+        if self.most_gpus is not None and self.most_gpus < self.gpus:
+            raise ValueError(f"most_gpus {self.most_gpus} is less than gpus {self.gpus}, which are guaranteed")
+
+
+class Group(Quota, frozen=True, forbid_unknown_fields=True):
+    """Users who share one quota."""
+
+    members: tuple[str, ...] = ()
+
+
+NO_QUOTA = Quota()
+
+
+class Quotas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`users` and `groups` by name; `default`: of each user who is named in neither.
+
+    The GPUs of a group's members count for the group. A member who stands under `users`, too, may only have `jobs` and
+    `promised_gpu_hours` there.
+    """
+
+    users: dict[str, Quota] = {}
+    groups: dict[str, Group] = {}
+    default: Quota = NO_QUOTA
+
+    def __post_init__(self) -> None:
+        seen: dict[str, str] = {}
+        for name, group in self.groups.items():
+            if not group.members:
+                raise ValueError(f"group {name} has no members")
+            for member in group.members:
+                if member in seen:
+                    raise ValueError(f"{member} is a member of {seen[member]} and again of {name}: one group each")
+                seen[member] = name
+                own = self.users.get(member, NO_QUOTA)
+                if own.gpus or own.most_gpus is not None:
+                    raise ValueError(
+                        f"{member} is a member of {name}, whose gpus count for it: only jobs and promised_gpu_hours "
+                        "may stand under users"
+                    )
+
+    @property
+    def any(self) -> bool:
+        """Is anything said?"""
+        return bool(self.users or self.groups) or self.default != NO_QUOTA
+
+    def group_of(self, user: str) -> str | None:
+        """The group of a user; None: in none."""
+        return next((name for name, group in self.groups.items() if user in group.members), None)
+
+    def own(self, user: str) -> Quota:
+        """What is said of a user alone: nothing of a group's member whom `users` does not name."""
+        return self.users.get(user, self.default if self.group_of(user) is None else NO_QUOTA)
+
+    def tenant(self, user: str) -> str:
+        """For whom the GPUs of a user's jobs count: "group vision", or "user alice"."""
+        group = self.group_of(user)
+        return f"user {user}" if group is None else f"group {group}"
+
+    def quota(self, tenant: str) -> Quota:
+        """Of one that `tenant` has named."""
+        kind, _, name = tenant.partition(" ")
+        return self.groups[name] if kind == "group" else self.own(name)
+
+
+NO_QUOTAS = Quotas()

@@ -1,0 +1,147 @@
+"""GPUs that are lent for a while: who leaves them, what is refused, and when they are used again."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticd.protocol.messages import EndLoan, EventKind, GetServers, GpusLent, LendGpus, LoanEnded, Refused, Submit
+from elasticd.protocol.model import Deadline
+from elasticd.protocol.principals import Principal, Role
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec, one_running = _module.World, _module.job_spec, _module.one_running
+
+
+def lent(world, gpus: int, for_s: float = 60.0, **changes) -> GpusLent:
+    answer = world.ask(LendGpus(gpus=gpus, for_s=for_s, **changes))
+    assert isinstance(answer, GpusLent), answer
+    return answer
+
+
+def test_free_gpus_are_lent_first_and_nobody_is_disturbed() -> None:
+    world = World({"s1": 4, "s2": 4})
+    job = one_running(world, 4)
+    before = job.record.target
+    loan = lent(world, 4)
+    assert not set(loan.gpus) & set(before)
+    world.turn()
+    assert (job.record.target, job.record.generation) == (before, 1)
+
+
+def test_an_elastic_job_shrinks_at_once_and_grows_again_when_the_time_is_over() -> None:
+    world = World({"s1": 4})
+    job = one_running(world, 4)
+    loan = lent(world, 3, for_s=30.0)
+    world.settle(job.id, 20)
+    assert len(job.record.target) == 1
+    assert not set(loan.gpus) & set(job.record.target)
+    assert job.record.restarts == 0
+    world.pass_time(31.0)
+    world.settle(job.id, 60)
+    assert len(job.record.target) == 4
+    assert "loan-" in world.story()
+    assert world.kinds().count(EventKind.LOAN_ENDED) == 1
+
+
+def test_what_is_lent_is_left_with_the_next_step_though_its_job_is_to_move_elsewhere() -> None:
+    world = World({"s1": 3, "s2": 3})
+    jobs = [world.submit(job_spec(name, 1, 3)) for name in ("first", "second")]
+    _all_settle(world, jobs)
+    assert [len(job.record.target) for job in jobs] == [3, 3]
+    (gpu,) = lent(world, 1).gpus
+    job = next(job for job in jobs if any(entry.gpu == gpu for entry in job.record.workers))
+    (lost,) = [entry.worker for entry in job.record.workers if entry.gpu == gpu]
+    trained = {entry.worker for entry in job.record.workers if entry.trained}
+    assert set(world.roster(job.id)) == trained - {lost}, "nobody who still has to start is waited for"
+    world.commit(job.id, 20)
+    assert gpu not in [entry.gpu for entry in job.record.workers]
+    assert world.kinds().count(EventKind.DRAINED) == 1
+    _all_settle(world, jobs)
+    assert sorted(len(job.record.target) for job in jobs) == [2, 3]
+    assert [job.share_gpus for job in jobs] == [len(job.record.target) for job in jobs]
+    assert [job.record.restarts for job in jobs] == [0, 0]
+
+
+def _all_settle(world, jobs) -> None:
+    """Workers arrive and commit what is ordered, where all of them have been started, until nothing more is."""
+    for _ in range(8):
+        for job in jobs:
+            world.reap()
+            world.arrive(job.id)
+            if set(world.roster(job.id)) <= set(world.running(job.id)):
+                world.commit(job.id, 30)
+
+
+def test_a_loan_is_ended_by_hand() -> None:
+    world = World({"s1": 4})
+    loan = lent(world, 2)
+    ended = world.ask(EndLoan(loan=loan.loan))
+    assert ended == LoanEnded(loan=loan.loan, gpus=loan.gpus)
+    again = world.ask(EndLoan(loan=loan.loan))
+    assert isinstance(again, Refused)
+    assert f"there is no loan '{loan.loan}'" in again.reason
+    assert world.ask(GetServers()).servers[0].cordons == ()
+
+
+def test_a_loan_outlasts_its_controller_and_ends_in_time() -> None:
+    world = World({"s1": 4})
+    loan = lent(world, 2, for_s=20.0)
+    world.restart()
+    assert [cordon.loan for cordon in world.ask(GetServers()).servers[0].cordons] == [loan.loan] * 2
+    world.pass_time(21.0)
+    assert world.ask(GetServers()).servers[0].cordons == ()
+
+
+def test_gangs_keep_their_gpus() -> None:
+    world = World({"s1": 4})
+    gang = world.submit(job_spec("gang", 3, 3, restarts=0))
+    world.turn()
+    assert len(gang.own_gpus) == 3
+    refused = world.ask(LendGpus(gpus=2, for_s=60.0))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "2 GPUs cannot be lent: 1 of 4 can be had; 3 belong to jobs that cannot be resized"
+    assert len(lent(world, 1).gpus) == 1
+
+
+def test_what_is_promised_is_lent_only_if_somebody_insists() -> None:
+    world = World({"s1": 4})
+    rates = {1: 1.0, 2: 2.0, 4: 4.0}
+    spec = job_spec("due", 1, 4, max_steps=140, throughput=rates, deadline=Deadline(in_s=60.0))
+    assert not isinstance(world.ask(Submit(spec=spec)), Refused)
+    world.settle("due-1", 5)
+    refused = world.ask(LendGpus(gpus=3, for_s=100.0))
+    assert isinstance(refused, Refused)
+    assert "the deadlines of due-1 would be missed" in refused.reason
+    assert len(lent(world, 1, for_s=5.0).gpus) == 1
+    assert len(lent(world, 2, for_s=100.0, force=True).gpus) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpus": 0}, "0 GPUs cannot be lent: at least 1"),
+        ({"for_s": 0.0}, "cannot be lent for 0 s"),
+        ({"for_s": 1e9}, "1 s to 31 days"),
+        ({"reason": "a\nb"}, "a reason is one line"),
+    ],
+)
+def test_a_wrong_wish_is_refused_in_a_sentence(changes, words) -> None:
+    world = World({"s1": 4})
+    refused = world.ask(LendGpus(**{"gpus": 1, "for_s": 60.0, **changes}))
+    assert isinstance(refused, Refused)
+    assert words in refused.reason
+
+
+def test_users_lend_nothing() -> None:
+    world = World({"s1": 4})
+    refused = world.ask(LendGpus(gpus=1, for_s=60.0), who=Principal(role=Role.USER, name="alice"))
+    assert refused.not_allowed

@@ -1,0 +1,237 @@
+"""Deadlines: admitted, refused with what would hold, provisional, endangered and told of before they are missed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticd.protocol.messages import EventKind, Forecast, Forecasted, GetJob, PromiseState, Refused, Submit, Submitted
+from elasticd.protocol.model import Deadline, JobPhase, Steady, WorkerPhase
+
+_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules["controller_world"] = _module
+_spec.loader.exec_module(_module)
+World, job_spec = _module.World, _module.job_spec
+
+LINEAR = {1: 1.0, 2: 2.0, 4: 4.0}  # steps per second
+
+
+def spec(name: str = "digits", in_s: float = 100.0, steps: int = 100, soft: bool = False, **changes):
+    """100 steps are 100 s of one GPU."""
+    deadline = Deadline(in_s=in_s, soft=soft)
+    return job_spec(name, **{"throughput": LINEAR, "max_steps": steps, "deadline": deadline, **changes})
+
+
+def promise(world, job):
+    return world.ask(GetJob(job=job.id)).job.promise
+
+
+def train(world, job, step: int, step_s: float | None = None) -> None:
+    """It has applied this step, with the GPUs that it has. step_s: what its steps take there, as far as it tells."""
+    world.settle(job.id, max(0, step))
+    generation = job.record.committed
+    steady = Steady(generation=generation, step_s=step_s, steps=32) if step_s is not None else None
+    for worker in world.roster(job.id):
+        world.report(worker, WorkerPhase.TRAINING, generation, step, steady=steady)
+
+
+def test_a_deadline_that_there_is_room_for_is_promised_with_its_plan() -> None:
+    world = World({"s1": 4})
+    answer = world.ask(Submit(spec=spec(in_s=60.0)))
+    assert isinstance(answer, Submitted)
+    told = answer.promise
+    assert (told.state, told.deadline_s, told.soft) == (PromiseState.HOLDS, world.now + 60.0, False)
+    assert told.planned_s <= told.deadline_s
+    assert told.least_gpus == 2
+    assert "deadline in 1m00s, promised" in world.story()
+
+
+def test_one_that_there_is_no_room_for_is_refused_with_what_would_hold() -> None:
+    world = World({"s1": 4})
+    first = world.submit(spec("first", in_s=50.0, steps=110))
+    refused = world.ask(Submit(spec=spec("second", in_s=50.0)))
+    assert isinstance(refused, Refused)
+    assert "second is not admitted: its deadline in 50s does not hold" in refused.reason
+    for part in ("a deadline in 1m", "at most ", " steps", " GPUs more in the cluster"):
+        assert part in refused.reason
+    assert promise(world, first).state is PromiseState.HOLDS
+    assert len(world.machine.cluster.jobs) == 1
+
+
+def test_what_a_refusal_offers_would_be_admitted() -> None:
+    world = World({"s1": 4})
+    world.submit(spec("first", in_s=50.0, steps=110))
+    told = world.ask(Forecast(spec=spec("second", in_s=50.0)))
+    assert isinstance(told, Forecasted)
+    assert told.reason
+    offer = told.offer
+    later = Deadline(at_s=offer.deadline_s)
+    assert not world.ask(Forecast(spec=spec("second", deadline=later))).reason
+    assert not world.ask(Forecast(spec=spec("second", in_s=50.0, steps=offer.steps))).reason
+    assert offer.more_gpus is not None
+    more = World({"s1": 4 + offer.more_gpus})
+    more.submit(spec("first", in_s=50.0, steps=110))
+    assert not more.ask(Forecast(spec=spec("second", in_s=50.0))).reason
+
+
+def test_submissions_of_one_turn_are_decided_about_together() -> None:
+    world = World({"s1": 4})
+    world.ask(Submit(spec=spec("large", in_s=50.0, steps=150)), "r-large", turn=False)
+    world.ask(Submit(spec=spec("small", in_s=50.0, steps=60)), "r-small", turn=False)
+    assert world.machine.cluster.jobs == {}
+    world.turn()
+    assert isinstance(world.answers["r-large"], Refused)
+    assert world.answers["r-small"].promise.state is PromiseState.HOLDS
+    assert isinstance(world.ask(Submit(spec=spec("small", in_s=50.0, steps=60)), "r-small"), Submitted)
+    assert len(world.machine.cluster.jobs) == 1
+
+
+def test_a_forecast_changes_nothing() -> None:
+    world = World({"s1": 4})
+    before = dict(world.store)
+    told = world.ask(Forecast(spec=spec()))
+    assert (told.reason, told.promise.state) == ("", PromiseState.HOLDS)
+    assert world.machine.cluster.jobs == {}
+    assert dict(world.store) == before
+
+
+def test_consent_is_asked_of_jobs_of_lower_priority_alone() -> None:
+    world = World({"s1": 4})
+    low = world.submit(spec("low", in_s=50.0, steps=140, priority=-10))
+    told = world.ask(Forecast(spec=spec("high", in_s=50.0, priority=10)))
+    assert told.offer.consent == (low.id,)
+    assert world.ask(Forecast(spec=spec("lower", in_s=50.0, priority=-20))).offer.consent == ()
+
+
+def test_a_promised_job_gets_its_share_from_those_without_deadlines() -> None:
+    world = World({"s1": 4})
+    other = world.submit(job_spec("other", 1, 4, throughput=LINEAR))
+    train(world, other, 5)
+    assert len(other.record.target) == 4
+    job = world.submit(spec("due", in_s=40.0, steps=90))
+    world.turn()
+    assert len(job.record.target) >= 3
+    assert len(other.record.target) >= 1
+    assert "gives GPUs to jobs with deadlines: due" in world.ask(GetJob(job=other.id)).job.reason
+
+
+def test_a_soft_deadline_is_never_refused() -> None:
+    world = World({"s1": 2})
+    job = world.submit(spec(in_s=10.0, soft=True))
+    assert promise(world, job).state is PromiseState.NONE
+    other = world.submit(spec("other", in_s=1000.0, soft=True))
+    world.turn()
+    assert promise(world, other).state is PromiseState.HOLDS
+
+
+def test_a_job_that_nothing_is_known_of_is_promised_provisionally_and_then_for_good() -> None:
+    world = World({"s1": 4})
+    job = world.submit(spec(in_s=1000.0, throughput={}))
+    told = promise(world, job)
+    assert told.state is PromiseState.PROVISIONAL
+    assert told.waits_for == "its throughput"
+    assert world.now < told.final_by_s < told.deadline_s
+    train(world, job, 1)
+    assert promise(world, job).state is PromiseState.PROVISIONAL
+    for step in (40, 60, 80):  # with four GPUs, then two, then one
+        train(world, job, step, 1.0 / len(job.record.target))
+    world.pass_time(1.0)
+    assert promise(world, job).state is PromiseState.HOLDS
+    assert world.kinds(job.id).count(EventKind.PROMISED) == 1
+
+
+def test_a_provisional_promise_that_proves_wrong_is_told_and_the_job_goes_on() -> None:
+    world = World({"s1": 1})
+    job = world.submit(spec(in_s=100.0, steps=10_000, low=1, high=1, throughput={}))
+    train(world, job, 40, 1.0)
+    world.pass_time(1.0)
+    assert promise(world, job).state is PromiseState.NONE
+    assert "its deadline cannot be promised" in world.story()
+    assert job.record.phase is JobPhase.RUNNING
+
+
+def test_a_job_that_does_not_tell_its_length_is_provisional() -> None:
+    world = World({"s1": 4})
+    job = world.submit(spec(in_s=1000.0, max_steps=None))
+    told = promise(world, job)
+    assert (told.state, told.final_by_s) == (PromiseState.PROVISIONAL, None)
+    assert told.waits_for.startswith("its length")
+
+
+def test_a_promise_that_becomes_impossible_is_told_before_it_is_broken() -> None:
+    world = World({"s1": 2, "s2": 2})
+    job = world.submit(spec(in_s=50.0, steps=160))
+    train(world, job, 5)
+    assert promise(world, job).state is PromiseState.HOLDS
+    world.agents["s2"].connected = False
+    world.pass_time(20.0)
+    told = promise(world, job)
+    assert told.state is PromiseState.BREAKS
+    assert world.now < told.deadline_s < told.planned_s
+    assert "of the 154 steps left" in told.saved_by
+    assert EventKind.ENDANGERED in world.kinds(job.id)
+    assert "its deadline will be missed, as things are" in world.story()
+
+
+def test_a_job_that_falls_behind_unnoticed_is_told_before_its_deadline() -> None:
+    world = World({"s1": 1})
+    job = world.submit(spec(in_s=120.0, low=1, high=1))
+    train(world, job, 2)
+    for _ in range(11):
+        world.pass_time(10.0)
+    assert world.now < job.deadline_s
+    world.pass_time(job.deadline_s - world.now - 0.2)
+    assert world.now < job.deadline_s
+    assert promise(world, job).state is PromiseState.BREAKS
+
+
+def test_another_controller_knows_what_was_promised_and_tells_nothing_twice() -> None:
+    world = World({"s1": 4})
+    job = world.submit(spec(in_s=60.0))
+    train(world, job, 5)
+    before = world.kinds(job.id).count(EventKind.PROMISED)
+    world.restart()
+    world.settle(job.id, 6)
+    again = world.job(job.id)
+    assert again.record.promise is PromiseState.HOLDS
+    assert promise(world, again).planned_s is not None
+    assert world.kinds(job.id).count(EventKind.PROMISED) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"in_s": 60.0, "gpu_types": ("slot",)}, "only to a job that may use every GPU"),
+        ({"in_s": 60.0, "low": 4, "high": 4, "restarts": 0}, "does not call elastic.join"),
+        ({"deadline": Deadline(at_s=1.0)}, "its deadline has passed"),
+    ],
+)
+def test_what_cannot_be_promised_is_refused_with_the_reason(changes, words) -> None:
+    world = World({"s1": 4})
+    refused = world.ask(Submit(spec=spec(**changes)))
+    assert isinstance(refused, Refused)
+    assert words in refused.reason
+
+
+def test_under_a_policy_that_interrupts_nobody_nothing_is_promised() -> None:
+    world = World({"s1": 4}, policy="fifo")
+    refused = world.ask(Submit(spec=spec()))
+    assert isinstance(refused, Refused)
+    assert "the policy fifo keeps no deadlines" in refused.reason
+
+
+def test_a_job_that_is_over_has_no_promise_any_more() -> None:
+    world = World({"s1": 1})
+    job = world.submit(spec(low=1, high=1, in_s=1000.0))
+    train(world, job, 99)
+    for worker in world.roster(job.id):
+        world.report(worker, WorkerPhase.FINISHED, job.record.committed, 99)
+        world.exit(worker, 0)
+    assert job.record.phase is JobPhase.FINISHED
+    assert promise(world, job) is None

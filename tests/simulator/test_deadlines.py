@@ -1,0 +1,258 @@
+"""Deadlines in simulations: what is admitted is kept, what is not is counted, and baselines do as they say."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticd.protocol.model import JobId
+from elasticd.scheduler.scheduler import load_scheduler
+from elasticd.scheduler.view import Curves
+from elasticd.simulator.assign import Assigned
+from elasticd.simulator.costs import BACKGROUND, NONE, STOP_RESUME, Costs
+from elasticd.simulator.metrics import Metrics
+from elasticd.simulator.replay import own_setups, simulate
+from elasticd.simulator.runs import Result, Setup, run
+from elasticd.simulator.workload import Workload, servers
+
+NAN = math.nan
+GPUS = 8
+
+
+def curves(rng: random.Random, dents: bool) -> Curves:
+    """Some concave ones; with `dents` some are not."""
+    found = [np.arange(GPUS + 1) ** power for power in (0.4, 0.6, 0.8, 1.0)]
+    if dents:
+        found += [np.array([0.0, *np.cumsum([rng.choice([0.1, 0.5, 1.0]) for _ in range(GPUS)])]) for _ in range(3)]
+    return Curves(np.array([one / one[1] for one in found]))
+
+
+def workload(
+    seed: int, dents: bool = False, best_effort: float = 0.2, soft: float = 0.1, turns: bool = False
+) -> Workload:
+    """Up to forty jobs that come faster than they can be served; deadlines are as in ElasticFlow 6.1, and tighter.
+
+    `turns`: they come several at a time.
+    """
+    rng = random.Random(seed)
+    count = rng.randint(2, 40)
+    scaling = curves(rng, dents)
+    work_s = np.array([rng.choice([50.0, 400.0, 3000.0]) * rng.uniform(0.5, 2) for _ in range(count)])
+    gap_s = rng.choice([20.0, 100.0, 400.0])
+    submit_s = np.cumsum([0.0 if turns and rng.random() < 0.6 else rng.expovariate(1 / gap_s) for _ in range(count)])
+    curve = np.array([rng.randrange(len(scaling.speedup)) for _ in range(count)])
+    requested = np.array([rng.choice([1, 2, 4, 8]) for _ in range(count)])
+    alone_s = work_s / scaling.speedup[curve, requested]
+    bound = np.array([rng.random() >= best_effort for _ in range(count)])
+    due_s = submit_s + alone_s * np.array([rng.uniform(0.5, 1.5) for _ in range(count)]) + 2
+    return Workload(
+        names=tuple(JobId(f"j{number}") for number in range(count)),
+        submit_s=submit_s - submit_s[0],
+        min_gpus=np.array([rng.choice([1, 1, 1, 2]) for _ in range(count)]),
+        max_gpus=np.full(count, GPUS),
+        requested_gpus=requested,
+        work_s=work_s,
+        curve=curve,
+        curves=scaling,
+        models=("any",) * len(scaling.speedup),
+        deadline_s=np.where(bound, due_s - submit_s[0], NAN),
+        soft=np.array([int(rng.random() < soft) for _ in range(count)]),
+    )
+
+
+def replay(load: Workload, policy: str | dict[str, Any], costs: Costs = NONE) -> Result:
+    document = {"policy": policy} if isinstance(policy, str) else policy
+    scheduler = load_scheduler(document, "test")
+    assert load.deadline_s is not None
+    setup = Setup(Assigned(load, load.deadline_s), servers(2, GPUS // 2), costs, seed=0)
+    return run(own_setups(setup, {"one": scheduler}).get("one", setup), scheduler.policy)
+
+
+def missed(load: Workload, found: Result) -> list[str]:
+    """Who was promised a deadline and ended after it."""
+    assert load.deadline_s is not None
+    assert load.soft is not None
+    hard = ~np.isnan(load.deadline_s) & (load.soft == 0) & ~found.refused
+    late = ~(found.end_s <= load.deadline_s + 1e-6)
+    return [load.names[job] for job in np.flatnonzero(hard & late).tolist()]
+
+
+# -- promises
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.booleans())
+def test_no_admitted_job_ever_misses_its_deadline(seed: int, powers: bool, dents: bool, turns: bool) -> None:
+    load = workload(seed, dents, turns=turns)
+    found = replay(load, {"policy": "elasticflow", "parameters": {"powers": powers, "start_s": 0, "resize_s": 0}})
+    assert missed(load, found) == []
+    assert np.isnan(found.end_s[found.refused]).all()
+    assert not np.isnan(found.end_s[~found.refused]).any()
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6), st.sampled_from([(BACKGROUND, 3.4, 0.4), (STOP_RESUME, 30.0, 30.0)]))
+def test_pauses_that_are_counted_in_break_no_promise(seed: int, costs: tuple[Costs, float, float]) -> None:
+    what, start_s, resize_s = costs
+    load = workload(seed)
+    found = replay(load, {"policy": "elasticflow", "parameters": {"start_s": start_s, "resize_s": resize_s}}, what)
+    assert missed(load, found) == []
+
+
+def test_a_soft_deadline_is_never_refused_and_never_breaks_a_promise() -> None:
+    load = workload(3, soft=0.5, best_effort=0.0)
+    found = replay(load, {"policy": "elasticflow", "parameters": {"start_s": 0, "resize_s": 0}})
+    assert load.soft is not None
+    assert not found.refused[load.soft == 1].any()
+    assert found.refused.any(), "the load is not so light that all are admitted"
+    assert missed(load, found) == []
+
+
+def test_jobs_without_deadlines_are_run_to_their_ends_beside_promises() -> None:
+    load = workload(5, best_effort=0.5)
+    found = replay(load, {"policy": "elasticflow", "parameters": {"start_s": 0, "resize_s": 0}})
+    assert load.deadline_s is not None
+    assert not np.isnan(found.end_s[np.isnan(load.deadline_s)]).any()
+
+
+def test_arrivals_of_one_moment_are_decided_together() -> None:
+    """Four jobs come at once to eight GPUs; three of a GPU-second budget that fits, and a large one that would keep them out."""
+    names = tuple(JobId(name) for name in ("large", "a", "b", "c"))
+    load = Workload(
+        names=names,
+        submit_s=np.zeros(4),
+        min_gpus=np.ones(4, dtype=np.int64),
+        max_gpus=np.full(4, 8),
+        requested_gpus=np.full(4, 8),
+        work_s=np.array([800.0, 250.0, 250.0, 250.0]),
+        curve=np.zeros(4, dtype=np.int64),
+        curves=Curves(np.arange(9.0)[None, :]),
+        models=("linear",),
+        deadline_s=np.full(4, 102.0),
+        soft=np.zeros(4, dtype=np.int64),
+    )
+    found = replay(load, {"policy": "elasticflow", "parameters": {"start_s": 0, "resize_s": 0}})
+    assert found.refused.tolist() == [True, False, False, False]
+    assert found.metrics.refused == 1
+    assert found.metrics.admitted_deadline_ratio == 0.75
+    assert found.metrics.missed_admitted == 0
+    assert found.metrics.deadline_ratio == 0.75
+
+
+def test_lost_gpus_are_told_before_a_promise_is_broken() -> None:
+    """A job that is slower than it told: its promise is broken in words long before its deadline."""
+    load = replace(workload(0, best_effort=0.0, soft=0.0), told_s=None)
+    load = replace(load, told_s=load.work_s / 2)
+    found = replay(load, {"policy": "elasticflow", "parameters": {"start_s": 0, "resize_s": 0}})
+    assert not np.isnan(found.end_s[~found.refused]).any(), "late jobs run to their ends"
+    assert found.metrics.missed_admitted == len(missed(load, found)) > 0
+    assert found.metrics.decisions < 20 * len(load.names), "nobody is asked again and again beside a job that is late"
+
+
+# -- baselines
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6))
+def test_edf_with_admission_keeps_the_deadlines_that_it_admits(seed: int) -> None:
+    load = workload(seed, best_effort=0.0, soft=0.0)
+    assert missed(load, replay(load, "edf-admission")) == []
+
+
+@pytest.mark.parametrize("policy", ["edf", "edf-elastic", "chronus"])
+def test_a_baseline_without_admission_refuses_nobody_and_runs_all_to_their_ends(policy: str) -> None:
+    if policy == "chronus":
+        pytest.importorskip("scipy")
+    found = replay(workload(7), policy)
+    assert not found.refused.any()
+    assert not np.isnan(found.end_s).any()
+
+
+def test_edf_fails_where_a_gpu_each_is_enough() -> None:
+    """ElasticFlow Fig. 3, with minutes for units of time: EDF gives A both GPUs, and B is late."""
+    load = Workload(
+        names=(JobId("a"), JobId("b")),
+        submit_s=np.zeros(2),
+        min_gpus=np.ones(2, dtype=np.int64),
+        max_gpus=np.full(2, 2),
+        requested_gpus=np.ones(2, dtype=np.int64),
+        work_s=np.full(2, 180.0),
+        curve=np.zeros(2, dtype=np.int64),
+        curves=Curves(np.array([[0.0, 1.0, 1.5]])),
+        models=("figure 3",),
+        deadline_s=np.array([182.0, 212.0]),
+    )
+    setup = Setup(Assigned(load, np.array([182.0, 212.0])), servers(1, 2), NONE, seed=0)
+    ends = {}
+    for name in ("edf", "elasticflow"):
+        scheduler = load_scheduler(
+            {"policy": name, "parameters": {} if name == "edf" else {"start_s": 0, "resize_s": 0}}, ""
+        )
+        ends[name] = run(own_setups(setup, {"one": scheduler}).get("one", setup), scheduler.policy).end_s.tolist()
+    assert ends["edf"] == [120.0, 240.0]
+    assert ends["elasticflow"] == pytest.approx([180.0, 180.0])
+
+
+def test_chronus_chooses_the_jobs_that_can_be_in_time() -> None:
+    pytest.importorskip("scipy")
+    load = Workload(
+        names=tuple(JobId(name) for name in ("long", "a", "b")),
+        submit_s=np.zeros(3),
+        min_gpus=np.ones(3, dtype=np.int64),
+        max_gpus=np.ones(3, dtype=np.int64),
+        requested_gpus=np.ones(3, dtype=np.int64),
+        work_s=np.array([180.0, 60.0, 120.0]),
+        curve=np.zeros(3, dtype=np.int64),
+        curves=Curves(np.array([[0.0, 1.0]])),
+        models=("any",),
+        deadline_s=np.array([180.0, 181.0, 182.0]),
+        soft=np.zeros(3, dtype=np.int64),
+    )
+    setup = Setup(Assigned(load, load.deadline_s), servers(1, 1), NONE, seed=0)  # type: ignore[arg-type]
+    scheduler = load_scheduler({"policy": "chronus", "parameters": {"lease_s": 60}}, "")
+    ends = run(setup, scheduler.policy).end_s
+    assert (ends <= load.deadline_s).tolist() == [False, True, True], "two in time, where EDF would have chosen one"
+
+
+# -- traces
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def _metrics(file: str, gpu_type: str, servers: int, policy: str, **where: str) -> Metrics:
+    if not (DATA / file).exists():
+        pytest.skip(f"no published traces at {DATA}")
+    document = {"policy": policy, "parameters": {"start_s": 0, "resize_s": 0}}
+    found = simulate(
+        DATA / file,
+        [document],
+        servers=servers,
+        gpus_per_server=8,
+        where={column: [value] for column, value in where.items()},
+        profiles=DATA / "elasticflow_throughputs.csv",
+        gpu_type=gpu_type,
+    )
+    return found[policy].metrics
+
+
+def test_as_many_deadlines_as_in_elasticflows_own_simulator_are_met_and_no_promise_is_broken() -> None:
+    """peer_results.json: 0.728 of the 195 jobs of Fig. 8a, where three of its promises were broken, and 0.962 of cluster10."""
+    first = _metrics("elasticflow_fig8a_195jobs.csv", "T4", 8, "elasticflow")
+    assert (first.missed_admitted, first.deadline_ratio) >= (0, 0.728)
+    second = _metrics("elasticflow_jobs.csv.gz", "A100", 32, "elasticflow", cluster="cluster10")
+    assert (second.missed_admitted, second.deadline_ratio) >= (0, 0.962)
+
+
+def test_a_trace_without_deadlines_is_simulated_with_everybody_admitted(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("job_id,submit_time,duration,num_gpu\na,0,100,2\nb,10,50,1\n")
+    found = simulate(trace, ["elasticflow"], servers=1, gpus_per_server=4)["elasticflow"].metrics
+    assert (found.finished, found.refused, found.deadline_ratio, found.missed_admitted) == (2, 0, None, None)
