@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..protocol.messages import StartWorker
 from ..protocol.model import Determinism, Gpu, GpuKind, Processes
-from ..protocol.variables import NCCL_ENVIRONMENT, REPEATABLE
+from ..protocol.variables import EAGER_FROM_BYTES, JOINERS_ENVIRONMENT, NCCL_ENVIRONMENT, REPEATABLE
 from .accounts import Account
 from .logfiles import directory_name
 
@@ -133,7 +133,10 @@ def _before_cuda(start: StartWorker, gpu: Gpu) -> Mapping[str, str]:
     """What CUDA and NCCL read once, when they start. Scripts that do not join have the library's own answer to a lost peer:
     without its watchdog they would wait for ever."""
     joins = start.rendezvous is None or start.spec.expected_to_join
-    return NCCL_ENVIRONMENT if joins and gpu.kind is GpuKind.CUDA else {}
+    if not joins or gpu.kind is not GpuKind.CUDA:
+        return {}
+    awaited = start.generation > 1 and gpu.memory_bytes >= EAGER_FROM_BYTES
+    return {**NCCL_ENVIRONMENT, **(JOINERS_ENVIRONMENT if awaited else {})}
 
 
 def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Account, scratch: str) -> dict[str, str]:

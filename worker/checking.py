@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,12 +59,6 @@ def check_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.opti
     for position, each in enumerate(several):
         if not isinstance(each, torch.optim.Optimizer):
             raise UserError(f"optimizer {position} is {_a(each)}: give a torch.optim.Optimizer")
-        if isinstance(each, torch.optim.LBFGS):
-            raise UserError(
-                "the optimizer is LBFGS, which evaluates the loss of the whole step several times between two updates: a loop "
-                "over batches has each batch once. Use one that needs one gradient for each update; with those step(closure) "
-                "works"
-            )
         its = [parameter for group in each.param_groups for parameter in group["params"]]
         if its and not any(id(parameter) in known for parameter in its):
             raise UserError(
@@ -98,6 +92,41 @@ def check_update(max_grad_norm: Any, before_update: Any, after_update: Any) -> N
     for name, hook in (("before_update", before_update), ("after_update", after_update)):
         if hook is not None and not callable(hook):
             raise UserError(f"{name}= takes a function without arguments, not {_a(hook)}")
+
+
+def check_evaluations(
+    optimizers: Sequence[torch.optim.Optimizer],
+    scaler: torch.amp.GradScaler | None,
+    max_grad_norm: Any,
+    before_update: Any,
+    normalize: Any,
+) -> None:
+    """Raises UserError for what cannot be meant with an optimizer that evaluates the loss of a step several times."""
+    found = [each for each in optimizers if isinstance(each, torch.optim.LBFGS)]
+    if not found:
+        return
+    if len(optimizers) > 1:
+        raise UserError(
+            "prepare() was given LBFGS and another optimizer: LBFGS evaluates the loss several times for an update, and each "
+            "evaluation must be that of all parameters that are trained. Give it all of them"
+        )
+    if type(found[0]) is not torch.optim.LBFGS:
+        raise UserError(
+            f"the optimizer is a {type(found[0]).__name__}, made of LBFGS: what its own step() does between two evaluations is "
+            "not known here. Give a torch.optim.LBFGS"
+        )
+    for given, what, why in (
+        (
+            scaler,
+            "run.scaler()",
+            "a step that overflows has no loss. Use torch.autocast with bfloat16, which needs no scaler",
+        ),
+        (max_grad_norm, "max_grad_norm=", "a clipped gradient is not that of its loss"),
+        (before_update, "before_update=", "a gradient that is changed is not that of its loss. Change the loss"),
+        (normalize, "normalize=", "its loss is the mean over the samples of the step. Return a mean from the closure"),
+    ):
+        if given is not None:
+            raise UserError(f"{what} was given, and the optimizer is LBFGS: {why}")
 
 
 def _a(value: Any) -> str:

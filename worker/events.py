@@ -118,6 +118,11 @@ class PartComputed:
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """The others' parts have come, and the optimizer evaluates the step's loss once more: this worker's part begins again."""
+
+
+@dataclass(frozen=True)
 class StepApplied:
     """The optimizer has applied the step."""
 
@@ -221,6 +226,7 @@ ThreadFact = (
     | StateArriving
     | StateTaken
     | PartComputed
+    | Evaluated
     | WordRead
     | StepApplied
     | StepWanted
@@ -338,7 +344,7 @@ class RunStep:
 
     send: begin to send the state to this worker's joiners, which must be done before the update.
     Answers, in this order: PartComputed, WordRead, StepApplied, then StepWanted when the script asks for more. CollectiveFailed
-    in place of either of the first two.
+    in place of either of the first two. Before WordRead there may be Evaluated and PartComputed, any number of times.
     """
 
     step: int

@@ -33,7 +33,8 @@ EnterGeneration       none: the next instruction follows
 LoadCheckpoint        CheckpointLoaded or CheckpointMissing
 EnterLoop             StepWanted when the script asks for a batch; LoopEnded
 RunStep               PartComputed, WordRead, StepApplied; StepWanted when the script asks for more. CollectiveFailed in
-                      place of either of the first two (also after PartComputed)
+                      place of either of the first two (also after PartComputed). Before WordRead, for each further
+                      evaluation of the loss that the optimizer wants: Evaluated, PartComputed
 EndEpoch              StepWanted in the next epoch; LoopEnded
 ReceiveState          StateArriving as soon as the header is there, before anything of the own values is overwritten;
                       the answer to it is JoinStep or TakeState; CollectiveFailed

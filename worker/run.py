@@ -37,7 +37,7 @@ from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
 from . import warm
-from .checking import check_model, check_optimizers, check_schedulers, check_update
+from .checking import check_evaluations, check_model, check_optimizers, check_schedulers, check_update
 from .comparison import Terms
 from .control import OUT_OF_ROOM, ClusterControl
 from .data.choice import Job, feed_of
@@ -229,6 +229,7 @@ class Run(Together):
         optimizers = check_optimizers(model, optimizer)
         schedulers = check_schedulers(scheduler)
         check_update(max_grad_norm, before_update, after_update)
+        check_evaluations(optimizers, self._scaler, max_grad_norm, before_update, normalize)
         turns = Updates.of(updates, optimizers)
         job = Job(self._virtual_workers, self._seed, self._device, len(turns))
         if self._initial is not None:
@@ -260,8 +261,16 @@ class Run(Together):
         self._trainer = trainer
         if env:
             self._fence = Fence(Path(env.checkpoint_directory), lambda: trainer.generation)
+        stepping = trainer.stepping
+        several = stepping.evaluations
         for position, each in enumerate(optimizers):
-            make_elastic(each, partial(trainer.optimizer_stepped, position), partial(trainer.computes_for, each))
+            make_elastic(
+                each,
+                partial(trainer.optimizer_stepped, position),
+                partial(trainer.computes_for, each),
+                stepping.evaluate if several is not None else None,
+                several.install if several is not None else None,
+            )
         single = isinstance(optimizer, torch.optim.Optimizer)
         return model, optimizer if single else tuple(optimizers), Batches(trainer)
 

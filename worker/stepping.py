@@ -7,14 +7,18 @@ which the leader commits a new generation.
 Every worker but a joiner runs the body at least once in a step, so that what a script does for each step is done everywhere. One
 whose virtual workers have no sample in a short step sees the batch of virtual worker 0, and its gradient is not used.
 
+Where the optimizer evaluates the loss of the step several times (`gradients.evaluations`), all of the step's bodies run once for
+each evaluation, on the same batches. The word follows the last of them.
+
 A step whose collectives fail is not applied here (`give_up`). A joiner takes part in a step without hosting a virtual worker
 (`join`): the state arrives meanwhile, and it applies the same reduced gradient to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +28,13 @@ from ..protocol.errors import UserError
 from .communication.communicator import Communicator, CommunicatorBroken
 from .comparison import Comparison, Terms
 from .data.feed import Batching, Sampling
-from .events import Event, JoinStep, PartComputed, RunStep, StepApplied, WordRead
+from .events import Evaluated, Event, JoinStep, PartComputed, RunStep, StepApplied, WordRead
 from .following import Following, Where
-from .gradients.accumulation import Accumulation, same
 from .gradients.buffers import ModelBuffers
+from .gradients.evaluations import DISAGREE, Evaluations, evaluates_again
 from .gradients.hyperparameters import Hyperparameters
-from .gradients.layout import Layout
-from .gradients.reduction import CanonicalReducer, PlainReducer, Reducer
+from .gradients.lanes import Lanes
+from .gradients.layout import Gradient
 from .gradients.update import Update
 from .gradients.updates import Updates
 from .inband import InBand, Part
@@ -56,16 +60,6 @@ class Recipe:
     updates: Updates  # made from each batch
     normalize: str | None = None  # the loss is a sum over so many items: what bodies share under this name
     comparing: Terms = field(default_factory=Terms)
-
-
-@dataclass
-class Lane:
-    """What one of the updates from a batch trains, and what its gradient takes on its way."""
-
-    parameters: list[torch.nn.Parameter]
-    layout: Layout
-    accumulation: Accumulation
-    reducer: Reducer | None = None
 
 
 class Stepping:
@@ -98,12 +92,14 @@ class Stepping:
         self._loader = loader
         self._comparison = comparison
         self._untold = untold
+        optimizers = held.parts.optimizers
+        self.evaluations = Evaluations(optimizers[0], recipe.virtual_workers) if evaluates_again(optimizers) else None
         self._total_steps: int | None = 0
         self._epochs = 0
 
         # the generation in use
         self._communicator = Communicator.alone()
-        self._rank, self._world_size = 0, 1
+        self._rank = 0
         self._ranges: tuple[range, ...] = ()
 
         # the step in progress
@@ -111,6 +107,7 @@ class Stepping:
         self._hosted: list[int] = []
         self._current: int | None = None  # virtual worker whose batch the script has
         self._stepped: set[int] = set()  # optimizers that the script has stepped for it
+        self._batches: dict[int, Any] = {}  # by virtual worker, where bodies run again on them
         self._looks_on = True
         self._reading = False  # the script has a batch, and has not asked for the next
         self.left = ""  # why the script's loop may not have been left where it was
@@ -129,32 +126,25 @@ class Stepping:
             held.parts.extra_state,
         ):
             self.in_band.add(participant)
-        all_of_them = held.parts.trained()
-        owned = [self._owned(number, all_of_them) for number in range(len(recipe.updates))]
-        self._lanes = [self._lay_out(parameters) for parameters in owned]
-        self._lane = self._lanes[0]  # of the step in progress
-
-    def _owned(self, step: int, parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-        """Those that a step trains."""
-        return self._recipe.updates.owned(step, parameters, self._held.parts.optimizers)
-
-    def _lay_out(self, parameters: list[torch.nn.Parameter]) -> Lane:
-        """A lane for these parameters."""
-        recipe = self._recipe
-        # There may be more workers than virtual workers: while a whole roster is being replaced, old and new are there.
-        layout = Layout(parameters, padding=max(recipe.virtual_workers, self._world_size))
-        return Lane(parameters, layout, Accumulation(layout, recipe.virtual_workers, recipe.canonical, recipe.overlap))
+        self._lanes = Lanes(
+            recipe.updates,
+            held.parts.optimizers,
+            held.parts.trained(),
+            recipe.virtual_workers,
+            recipe.canonical,
+            recipe.overlap,
+        )
 
     def prepare(self, total_steps: int | None, epochs: int) -> None:
         """The loop is about to begin; it ends after so many steps, if anybody knows, and after so many epochs."""
         self._total_steps, self._epochs = total_steps, epochs
         self.look_again()
-        for lane in self._lanes:
-            lane.accumulation.prepare()
+        self._lanes.prepare()
 
     def enter(self, communicator: Communicator, rank: int, world_size: int) -> None:
         """The next steps are another generation's."""
-        self._communicator, self._rank, self._world_size = communicator, rank, world_size
+        self._communicator, self._rank = communicator, rank
+        self._lanes.enter(world_size)
         self._ranges = ()
 
     @property
@@ -183,7 +173,7 @@ class Stepping:
 
     def share(self, virtual_worker: int, values: dict[str, Any]) -> None:
         """What its body tells all workers (`sharing`). Raises UserError."""
-        if virtual_worker == AGAIN:
+        if virtual_worker == AGAIN or self._evaluates_again:
             return
         self.sharing.tell(virtual_worker, self.weight(virtual_worker), values)
 
@@ -195,12 +185,32 @@ class Stepping:
         """How its body wants the global gradient clipped. Raises UserError."""
         if virtual_worker == AGAIN:
             return
+        if self.evaluations is not None:
+            raise UserError(
+                "run.clip() was called, and the optimizer is LBFGS: a clipped gradient is not that of its loss"
+            )
         self._update.clipping.ask(virtual_worker, max_norm)
 
     @property
     def update(self) -> str:
         """The name of the update that the step in progress makes."""
         return self._recipe.updates.names[self._recipe.updates.number(self._step)]
+
+    @property
+    def _evaluates_again(self) -> bool:
+        """Have the step's bodies run before, at another point?"""
+        return self.evaluations is not None and self.evaluations.number > 0
+
+    def evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Have the script compute its loss, where the optimizer wants it. Returns what `step` of it returns."""
+        virtual_worker, evaluations = self._current, self.evaluations
+        assert evaluations is not None
+        if virtual_worker is None:  # `optimizer_stepped` says that
+            return None
+        if evaluations.number > 0:
+            step, number = self._step, evaluations.number
+            seed_everything(derive_seed(self._recipe.seed, "model", step, max(virtual_worker, 0), number))
+        return evaluations.evaluate(virtual_worker, self.weight(virtual_worker), closure)
 
     @property
     def where(self) -> Where:
@@ -232,10 +242,19 @@ class Stepping:
         looks_on: where its virtual workers have no sample, the body is run for a batch of another, as AGAIN says.
         """
         self._looks_on = looks_on
-        parameters = self._owned(step.step, self._held.parts.trained())
+        parameters = self._lanes.owned(step.step, self._held.parts.trained())
         self._begin(step.step, step.ranges, step.proposal, parameters, step.send)
-        hosted = self._hosted
-        for done, virtual_worker in enumerate(hosted or [AGAIN] * looks_on):
+        bodies = self._hosted or [AGAIN] * looks_on
+        self._batches.clear()
+        yield from self._run_bodies(bodies)
+        while self.evaluations is not None and self.evaluations.goes_on:
+            yield from self._run_bodies(bodies)
+        self._batches.clear()
+        if not bodies:
+            self.complete_own_part()
+
+    def _run_bodies(self, bodies: Sequence[int]) -> Iterator[Any]:
+        for done, virtual_worker in enumerate(bodies):
             if self._communicator.aborted:
                 raise CommunicatorBroken("abandoned")
             batch = self._begin_micro_batch(virtual_worker)
@@ -243,7 +262,7 @@ class Stepping:
                 self._reading = True
                 yield batch
             except GeneratorExit:
-                self._left_after(done + (self._current is None), len(hosted))
+                self._left_after(done + (self._current is None), len(bodies))
                 raise
             finally:
                 self._reading = False
@@ -254,18 +273,18 @@ class Stepping:
                     "gradients are accumulated anyway. To leave a batch out, call optimizer.step() without backward()"
                 )
             self._end_body()
-        if not hosted and not looks_on:
-            self.complete_own_part()
 
     def _left_after(self, done: int, bodies: int) -> None:
         """The script has left its loop after so many bodies of the step in progress, perhaps not all of them."""
-        if 0 < done < bodies:
+        begun, how = 0 < done < bodies, f"after {done} of the {bodies} loop bodies that this worker runs for it"
+        if self.evaluations is not None and (self.evaluations.goes_on or (self._evaluates_again and done < bodies)):
+            begun, how = True, "between two evaluations of its loss, for each of which the loop body runs"
+        if begun:
             step = self._step + 1
             self.left = (
-                f"the loop over batches was left in the middle of step {step}, after {done} of the {bodies} loop bodies that "
-                "this worker runs for it: with another number of workers the job would end elsewhere. Leave it at the top of "
-                f"its body, `if run.steps_done == {step}: break`, in a function of run.every(steps=...) by run.stop(), or by "
-                "max_steps in the job file"
+                f"the loop over batches was left in the middle of step {step}, {how}: with another number of workers the job "
+                f"would end elsewhere. Leave it at the top of its body, `if run.steps_done == {step}: break`, in a function of "
+                "run.every(steps=...) by run.stop(), or by max_steps in the job file"
             )
 
     def join(self, step: JoinStep, parameters: list[torch.nn.Parameter], take_state: Callable[[], None]) -> None:
@@ -274,7 +293,13 @@ class Stepping:
         parameters: those that the others train.
         """
         self._begin(step.step, step.ranges, step.proposal, parameters)
-        self._complete(take_state, joins=True)
+        part = Part(self._step, (), joins=True)
+        if self.evaluations is None:
+            self._complete(part, take_state)
+            return
+        while self._evaluate(part, lambda: None):
+            pass
+        self._complete_evaluated(part, take_state)
 
     def give_up(self, restore_buffers: bool) -> None:
         """Nothing of the step in progress is left."""
@@ -283,13 +308,20 @@ class Stepping:
             self._buffers.restore()
             self._hyperparameters.restore()
             self._held.parts.extra_state.restore()
-        for lane in self._lanes:
-            lane.accumulation.forget()
+        if self.evaluations is not None:
+            self.evaluations.begin()
+        self._lanes.give_up()
 
-    def as_applied(self) -> AbstractContextManager[None]:
-        """Meanwhile buffers that virtual workers have changed in a step in progress are those that it began with."""
-        in_progress = self._step == self._held.next_step
-        return self._buffers.as_begun() if in_progress else nullcontext()
+    @contextmanager
+    def as_applied(self) -> Iterator[None]:
+        """Meanwhile buffers that virtual workers have changed in a step in progress, and parameters at which a loss is evaluated,
+        are those that it began with."""
+        with ExitStack() as stack:
+            if self._step == self._held.next_step:
+                stack.enter_context(self._buffers.as_begun())
+                if self.evaluations is not None:
+                    stack.enter_context(self.evaluations.as_begun())
+            yield
 
     # -- its parts, in their order
 
@@ -313,31 +345,20 @@ class Stepping:
         mine = ranges[self._rank]
         if ranges != self._ranges:
             self._ranges = ranges
-            for each in self._lanes:
-                each.reducer = None
+            self._lanes.rearrange()
             self._loader.assign(step, mine, self._total_steps)
-        self._lane = lane = self._lane_of(step, parameters)
-        if lane.reducer is None:
-            lane.reducer = self._new_reducer(lane.layout)
+        self._lanes.begin(step, parameters, self._communicator, ranges)
         self._loader.begin(step)
         if send:
             self._transfers.send()
         self._hosted = [v for v in mine if self._sampler.has_samples(step, v)]
         self._hyperparameters.some_look_away = bool(mine) and not self._all_have_bodies()
-        lane.accumulation.begin()
         self.sharing.begin()
         self._update.clipping.begin()
+        if self.evaluations is not None:
+            self.evaluations.begin()
         self._communicator.part_begins()
         self._proposal = proposal
-
-    def _lane_of(self, step: int, parameters: list[torch.nn.Parameter]) -> Lane:
-        """That of a step, which trains these."""
-        number = self._recipe.updates.number(step)
-        lane = self._lanes[number]
-        if not same(parameters, lane.parameters) or self._world_size > lane.layout.padding:
-            lane.accumulation.close()
-            self._lanes[number] = self._lay_out(parameters)
-        return self._lanes[number]
 
     def _all_have_bodies(self) -> bool:
         """Does the loop body run on every worker in this step?"""
@@ -345,16 +366,10 @@ class Stepping:
             return all(self._ranges)
         return all(any(self._sampler.has_samples(self._step, v) for v in each) for each in self._ranges)
 
-    def _new_reducer(self, layout: Layout) -> Reducer:
-        n = self._recipe.virtual_workers
-        if self._recipe.canonical:
-            return CanonicalReducer(self._communicator, self._ranges, n, layout)
-        return PlainReducer(self._communicator, layout, n)
-
     def _begin_micro_batch(self, virtual_worker: int) -> Any:
         recipe, step = self._recipe, self._step
         again = virtual_worker == AGAIN
-        batch = self._loader.again(step) if again else self._loader.batch(step, virtual_worker)
+        batch = self._batch(virtual_worker)
         self._buffers.begin_micro_batch()
         self._hyperparameters.begin_body()
         self._following.begin_body()
@@ -367,9 +382,18 @@ class Stepping:
             return batch
         weight = self.weight(virtual_worker) if recipe.normalize is None else 1.0  # a sum has its weight in it
         last = virtual_worker == self._ranges[self._rank][-1]  # in a short step others may follow, which have no sample
-        self._forget_others()
-        self._lane.accumulation.expect(virtual_worker, weight, self._lane.reducer if last else None)
+        self._lanes.forget_others()
+        self._lanes.present.accumulation.expect(virtual_worker, weight, self._lanes.present.reducer if last else None)
         seed_everything(derive_seed(recipe.seed, "model", step, virtual_worker))
+        return batch
+
+    def _batch(self, virtual_worker: int) -> Any:
+        if virtual_worker in self._batches:  # as it was before a body could change it
+            return copy.deepcopy(self._batches[virtual_worker])
+        step, again = self._step, virtual_worker == AGAIN
+        batch = self._loader.again(step) if again else self._loader.batch(step, virtual_worker)
+        if self.evaluations is not None:
+            self._batches[virtual_worker] = copy.deepcopy(batch)
         return batch
 
     def optimizer_stepped(self, optimizer: int) -> bool:
@@ -386,7 +410,7 @@ class Stepping:
         updates = self._recipe.updates
         updates.check_stepped(self._step, optimizer)
         if virtual_worker != AGAIN:
-            self._lane.accumulation.part_stepped()
+            self._lanes.present.accumulation.part_stepped()
         self._stepped.add(optimizer)
         if len(self._stepped) < len(updates.optimizers(self._step)):
             return False
@@ -396,19 +420,14 @@ class Stepping:
         self._buffers.check()
         if virtual_worker == AGAIN:
             return True
-        self._lane.accumulation.completed()
-        self._forget_others()
+        self._lanes.present.accumulation.completed()
+        self._lanes.forget_others()
         if virtual_worker == 0:
             self._buffers.keep()
             self._held.parts.extra_state.keep()
+            if self.evaluations is not None:
+                self._held.parts.extra_state.refuse_changes("the optimizer is LBFGS")
         return virtual_worker == self._hosted[-1]
-
-    def _forget_others(self) -> None:
-        """What the script has computed for the parameters of other updates is no part of this one."""
-        for lane in self._lanes:
-            if lane is not self._lane:
-                for parameter in lane.parameters:
-                    parameter.grad = None
 
     def _end_body(self) -> None:
         """The script asks for its next batch. Raises UserError where one body has done what another has not."""
@@ -427,36 +446,91 @@ class Stepping:
                 self._tell(PartComputed())
 
         self._communicator.part_issued(computed)
-        self._complete(computed)
+        part = Part(self._step, tuple(self._hosted))
+        if self.evaluations is None:
+            self._complete(part, computed)
+        elif not self._evaluate(part, computed):
+            self._complete_evaluated(part, lambda: None)
 
-    def _complete(self, before_update: Callable[[], None], joins: bool = False) -> None:
+    def _complete(self, part: Part, before_update: Callable[[], None]) -> None:
         """Reduce, read what was told in band, apply the update. Raises CommunicatorBroken, with nothing applied."""
-        for virtual_worker in self._ranges[self._rank][len(self._hosted) :]:
-            self._lane.accumulation.skip(virtual_worker)  # whose slice of a short last step is empty
-        reducer = self._lane.reducer
-        assert reducer is not None
-        part = Part(self._step, tuple(self._hosted), joins)
-        gradient = self._lane.accumulation.reduce(
-            reducer, lambda: self.in_band.issue(self._communicator, part, self._proposal)
-        )
-        root = next(rank for rank, hosted in enumerate(self._ranges) if 0 in hosted)
-        self._buffers.share(self._communicator, root)
+        gradient = self._reduce(lambda: self.in_band.issue(self._communicator, part, self._proposal))
         proposal = self.in_band.complete(self._communicator, part)
         before_update()
+        self._read(part, proposal)
+        for parameter, view in zip(self._lanes.present.layout.parameters, gradient.views, strict=True):
+            parameter.grad = view
+        self._apply(part)
+
+    def _reduce(self, beside: Callable[[], None]) -> Gradient:
+        """The gradient of the step's bodies, and virtual worker 0's buffers. Raises CommunicatorBroken."""
+        for virtual_worker in self._ranges[self._rank][len(self._hosted) :]:
+            self._lanes.present.accumulation.skip(virtual_worker)  # whose slice of a short last step is empty
+        reducer = self._lanes.present.reducer
+        assert reducer is not None
+        gradient = self._lanes.present.accumulation.reduce(reducer, beside)
+        root = next(rank for rank, hosted in enumerate(self._ranges) if 0 in hosted)
+        self._buffers.share(self._communicator, root)
+        return gradient
+
+    def _read(self, part: Part, proposal: int) -> None:
+        """The word has come. Raises CommunicatorBroken."""
         self._transfers.sent()
         self.in_band.read(part)
         self._held.results.told(self._step, self.sharing.values)
         self._tell(WordRead(proposal))
-        for parameter, view in zip(self._lane.layout.parameters, gradient.views, strict=True):
-            parameter.grad = view
+
+    # -- steps with several evaluations
+
+    def _evaluate(self, part: Part, computed: Callable[[], None]) -> bool:
+        """Bring an evaluation of the loss to its end. Whether there is another one. Raises CommunicatorBroken.
+
+        computed: is told when this worker's part is."""
+        evaluations, communicator, lane = self.evaluations, self._communicator, self._lanes.present
+        assert evaluations is not None
+        losses = evaluations.told(part.hosted)
+        gradient = self._reduce(lambda: evaluations.exchange(communicator, losses))
+        evaluations.wait(communicator)
+        decide = evaluations.decide_joining if part.joins else evaluations.decide
+        agreed = decide(communicator, losses, gradient, lane.layout.parameters)
+        computed()
+        lane.accumulation.applied()
+        if not agreed:
+            self._refuse_disagreement(part)
+        if not evaluations.goes_on:
+            return False
+        if not part.joins:  # whose state may still come, or be needed as it is
+            self._transfers.sent()  # which waits for others: before `Evaluated`
+            self._held.settle()
+            self._buffers.begin_again()
+        self._tell(Evaluated())
+        lane.accumulation.begin()
+        communicator.part_begins()
+        return True
+
+    def _refuse_disagreement(self, part: Part) -> None:
+        """Workers have come to different ends of the same evaluations. Raises UserError; CommunicatorBroken."""
+        self.in_band.issue(self._communicator, part, self._proposal)
+        self.in_band.complete(self._communicator, part)
+        self.in_band.read(part)  # perhaps they have told why
+        raise UserError(DISAGREE.format(step=part.step))
+
+    def _complete_evaluated(self, part: Part, before_update: Callable[[], None]) -> None:
+        """The word, and the update. Raises CommunicatorBroken, with nothing applied."""
+        self.in_band.issue(self._communicator, part, self._proposal)
+        proposal = self.in_band.complete(self._communicator, part)
+        before_update()
+        self._read(part, proposal)
         self._apply(part)
 
     def _apply(self, part: Part) -> None:
         self._held.settle()
         self._buffers.apply()  # before the update, after which a script may change them
-        lane, stepped = self._lane, self._recipe.updates.optimizers(self._step)
+        lane, stepped = self._lanes.present, self._recipe.updates.optimizers(self._step)
         self._held.parts.extra_state.apply()
         self._hyperparameters.apply()
+        if self.evaluations is not None:
+            self.evaluations.catch_up()
         self._held.parts.registered.update_begins()
         self._updating = True
         try:

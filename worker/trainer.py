@@ -338,7 +338,13 @@ class Trainer:
             self._failure = str(error)
 
     def steps_begin(self, counts_epochs: bool) -> None:
-        """A host's pass over the steps of an epoch begins. counts_epochs: that after another one is of the next epoch."""
+        """A host's pass over the steps of an epoch begins. counts_epochs: that after another one is of the next epoch.
+        Raises UserError where there can be none."""
+        if self._stepping.evaluations is not None:
+            raise UserError(
+                "run.steps() was called, and the optimizer is LBFGS, which needs optimizer.step(closure) in a loop over batches: "
+                "`for x, y in batches:`"
+            )
         if counts_epochs and self._script.at is ScriptAt.BETWEEN:
             self.epoch_begins(self._script.epoch + self._has_passed)
             self._has_passed = True

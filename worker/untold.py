@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from .state.digests import digests
 from .state.training_state import TrainingState
 
 MANY = 32  # values of a list: longer ones are not looked at
+_TOLD: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models of all jobs that this process has prepared
 
 
 class _Seen(NamedTuple):
@@ -84,12 +86,13 @@ class Untold:
         self._own = _plain_ones(state.named_parameters())
         self._parameters = _Kept(lambda: self._own)
         self._registered = _Kept(lambda: state.registered.watched)
-        self._copies: list[tuple[str, _Kept]] = []
+        self._copies: list[tuple[str, Any, _Kept]] = []  # how the script calls it, and what it is
         self._attributes: dict[str, Any] | None = None  # before the first body
         self._compared = False  # with those behind it
 
     def find(self, frame: FrameType | None) -> None:
         """The loop is about to begin. frame: the script's, for the names."""
+        _TOLD.update(module for _, module in self._state.modules)
         known = {tensor.data_ptr() for _, tensor in self._own}
         known |= {tensor.data_ptr() for tensor in self._state.registered.tensors()}
         own = {id(parameter) for _, parameter in self._own}
@@ -109,6 +112,7 @@ class Untold:
         parts |= {
             id(part) for module in modules if issubclass(type(module), AveragedModel) for part in module.modules()
         }
+        parts |= {id(part) for module in _TOLD for part in module.modules()}
         parts |= {id(each) for module in modules for each in (module._parameters, module._buffers)}
         roots = [each for each in modules if id(each) not in parts]
         found: list[Any] = [*roots, *(each for each in shadows if id(each) not in parts)]
@@ -118,7 +122,7 @@ class Untold:
             if tensors():
                 kept = _Kept(tensors)
                 kept.remember(contents=False)
-                self._copies.append((names.get(id(each), f"a {type(each).__name__}"), kept))
+                self._copies.append((names.get(id(each), f"a {type(each).__name__}"), each, kept))
 
     def look_again(self) -> None:
         """An epoch begins, before which the script may have given an optimizer more parameters."""
@@ -134,7 +138,7 @@ class Untold:
         self._parameters.remember(first)
         if first or self._registered.contents is not None:
             self._registered.remember(first)
-        for _, kept in self._copies:
+        for *_, kept in self._copies:
             if first != (kept.contents is not None):
                 kept.remember(first)
         if first and self._attributes is None:
@@ -171,8 +175,8 @@ class Untold:
             self._registered.remember(first)
 
     def _check_copies(self) -> None:
-        for name, kept in self._copies:
-            if kept.changed() is not None:
+        for name, copy, kept in self._copies:
+            if kept.changed() is not None and not (isinstance(copy, torch.nn.Module) and copy in _TOLD):
                 raise UserError(
                     f"{name} was changed in the loop, and is no part of the job's state: a worker that joins would have another "
                     "one. Before prepare() call run.register('average', average), with the object or with get and set; and "

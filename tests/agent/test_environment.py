@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from elasticd.agent.accounts import Account, myself
 from elasticd.agent.environment import PINNED, Surroundings, environment
@@ -19,7 +20,7 @@ from elasticd.agent.topology import interface_of
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.messages import Rendezvous, StartWorker
 from elasticd.protocol.model import Determinism, Gpu, GpuKind, GpuRange, JobId, JobSpec, Processes, WorkerId
-from elasticd.protocol.variables import NCCL_ENVIRONMENT
+from elasticd.protocol.variables import JOINERS_ENVIRONMENT, NCCL_ENVIRONMENT
 from elasticd.worker.environment import read_cluster
 
 SLOT = Gpu(index=0, kind=GpuKind.CPU, name="CPU slot")
@@ -35,6 +36,7 @@ def made(
     gpu: Gpu = SLOT,
     checkpoint_step: int | None = None,
     step_timeout_s: float | None = None,
+    generation: int = 1,
 ) -> dict[str, str]:
     around = Surroundings(
         agent_address="ipc:///a",
@@ -59,7 +61,7 @@ def made(
         worker=WorkerId("digits-1.0"),
         gpu=gpu.index,
         spec=spec,
-        generation=1,
+        generation=generation,
         checkpoint_step=checkpoint_step,
     )
     return environment(start, gpu, around, USER, "/scratch")
@@ -87,6 +89,14 @@ def test_what_cuda_and_nccl_read_once_is_there_before_they_start_and_others_valu
     for ours in ({"server": {"NCCL_RUNTIME_CONNECT": "1"}}, {"job": {"NCCL_RUNTIME_CONNECT": "1"}}):
         expected = {**NCCL_ENVIRONMENT, "NCCL_RUNTIME_CONNECT": "1"}
         assert expected.items() <= made(gpu=CARD, **ours).items()
+
+
+def test_a_worker_that_joins_others_loads_all_kernels_before_where_the_gpu_has_room_for_them() -> None:
+    large = replace(CARD, memory_bytes=80 << 30)
+    assert JOINERS_ENVIRONMENT.items() <= made(gpu=large, generation=2).items()
+    for few in (made(gpu=large), made(gpu=replace(CARD, memory_bytes=16 << 30), generation=2), made(generation=2)):
+        assert not JOINERS_ENVIRONMENT.keys() & few.keys()
+    assert made(gpu=large, generation=2, job={"CUDA_MODULE_LOADING": "LAZY"})["CUDA_MODULE_LOADING"] == "LAZY"
 
 
 def test_a_worker_is_told_its_jobs_limits() -> None:

@@ -29,6 +29,7 @@ torch.manual_seed(1)
 BEFORE = {
     "Data with an index": "dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))",
     "Loops that are not yours": "dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))",
+    "Losses that are evaluated several times": "dataset = torch.randn(60, 1), torch.randn(60, 1)",
     "Two updates from a batch": """
 dataset = torch.utils.data.TensorDataset(torch.randn(60, 1), torch.randn(60, 1))
 generator, discriminator = nn.Linear(3, 1), nn.Linear(1, 1)
@@ -68,6 +69,12 @@ def check(names):
     "Data with an index": """
 def check(names):
     assert names["run"].steps_done >= 2 * (60 // (4 * 4))
+""",
+    "Losses that are evaluated several times": """
+def check(names):
+    assert names["run"].steps_done == 2 * 4
+    (state,) = names["optimizer"].state.values()
+    assert state["func_evals"] > 2 * 2 * 4
 """,
     "Two updates from a batch": """
 def check(names):

@@ -52,6 +52,7 @@ class House:
 
     def __init__(self, directory: Path, bounds: Bounds, io_threads: int = 1) -> None:
         self.context: zmq.Context = zmq.Context(io_threads=io_threads)
+        self.outside: zmq.Context = zmq.Context()  # of visitors, who are other processes: no thread is shared with them
         self.own, self.alice, self.server, self.stranger = (Pair.new() for _ in range(4))
         self.monotonic_s = 0.0
         clock = SteadyClock()
@@ -82,7 +83,12 @@ class House:
         self.door.send(peer, *frames)
 
     def visitor(self, address: str, pair: Pair | None = None, identity: bytes = b"") -> zmq.Socket:
-        return transport.dealer(self.context, address, identity, pair, self.own.public)
+        return transport.dealer(self.outside, address, identity, pair, self.own.public)
+
+    def close(self) -> None:
+        self.door.close()
+        self.outside.destroy(linger=0)
+        self.context.destroy(linger=0)
 
     def until(self, holds: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -115,8 +121,7 @@ def refuses_descriptors() -> bool:
 def house(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[House]:
     found = House(tmp_path, getattr(request, "param", Bounds()))
     yield found
-    found.door.close()
-    found.context.destroy(linger=0)
+    found.close()
 
 
 def test_a_known_key_is_its_principal_and_the_kernel_tells_who_is_local(house: House) -> None:
@@ -151,7 +156,7 @@ def test_a_key_that_is_unknown_or_of_another_role_is_told_so_and_never_heard(
         (house.machines, house.alice),
     ):
         visitor = house.visitor(address, pair)
-        refusals = transport.refusals(house.context, visitor)
+        refusals = transport.refusals(house.outside, visitor)
         visitor.send(b"let me in")
         house.until(lambda refusals=refusals: refusals.poll(0))
         assert transport.is_final(refusals.recv_multipart())
@@ -377,8 +382,7 @@ def test_before_linux_6_16_who_holds_up_the_thread_of_local_sockets_is_noticed_a
     house.until(lambda: (str(LOCAL_OPERATOR), [b"2"]) in house.heard)
     house.until(listeners_hear)
     assert house.door.hears()
-    house.door.close()
-    house.context.destroy(linger=0)
+    house.close()
 
 
 def test_our_own_words_are_no_ones_requests(house: House) -> None:

@@ -26,7 +26,16 @@ def another(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+def lbfgs(model: nn.Module) -> torch.optim.LBFGS:
+    return torch.optim.LBFGS(model.parameters())
+
+
+class OwnLBFGS(torch.optim.LBFGS):
+    """With a step of its own."""
+
+
 SYNC = nn.Sequential(nn.Linear(2, 1), nn.SyncBatchNorm(1))
+NET = nn.Linear(2, 1)
 LAZY = nn.Sequential(nn.LazyLinear(1))
 PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau(another(nn.Linear(1, 1)))
 
@@ -60,6 +69,16 @@ PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau(another(nn.Linear(1, 1)))
         (None, None, {"scheduler": "cosine"}, "scheduler= is 'cosine'"),
         (None, None, {"max_grad_norm": 0}, "max_grad_norm is 0; it must be a number greater than 0"),
         (None, None, {"before_update": 3}, "before_update= takes a function without arguments, not 3"),
+        (NET, [lbfgs(NET), another(NET)], {}, "given LBFGS and another optimizer: .* Give it all of them"),
+        (
+            NET,
+            OwnLBFGS(NET.parameters()),
+            {},
+            "the optimizer is a OwnLBFGS, made of LBFGS: .* Give a torch.optim.LBFGS",
+        ),
+        (NET, lbfgs(NET), {"max_grad_norm": 1.0}, "max_grad_norm= was given, and the optimizer is LBFGS: a clipped"),
+        (NET, lbfgs(NET), {"before_update": print}, "before_update= was given, .* LBFGS: .* Change the loss"),
+        (NET, lbfgs(NET), {"normalize": "items"}, "normalize= was given, .* LBFGS: .* Return a mean from the closure"),
     ],
 )
 def test_wrong_objects_get_the_right_sentence(model: Any, optimizer: Any, options: dict[str, Any], said: str) -> None:

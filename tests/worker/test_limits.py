@@ -94,6 +94,34 @@ def test_one_that_waits_for_another_outlasts_it_and_then_only_recovers() -> None
     assert not story.all(e.EndProcess)
 
 
+def test_each_evaluation_of_a_step_s_loss_has_the_time_of_a_part() -> None:
+    story = Story()
+    story.trains_alone(5)
+    story.begin_step()
+    for _ in range(5):
+        story.wait(1.0)
+        story.tell(e.PartComputed())
+        story.wait(times.LEAST_STEP_TIMEOUT_S / 2)
+        story.tell(e.Evaluated())
+    assert not story.all(e.EndProcess)
+    story.wait(times.LEAST_STEP_TIMEOUT_S + 1.0)
+    assert [end.code for end in story.all(e.EndProcess)] == [exits.HUNG]
+
+
+def test_a_joiner_waits_for_each_evaluation_as_for_a_part() -> None:
+    story = Story()
+    story.arrive()
+    story.follows(3, OTHER, ME, holders=(OTHER,))
+    story.tell(e.StateArriving(4))
+    limit_s = times.others_timeout_s(times.FIRST_STEP_TIMEOUT_S, times.PAUSE_TIMEOUT_S)
+    for _ in range(3):
+        story.wait(limit_s - 1.0)
+        story.tell(e.Evaluated())
+    assert not story.all(e.Abandon)
+    story.wait(limit_s + 1.0)
+    assert story.all(e.Abandon)
+
+
 def test_one_that_has_waited_for_longer_than_an_exchange_may_take_says_so() -> None:
     story = Story()
     story.trains_alone()

@@ -44,8 +44,9 @@ class Turn(LocalControl):
 class Turns:
     """A job, from one process to the next: each ends as a script's does, with what runs at its exit."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, lbfgs: bool = False) -> None:
         self._directory = directory
+        self._lbfgs = lbfgs
         self.runs = 0
 
     def train(self, boundaries: float, saver: WorkerId | None = None) -> dict[str, Any] | None:
@@ -74,7 +75,9 @@ class Turns:
     def _script(self, run: Run) -> dict[str, Any]:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if self._lbfgs:
+            optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
         ended: list[int] = []
         run.register("ended", lambda: list(ended), lambda values: ended.__setitem__(slice(None), values))
         data = torch.randn(STEPS * 8, 3), torch.randn(STEPS * 8, 1)
@@ -83,11 +86,17 @@ class Turns:
             with torch.no_grad():
                 model[0].weight.mul_(0.9)  # which the state of a step in this epoch has behind it
             for x, y in batches:
-                nn.functional.mse_loss(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+
+                def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                    optimizer.zero_grad()
+                    loss = nn.functional.mse_loss(model(x), y)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
             ended.append(epoch)
-        return {"ended": ended, "steps": run.steps_done, **model.state_dict()}
+        kept = {f"optimizer {key}": str(value) for key, value in optimizer.state_dict().items()}
+        return {"ended": ended, "steps": run.steps_done, **model.state_dict(), **kept}
 
 
 def whole(turns: Turns, interrupted: Iterable[int]) -> dict[str, Any]:
@@ -97,9 +106,14 @@ def whole(turns: Turns, interrupted: Iterable[int]) -> dict[str, Any]:
     raise AssertionError("it never ends")
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["SGD", "LBFGS"])
+def lbfgs(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return whole(Turns(tmp_path_factory.mktemp("alone")), [10**6])
+def reference(tmp_path_factory: pytest.TempPathFactory, lbfgs: bool) -> dict[str, Any]:
+    return whole(Turns(tmp_path_factory.mktemp("alone"), lbfgs), [10**6])
 
 
 @pytest.mark.parametrize(
@@ -111,8 +125,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_interruptions_change_nothing(boundaries: tuple[int, ...], reference: dict[str, Any], tmp_path: Path) -> None:
-    turns = Turns(tmp_path)
+def test_interruptions_change_nothing(
+    boundaries: tuple[int, ...], reference: dict[str, Any], lbfgs: bool, tmp_path: Path
+) -> None:
+    turns = Turns(tmp_path, lbfgs)
     found = whole(turns, itertools.islice(itertools.cycle(boundaries), 100))
     assert turns.runs > 1, "it was not interrupted"
     assert (found["ended"], found["steps"]) == (list(range(EPOCHS)), EPOCHS * STEPS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -45,6 +45,16 @@ class Script:
                 behind()
             between()
         self.run.finish()
+
+    def steps(self) -> Iterator[None]:
+        """The same training, a body at a time."""
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        model, optimizer, batches = self.run.prepare(self.model, optimizer, DATA, 4)
+        for _ in self.run.epochs(2):
+            for x, y in batches:
+                functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                yield
 
 
 def clamp(script: Script) -> Callable[[], None]:
@@ -190,6 +200,16 @@ def test_a_copy_that_stays_as_it_is_is_nobody_s_business() -> None:
     teacher, best = copy.deepcopy(script.model), copy.deepcopy(script.model.state_dict())
     script.train(behind=lambda: float(teacher(DATA[0]).sum().detach()))
     assert best
+
+
+def test_the_model_of_another_job_in_the_same_process_is_no_copy() -> None:
+    """As in a notebook, whose cell is run once more."""
+    first, second = Script(), Script()
+    first_steps, second_steps = first.steps(), second.steps()
+    for _ in range(4):
+        next(first_steps)
+        next(second_steps)
+    assert first.run.steps_done == second.run.steps_done > 0
 
 
 def test_other_things_beside_tensors_and_lazy_modules_are_no_copies() -> None:

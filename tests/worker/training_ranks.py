@@ -10,7 +10,8 @@ the job's determinism (default elastic).
 
 TIMETABLE is a list of [first step, [workers]]. All switch as it says; a worker that is new in an entry is a joiner. One worker
 alone is what `python script.py` does. An entry may have a third element, [workers]: these miss the step before, which the others
-have applied, and which may not be the first of its generation.
+have applied, and which may not be the first of its generation. It may have a fourth, a number e: all workers come out of the
+communicator of the entry before in the entry's first step, after its evaluation e, and begin that step anew.
 
 The process imports once what a training script needs, and stays single-threaded, so forking is safe.
 """
@@ -23,8 +24,9 @@ import json
 import os
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,20 +64,30 @@ from elasticd.worker.inband import InBand, Part
 from elasticd.worker.machine import WorkerMachine
 from elasticd.worker.membership import machine as m
 from elasticd.worker.run import Run
+from elasticd.worker.stepping import Stepping
 from elasticd.worker.trainer import ScriptExit
 
 VIRTUAL_WORKERS = 4
+MEET_WITHIN_S = 300.0
 
 
 class Timetable(m.Membership):
     """A membership that switches at given steps; everybody knows them beforehand."""
 
-    def __init__(self, me: int, entries: list[tuple[int, list[int]]], late: Sequence[list[int]] = ()) -> None:
-        """late: by entry, who misses the step before."""
+    def __init__(
+        self,
+        me: int,
+        entries: list[tuple[int, list[int]]],
+        late: Sequence[list[int]] = (),
+        broken: Mapping[int, int] | None = None,
+    ) -> None:
+        """late: by entry, who misses the step before. broken: by entry, after which evaluation of its first step the communicator
+        of the one before breaks."""
         super().__init__(JobId("w"), WorkerId(f"w.{me}"))
         self._number = me
         self.entries = entries
         self._late = [*late, *([] for _ in entries[len(late) :])]
+        self._broken = dict(broken or {})
         self._next_step = 0
         self._position = next(i for i, (_, workers) in enumerate(entries) if me in workers)
 
@@ -97,6 +109,15 @@ class Timetable(m.Membership):
                 return self.failed(reason)
         return []
 
+    def meet(self, directory: Path) -> None:
+        """Until all workers of the present generation have come here."""
+        workers = self.entries[self._position][1]
+        (directory / f"{self._position}.{self._number}.here").touch()
+        deadline = time.monotonic() + MEET_WITHIN_S
+        while not all((directory / f"{self._position}.{worker}.here").exists() for worker in workers):
+            assert time.monotonic() < deadline, f"not all of {workers} have come"
+            time.sleep(0.001)
+
     def misses(self, step: int) -> bool:
         """Does this worker miss that step?"""
         return self._number in self._missing(step)
@@ -110,7 +131,15 @@ class Timetable(m.Membership):
         ends = following < len(self.entries) and self.entries[following][0] == step + 1
         return self._late[following] if ends else []
 
+    def breaks(self, step: int, evaluation: int) -> bool:
+        """Does the communicator in use break behind this evaluation?"""
+        following = self._position + 1
+        is_next = following < len(self.entries) and self.entries[following][0] == step
+        return is_next and self._broken.get(following) == evaluation
+
     def failed(self, reason: str) -> list[m.Action]:
+        if self._broken.pop(self._position + 1, None) is not None:
+            return self._switch_to(self._position + 1)
         is_behind = self.misses(self._next_step)
         assert is_behind or self.is_missed(self._next_step - 1), f"nothing fails here: {reason}"
         return self._switch_to(self._position + 1)
@@ -118,6 +147,8 @@ class Timetable(m.Membership):
     def _at_boundary(self) -> list[m.Action]:
         following = self._position + 1
         if following == len(self.entries) or self._next_step != self.entries[following][0]:
+            return [m.Proceed()]
+        if following in self._broken:
             return [m.Proceed()]
         if self._number not in self.entries[following][1]:
             return [m.Leave()]
@@ -185,14 +216,16 @@ def module_of(case: str) -> str:
     return case.rpartition(".")[0] or "training_cases"
 
 
-def miss_steps(timetable: Timetable) -> None:
+def miss_steps(timetable: Timetable, meeting: Path) -> None:
     """This worker does not come to know that a step that it misses is complete. The others apply it, and get no answer from it in
-    that generation any more."""
+    that generation any more: each ends it when all have heard what they need of the step, since what one has not read yet is lost
+    when another one closes its connections."""
     complete = InBand.complete
 
     def without(in_band: InBand, communicator: Communicator, part: Part) -> int:
         proposal = complete(in_band, communicator, part)
         if timetable.is_missed(part.step):
+            timetable.meet(meeting)
             communicator.abort()
         if timetable.misses(part.step):
             raise CommunicatorBroken("missed")
@@ -201,15 +234,36 @@ def miss_steps(timetable: Timetable) -> None:
     setattr(InBand, "complete", without)  # noqa: B010
 
 
-def rank_main(case: str, me: int, address: str, timetable: list[Any]) -> dict[str, Any]:
+def break_steps(timetable: Timetable, meeting: Path) -> None:
+    """Communicators break in the middle of a step, where the timetable says so."""
+    evaluate = Stepping._evaluate
+
+    def broken(stepping: Stepping, part: Part, computed: Callable[[], None]) -> bool:
+        assert stepping.evaluations is not None
+        evaluation = stepping.evaluations.number
+        goes_on = evaluate(stepping, part, computed)
+        if timetable.breaks(part.step, evaluation):
+            timetable.meet(meeting)
+            stepping._communicator.abort()
+            raise CommunicatorBroken("broken")
+        return goes_on
+
+    setattr(Stepping, "_evaluate", broken)  # noqa: B010
+
+
+def rank_main(case: str, me: int, address: str, timetable: list[Any], meeting: str) -> dict[str, Any]:
+    """meeting: a directory in which all ranks see who is where."""
     name, _, determinism = case.partition(":")
     cases = importlib.import_module(module_of(case))
     place = environment(me, Determinism(determinism or "elastic"))
     if name.rpartition(".")[2] != "rates_that_differ":  # else the comparison would be the first to tell
         place = replace(place, compare_every=1)
     entries = [(int(step), list(workers)) for step, workers, *_ in timetable]
-    table = Timetable(me, entries, [[worker for each in late for worker in each] for _, _, *late in timetable])
-    miss_steps(table)
+    late = [entry[2] if len(entry) > 2 else [] for entry in timetable]
+    broken = {number: entry[3] for number, entry in enumerate(timetable) if len(entry) > 3}
+    table = Timetable(me, entries, late, broken)
+    miss_steps(table, Path(meeting))
+    break_steps(table, Path(meeting))
     run = Run(Rehearsal(table, address, place), place, VIRTUAL_WORKERS, seed=3)
     try:
         state = getattr(cases, name.rpartition(".")[2])(run)
@@ -254,14 +308,15 @@ def carry_out(case: str, address: str, timetable: list[Any], directory: str) -> 
     """One errand. Returns the worst exit code."""
     importlib.import_module(module_of(case))  # once for all ranks
 
-    def train(me: int) -> None:
-        document = rank_main(case, me, address, timetable)
-        Path(directory, f"{me}.json").write_text(json.dumps(document))
+    with tempfile.TemporaryDirectory() as meeting:
 
-    children = [
-        fork(partial(train, me)) for me in sorted({worker for _, workers, *_ in timetable for worker in workers})
-    ]
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+        def train(me: int) -> None:
+            document = rank_main(case, me, address, timetable, meeting)
+            Path(directory, f"{me}.json").write_text(json.dumps(document))
+
+        workers = sorted({worker for _, workers, *_ in timetable for worker in workers})
+        children = [fork(partial(train, me)) for me in workers]
+        return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""python -m verification.bits [--histories 100] [--seed 1] [--model cnn|transformer] [--only SEED]
+"""python -m verification.bits [--histories 100] [--seed 1] [--model cnn|transformer|lbfgs] [--only SEED]
 
 Exit code 0: all histories ended with the bits of the undisturbed run, and those with the bits of DistributedDataParallel.
 """
@@ -21,7 +21,7 @@ from .runner import Plan, run_history
 from .story import tour
 from .verdict import Verdict
 
-MODELS = ("cnn", "transformer")
+MODELS = ("cnn", "transformer", "lbfgs")
 VIRTUAL_WORKERS = (4, 5, 8)
 TOUR = tuple(story.seed for story in tour())
 TOUR_VIRTUAL_WORKERS = 4

@@ -1,8 +1,10 @@
-"""What is trained: a small convolutional network and a small transformer, with everything whose bits are easily lost.
+"""What is trained: a small convolutional network, by SGD and by LBFGS, and a small transformer, with everything whose bits are
+easily lost.
 
     ELASTIC_VIRTUAL_WORKERS=4 python -m verification.bits.training cnn 16 result.pt
 
-The network has batch normalization, dropout, random augmentation and SGD with momentum; the transformer has dropout, AdamW, a
+The network has batch normalization, dropout, random augmentation and SGD with momentum, or LBFGS with a line search, which
+evaluates the loss of each step several times; the transformer has dropout, AdamW, a
 learning rate that warms up, and gradient clipping. In the last step of each epoch one virtual worker has no sample. Both
 register a list that grows with every step, so that a step which is run twice, or not at all, shows there too. In their loops, as
 in other people's, schedulers and an exponential average are stepped and the weight decay is set by hand.
@@ -42,6 +44,7 @@ class Recipe:
     max_grad_norm: float | None
     dataset: Callable[[int], Any]
     loss: Callable[[nn.Module, Any], torch.Tensor]
+    evaluates_again: bool = False  # the optimizer wants the loss several times in a step, by a closure
 
 
 # ---------------------------------------------------------------------------------------------------- the network
@@ -128,6 +131,17 @@ MODELS = {
         dataset=_sentences,
         loss=_next_word_loss,
     ),
+    "lbfgs": Recipe(
+        build=_network,
+        optimizer=lambda model: torch.optim.LBFGS(
+            model.parameters(), max_iter=3, history_size=4, line_search_fn="strong_wolfe"
+        ),
+        scheduler=None,
+        max_grad_norm=None,
+        dataset=Images,
+        loss=_label_loss,
+        evaluates_again=True,
+    ),
 }
 
 
@@ -164,15 +178,27 @@ def train(name: str, run: elasticd.Run, epochs: int) -> dict[str, Any]:
         recipe.dataset(dataset_size(run.virtual_workers)),
         BATCH_SIZE,
         max_grad_norm=recipe.max_grad_norm,
-        before_update=lambda: seen.append(gradient_size(model)),
+        before_update=None if recipe.evaluates_again else lambda: seen.append(gradient_size(model)),
+        after_update=(lambda: seen.append(run.means["loss"])) if recipe.evaluates_again else None,
     )
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
     for epoch in run.epochs(epochs):
         for batch in batches:
             for group in elastic.param_groups:
                 group["weight_decay"] = 1e-4 * (1 + run.steps_done % 5)
-            recipe.loss(model, batch).backward()  # type: ignore[no-untyped-call]
-            elastic.step()
+
+            def closure(batch: Any = batch) -> torch.Tensor:
+                elastic.zero_grad()
+                loss = recipe.loss(model, batch)
+                loss.backward()  # type: ignore[no-untyped-call]
+                run.share(loss=loss)
+                return loss
+
+            if recipe.evaluates_again:
+                elastic.step(closure)
+            else:
+                recipe.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+                elastic.step()
             if scheduler is not None:
                 scheduler.step()
             if run.steps_done % 2:

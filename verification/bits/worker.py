@@ -45,7 +45,7 @@ def warm_up() -> None:
         model, optimizer, scheduler = training.build(recipe)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
+        optimizer.step(lambda: 0.0)
         if scheduler is not None:
             scheduler.step()
 

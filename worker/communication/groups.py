@@ -19,10 +19,11 @@ What NCCL needs beyond being called
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, TypeVar
@@ -114,10 +115,13 @@ def nccl(store: Store, rank: int, size: int, timeout: timedelta, device: torch.d
     return group  # type: ignore[return-value]
 
 
-def gpu_identity(device: torch.device) -> str:
-    """What tells this GPU from all others."""
+def gpu_identity(device: torch.device, environ: Mapping[str, str] = os.environ) -> str:
+    """What tells this GPU from all others, as NCCL sees it: by a host and its place there. A host is what NCCL_HOSTID says, where
+    that is set, so one GPU can be two to NCCL."""
     properties = torch.cuda.get_device_properties(device)
-    return str(getattr(properties, "uuid", "")) or f"unknown-{device.index}"
+    uuid = str(getattr(properties, "uuid", "")) or f"unknown-{device.index}"
+    host = environ.get("NCCL_HOSTID", "")
+    return f"{uuid} of host {host}" if host else uuid
 
 
 def add_device_groups(

@@ -172,7 +172,7 @@ class Accumulation:
         return self._result
 
     def applied(self) -> None:
-        """The update has been made: the gradient's memory is free again."""
+        """The update has been made, or the step has another evaluation: the gradient's memory is free again."""
         if self._result is not None:
             self._pool.give_back(self._result)
             self._result = None

@@ -54,6 +54,7 @@ class ModelBuffers:
         self.find()
         self._start: list[torch.Tensor] = []  # the tensors themselves
         self._values: list[torch.Tensor] = []  # what they contained
+        self._bases: list[torch.Tensor] = []  # what bodies begin with
         self._new: list[torch.Tensor] = []
         self._changed = False  # since the start
         self._bodies = 0  # that this process has run
@@ -72,13 +73,19 @@ class ModelBuffers:
         if any(slot.tensor is None for slot in self._slots):
             self.find()
         self._start = self.live
-        self._values = [buffer.detach().clone() for buffer in self._start]
+        self._values = self._bases = [buffer.detach().clone() for buffer in self._start]
+        self._changed = False
+
+    def begin_again(self) -> None:
+        """The step's bodies run once more, and begin with what has been shared."""
+        self._bases = self._new
+        self._put(self._bases)
         self._changed = False
 
     def begin_micro_batch(self) -> None:
         """A virtual worker begins."""
         if self._changed:
-            self.restore()
+            self._put(self._bases)
         self._changed = True
 
     def restore(self) -> None:

@@ -18,6 +18,8 @@ from ..interposed import put_between
 from ..results import Results
 from .clipping import Clipping, divide
 
+Evaluate = Callable[[Callable[[], Any]], Any]  # calls a script's closure, and returns what its `step` returns
+
 
 class Update:
     """What a script has chosen to update its model with."""
@@ -95,9 +97,16 @@ class Update:
 class _Act:
     """What the runtime and one optimizer's class share."""
 
-    def __init__(self, original: Callable[..., Any], stepped: Callable[[], None], computes: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        stepped: Callable[[], None],
+        computes: Callable[[], bool],
+        evaluate: Evaluate | None,
+    ) -> None:
         self.original = original
         self.stepped = stepped
+        self.evaluate = evaluate
         self.computes = computes  # a micro-batch's gradient, that is: there may be a part of it to forget
         self.acting = False  # the runtime makes the update: `step` is the optimizer's own
 
@@ -116,14 +125,17 @@ class ElasticOptimizer(torch.optim.Optimizer):
     def step(self, closure: Any = None, **named: Any) -> Any:
         """This micro-batch's gradient is complete; after the last one of a global step the update is applied.
 
-        closure: computes it, and is called once, here and now. Returns what it returns."""
+        closure: computes it, and is called once, here and now. Returns what it returns. Optimizers that evaluate the loss again
+        need one: the loop body runs once for each evaluation (`evaluations`)."""
         act = self._act
         if act.acting:
             return act.original(**named) if closure is None else act.original(closure, **named)
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
+                loss = closure() if act.evaluate is None else act.evaluate(closure)
+        elif act.evaluate is not None:
+            raise UserError("optimizer.step() was called without a closure, of which LBFGS has the loss: step(closure)")
         act.stepped()
         return loss
 
@@ -139,13 +151,23 @@ class ElasticOptimizer(torch.optim.Optimizer):
             super().zero_grad(set_to_none)
 
 
-def make_elastic(optimizer: torch.optim.Optimizer, stepped: Callable[[], None], computes: Callable[[], bool]) -> None:
+def make_elastic(
+    optimizer: torch.optim.Optimizer,
+    stepped: Callable[[], None],
+    computes: Callable[[], bool],
+    evaluate: Evaluate | None = None,
+    update: Callable[[torch.optim.Optimizer], None] | None = None,
+) -> None:
     """From now on `optimizer.step()` means `stepped()`, unless the runtime calls it. computes: is the gradient of a micro-batch
-    being computed, which this optimizer has not been stepped for?"""
+    being computed, which this optimizer has not been stepped for?
+
+    evaluate: calls a closure, for one that evaluates the loss again. update: what it does then, in place of its own `step`."""
     kind = type(optimizer)
     # A scheduler has put its own `step` before the class's, to see that it is called.
     original = optimizer.__dict__.pop("step", None) or partial(kind.step, optimizer)
-    put_between(optimizer, {"_act": _Act(original, stepped, computes)}, ElasticOptimizer)
+    if update is not None:
+        original = partial(kind.profile_hook_step(update), optimizer)  # with the script's hooks
+    put_between(optimizer, {"_act": _Act(original, stepped, computes, evaluate)}, ElasticOptimizer)
 
 
 @contextmanager

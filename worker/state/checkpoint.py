@@ -29,6 +29,7 @@ import torch
 
 from ...protocol.errors import OperatorError
 from ..events import CheckpointFailed, CheckpointSaved, SaveCheckpoint
+from .host_copies import HostCopies
 from .lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 
 log = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ class CheckpointWriter:
         self._queued: tuple[SaveCheckpoint, Document] | None = None
         self._writing = False
         self._copying: threading.Thread | None = None
+        self._copies = HostCopies()
 
     def save(
         self,
@@ -160,7 +162,7 @@ class CheckpointWriter:
     ) -> None:
         try:
             with stream:
-                document = Document(header, [tensor.to("cpu", copy=True) for tensor in tensors])
+                document = Document(header, self._copies.of(tensors))
         except RuntimeError as error:  # no memory for it
             log.exception("the state of step %d could not be copied", save.step)
             self._tell(CheckpointFailed(save.number, f"it could not be copied: {error}"))

@@ -71,6 +71,16 @@ class ExtraState:
         """Virtual worker 0 has just run: this is what the job's become."""
         self._new = self.values()
 
+    def refuse_changes(self, why: str) -> None:
+        """Raises UserError if virtual worker 0 has changed it."""
+        if self._new is not None and self._new != self._start:
+            path = next(path for path, value in self._new.items() if value != self._start.get(path))
+            kind = type(self._found[path]).__name__
+            raise UserError(
+                f"the loop body has changed the extra state of {path or kind}, and {why}, for which it runs several times in a "
+                "step: keep what it changes in a buffer"
+            )
+
     def apply(self) -> None:
         """The step is applied."""
         if self._start:

@@ -61,7 +61,7 @@ TRANSITIONS: dict[Doing, frozenset[Doing]] = {
     Doing.TAKING: frozenset({Doing.SCRIPT, Doing.WAITING, Doing.CLOSING}),
     Doing.JOINING: frozenset({Doing.UPDATING, Doing.WAITING, Doing.CLOSING}),
     Doing.COMPUTING: frozenset({Doing.REDUCING, Doing.WAITING, Doing.SENDING, Doing.CLOSING}),
-    Doing.REDUCING: frozenset({Doing.UPDATING, Doing.WAITING, Doing.SENDING, Doing.CLOSING}),
+    Doing.REDUCING: frozenset({Doing.COMPUTING, Doing.UPDATING, Doing.WAITING, Doing.SENDING, Doing.CLOSING}),
     Doing.UPDATING: frozenset({Doing.SCRIPT, Doing.SENDING, Doing.CLOSING}),
     Doing.EXCHANGING: _AFTER_BOUNDARY | {Doing.SCRIPT, Doing.RECEIVING},
     Doing.SCRIPT: _AFTER_BOUNDARY | {Doing.SCRIPT, Doing.EXCHANGING, Doing.RECEIVING, Doing.SENDING, Doing.SHARING},

@@ -50,6 +50,7 @@ from ..events import (
     EndProcess,
     EnterGeneration,
     EnterLoop,
+    Evaluated,
     ExchangeValues,
     ExitScript,
     GiveState,
@@ -402,6 +403,14 @@ class Training:
         self._go(now, Doing.REDUCING)
         return []
 
+    def _on_evaluated(self, now: float, fact: Evaluated) -> list[Action]:
+        """All have evaluated the loss, and do so once more."""
+        if self.doing is Doing.JOINING:
+            self._activity.goes_on(now)
+        else:
+            self._go(now, Doing.COMPUTING)
+        return []
+
     def _on_word(self, now: float, fact: WordRead) -> list[Action]:
         """All has come that the others had to send."""
         self._go(now, Doing.UPDATING)
@@ -553,11 +562,13 @@ _TABLE: dict[tuple[Doing, type], _Method] = {
     (Doing.TAKING, StateTaken): Training._on_taken,
     (Doing.TAKING, CollectiveFailed): Training._on_failed,
     (Doing.JOINING, StateTaken): Training._on_taken,
+    (Doing.JOINING, Evaluated): Training._on_evaluated,
     (Doing.JOINING, WordRead): Training._on_word,
     (Doing.JOINING, CollectiveFailed): Training._on_failed,
     (Doing.COMPUTING, PartComputed): Training._on_part_computed,
     (Doing.COMPUTING, CollectiveFailed): Training._on_failed,
     (Doing.COMPUTING, LoopEnded): Training._on_loop_ended,
+    (Doing.REDUCING, Evaluated): Training._on_evaluated,
     (Doing.REDUCING, WordRead): Training._on_word,
     (Doing.REDUCING, CollectiveFailed): Training._on_failed,
     (Doing.REDUCING, Diverged): Training._on_diverged,
