@@ -41,15 +41,18 @@ class Moving:
 
     def __init__(self, cluster: Any, etcd: Etcd) -> None:
         self.cluster, self.file = cluster, cluster.directory / "controller.yaml"
-        self.options = yaml.safe_load(self.file.read_text())
-        self.options["etcd"] = {"endpoints": [member.endpoint for member in etcd.members], "timeout_s": 2.0}
-        self.use("sqlite", f"/elasticctl/{secrets.token_hex(4)}")
+        endpoints = [member.endpoint for member in etcd.members]
+        root = f"/elasticctl/{secrets.token_hex(4)}"
+        options = yaml.safe_load(self.file.read_text())
+        self.options = {
+            "sqlite": options | {"store": "sqlite"},
+            "etcd": options | {"store": "etcd", "etcd": {"endpoints": endpoints, "timeout_s": 2.0, "root": root}},
+        }
+        self.with_etcd = cluster.directory / "with_etcd.yaml"  # as `store copy` reads it
+        self.with_etcd.write_text(yaml.safe_dump(self.options["etcd"]))
 
-    def use(self, store: str, root: str = "") -> None:
-        self.options["store"] = store
-        if root:
-            self.options["etcd"]["root"] = root
-        self.file.write_text(yaml.safe_dump(self.options))
+    def use(self, store: str) -> None:
+        self.file.write_text(yaml.safe_dump(self.options[store]))
 
     def stop(self) -> None:
         self.cluster.processes["controller"].send_signal(signal.SIGTERM)
@@ -81,7 +84,7 @@ def test_a_job_trains_on_while_the_store_is_moved_to_etcd_and_back(
     view = cluster.until_step(job, 5)
     pids = cluster.pids(job)
     moving.stop()
-    told = elasticctl("copy", f"sqlite:{tmp_path / 'controller'}", f"etcd:{moving.file}")
+    told = elasticctl("copy", f"sqlite:{tmp_path / 'controller'}", f"etcd:{moving.with_etcd}")
     assert "1 jobs" in told
     (tmp_path / "controller" / "cluster.db").rename(tmp_path / "old.db")
     moving.use("etcd")
@@ -90,7 +93,7 @@ def test_a_job_trains_on_while_the_store_is_moved_to_etcd_and_back(
     assert cluster.pids(job) == pids
     cluster.scale(job, 1)
     moving.stop()
-    elasticctl("copy", f"etcd:{moving.file}", f"sqlite:{tmp_path / 'controller'}")
+    elasticctl("copy", f"etcd:{moving.with_etcd}", f"sqlite:{tmp_path / 'controller'}")
     moving.use("sqlite")
     moving.start()
     view = cluster.until_final(job)
@@ -109,7 +112,7 @@ def test_a_job_that_went_on_after_a_backup_loses_no_step_when_that_is_restored(
     elasticctl("backup", f"sqlite:{tmp_path / 'controller'}", tmp_path / "kept")  # while the controller runs
     step = cluster.scale(job, 2).step or cluster.job(job).step
     moving.stop()
-    assert "no step is lost" in elasticctl("restore", tmp_path / "kept", f"etcd:{moving.file}")
+    assert "no step is lost" in elasticctl("restore", tmp_path / "kept", f"etcd:{moving.with_etcd}")
     moving.use("etcd")
     moving.start()
     view = cluster.until_final(job)

@@ -21,5 +21,8 @@ broken. A job's state is a hash chain: whoever has applied step s must have the 
     controller, agent, worker                            the shells around the machines
     faults     what each fault does                      oracle     what must be true
     cluster    all of it together                        history    one run, from seed to verdict; shrinking
-    scenarios  histories written by hand, as text        campaign   many histories, in several processes
+    stage      what the lines of such texts mean         scenarios  histories written by hand, as text
+    campaign   many histories, in several processes      planted    bugs that they must find
+    operations what survives a process is written in     anywhere   one history, each of whose operations fails once
+    etcd       a store that two controllers share        crash_anywhere   many of those
 """

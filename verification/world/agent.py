@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
 import msgspec
 
@@ -36,8 +37,20 @@ from elasticd.agent.events import (
 from elasticd.agent.identity import Identity
 from elasticd.agent.machine import AgentMachine
 from elasticd.protocol.messages import AgentHello, LogPiece, Order, StartWorker, ToAgentFromController, session_name
-from elasticd.protocol.model import Gpu, GpuAddress, GpuKind, JobId, Server, ServerId, Trouble, WorkerId, WorkerStatus
+from elasticd.protocol.model import (
+    Gpu,
+    GpuAddress,
+    GpuKind,
+    JobId,
+    Server,
+    ServerId,
+    Trouble,
+    WorkerId,
+    WorkerStatus,
+    job_number,
+)
 
+from .operations import PROCESS, Crashed
 from .plan import Moment
 from .process import Process, State
 from .violation import Violation
@@ -46,9 +59,12 @@ from .worker import Worker
 if TYPE_CHECKING:
     from .cluster import World
 
+T = TypeVar("T")
+
 START_S = 0.05  # to start a process
 NOTICE_S = 0.002  # until an agent notices that a process has ended
 HANG_LOOK_S = 0.5  # whether a file system that hangs still does
+RESTART_S = 3.0  # after a crash, as systemd has it
 KEPT_WORDS = 10_000  # of workers, while their agent is away
 
 
@@ -57,14 +73,17 @@ class _Record:
     """What the server's disk has of a worker."""
 
     start: StartWorker
+    begun: bool = False  # there has been a process; before, only what was about to be started is written down
     end: tuple[int | None, str] | None = None
 
     def found(self, runs: bool) -> Found:
         """What an agent that starts makes of it. The world's shims never end before their workers."""
         start = self.start
+        shim, worker = (1, 2) if self.begun else (None, None)
         record = Record(
-            start.job, start.worker, start.gpu, start.spec.command, start.uid, 1, 1, 2, 1, "boot", gpus=start.gpus
-        )
+            start.job, start.worker, start.gpu, start.spec.command, start.uid, shim, shim, worker, worker, "boot",
+            gpus=start.gpus,
+        )  # fmt: skip
         end = ExitRecord(*self.end) if self.end is not None else None
         return Found(record, same_boot=True, shim_runs=runs, worker_runs=runs, end=end)
 
@@ -98,6 +117,7 @@ class Agent(Process):
         self._kept_term = 0  # the highest that it has heard while it could write it down
         self.highest_term = 0  # that it has heard, since its start or durably before
         self._unwritten: Identity | None = None  # waits for a file system that hangs
+        self._kept_in_vain = False  # it could not be written when that was wanted last
         self._machine: AgentMachine
 
     def boot(self) -> None:
@@ -114,6 +134,8 @@ class Agent(Process):
         found = adopt(record.found(self._runs(*name)) for name, record in sorted(self._disk.items()))
         self._world.story.say(f"agent {self.name} starts, finds {len(found.running)} workers")
         self._dispatch(Started(found.running, found.exited))
+        if self.state is not State.RUNNING:
+            return
         words, self._words = self._words, []
         for status in words:
             self.later(0.01, self.from_worker, status)
@@ -188,11 +210,24 @@ class Agent(Process):
 
     def _dispatch(self, event: Event) -> None:
         events = deque([event])
-        while events:
-            for action in self._machine.handle(self.now, events.popleft()):
-                follows = self._perform(action)
-                if follows is not None:
-                    events.append(follows)
+        try:
+            while events:
+                for action in self._machine.handle(self.now, events.popleft()):
+                    follows = self._perform(action)
+                    if follows is not None:
+                        events.append(follows)
+        except Crashed:
+            self._crash()
+
+    def _durably(self, what: str, act: Callable[[], T]) -> T:
+        """Change something that survives this process. Raises Crashed where it is to die at that."""
+        operations = self._world.operations
+        return act() if operations is None else operations.run(self.name, what, PROCESS, act)
+
+    def _crash(self) -> None:
+        self._world.story.say(f"agent {self.name} dies")
+        self.die()
+        self._world.after(RESTART_S, self.boot)
 
     def _perform(self, action: Action) -> Event | None:
         match action:
@@ -209,6 +244,7 @@ class Agent(Process):
                 if target is not None:
                     self._world.network.send(self, target, target.from_agent, word)
             case StartProcess(start):
+                self._check_written(start)
                 self._starting[start.worker] = self.timeline.now
                 for index in start.gpus or (start.gpu,):
                     self._world.oracle.start_asked(f"{self.host}/{index}", start.worker)
@@ -216,10 +252,11 @@ class Agent(Process):
             case SignalProcess(worker, how):
                 self._signal(worker, how)
             case ForgetWorker(_, worker, uid):
-                self._disk.pop((uid, worker), None)
+                self._durably(f"forgets {worker}", lambda: self._disk.pop((uid, worker), None))
             case ReadLogPiece(request):
                 return LogRead(LogPiece(request=request.request, data=b"", next_offset=request.offset, end=True))
             case KeepIdentity(who):
+                self._kept_in_vain = self.disk_full or self.storage_hangs or self._unwritten is not None
                 if not self.storage_hangs and self._unwritten is None:
                     return self._keep(who)
                 if self._unwritten is None:
@@ -234,17 +271,32 @@ class Agent(Process):
     def _keep(self, who: Identity) -> IdentityWritten:
         if self.disk_full:
             return IdentityWritten("identity.json cannot be written: No space left on device")
-        self.record = who
+        self._durably("writes its identity", lambda: self._become(who))
         return IdentityWritten()
+
+    def _become(self, who: Identity) -> None:
+        self.record = who
 
     def _keep_later(self) -> None:
         if self.storage_hangs:
             self.later(HANG_LOOK_S, self._keep_later)
         elif self._unwritten is not None:
             who, self._unwritten = self._unwritten, None
-            self._dispatch(self._keep(who))
+            try:
+                written = self._keep(who)
+            except Crashed:
+                self._crash()
+            else:
+                self._dispatch(written)
 
     # -- processes
+
+    def _check_written(self, start: StartWorker) -> None:
+        """What an agent that dies now has to know after it has started this worker."""
+        known = self.record
+        if not self._kept_in_vain and (known.highest_job < job_number(start.job) or known.term < self.highest_term):
+            text = f"{self.name} starts {start.worker}, and has written down job {known.highest_job}, term {known.term}"
+            raise Violation("an agent writes down what it has been told before it acts", text)
 
     def _signal(self, worker: WorkerId, how: StopSignal) -> None:
         if worker in self._starting:  # one errand for a worker is done after the other
@@ -261,7 +313,21 @@ class Agent(Process):
             self._world.oracle.disturbed(start.job)
             self._dispatch(ProcessFailed(start.worker, "cannot be started: [Errno 28] No space left on device"))
             return
-        self._disk[start.uid, start.worker] = _Record(start)
+        record = _Record(start)
+        try:
+            self._durably(f"writes the record of {start.worker}", lambda: self._write(record))
+            self._durably(f"starts {start.worker}", lambda: self._begin(record))
+        except Crashed:
+            self._crash()
+        else:
+            self.later(NOTICE_S, self._dispatch, ProcessStarted(start.worker))
+
+    def _write(self, record: _Record) -> None:
+        self._disk[record.start.uid, record.start.worker] = record
+
+    def _begin(self, record: _Record) -> None:
+        """A process is there from now on, and its shim writes itself down."""
+        start, record.begun = record.start, True
         worker = Worker(self._world, self, start)
         self.workers[start.worker] = worker
         self._world.oracle.process_started(worker.devices, start.worker, self.gpu_name)
@@ -274,7 +340,6 @@ class Agent(Process):
             worker.later(0.3, worker.exits, 1, "exit code 1: RuntimeError: no driver")
         else:
             worker.begin()
-        self.later(NOTICE_S, self._dispatch, ProcessStarted(start.worker))
 
     def process_ended(self, worker: Worker, code: int | None, reason: str) -> None:
         """A worker's process has ended; the agent notices, now or when it is back."""
@@ -309,7 +374,8 @@ class Agent(Process):
     def _tell_troubles(self) -> None:
         if self.state is State.RUNNING:
             self._dispatch(HealthChanged(self.troubles))
-            self.settle()
+            if self.state is State.RUNNING:
+                self.settle()
 
     def power_off(self) -> None:
         """The server vanishes, with all its processes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from elasticd.agent.machine import MAX_FORGOTTEN, MAX_ORDERS
@@ -23,6 +23,7 @@ from .faults import strike
 from .forger import Forger
 from .intruders import Intruders
 from .network import Network
+from .operations import How, Operation, Operations
 from .oracle import LASTS_S, Oracle
 from .people import People
 from .plan import Fault, JobPlan, Moment, Plan, Script, Weather
@@ -46,14 +47,19 @@ MOST_OF_AN_AGENT = {"orders": MAX_ORDERS, "ends that are forgotten": MAX_FORGOTT
 MOST_OF_A_WORKER = {"early words": MAX_EARLY}
 SPARED_S = 1.0  # between two faults that have waited for the same moment
 WEIGHED = 16  # every so many messages one is weighed
+STRUCK_S = 5.0  # so long a process is away, or without its store, after one of its operations has failed
+ELECTED_S = 7.0  # and until another one is elected, where there is one
 ARMED_S = 60.0  # a fault that waits for a moment strikes after so long all the same
 
 
 class World:
     """One history's cluster. `run` lets time pass."""
 
-    def __init__(self, plan: Plan, tell: bool = False) -> None:
-        """`tell`: write the story down."""
+    def __init__(
+        self, plan: Plan, tell: bool = False, strikes: Mapping[int, How] | None = None, shared: bool = False
+    ) -> None:
+        """`tell`: write the story down. `strikes`: operations are counted, and this happens at which of them. `shared`: two
+        controllers share a store, and take turns."""
         self.plan, self.seed = plan, plan.seed
         self.timeline = Timeline()
         self.story = Story(self.timeline, tell)
@@ -64,7 +70,14 @@ class World:
         self.cordons = Cordons(self)
         self.removed: set[str] = set()  # servers whose agents have to be started anew to be taken in
         self.plane = Plane(self.timeline, self.network, plan.seed, self.oracle.judge, plan.connect_s)
+        self.operations = Operations(strikes, self._struck) if strikes is not None else None
         self.disk = Disk(self.timeline)
+        if shared:
+            from .etcd import SharedDisk  # needs the package of etcd's messages, which histories do without
+
+            assert self.operations is not None, "what a shared store is asked for is counted"
+            self.disk = SharedDisk(self.timeline, self.operations)
+        self.disk.operations = self.operations
         self.disk.on_commit = self._committed
         self.scripts: dict[str, Script] = {job.spec.name: job.script for job in plan.jobs}
         self.checkpoints: dict[str, list[Checkpoint]] = {}  # by directory, on storage that all servers share
@@ -111,10 +124,15 @@ class World:
         self.after(SIZES_EVERY_S, self._look_at_sizes)
 
     def _look_who_is_well(self) -> None:
+        self.after(WELL_EVERY_S, self._look_who_is_well)
+        if not self.controller.has_reigned:
+            return
         self.cordons.look()
         self.oracle.well({worker.name for worker in self.workers() if worker.well})
         running = self.controller.state is State.RUNNING and not self.controller.trouble
         cluster = self.controller.machine.cluster
+        if running and not cluster.awaited:
+            self.oracle.deadlines(self.controller.now, cluster.jobs.values())
         for agent in self.agents:
             if agent.state is State.RUNNING:
                 self.oracle.start_hangs(agent.name, agent.hanging(HANGING_S), agent.sizes["starts that hang"])
@@ -126,7 +144,6 @@ class World:
             self.oracle.session(agent.name, away or stands)
             if not away and stands:
                 self.oracle.in_session(agent.name, agent.workers)
-        self.after(WELL_EVERY_S, self._look_who_is_well)
 
     # -- time
 
@@ -142,6 +159,14 @@ class World:
         return self.timeline.now - START_S
 
     # -- faults
+
+    def _struck(self, operation: Operation, how: How) -> None:
+        """Something happens at an operation, just now."""
+        self.story.say(f"* {operation.who} {operation.what}: {how.value}")
+        if any(operation.who == agent.name for agent in self.agents):
+            self.oracle.hit(operation.who, STRUCK_S)
+        else:
+            self.oracle.controller_hit(STRUCK_S + (ELECTED_S if self.disk.leases else 0.0))
 
     def _due(self, number: int, fault: Fault) -> None:
         if fault.moment is Moment.AT_ONCE:

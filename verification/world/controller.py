@@ -21,8 +21,8 @@ from elasticd.controller.events import (
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.records import OverruleRecord
 from elasticd.controller.recovery import differences
-from elasticd.controller.store import StoreUnavailable
-from elasticd.controller.turn import Turn
+from elasticd.controller.store import Deposed, StoreUnavailable
+from elasticd.controller.turn import Build, Turn
 from elasticd.protocol.messages import (
     AgentHello,
     Envelope,
@@ -36,7 +36,8 @@ from elasticd.protocol.model import ServerId, Severity
 from elasticd.protocol.principals import Principal
 from elasticd.scheduler.scheduler import Scheduler
 
-from .disk import Crashed, Disk
+from .disk import Disk
+from .operations import Crashed
 from .plan import Moment
 from .process import Process, State
 from .violation import Violation
@@ -50,6 +51,8 @@ RESERVE_AFTER_S = 20.0  # histories last minutes
 RECENT = 1  # so many jobs that are over stay in the controller's memory: as few, that archived ones are met
 KEPT_SAID = 40  # messages to agents
 RESTART_S = 3.0  # after a crash, as systemd has it
+RENEW_S = 1.0  # between two renewals of a lease, where there is one
+STANDBY_LOOK_S = 0.5  # who stands by looks whether anybody leads
 
 _MOMENTS: dict[type, Moment] = {StartWorker: Moment.START, Order: Moment.ORDER, StopWorker: Moment.STOP}
 
@@ -75,6 +78,16 @@ class Controller(Process):
         ] = {}  # as it was known after the last turn
 
     @property
+    def _reign(self) -> str:
+        """An elected controller has one reign, though it makes a new machine when its store comes back."""
+        return f"c{self.life}" if self._disk.leases else self.machine.cluster.settings.incarnation
+
+    @property
+    def has_reigned(self) -> bool:
+        """Has any of its lives come to its first turn?"""
+        return hasattr(self, "_turn")
+
+    @property
     def machine(self) -> ControllerMachine:
         return self._turn.machine
 
@@ -82,19 +95,28 @@ class Controller(Process):
         """Start, unless it runs."""
         if self.alive:
             return
+        if not self._disk.vacant():
+            self._world.after(STANDBY_LOOK_S, self.boot)
+            return
         self.born()
         self._clock_set_s = self.clock_ahead_s
         self._barred = {}
+        self._between_turns = False
         self._world.story.say(f"controller starts, for the {self.life}. time")
         try:
             self._made = 0
             self.said.clear()
-            self._turn = Turn(self._disk, self._next_machine, self.now)
+            self._turn = self._disk.begin(self.life, self._build, self.now)
+        except Crashed:
+            self._crash()
+            return
         except StoreUnavailable as error:
             self._world.story.say(f"controller cannot start: {error}")
             self.die()
             self._world.after(RESTART_S, self.boot)
             return
+        if self._disk.leases:
+            self.later(RENEW_S, self._renew)
         self._found = self._disk.replaced
         self._compare_at = self._world.oracle.commits + COMPARE_EVERY
         self._told = self.machine.cluster.next_event
@@ -103,6 +125,14 @@ class Controller(Process):
     def die(self) -> None:
         self._compare()
         super().die()
+        if self._disk.leases:
+            self._world.after(RESTART_S, self._disk.follow)
+
+    def _renew(self) -> None:
+        if self._disk.renew():
+            self.later(RENEW_S, self._renew)
+        else:
+            self._crash()
 
     def _compare(self) -> None:
         """Between two turns, whoever would recover now must know as much as this one, and let as much happen by itself."""
@@ -113,16 +143,22 @@ class Controller(Process):
         if odd := differences(self.machine.cluster, other.cluster):
             raise Violation("the store, replayed, equals the live state", "; ".join(odd[:3]))
 
-    def _next_machine(self, now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
-        self._made += 1
-        return self._make(now, records)
+    def _build(self, term: int) -> Build:
+        """Makes the machines of a reign."""
 
-    def _make(self, now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
+        def build(now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
+            self._made += 1
+            return self._make(now, records, term)
+
+        return build
+
+    def _make(self, now: float, records: Sequence[tuple[str, bytes]], term: int = 0) -> ControllerMachine:
         settings = Settings(
             cluster="world",
             incarnation=f"c{self.life}.{self._made}",
             version="0",
             pid=self.life,
+            term=term,
             keeping=Keeping(recent=RECENT),
             reserve_after_s=RESERVE_AFTER_S,
         )
@@ -143,7 +179,7 @@ class Controller(Process):
         try:
             outbox = self._turn.finish(self.now)
             self._between_turns = True
-        except Crashed:
+        except (Crashed, Deposed):
             self._crash()
             return
         for action in outbox:
@@ -183,7 +219,7 @@ class Controller(Process):
                 self._check_start(peer, message)
                 self._world.cordons.starting(peer, message)
         self.said.append((peer, message, identity))
-        self._world.oracle.reigns(self.machine.term, self.machine.cluster.settings.incarnation)
+        self._world.oracle.reigns(self.machine.term, self._reign)
         self._world.to_agent(peer, message, identity, self.machine.term)
         moment = _MOMENTS.get(type(message))
         if moment is not None:
@@ -250,7 +286,10 @@ class Controller(Process):
     def take(self, event: Event) -> None:
         self._between_turns = False  # what it brings about is not recorded yet
         self._look_at_clock()
-        self._turn.take(self.now, event)
+        try:
+            self._turn.take(self.now, event)
+        except (Crashed, Deposed):
+            self._crash()
 
     def _look_at_clock(self) -> None:
         by_s, self._clock_set_s = self.clock_ahead_s - self._clock_set_s, self.clock_ahead_s

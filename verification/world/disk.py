@@ -6,7 +6,9 @@ import enum
 from collections.abc import Callable, Iterator, Sequence
 
 from elasticd.controller.store import Delete, If, Limits, Listing, Put, Record, StoreUnavailable
+from elasticd.controller.turn import Build, Turn
 
+from .operations import STORE, Crashed, Operations
 from .timeline import Timeline
 
 BACKUP_EVERY_S = 45.0
@@ -18,10 +20,6 @@ class Trouble(enum.Enum):
     NONE = ""
     FULL = "database or disk is full"
     LOCKED = "database is locked"
-
-
-class Crashed(Exception):
-    """The controller is to die at this commit."""
 
 
 class Disk:
@@ -37,6 +35,27 @@ class Disk:
         self.tear_next: bool | None = None  # the next commit fails with its outcome unknown: True: it has taken place
         self.crash_next: bool | None = None  # the controller dies at its next commit: True: after it, False: before
         self.on_commit: Callable[[Sequence[Put | Delete]], None] = lambda writes: None
+        self.operations: Operations | None = None  # counts what is asked for; None: nobody counts
+
+    # -- who reigns
+
+    leases = False  # does who reigns have to renew a lease?
+
+    def vacant(self) -> bool:
+        """May a controller begin to reign? A store of one's own has nobody else."""
+        return True
+
+    def begin(self, life: int, build: Callable[[int], Build], now: float) -> Turn:
+        """The controller that has been started so often recovers. `build`: makes machines of the reign with that term; 0: the
+        store's next one. Raises StoreUnavailable."""
+        return Turn(self, build(0), now)
+
+    def follow(self) -> None:
+        """A controller that has died is there again."""
+
+    def renew(self) -> bool:
+        """Renew what the reign depends on, if anything. False: the reign is over."""
+        return True
 
     # -- the store's interface
 
@@ -78,13 +97,7 @@ class Disk:
         torn, self.tear_next = self.tear_next, None
         if torn is False:
             raise StoreUnavailable("disk I/O error", outcome_unknown=True)
-        self._revision += 1
-        for write in writes:
-            if isinstance(write, Put):
-                self._records[write.key] = Record(write.key, write.value, self._revision)
-            else:
-                self._records.pop(write.key, None)
-        self.on_commit(writes)
+        self._counted(f"commits {len(writes)} records", lambda: self._write(writes))
         if crash:
             raise Crashed
         if torn:
@@ -96,6 +109,22 @@ class Disk:
     def probe(self, size: int) -> None:
         if self.trouble is not Trouble.NONE:
             raise unavailable(self.trouble)
+        self._counted("probes its store", lambda: None)
+
+    def _counted(self, what: str, act: Callable[[], None]) -> None:
+        if self.operations is None:
+            act()
+        else:
+            self.operations.run("controller", what, STORE, act)
+
+    def _write(self, writes: Sequence[Put | Delete]) -> None:
+        self._revision += 1
+        for write in writes:
+            if isinstance(write, Put):
+                self._records[write.key] = Record(write.key, write.value, self._revision)
+            else:
+                self._records.pop(write.key, None)
+        self.on_commit(writes)
 
     def close(self) -> None:
         pass

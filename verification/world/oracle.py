@@ -12,7 +12,7 @@ from elasticd.controller.cluster import KEPT_EVENTS, Cluster
 from elasticd.controller.events import Audit
 from elasticd.controller.intake.ends import KEPT_BROKEN
 from elasticd.controller.jobs import archive
-from elasticd.controller.jobs.job import KEPT_PAST_WORKERS
+from elasticd.controller.jobs.job import KEPT_PAST_WORKERS, Job
 from elasticd.controller.jobs.records import ArchivedJob, JobRecord, Submission, WorkerState
 from elasticd.controller.reconcile.orders import KEPT_ORDERS
 from elasticd.controller.records import JOBS, STATE, SUBMISSION
@@ -22,6 +22,8 @@ from elasticd.controller.store import Delete, Put
 from elasticd.protocol.messages import (
     Cancelled,
     Order,
+    PromiseState,
+    Refused,
     Reply,
     Request,
     Scale,
@@ -50,6 +52,7 @@ OVER_S = 60.0  # after which nobody trains for a job that has failed or was canc
 TOLD_S = 45.0  # in which an agent has heard who is to stop, and the controller who has ended
 APART_S = 60.0  # in which an agent and a controller that hear each other begin a session
 WELL_S = 25.0  # in which workers that nothing hits apply a step, if that does not take longer
+REVIEWED_S = 40.0  # in which a controller has looked at all promises
 LONG_STEP_S = 60.0  # longer than a server is slow: a step of such a length takes `SLOWER` times as long to its end
 MOST_WORKERS = 64  # of one job: all GPUs of the cluster, more than once
 MOST = 256  # entries of a table of an agent or a worker
@@ -623,11 +626,14 @@ class Oracle:
         if not recorded:
             raise Violation("record, then act", f"{message.job} is told of what is not in the store: {message}"[:200])
 
-    def answered(self, request: Request | None, reply: Reply, stored: bool) -> None:
-        """A client has its answer. `request`: None if it was answered before.
+    def answered(self, request: Request | None, reply: Reply, stored: bool, name: str = "") -> None:
+        """A client has its answer. `request`: None if it was answered before. `name`: what the controller calls it.
 
         `stored`: of a submission, whether the store has the job.
         """
+        if isinstance(reply.answer, Refused) and name in self._made_by:
+            text = f"{reply.id} has made {self._made_by[name]}, and is refused: {reply.answer.reason}"
+            raise Violation("what is refused has not been done", text)
         if isinstance(reply.answer, Submitted):
             job = reply.answer.job
             before = self._requests.setdefault(reply.id, job)
@@ -729,6 +735,16 @@ class Oracle:
             if now - since > WELL_S + 2 * step_s + script.evaluate_s:
                 text = f"{job}: all workers of generation {newest} are well, and none has applied a step for {now - since:.0f} s"
                 raise Violation("workers that are well train", text)
+
+    def deadlines(self, now: float, jobs: Iterable[Job]) -> None:
+        """A promised deadline is missed only after that was told of. `now`: by the controller's clock, which decides.
+
+        A controller that was away at the deadline tells of it when it is back."""
+        calm_s = self._timeline.now - self._controller_hit_until
+        for job in jobs:
+            late_s = now - job.deadline_s
+            if not job.final and job.record.promise is PromiseState.HOLDS and 0 < late_s < calm_s - REVIEWED_S:
+                raise Violation("a deadline is missed only after that was told of", f"{job.id}, {late_s:.0f} s late")
 
     def in_session(self, server: str, running: Collection[str]) -> None:
         """A server whose agent and the controller are in one session has these workers."""

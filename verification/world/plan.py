@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from elasticd.protocol.model import CheckpointSpec, Determinism, GpuRange, JobSpec, Processes
+from elasticd.protocol.model import CheckpointSpec, Deadline, Determinism, GpuRange, JobSpec, Processes
 
 from .people import USERS
 
@@ -261,6 +261,7 @@ class Focus(enum.Enum):
     GANGS = "most jobs are commands that never call elastic.join()"
     DRAINS = "operators drain, cordon and remove servers, some of which are rebooted then, while users resize"
     GPUS = "GPUs and servers are in trouble, and operators overrule, while users resize"
+    DEADLINES = "most jobs have deadlines, and servers and workers are lost"
 
 
 FOCUS: dict[int, Focus] = {
@@ -275,7 +276,25 @@ FOCUS: dict[int, Focus] = {
     15: Focus.GPUS,
     18: Focus.GPUS,
 }
+WITH_DEADLINES = (
+    24,
+    2 * FOCUS_OF,
+)  # the remainder, and what seeds are divided by: every other history of a plain remainder
+KEEP_DEADLINES = ("max-min", "optimus", "afs-l", "afs-p", "elastic", "elasticflow")
 FOCUS_DRAWN: dict[Focus, dict[Kind, Drawn]] = {
+    Focus.DEADLINES: {
+        Kind.KILL_WORKER: Drawn(2),
+        Kind.STOP_WORKER: Drawn(1, 0.5, 8),
+        Kind.KILL_AGENT: Drawn(1, 0.1, 5),
+        Kind.KILL_CONTROLLER: Drawn(1, 0.1, 5),
+        Kind.CRASH_BEFORE_COMMIT: Drawn(0.5, 0.1, 5),
+        Kind.CRASH_AFTER_COMMIT: Drawn(0.5, 0.1, 5),
+        Kind.CUT_BOTH: Drawn(0.5, 0.5, 20),
+        Kind.LOSE_SERVER: Drawn(2, 5, 120),
+        Kind.CORDON: Drawn(1, 5, 100),
+        Kind.SCALE: Drawn(1),
+        Kind.CANCEL: Drawn(0.3),
+    },
     Focus.PREEMPTIONS: {
         Kind.SCALE: Drawn(8),
         Kind.SET_POLICY: Drawn(2),
@@ -496,6 +515,8 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
     bursts = tuple(chance.uniform(5, shape.storm_s) for _ in range(BURSTS))
     count = weather.faults if shape.faults is None else shape.faults
     focus = FOCUS.get(seed % FOCUS_OF) if count > 0 and shape.focus else None
+    if count > 0 and shape.focus and seed % WITH_DEADLINES[1] == WITH_DEADLINES[0]:
+        focus = Focus.DEADLINES
     resizes = count > 0 and chance.random() < RESIZES if focus is None else focus is Focus.RESIZES
     drawn = RESIZES_DRAWN if resizes else {kind: DRAWN[kind] for kind in kinds}
     moment_of = _MOMENT_OF[focus] if focus is not None else _resize_moment if resizes else _moment
@@ -503,6 +524,8 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
         drawn = FOCUS_DRAWN[focus]
     if focus is Focus.DRAINS and seed // FOCUS_OF % 2 == 0 and not shape.policy:
         policy = "max-min"  # under which it is plain where there is room
+    if focus is Focus.DEADLINES and not shape.policy:
+        policy = random.Random(f"{seed}/deadlines").choice(KEEP_DEADLINES)
     if focus in (Focus.LINES, Focus.RESIZES):
         weather = replace(weather, late=BAD_LINES, copies=BAD_LINES)
     faults = (
@@ -520,6 +543,8 @@ def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
         jobs = map(_for_preemptions, chances, itertools.islice(jobs, PREEMPTED_JOBS))
     elif focus is Focus.LONG:
         jobs = map(_slow_to_start, jobs)
+    elif focus is Focus.DEADLINES:
+        jobs = (_with_deadline(random.Random(f"{seed}/deadline/{i}"), job) for i, job in enumerate(jobs))
     elif focus is Focus.GANGS:
         jobs = (_command(random.Random(f"{seed}/command/{i}"), job, gpus) for i, job in enumerate(jobs))
     types: tuple[str, ...] = ()
@@ -636,6 +661,17 @@ def _typed(chance: random.Random, job: JobPlan, types: Sequence[str], gpus: int)
     return replace(job, spec=msgspec.structs.replace(job.spec, **changes))
 
 
+def _with_deadline(chance: random.Random, job: JobPlan) -> JobPlan:
+    """The job, most often with a deadline. What its steps take is told, or found out."""
+    has, soft, told = chance.random() < 0.8, chance.random() < 0.25, chance.random() < 0.6
+    alone_s = job.script.steps * job.script.step_s
+    in_s = chance.uniform(0.2, 3.0) * max(alone_s, 10.0)
+    changes: dict[str, Any] = {"deadline": Deadline(in_s=in_s, soft=soft)} if has else {}
+    if told and job.script.step_s > 0 and not job.spec.throughput:
+        changes["throughput"] = {gpus: gpus / job.script.step_s for gpus in (1, 2, 4, 8)}
+    return replace(job, spec=msgspec.structs.replace(job.spec, **changes))
+
+
 def _for_resizes(job: JobPlan) -> JobPlan:
     """A job that trains for long, and that asks for nothing odd."""
     script = replace(job.script, ending=Ending.TRAINS, step_s=RESIZES_STEP_S, steps=RESIZES_STEPS)
@@ -734,6 +770,7 @@ _MOMENT_OF: dict[Focus, Callable[[random.Random, Kind], Moment]] = {
     Focus.LONG: _long_moment,
     Focus.GANGS: _moment,
     Focus.GPUS: _moment,
+    Focus.DEADLINES: _moment,
     Focus.DRAINS: _moment,
 }
 

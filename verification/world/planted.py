@@ -14,7 +14,9 @@ Some bugs are *masked*: another rule of the product mends what the bug breaks, s
 bug is. Such a bug names the rule that masks it, and how to take it back (`without`). The baseline then is the product without
 that rule, and the bug is planted into a copy of this baseline: what fails is due to the bug alone.
 
-What no history can show, because it lies in a shell (a lock on a file, a thread, a clock), names the test that fails.
+What no history can show, because it lies in a shell (a lock on a file, a thread, a clock), names the test that fails. What shows
+only when a process dies at one particular write names the life that fails (`anywhere`); if that one does not fail any more, or
+with `--anew`, all of its kind are played.
 """
 
 from __future__ import annotations
@@ -79,6 +81,7 @@ class Bug:
     mask: str = ""  # the rule that mends what it breaks; empty: none does
     without: tuple[Change, ...] = ()  # what takes that rule back
     test: str = ""  # that fails, where no history can
+    life: str = ""  # likewise: of `anywhere`
 
 
 @dataclass(frozen=True)
@@ -94,16 +97,16 @@ class Found:
 def bugs(text: str) -> list[Bug]:
     """The bugs of a file. Raises BugsFileError.
 
-    A bug is a block: `== NAME`, perhaps `seed NUMBER` or `test FILE::NAME`, and its places. A place is `file PATH`, the text as
-    it is, each line after `- `, and the text with the bug, each line after `+ `. A further place in the same file needs no
-    `file`. Places after a line `without RULE` take a rule back that masks the bug, and are changed first.
+    A bug is a block: `== NAME`, perhaps `seed NUMBER`, `test FILE::NAME` or `life NAME/STORE/NUMBER:HOW`, and its places. A place
+    is `file PATH`, the text as it is, each line after `- `, and the text with the bug, each line after `+ `. A further place in
+    the same file needs no `file`. Places after a line `without RULE` take a rule back that masks the bug, and are changed first.
     """
     return [_bug(block) for block in text.split("\n== ")[1:]]
 
 
 def _bug(block: str) -> Bug:
     name, *lines = block.splitlines()
-    file, seed, mask, test = "", None, "", ""
+    file, seed, mask, test, life = "", None, "", "", ""
     changes: list[Change] = []
     without: list[Change] = []
     before: list[str] = []
@@ -128,6 +131,8 @@ def _bug(block: str) -> Bug:
             file, mask = "", line[8:].strip()
         elif line.startswith("test "):
             test = line[5:].strip()
+        elif line.startswith("life "):
+            life = line[5:].strip()
         elif line.startswith("- ") or line == "-":
             if after:
                 close()
@@ -141,7 +146,7 @@ def _bug(block: str) -> Bug:
         raise BugsFileError(f"{name}: changes nothing")
     if mask and not without:
         raise BugsFileError(f"{name}: does not say how to take back that {mask}")
-    return Bug(name.strip(), tuple(changes), seed, mask, tuple(without), test)
+    return Bug(name.strip(), tuple(changes), seed, mask, tuple(without), test, life)
 
 
 def plant(bug: Bug, changes: Iterable[Change], root: Path) -> None:
@@ -171,6 +176,8 @@ def search(bug: Bug, seeds: int, anew: bool) -> Found:
         plant(bug, bug.changes, copy)
         if bug.test:
             return Found(bug, None, bug.test if _test_fails(bug, copy) else "", time.monotonic() - began)
+        if bug.life:
+            return Found(bug, None, _broken_life(bug, copy, baseline, anew), time.monotonic() - began)
         ranges = [(0, seeds)] if bug.seed is None or anew else [(bug.seed, bug.seed + 1), (0, seeds)]
         for first, last in ranges:
             while first < last and (failure := _first_failure(bug, copy, first, last)) is not None:
@@ -183,11 +190,8 @@ def search(bug: Bug, seeds: int, anew: bool) -> Found:
 
 def _first_failure(bug: Bug, copy: Path, first: int, last: int) -> tuple[int, str] | None:
     """The seed and the invariant of the first history that fails in `copy`; None: none does."""
-    command = ["prlimit", f"--as={MOST_BYTES}", sys.executable]
-    command += ["-m", "verification.world", "--seeds", f"{first}:{last}", "--processes", "1"]
-    command += ["--fail-fast", "--as-found"]
-    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    played = ["-m", "verification.world", "--seeds", f"{first}:{last}", "--processes", "1"]
+    done = _in_copy(copy, [*played, "--fail-fast", "--as-found"])
     if done.returncode == 0:
         return None
     lines = done.stdout.splitlines()
@@ -195,6 +199,30 @@ def _first_failure(bug: Bug, copy: Path, first: int, last: int) -> tuple[int, st
     if seed is None:
         raise BugsFileError(f"{bug.name}: the search itself failed: {done.stderr[-500:]}")
     return int(seed), next(line.partition(": ")[2] for line in lines if " of " in line and ": " in line)
+
+
+def _broken_life(bug: Bug, copy: Path, baseline: Path, anew: bool) -> str:
+    """The invariant that a life breaks in `copy`, which `baseline` passes; empty: none does."""
+    name, store, *strikes = bug.life.split("/")
+    ways = [] if anew else [["--play", bug.life]]
+    twice = ["--twice", "4"] if len(strikes) > 1 else []
+    for way in (*ways, ["--life", name, "--store", store, *twice, "--fail-fast", "--processes", "1"]):
+        done = _in_copy(copy, ["-m", "verification.world.crash_anywhere", *way])
+        if done.returncode > 1 or "Traceback" in done.stderr:
+            raise BugsFileError(f"{bug.name}: the search itself failed: {done.stderr[-500:]}")
+        if done.returncode == 1:
+            lines = done.stdout.splitlines()
+            again = next(line for line in reversed(lines) if "--play " in line).partition("--play ")[2].rstrip('"')
+            if _in_copy(baseline, ["-m", "verification.world.crash_anywhere", "--play", again]).returncode == 0:
+                place = next(number for number, line in enumerate(lines) if "--play " in line) - 2
+                return lines[place].partition(": ")[0]
+    return ""
+
+
+def _in_copy(root: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    command = ["prlimit", f"--as={MOST_BYTES}", sys.executable, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
 
 
 def _test_fails(bug: Bug, copy: Path) -> bool:
@@ -254,7 +282,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missed = sum(not found.invariant for found in results)
     late = sum(found.seed is not None and found.seed >= options.seeds for found in results)
     beyond = f"{late} by a recorded history beyond that, the others " if late else "each "
-    print(f"\n{len(results) - missed} of {len(results)} found, {beyond}within {options.seeds} seeds or by its test")
+    within = f"{beyond}within {options.seeds} seeds, by its test, or by crash anywhere"
+    print(f"\n{len(results) - missed} of {len(results)} found, {within}")
     return int(missed > 0)
 
 
@@ -262,6 +291,8 @@ def _seeds(found: Found) -> str:
     """After how many histories it was found: they are played from seed 0 on."""
     if found.bug.test and found.invariant:
         return "test"
+    if found.bug.life and found.invariant:
+        return "crash anywhere"
     return str(found.seed + 1) if found.seed is not None else "none"
 
 

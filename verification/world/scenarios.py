@@ -11,92 +11,20 @@ A file is a list of such blocks, with an empty line between them; lines that beg
 the commands out and returns the file as it should be; a scenario passes if that is what it is. `python -m
 verification.world.scenarios --rewrite` records anew.
 
-Commands: `cluster`, `submit`, `scale JOB N|auto`, `cancel JOB`, `policy NAME`, `run 10s`, `clear`, `quiet` (until all has ended
-as it should), `jump clock SECONDS`, and the faults of `FAULTS`: what, whom, for how long (with `all` after a server: it is cut
-off from the other servers, too). JOB is a job's name; its leader is `JOB.leader`.
+The commands are those of `stage`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from elasticd.protocol.messages import Cancel, Scale, SetPolicy
-from elasticd.protocol.model import CheckpointSpec, Determinism, GpuRange, JobId, JobSpec, Processes
-
-from .cluster import World
-from .faults import strike
-from .plan import CONNECT_S, LIMITS, TYPES, WEATHERS, Ending, Fault, JobPlan, Kind, Plan, Script
+from .stage import Stage, command
 from .violation import Violation
-from .worker import Worker
 
 FOLDER = Path(__file__).parent / "scenarios"
 RULE = "----"
-
-FAULTS: dict[str, Kind] = {
-    "kill controller": Kind.KILL_CONTROLLER,
-    "stop controller": Kind.STOP_CONTROLLER,
-    "succeed controller": Kind.ZOMBIE,
-    "crash controller-before-commit": Kind.CRASH_BEFORE_COMMIT,
-    "crash controller-after-commit": Kind.CRASH_AFTER_COMMIT,
-    "tear commit": Kind.TEAR_COMMIT,
-    "fill store": Kind.FILL_STORE,
-    "lock store": Kind.LOCK_STORE,
-    "lose store": Kind.LOSE_STORE,
-    "restore store": Kind.RESTORE_STORE,
-    "kill agent": Kind.KILL_AGENT,
-    "stop agent": Kind.STOP_AGENT,
-    "switch-off server": Kind.LOSE_SERVER,
-    "fill server": Kind.FILL_SERVER,
-    "black-hole server": Kind.BLACK_HOLE,
-    "hide-storage server": Kind.HIDE_STORAGE,
-    "hang-storage server": Kind.HANG_STORAGE,
-    "slow server": Kind.SLOW_SERVER,
-    "twin server": Kind.TWIN_AGENT,
-    "cut-in server": Kind.CUT_IN,
-    "cut-out server": Kind.CUT_OUT,
-    "cut-off server": Kind.CUT_BOTH,
-    "cut-peers server": Kind.CUT_PEERS,
-    "cut-data server": Kind.CUT_DATA,
-    "bar-gpu server": Kind.GPU_BARRED,
-    "leave-gpu server": Kind.GPU_LEFT,
-    "break-gpu server": Kind.GPU_DEAD,
-    "bar server": Kind.SERVER_BARRED,
-    "cordon-gpu server": Kind.CORDON,
-    "drain server": Kind.DRAIN,
-    "remove server": Kind.REMOVE,
-    "kill worker": Kind.KILL_WORKER,
-    "kill job-of-worker": Kind.KILL_JOB,
-    "stop worker": Kind.STOP_WORKER,
-    "hang worker": Kind.HANG_WORKER,
-    "take-over server": Kind.FORGE,
-}
-
-
-class ScenarioError(Exception):
-    """A scenario file has a line that cannot be understood."""
-
-
-@dataclass
-class Stage:
-    """A scenario that is being played."""
-
-    world: World = field(default_factory=lambda: World(Plan(seed=0), tell=True))
-    told: int = 0  # lines of the story that are in the file
-    requests: int = 0
-
-    def lines(self) -> list[str]:
-        """What has happened since the last block, with its times in tenths of a second."""
-        fresh = self.world.story.lines[self.told :]
-        self.told = len(self.world.story.lines)
-        return [f"{float(line[:9]):7.1f} {line[10:]}" for line in fresh]
-
-
-Options = dict[str, str]
 
 
 def play_file(text: str) -> str:
@@ -112,181 +40,6 @@ def play_file(text: str) -> str:
                     stage.world.story.say(f"VIOLATION of '{violation.invariant}': {violation.text}")
         blocks.append("\n".join([commands, RULE, *stage.lines()]))
     return "\n\n".join(blocks) + "\n"
-
-
-def command(stage: Stage, line: str) -> None:
-    """Carry out one line. Raises ScenarioError if it is none, Violation if an invariant is broken."""
-    words = [word for word in line.split() if "=" not in word]
-    options = dict(word.split("=", 1) for word in line.split() if "=" in word)
-    known = COMMANDS.get(words[0])
-    if known is not None:
-        known(stage, words[1:], options)
-        return
-    kind = FAULTS.get(" ".join(words[:2]))
-    if kind is not None:
-        _fault(stage, kind, words[2:])
-    elif words[0] == "jump" and len(words) == 3:
-        seconds = _seconds(words[2])
-        _strike(stage, Fault(0.0, Kind.JUMP_CLOCK, int(seconds > 0), abs(seconds)))
-    else:
-        raise ScenarioError(f"not a command: {line!r}")
-
-
-def _cluster(stage: Stage, words: Sequence[str], options: Options) -> None:
-    plan = Plan(
-        seed=int(options.get("seed", "0")),
-        weather=WEATHERS[options.get("weather", "calm")],
-        servers=int(options.get("servers", "2")),
-        gpus=int(options.get("gpus", "2")),
-        policy=options.get("policy", "max-min"),
-        types=tuple(_NAMES[word] for word in options["types"].split(",")) if "types" in options else (),
-        connect_s=_seconds(options["connect"]) if "connect" in options else CONNECT_S,
-    )
-    stage.world, stage.told = World(plan, tell=True), 0
-    stage.world.run(1.0)
-
-
-def _submit(stage: Stage, words: Sequence[str], options: Options) -> None:
-    low, _, high = options.get("gpus", "1:4").partition(":")
-    steps = int(options.get("steps", "100"))
-    ending, _, ends_at = options.get("ending", "trains").partition("@")
-    changes: dict[str, Any] = dict(LIMITS)
-    if not _ENDINGS[ending].joins and "start-timeout" not in options:
-        changes["must_join"] = False
-    if "restarts" in options:
-        changes["restarts"] = int(options["restarts"])
-    if "processes" in options:
-        changes["processes"] = Processes(options["processes"])
-    for word in ("start-timeout", "load-timeout", "step-timeout"):
-        if word in options:
-            changes[f"{word.replace('-', '_')}_s"] = _seconds(options[word])
-    spec = JobSpec(
-        name=words[0],
-        command=("python", "train.py"),
-        gpus=GpuRange(min=int(low), max=int(high or low)),
-        virtual_workers=int(options.get("virtual-workers", "8")),
-        workdir="/home/user",
-        checkpoint=CheckpointSpec(every_s=_seconds(options.get("every", "30s"))),
-        max_steps=steps,
-        throughput={1: float(options["throughput"])} if "throughput" in options else {},
-        gpu_types=tuple(options["type"].split(",")) if "type" in options else (),
-        gpus_per_server=int(options["per-server"]) if "per-server" in options else None,
-        determinism=Determinism(options.get("determinism", "elastic")),
-        **changes,
-    )
-    script = Script(
-        steps=steps,
-        step_s=_seconds(options.get("step", "0.4s")),
-        start_s=_seconds(options.get("start", "2s")),
-        save_s=_seconds(options.get("save", "0.5s")),
-        evaluate_every=int(options.get("evaluate-every", "0")),
-        evaluate_s=_seconds(options.get("evaluate", "0s")),
-        ending=_ENDINGS[ending],
-        ends_at=int(ends_at or 0),
-        after_s=_seconds(options.get("after", "0.2s")),
-        odd_metrics=options.get("metrics") == "odd",
-    )
-    plan = JobPlan(stage.world.elapsed_s, spec, script)
-    stage.world.add_job(plan)
-    stage.world.users.submit(plan)
-
-
-_NAMES = {word: name for name, word in TYPES.items()}
-_ENDINGS = {
-    "trains": Ending.TRAINS,
-    "raises": Ending.RAISES,
-    "exits": Ending.EXITS,
-    "exits-on-signal": Ending.EXITS_ON_SIGNAL,
-    "never-joins": Ending.NEVER_JOINS,
-    "exits-unjoined": Ending.EXITS_UNJOINED,
-    "fails-unjoined": Ending.FAILS_UNJOINED,
-    "out-of-memory": Ending.OUT_OF_MEMORY,
-}
-
-
-def _job(stage: Stage, name: str) -> JobId:
-    for job in stage.world.oracle.submitted().values():
-        if name in (job, job.rpartition("-")[0]):
-            return job
-    raise ScenarioError(f"no job {name!r} has been submitted")
-
-
-def _scale(stage: Stage, words: Sequence[str], options: Options) -> None:
-    share = None if words[1] == "auto" else int(words[1])
-    stage.requests += 1
-    stage.world.users.ask(f"scale-{stage.requests}", Scale(job=_job(stage, words[0]), share=share))
-
-
-def _cancel(stage: Stage, words: Sequence[str], options: Options) -> None:
-    stage.requests += 1
-    job = _job(stage, words[0])
-    stage.world.oracle.asked_to_cancel(job)
-    stage.world.users.ask(f"cancel-{stage.requests}", Cancel(job=job))
-
-
-def _policy(stage: Stage, words: Sequence[str], options: Options) -> None:
-    stage.requests += 1
-    stage.world.users.ask(f"policy-{stage.requests}", SetPolicy(document={"policy": words[0]}, source="a user"))
-
-
-def _run(stage: Stage, words: Sequence[str], options: Options) -> None:
-    stage.world.run(_seconds(words[0]))
-
-
-def _clear(stage: Stage, words: Sequence[str], options: Options) -> None:
-    stage.world.clear()
-
-
-def _quiet(stage: Stage, words: Sequence[str], options: Options) -> None:
-    stage.world.run_until_quiet()
-    stage.world.oracle.at_end()
-    stage.world.story.say("all has ended as it should")
-
-
-COMMANDS: dict[str, Callable[[Stage, Sequence[str], Options], None]] = {
-    "cluster": _cluster,
-    "submit": _submit,
-    "scale": _scale,
-    "cancel": _cancel,
-    "policy": _policy,
-    "run": _run,
-    "clear": _clear,
-    "quiet": _quiet,
-}
-
-
-def _fault(stage: Stage, kind: Kind, words: Sequence[str]) -> None:
-    world = stage.world
-    names = [word for word in words if not word[0].isdigit()]
-    for_s = next((_seconds(word) for word in words if word[0].isdigit()), 0.0)
-    who = 0
-    if names:
-        if "worker" in kind.value:
-            who = world.workers().index(_worker(stage, names[0]))
-        else:
-            who = [agent.name for agent in world.agents].index(names[0])
-    if kind in (Kind.CORDON, Kind.DRAIN, Kind.REMOVE):  # a wish has an id of its own
-        stage.requests += 1
-    if "all" in names[1:]:
-        who = next(number for number in range(who, 1000, len(world.agents)) if number % 2)
-    _strike(stage, Fault(0.0, kind, who, for_s))
-
-
-def _worker(stage: Stage, name: str) -> Worker:
-    job = name.removesuffix(".leader")
-    for worker in stage.world.workers():
-        if worker.name == name or (name.endswith(".leader") and worker.job == _job(stage, job) and worker.leads):
-            return worker
-    raise ScenarioError(f"no worker {name!r} runs")
-
-
-def _strike(stage: Stage, fault: Fault) -> None:
-    stage.world.next_black_hole_at = 0.0  # a scenario may have as many as it names
-    strike(stage.world, stage.requests, replace(fault, at=stage.world.elapsed_s))
-
-
-def _seconds(text: str) -> float:
-    return float(text.removesuffix("s"))
 
 
 def files() -> list[Path]:

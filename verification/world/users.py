@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from elasticd.controller.events import ClientRequest
 from elasticd.protocol.messages import (
     AdoptServer,
     Answer,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from .cluster import World
 
 REPEAT_S = 2.0
+AGAIN = b"again"  # a client that repeats what has been answered
+AGAIN_AFTER_S = (0.5, 1.0, 1.5, 2.5, 4.0, 7.0, 12.0)
 ASK_AGAIN_S = 10.0  # after a refusal that lies with the cluster
 
 
@@ -48,6 +51,7 @@ class Users(Process):
         self._world = world
         self.answers_by_id: dict[str, Answer] = {}
         self.waiting: dict[str, tuple[Envelope, Principal]] = {}
+        self._asked: dict[str, str] = {}  # by the id of each request that was answered: how the controller calls it
         self._adoptions = 0
         self._removals: dict[str, tuple[Agent, float]] = {}
         self.born()
@@ -156,6 +160,11 @@ class Users(Process):
         self._world.network.send(self, controller, controller.from_client, b"users", envelope, who)
         self.later(REPEAT_S, self._repeat, name)
 
+    def _again(self, envelope: Envelope, who: Principal) -> None:
+        """Repeat what has been answered, as one does who has not heard that."""
+        controller = self._world.controller
+        self._world.network.send(self, controller, controller.from_client, AGAIN, envelope, who)
+
     def answered(self, client: bytes, reply: Reply) -> None:
         """The controller answers. What it promises must be in the store."""
         if client == INTRUDER:
@@ -163,7 +172,14 @@ class Users(Process):
             return
         envelope, who = self.waiting.pop(reply.id, (None, None))
         request = envelope.request if envelope is not None else None
-        self._world.oracle.answered(request, reply, self._world.stored(reply))
+        if client != AGAIN and envelope is not None and who is not None:
+            self._asked[reply.id] = ClientRequest(client, envelope, who).name
+        if client != AGAIN and isinstance(request, Submit) and self._world.operations is not None:
+            for after_s in AGAIN_AFTER_S:
+                self.later(after_s, self._again, envelope, who)
+        self._world.oracle.answered(request, reply, self._world.stored(reply), self._asked.get(reply.id, ""))
+        if client == AGAIN:
+            return
         self._world.cordons.answered(reply.id, request, reply.answer)
         self.answers_by_id[reply.id] = reply.answer
         if isinstance(request, RemoveServer) and self._is_removed(request.server, reply.answer):
