@@ -1,10 +1,11 @@
 """The runtime on GPUs, with one worker and, where there are several GPUs, with all of them. `make bench-gpu`
 
-    python -m benchmarks.gpu [--device cuda|cpu] [--workers N] [--quick] [--only rules|bits|steps|exchange|resizing|losses]
-                             [--json FILE]
+    python -m benchmarks.gpu [--device cuda|cpu] [--workers N] [--shared] [--quick]
+                             [--only rules|bits|cluster|steps|exchange|resizing|losses] [--json FILE]
 
-What needs a second GPU is left out where there is none. `--device cpu` runs the same on processors, to see that it works. Results
-are printed and go to out/bench-gpu.json. Without a GPU the exit code is 2.
+What needs a second GPU is left out where there is none. With `--shared` the workers share the first one, and what does not
+measure times is run: rules, bits. `--device cpu` runs the same on processors, to see that it works. Results are printed
+and go to out/bench-gpu.json. Without a GPU the exit code is 2.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from elasticd.protocol.messages import Submit, Submitted
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobSpec
 from elasticd.protocol.variables import NCCL_ENVIRONMENT, REPEATABLE
 
-from . import gpu_checks
+from . import gpu_checks, gpu_cluster
+from .gpu_job import VIRTUAL_WORKERS
 from .runtime import machine
 from .runtime.jobs import Load, OurJob, kill
 from .runtime.loops import ratio
@@ -38,9 +40,9 @@ from .runtime.processes import ROOT, Family, MeasurementFailed, end_tree, free_p
 from .runtime.station import Station
 
 RULES = "rules"  # CUDA's and NCCL's, one by one: `gpu_checks`
+WITHOUT_TIMES = (RULES, "bits")  # what workers that share a GPU can show
 NO_GPU = "no GPU was found: this measures the runtime on GPUs (--device cpu tries the same on processors)"
 MODES = {"none": Goal(0.997, at_least=True), "elastic": Goal(0.97, at_least=True)}
-VIRTUAL_WORKERS = 8
 RANKS_WITHIN_S = 1800.0
 RECOVERED_WITHIN_S = 60.0
 
@@ -52,6 +54,7 @@ class Setting:
     device: str
     workers: int
     quick: bool
+    shared: bool = False  # the workers have one GPU together
 
     def pick(self, full: Any, quick: Any) -> Any:
         return quick if self.quick else full
@@ -100,7 +103,7 @@ class Ranks:
         environment = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._port),
-            "CUDA_VISIBLE_DEVICES": str(rank % self._setting.workers) if self._setting.device == "cuda" else "",
+            **gpu_checks.visible(self._setting.device, rank, self._setting.workers, self._setting.shared),
             **REPEATABLE,
             **(NCCL_ENVIRONMENT if protect else {}),
         }
@@ -323,7 +326,8 @@ def _lose(job: GpuJob, rank: int) -> float:
 
 def bits(family: Family, setting: Setting) -> list[Measurement]:
     """One job with few and with many workers, and with a number that changes: how many end with other bits than the first."""
-    model, count = setting.pick(("transformer-10M", 200), ("stack-0.1M", 60))
+    small = setting.quick or setting.shared  # workers that share a GPU take turns on it, a few milliseconds each
+    model, count = ("stack-0.1M", 60) if small else ("transformer-10M", 200)
     alone = [[0]]
     histories: list[list[list[int]]] = [alone, alone]
     if setting.workers > 1:
@@ -363,8 +367,27 @@ def _history(family: Family, setting: Setting, model: str, count: int, rosters: 
         return str(found.pop())
 
 
+def cluster(family: Family, setting: Setting) -> list[Measurement]:
+    """A job on agents of this machine's GPUs, through all that can happen to it: does it end with other bits than alone?"""
+    model = setting.pick("transformer-10M", "stack-0.1M")
+    found = gpu_cluster.story(family, model, setting.workers, on_slots=setting.device == "cpu")
+    return [
+        Measurement(
+            "cluster",
+            f"{model}, N = {VIRTUAL_WORKERS}: workers that end with other bits than one alone",
+            f"{', '.join(found.acts)}; alone {number(found.alone_s)} s, in the cluster {number(found.took_s)} s",
+            float(sum(digest != found.alone for digest in found.digests)),
+            "",
+            len(found.digests),
+            Goal(0.0),
+            {"digests": found.digests, "alone": found.alone, "acts": found.acts},
+        ).show()
+    ]
+
+
 GROUPS: dict[str, Callable[[Family, Setting], list[Measurement]]] = {
     "bits": bits,
+    "cluster": cluster,
     "steps": steps,
     "exchange": exchange,
     "resizing": resizing,
@@ -376,23 +399,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="What the runtime costs on GPUs.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--workers", type=int, help="how many (default: as many as there are GPUs; 2 on processors)")
+    parser.add_argument("--shared", action="store_true", help="the workers (default: 3) share the first GPU; no times")
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it works")
     parser.add_argument("--only", choices=[RULES, *GROUPS], action="append", help="measure this (several times: these)")
     parser.add_argument("--json", type=Path, default=ROOT / "out" / "bench-gpu.json", help="where results go")
     options = parser.parse_args()
+    if options.shared and (timed := [name for name in options.only or () if name not in WITHOUT_TIMES]):
+        parser.error(f"workers that share a GPU show no times: not --only {timed[0]} with --shared")
     there = torch.cuda.device_count() if options.device == "cuda" else 2
     if not there:
         for name in gpu_checks.CHECKS:
             gpu_checks.not_measured(name, "no GPU").show()
         print(NO_GPU, file=sys.stderr)
         return 2
-    workers = options.workers or there
-    if options.device == "cuda" and workers > there:
+    workers = options.workers or (3 if options.shared else there)
+    names = options.only or (WITHOUT_TIMES if options.shared else [RULES, *GROUPS])
+    if not options.shared and options.device == "cuda" and workers > there:
         print(f"{workers} workers need {workers} GPUs, and there are {there}", file=sys.stderr)
         return 2
-    setting = Setting(options.device, workers, options.quick)
+    setting = Setting(options.device, workers, options.quick, options.shared)
     about = {**machine.describe(), "device": _device(setting), "workers": str(workers)}
-    names = options.only or [RULES, *GROUPS]
     rules = _rules(setting, there) if RULES in names else []
     rows, failed = _measure(setting, [name for name in names if name != RULES])
     options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -407,7 +433,7 @@ def main() -> int:
 
 def _rules(setting: Setting, there: int) -> list[dict[str, Any]]:
     with Family() as family:
-        return [found.document() for found in gpu_checks.look(family, setting.device, there)]
+        return [found.document() for found in gpu_checks.look(family, setting.device, there, setting.shared)]
 
 
 def _measure(setting: Setting, names: Sequence[str]) -> tuple[list[Measurement], bool]:
@@ -426,7 +452,7 @@ def _measure(setting: Setting, names: Sequence[str]) -> tuple[list[Measurement],
 def _device(setting: Setting) -> str:
     if setting.device == "cpu":
         return f"no GPU, {os.cpu_count()} cores"
-    names = sorted({torch.cuda.get_device_name(index) for index in range(setting.workers)})
+    names = sorted({torch.cuda.get_device_name(index) for index in range(1 if setting.shared else setting.workers)})
     return f"{' and '.join(names)}, CUDA {torch.version.cuda}"
 
 

@@ -332,28 +332,28 @@ def not_measured(name: str, why: str) -> Found:
     return Found(CHECKS[name].name, None, why)
 
 
-def look(family: Family, device: str, gpus: int) -> list[Found]:
-    """Run all checks that this machine allows. gpus: how many it has."""
+def look(family: Family, device: str, gpus: int, shared: bool = False) -> list[Found]:
+    """Run all checks that this machine allows. gpus: how many it has. shared: two ranks may share the first one."""
     found = []
     for name, check in CHECKS.items():
         if device == "cpu" and not check.on_cpu:
             result = not_measured(name, "no GPU")
-        elif device == "cuda" and gpus < check.gpus:
+        elif device == "cuda" and gpus < check.gpus and not shared:
             result = not_measured(name, f"{check.gpus} GPUs are needed, there is {gpus}")
         else:
-            result = _run(family, name, device, check.gpus)
+            result = _run(family, name, device, check.gpus, shared)
         found.append(result.show())
     return found
 
 
-def _run(family: Family, name: str, device: str, count: int) -> Found:
+def _run(family: Family, name: str, device: str, count: int, shared: bool) -> Found:
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as temporary:
         directory = Path(temporary)
         log = directory / "log"
         processes = []
         for rank in range(count):
             command = [sys.executable, "-m", "benchmarks.gpu_checks", name, device, str(rank), temporary]
-            processes.append(family.start(command, _given(device, rank), log))
+            processes.append(family.start(command, _given(device, rank) | visible(device, rank, count, shared), log))
         codes: list[int | None] = []
         for process in processes:
             try:
@@ -370,18 +370,28 @@ def _run(family: Family, name: str, device: str, count: int) -> Found:
 
 
 def _given(device: str, rank: int) -> dict[str, str]:
-    """The variables that an agent gives to a worker on a GPU of this machine."""
-    gpu = Gpu(index=rank, kind=GpuKind.CUDA, name="of this machine")
+    """The variables that an agent gives to a worker that joins others, on a GPU of this machine."""
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0
+    gpu = Gpu(index=rank, kind=GpuKind.CUDA, name="of this machine", memory_bytes=memory_bytes)
     spec = JobSpec(
         name="bench", command=("true",), gpus=GpuRange(min=1, max=2), virtual_workers=2, workdir=str(ROOT), env={}
     )
     start = StartWorker(
-        job=JobId("bench-1"), worker=WorkerId("bench-1.0"), gpu=rank, spec=spec, generation=1, checkpoint_step=None
+        job=JobId("bench-1"), worker=WorkerId("bench-1.0"), gpu=rank, spec=spec, generation=2, checkpoint_step=None
     )
     around = Surroundings(agent_address="ipc://none", address="127.0.0.1", checkpoints=Path("none"), gpus=(gpu,))
     made = environment(start, gpu, around, myself(), tempfile.gettempdir())
-    visible = {"CUDA_VISIBLE_DEVICES": str(rank) if device == "cuda" else ""}
-    return {name: value for name, value in made.items() if not name.startswith("ELASTICD_")} | visible
+    return {name: value for name, value in made.items() if not name.startswith("ELASTICD_")}
+
+
+def visible(device: str, rank: int, gpus: int, shared: bool) -> dict[str, str]:
+    """The variables by which a rank has a GPU of its own among the first `gpus`, or shares the first one. NCCL refuses two ranks
+    on one GPU of one host: so each is then a host of its own to it, and they talk over sockets."""
+    if device == "cpu":
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    if shared:
+        return {"CUDA_VISIBLE_DEVICES": "0", "NCCL_HOSTID": f"bench-{rank}"}
+    return {"CUDA_VISIBLE_DEVICES": str(rank % gpus)}
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ any of ours, so that its settings are the stock ones.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -29,6 +28,7 @@ from elasticd.worker.state.replication import Replication, Transfer
 from elasticd.worker.state.training_state import describe
 from elasticd.worker.virtual import assign
 
+from .gpu_job import digest
 from .runtime.loops import ENDLESS, Loop, Rival, Times, in_turn, ours
 from .runtime.ranks import place_in
 from .runtime.workloads import build, sgd
@@ -78,9 +78,10 @@ def stock(name: str, rank: int, size: int, device: torch.device) -> Loop:
 def compare(rank: int, size: int, device: torch.device, settings: dict[str, Any]) -> dict[str, Times]:
     """Steps of stock DistributedDataParallel and of ours, block by block."""
     model = settings["model"]
-    rivals: list[Rival] = [OnDevice("ddp", stock(model, rank, size, device), device)]
+    rivals: list[Rival] = []  # ours first: a loop refuses models that others change
     for name, variables in settings["variables"].items():
         rivals.append(OnDevice(name, _steps_of(ours(name, model, variables)), device))
+    rivals.append(OnDevice("ddp", stock(model, rank, size, device), device))
     return in_turn(rivals, settings["warm_up"], settings["blocks"], settings["steps"])
 
 
@@ -157,10 +158,7 @@ def train(rank: int, size: int, device: torch.device, settings: dict[str, Any]) 
             workload.loss(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    digest = hashlib.sha256()
-    for tensor in [*model.state_dict().values(), *(plain.state[p]["momentum_buffer"] for p in model.parameters())]:
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return digest(model, plain)
 
 
 ROLES: dict[str, Callable[[int, int, torch.device, dict[str, Any]], Any]] = {

@@ -1,12 +1,13 @@
-"""The published results of AFS, EDL and Elan beside ours and the peers'. `make papers`
+"""The published results of AFS, EDL, Elan, ElasticFlow and Pollux beside ours and the peers'. `make papers`
 
     python -m benchmarks.papers [--quick] [--cluster NAME]... [--trace FILE [--profiles FILE] [--random-models]]
-        [--data DIRECTORY] [--processes N]
+        [--data DIRECTORY] [--processes N] [--figure NAME]...
 
 Writes out/papers.json, docs/papers.md and docs/papers/*.png; with `--quick` (the two smallest virtual clusters) it leaves the
 docs alone and writes out/papers-quick.json, out/papers-quick.md and out/papers-quick/. With `--trace` the clusters of any file
 that `elasticctl simulate` reads stand in AFS's and EDL's tables, too, without a published number; it writes out/papers-trace.*
-then. `--cluster` picks some of AFS's virtual clusters, or of that file. What has been simulated stands in
+then. `--cluster` picks some of AFS's virtual clusters, or of that file. With `--figure` (a module of this package, such as
+elasticflow) only its simulations are run, and only its sections of the page are written anew. What has been simulated stands in
 out/papers/, so that an interrupted run goes on where it was. A deviation over 10 % that nothing explains, or an explanation of
 one that is not there, is an error: the page is written, without that explanation, and the exit code is 1.
 """
@@ -17,14 +18,16 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from elasticd.protocol.errors import ElasticError, UserError
 
-from . import altruistic, average, edl, elan, inputs, own, peak, simulators, tail, variants
+from . import altruistic, average, edl, elan, elasticflow, inputs, own, peak, pollux, simulators, tail, variants
 from .cases import Case
 from .findings import faults
 from .inputs import VirtualCluster
@@ -32,7 +35,7 @@ from .page import Section, paragraphs, save
 from .results import Results, gather
 
 ROOT = Path(__file__).resolve().parents[2]
-FIGURES = (average, variants, peak, tail, altruistic, edl, elan, simulators)
+FIGURES = (average, variants, peak, tail, altruistic, edl, elan, elasticflow, pollux, simulators)
 
 INTRODUCTION = """\
 # The papers' results
@@ -44,6 +47,7 @@ Written by `make papers` from its results; do not edit. What was published, what
     make papers ARGS=--quick               # the two smallest virtual clusters; leaves this page alone
     make papers ARGS="--data DIRECTORY"    # where the traces are (default: ../shared/data)
     make papers ARGS="--cluster e13805"    # AFS's and EDL's tables for this virtual cluster alone (may be repeated)
+    make papers ARGS="--figure elasticflow"    # this section alone
     make papers ARGS="--quick --trace FILE"    # a trace of one's own in the same tables; leaves this page alone
 
 This page holds {simulations} simulations. Of the eleven virtual clusters of AFS Table 3 six are at hand; here are
@@ -62,7 +66,8 @@ def main() -> int:
         return 2
     try:
         clusters = _clusters(options)
-        wanted = sorted({case for figure in FIGURES for case in figure.cases(clusters)}, key=_size)
+        figures = _figures(options.figure)
+        wanted = sorted({case for figure in figures for case in figure.cases(clusters)}, key=_size)
         results = gather(wanted, options.data, ROOT / "out" / "papers", options.processes)
     except ElasticError as error:
         print(error, file=sys.stderr)
@@ -71,9 +76,12 @@ def main() -> int:
         print("interrupted; the next run goes on from here", file=sys.stderr)
         return 130
     peers = inputs.peers(options.data)
-    sections = [figure.section(results, clusters, peers) for figure in FIGURES]
+    sections = [figure.section(results, clusters, peers) for figure in figures]
     wrong = [fault for section in sections for fault in faults(section.findings, section.explanations)]
-    _write(sections, results, clusters, "-trace" if options.trace else "-quick" if options.quick else "")
+    if options.figure:
+        _renew(sections)
+    else:
+        _write(sections, results, clusters, "-trace" if options.trace else "-quick" if options.quick else "")
     for fault in wrong:
         print(fault, file=sys.stderr)
     return int(bool(wrong))
@@ -89,6 +97,7 @@ def _options() -> argparse.Namespace:
         "--random-models", action="store_true", help="its models drawn from the profiles, whatever it names"
     )
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="where the traces are")
+    parser.add_argument("--figure", action="append", default=[], help="only these sections (several times: these)")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="simulations at a time")
     return parser.parse_args()
 
@@ -115,7 +124,7 @@ def _clusters(options: argparse.Namespace) -> list[VirtualCluster]:
 
 def _size(case: Case) -> tuple[int, str]:
     """Small traces first, so that there is something to see soon."""
-    jobs = {cluster.name: cluster.jobs for cluster in inputs.VIRTUAL_CLUSTERS}
+    jobs = {one.name: one.jobs for one in (*inputs.VIRTUAL_CLUSTERS, *elasticflow.INPUTS)}
     return max((jobs.get(value, 0) for _, value in case.where), default=0), case.label
 
 
@@ -144,6 +153,31 @@ def _write(sections: Sequence[Section], results: Results, clusters: Sequence[Vir
     parts = [*paragraphs(introduction), *(section.markdown(pictures.name) for section in sections)]
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print(f"written to {page}")
+
+
+def _figures(names: Sequence[str]) -> list[ModuleType]:
+    """Those with these names; all, if none is named. Raises UserError."""
+    known = {figure.__name__.rpartition(".")[2]: figure for figure in FIGURES}
+    if unknown := [name for name in names if name not in known]:
+        raise UserError(f"--figure: there is no figure {unknown[0]!r}; there are {', '.join(known)}")
+    return [known[name] for name in names] or list(FIGURES)
+
+
+def _renew(sections: Sequence[Section]) -> None:
+    """Put these sections in the place of those with their titles in the page; new ones before the last one."""
+    page = ROOT / "docs" / "papers.md"
+    parts = re.split(r"(?m)^(?=## )", page.read_text(encoding="utf-8"))
+    for section in sections:
+        for picture in section.pictures:
+            save(picture, page.with_suffix(""))
+        text = section.markdown(page.stem) + "\n\n"
+        place = next((at for at, part in enumerate(parts) if part.startswith(f"## {section.title}\n")), None)
+        if place is None:
+            parts.insert(len(parts) - 1, text)
+        else:
+            parts[place] = text
+    page.write_text("".join(parts).rstrip("\n") + "\n", encoding="utf-8")
+    print(f"written to {page}: {', '.join(section.title for section in sections)}")
 
 
 def _names(clusters: Sequence[VirtualCluster]) -> str:

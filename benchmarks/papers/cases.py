@@ -5,15 +5,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import random
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import elasticd
+from elasticd.scheduler.admission import ADMIT_ALL, Admission
 from elasticd.scheduler.policies import Policy, load_policy
 from elasticd.scheduler.profiles import curves as profiles
+from elasticd.scheduler.scheduler import load_scheduler
 from elasticd.simulator import assign, traces
+from elasticd.simulator.assign import Assigned
 from elasticd.simulator.costs import PRESETS
 from elasticd.simulator.runs import Setup
 from elasticd.simulator.workload import servers
@@ -46,6 +53,9 @@ class Case:
     cap_at_request: bool = False
     random_models: bool = False
     seed: int = 0
+    jobs: int = 0  # only so many, those that come first; 0: all
+    slack: float = 0.0  # every job is due after so many times its duration; 0: as the trace says
+    best_effort: float = 0.0  # so large a part of the jobs, drawn at random, has no deadline
 
     @property
     def label(self) -> str:
@@ -55,6 +65,8 @@ class Case:
         details += [self.costs] if self.costs != "none" else []
         details += [name for name in ("packing", "cap_at_request") if getattr(self, name)]
         details += [f"seed {self.seed}"] if self.seed else []
+        details += [f"{self.jobs} jobs"] if self.jobs else []
+        details += [f"{self.best_effort:.0%} best effort"] if self.best_effort else []
         return f"{rows} {self.policy}" + (f" ({', '.join(details)})" if details else "")
 
 
@@ -80,8 +92,31 @@ def setup(case: Case, data: Path) -> Setup:
     curves = profiles.load(data / case.profiles, case.gpu_type)
     cluster = servers(case.servers, case.gpus_per_server)
     gpus = case.servers * case.gpus_per_server
+    trace = trace.first(case.jobs) if case.jobs else trace
     assigned = assign.assign(trace.up_to(gpus), gpus, curves, case.seed, case.cap_at_request, case.random_models)
-    return Setup(assigned, cluster, PRESETS[case.costs], case.seed, case.packing)
+    assigned = _with_deadlines(case, assigned)
+    return Setup(assigned, cluster, PRESETS[case.costs], case.seed, case.packing, admission=admission(case))
+
+
+def _with_deadlines(case: Case, assigned: Assigned) -> Assigned:
+    """Others than the trace says, where the case has others."""
+    load, deadline_s = assigned.workload, assigned.deadline_s
+    if case.slack:
+        duration_s = load.work_s / load.curves.speedup[load.curve, load.requested_gpus]
+        deadline_s = load.submit_s + case.slack * duration_s
+    if case.best_effort:
+        rng = random.Random(case.seed)
+        deadline_s = deadline_s.copy()
+        deadline_s[rng.sample(range(len(load)), round(case.best_effort * len(load)))] = np.nan
+    return replace(assigned, workload=replace(load, deadline_s=deadline_s), deadline_s=deadline_s)
+
+
+def admission(case: Case) -> Admission:
+    """The policy's own one, where it has one."""
+    if case.policy in peer_rules.RULES:
+        return ADMIT_ALL
+    document = {"policy": case.policy, "parameters": dict(case.parameters)}
+    return load_scheduler(document, case.policy).stages.admission
 
 
 def policy(case: Case, prepared: Setup) -> Policy:

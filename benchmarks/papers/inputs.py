@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 PHILLY = "philly_jobs.csv.gz"
 AFS_MODELS = "afs_models_gtx1080.csv"
@@ -49,9 +50,16 @@ SMALLEST = tuple(sorted(VIRTUAL_CLUSTERS, key=lambda cluster: cluster.jobs)[:2])
 
 @dataclass(frozen=True)
 class Peers:
-    """Average JCTs of other simulators (s), by simulator, input and policy as their runs were labelled."""
+    """Average JCTs of other simulators (s), and which part of deadlines was met, by simulator, input and policy as their runs
+    were labelled."""
 
     avg_jct_s: dict[tuple[str, str, str], float]
+    deadline_ratio: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    broken: dict[str, int] = field(default_factory=dict)  # by input: admitted in ElasticFlow's simulator, and late
+
+    def deadlines(self, source: str, policy: str) -> float | None:
+        """Of ElasticFlow's simulator."""
+        return self.deadline_ratio.get(("ElasticFlow", source, policy))
 
     def pcs(self, cluster: VirtualCluster, policy: str) -> float | None:
         return self.avg_jct_s.get(("PCS", f"trace_{cluster.name}, 64 GPUs", policy))
@@ -62,5 +70,12 @@ class Peers:
 
 def peers(data: Path) -> Peers:
     runs = json.loads((data / PEERS).read_text(encoding="utf-8"))
-    known = {(run["sim"], run["input"], run["policy"]): run.get("avg_jct_s") for run in runs}
-    return Peers({key: float(value) for key, value in known.items() if value is not None})
+    broken = {
+        run["input"]: run["rows_in_job_csv"] - run["accepted"] for run in runs if run["policy"] == "ef-accessctrl"
+    }
+    return Peers(_of_each(runs, "avg_jct_s"), _of_each(runs, "ddl_satisfactory_ratio"), broken)
+
+
+def _of_each(runs: Iterable[dict[str, Any]], figure: str) -> dict[tuple[str, str, str], float]:
+    known = {(run["sim"], run["input"], run["policy"]): run.get(figure) for run in runs}
+    return {key: float(value) for key, value in known.items() if value is not None}

@@ -36,6 +36,7 @@ class Record:
     jct_s: Floats  # nan: never ended
     requested_gpus: Ints
     duration_s: Floats  # with the requested GPUs
+    deadline_s: Floats  # seconds from the first submission; nan: none
     end_s: float  # of the last cell
     queue: Floats
     efficiency: Floats
@@ -68,6 +69,7 @@ def simulate(case: Case, data: Path) -> Record:
         jct_s=series.jct_s,
         requested_gpus=load.requested_gpus,
         duration_s=load.work_s / load.curves.speedup[load.curve, load.requested_gpus],
+        deadline_s=setup.assigned.deadline_s,
         end_s=end_s,
         queue=averages(series, series.queue.astype(np.float64), edges),
         efficiency=averages(series, series.efficiency, edges),

@@ -75,5 +75,6 @@ def rank(
     **_: Any,
 ) -> dict[str, Times]:
     """One rank: the rivals' blocks in turn."""
-    rivals = [stock(model, rank, size), *(ours(name, model, place) for name, place in variables.items())]
-    return in_turn(rivals, warm_up, blocks, steps)
+    # ours first: a loop refuses models that others change
+    own = [ours(name, model, place) for name, place in variables.items()]
+    return in_turn([stock(model, rank, size), *own], warm_up, blocks, steps)

@@ -189,6 +189,10 @@ def _columns(load: Workload, gpus: int, told: float) -> Columns:
         executed_s=np.zeros(count),
         waiting_since_s=np.zeros(count),
         curve=load.curve,
+        deadline_s=np.full(count, np.nan),
+        soft=np.zeros(count, dtype=np.int64),
+        still_until_s=np.zeros(count),
+        changes=np.zeros(count, dtype=np.int64),
     )
 
 

@@ -32,3 +32,20 @@ def test_the_same_code_runs_on_processors(tmp_path: Path) -> None:
     rows = json.loads(result.read_text())["rows"]
     assert [row["unit"] for row in rows] == ["of its time", "GB/s"]
     assert all(row["value"] > 0 for row in rows)
+
+
+def test_workers_that_share_a_gpu_are_asked_for_no_times() -> None:
+    done = bench("--shared", "--only", "steps")
+    assert done.returncode == 2
+    assert "workers that share a GPU show no times" in done.stderr
+
+
+@pytest.mark.cluster
+def test_a_job_on_a_real_cluster_ends_with_the_bits_of_one_worker_alone(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    done = bench("--device", "cpu", "--quick", "--only", "cluster", "--json", str(result))
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(result.read_text())["rows"]
+    assert row["value"] == 0
+    assert len(row["detail"]["digests"]) == 2
+    assert row["detail"]["acts"][-1] == "ends"

@@ -1,0 +1,135 @@
+"""A day of serving, and what becomes of its idle GPUs. Pure.
+
+EasyScale shows the load of its serving cluster as a curve without numbers (Fig. 1), and says that its GPUs differ by up to 2,000
+of 3,000 between idle and peak hours (2.1, 5.3). The curve here has that swing: least at five in the morning, a first peak before
+noon, the highest at nine in the evening, and small bursts.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+HOURS = 24.0
+SWING = 2 / 3  # of all GPUs, between the idle and the peak hours
+GOAL_S = 2.0  # from a request to its GPUs being free
+
+Point = tuple[float, int]  # from then on (s), so many GPUs
+
+
+def load(hour: float) -> float:
+    """Of the serving of a day, from 0 (least) to 1 (peak)."""
+    first, second = _peak(hour, 11.0, 3.5), _peak(hour, 21.0, 3.0)
+    return min(1.0, 0.75 * first + second)
+
+
+def _peak(hour: float, at: float, width: float) -> float:
+    apart = min(abs(hour - at), HOURS - abs(hour - at))
+    return math.exp(-((apart / width) ** 2))
+
+
+def demand(gpus: int, parts: int, seed: int = 0, bursts: float = 0.15) -> list[int]:
+    """GPUs that serving needs in each of so many equal parts of a day; bursts add up to `bursts` of the swing."""
+    rng, most = random.Random(seed), gpus * SWING
+    level = [load(HOURS * part / parts) + bursts * rng.random() * (rng.random() < 0.3) for part in range(parts)]
+    return [min(math.floor(most), round(most * min(1.0, one))) for one in level]
+
+
+@dataclass
+class Day:
+    """What was measured. Times in seconds since the day began."""
+
+    gpus: int
+    length_s: float = 0.0
+    lent: list[Point] = field(default_factory=list)  # GPUs that were lent, and free for serving
+    trained: list[list[Point]] = field(default_factory=list)  # of each job: its share
+    free_s: list[float] = field(default_factory=list)  # from each request to all of its GPUs being free
+    taken: list[int] = field(default_factory=list)  # GPUs of each request that a job had to leave
+    filled_s: list[float] = field(default_factory=list)  # from each end of loans to training on all GPUs
+    unfilled: int = 0  # so often the next request came before
+    killed: int = 0  # workers that were lost, restarts, and jobs that did not finish
+    called_off: int = 0  # workers that were stopped while they started, as their GPUs were lent meanwhile
+    equal: bool = False  # are all models those of undisturbed runs, bit for bit?
+    steps: list[int] = field(default_factory=list)  # of each job
+
+
+def area(points: Sequence[Point], until_s: float) -> float:
+    """GPU-seconds up to then."""
+    ends = [*points, (until_s, 0)]
+    return sum(gpus * max(0.0, min(end, until_s) - max(0.0, begin)) for (begin, gpus), (end, _) in pairwise(ends))
+
+
+@dataclass(frozen=True)
+class Use:
+    """Parts of all GPU-seconds of a day, and of those that serving left idle."""
+
+    served: float
+    with_training: float
+    of_idle: float
+    idle_gpus: float  # that trained, on average
+
+    @property
+    def gain(self) -> float:
+        """How much more of the cluster is used than without training, relative to that."""
+        return self.with_training / self.served - 1.0 if self.served else math.inf
+
+
+def use(day: Day) -> Use:
+    """Of a whole day."""
+    every = day.gpus * day.length_s
+    served = area(day.lent, day.length_s)
+    trained = sum(area(share, day.length_s) for share in day.trained)
+    return Use(
+        served=served / every,
+        with_training=(served + trained) / every,
+        of_idle=trained / (every - served),
+        idle_gpus=trained / day.length_s,
+    )
+
+
+def table(day: Day) -> str:
+    """Beside what EasyScale has published of one day in December 2021 (5.3)."""
+    found, shrunk = use(day), [took for took, of in zip(day.free_s, day.taken, strict=True) if of]
+    of_jobs = sum(1 for of in day.taken if of)
+    rows = [
+        "| | here | EasyScale 5.3 | goal |",
+        "| --- | --- | --- | --- |",
+        f"| GPUs | {day.gpus} CPU slots | more than 3,000 | |",
+        f"| requests for GPUs; those for which jobs had to shrink | {len(day.free_s)}; {of_jobs} | 362 preemptions | |",
+        f'| from a request to its GPUs being free, median | {_median(day.free_s)} | "in seconds" | <= {GOAL_S:g} s |',
+        f"| the same, of those that took GPUs from jobs: median, worst | {_median(shrunk)}, {_worst(shrunk)} | | |",
+        f'| from the end of loans to training on all GPUs, median | {_filled(day)} | "within 5 minutes" | |',
+        f"| GPUs in use, serving alone | {found.served:.0%} | | |",
+        f"| GPUs in use, with elastic training | {found.with_training:.0%} ({found.gain:+.0%}) | +17.1 % allocated, "
+        "+62.1 % SM utilisation | |",
+        f"| idle GPUs that training used, on average | {found.idle_gpus:.1f}, {found.of_idle:.0%} of them | 459 | |",
+        f"| workers lost, jobs restarted or failed | {day.killed} | no job fails | 0 |",
+        f"| new workers called off while they started | {day.called_off} | | |",
+        f"| models equal to undisturbed runs, bit for bit | {'all' if day.equal else 'NOT ALL'} "
+        f"({', '.join(f'{steps:,}' for steps in day.steps)} steps) | | all |",
+    ]
+    return "\n".join(rows)
+
+
+def reached(day: Day) -> bool:
+    """Are the goals?"""
+    return bool(day.free_s) and statistics.median(day.free_s) <= GOAL_S and not day.killed and day.equal
+
+
+def _median(times_s: Sequence[float]) -> str:
+    return f"{statistics.median(times_s):.2f} s" if times_s else "-"
+
+
+def _worst(times_s: Sequence[float]) -> str:
+    return f"{max(times_s):.2f} s" if times_s else "-"
+
+
+def _filled(day: Day) -> str:
+    if not day.filled_s:
+        return f"- (of {day.unfilled})"
+    cut = f"; {day.unfilled} of {len(day.filled_s) + day.unfilled} were cut short" if day.unfilled else ""
+    return f"{statistics.median(day.filled_s):.1f} s{cut}"
