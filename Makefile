@@ -10,7 +10,7 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-.PHONY: help setup install uninstall demo test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-heavy world fuzz hosts-hour torment planted model-check format clean
+.PHONY: help setup install uninstall demo test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-heavy world crash-anywhere fuzz hosts-hour torment planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -37,8 +37,8 @@ test: $(STAMP)  ## the tests, five of them with a cluster of real processes: a f
 test-cluster: $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "cluster and not campaign" $(ARGS)
 
-test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades under running jobs: half an hour (ARGS: for pytest)
-	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_torment.py $(ARGS)
+test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades and quotas under running jobs: half an hour (ARGS: for pytest)
+	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/cluster/test_crash_anywhere.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_torment.py tests/hosts/test_quotas.py $(ARGS)
 
 hunt: $(STAMP)  ## the property tests with new examples, again and again until one fails (ARGS: for pytest)
 	@files=$$(grep -rlE '@given|RuleBased' tests); while $(BIN)/pytest -q -x --hypothesis-profile=hunt $$files $(ARGS); do :; done; false
@@ -64,6 +64,9 @@ bench-control: $(STAMP)  ## what one controller bears: a thousand agents, 110,00
 bench-failover: $(STAMP)  ## a standby leads after the leader's death: ten kills, six minutes (ARGS=--quick: two)
 	@$(BIN)/python -m benchmarks.failover $(ARGS)
 
+bench-serving: $(STAMP)  ## GPUs lent to serving over a day while jobs train: ten minutes (ARGS=--quick: two)
+	@$(BIN)/python -m benchmarks.serving $(ARGS)
+
 bench-gpu: $(STAMP)  ## the runtime on this machine's GPUs (ARGS="--device cpu --quick" tries it without)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
@@ -87,6 +90,9 @@ verify-heavy: $(STAMP)  ## real workers with a state of 2 GB, and with steps of 
 
 world: $(STAMP)  ## a whole cluster in one process: 500 random histories with thirty faults each (ARGS="--seeds 100000": a campaign)
 	@$(BIN)/python -m verification.world $(ARGS)
+
+crash-anywhere: $(STAMP)  ## the same with few jobs, again and again: each write of a controller or an agent fails once (ARGS="--store etcd --twice 3")
+	@$(BIN)/python -m verification.world.crash_anywhere $(ARGS)
 
 fuzz: $(STAMP)  ## ten million spoiled frames at a running controller and agent: a quarter of an hour (ARGS=--quick: half a minute)
 	@$(BIN)/python -m verification.fuzz $(ARGS)
