@@ -59,10 +59,9 @@ class Controllers:
         self._lines: list[_Line] = []
         pair, public = (None, b"") if key is None else (key.pair, key.controller_public)
         for number, address in enumerate(addresses):
-            socket = transport.to_controller(context, address, pair, public)
-            line = _Line(address, socket, transport.handshakes(context, socket))
+            line = _Line(address, *transport.to_controller(context, address, pair, public))
             self._lines.append(line)
-            loop.add_socket(socket, partial(on_message, number))
+            loop.add_socket(line.socket, partial(on_message, number))
             loop.add_socket(line.handshakes, partial(self._on_handshake, number))
 
     def send(self, endpoint: int, *parts: bytes) -> bool:

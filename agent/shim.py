@@ -137,7 +137,7 @@ class Output:
     """The worker's log files, and the last line that it wrote to stderr."""
 
     def __init__(self, directory: str, worker: str, most_bytes: int) -> None:
-        """`most_bytes`: of all files together, or a little more."""
+        """`most_bytes`: of all files together."""
         self._base = os.path.join(directory, f"{worker}.log")
         self._starts = [start for start, _ in log_files(directory, worker)] or [0]
         self._file = self._open(self._starts[-1])
@@ -152,10 +152,11 @@ class Output:
         if not lines:
             return
         stamp = f"{time.time():.6f} {stream} ".encode()
+        text = b"".join(stamp + line + b"\n" for line in lines)
         try:
-            if self._size >= self._most_bytes:
+            if self._size and self._size + len(text) > self._most_bytes:
                 self._go_on()
-            self._size += os.write(self._file, b"".join(stamp + line + b"\n" for line in lines))
+            self._size += os.write(self._file, text)
         except OSError:
             pass  # a full disk must not stop the training: these lines are lost
         if stream == "e":

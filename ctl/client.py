@@ -121,18 +121,16 @@ class Client:
         try:
             if not address.startswith("tcp://"):
                 check_way(Path(address.removeprefix("ipc://")))
-                socket = transport.dealer(self._context, address)
-            elif self._key is None:
+                return _Line(address, *transport.watched_dealer(self._context, address, transport.REFUSALS))
+            if self._key is None:
                 raise UserError(
                     f"the controller at {address} wants a key: an operator makes one with "
                     "`elasticctl keys add user:NAME`, and `elasticctl login FILE` puts it in its place"
                 )
-            else:
-                public = self._key.controller_public
-                socket = transport.dealer(self._context, address, b"", self._key.pair, public)
+            keys = self._key.pair, self._key.controller_public
+            return _Line(address, *transport.watched_dealer(self._context, address, transport.REFUSALS, *keys))
         except OperatorError as error:
             raise UserError(f"the controller's address: {error}") from None
-        return _Line(address, socket, transport.refusals(self._context, socket))
 
     def ask(self, request: Request, timeout_s: float = 10.0) -> Answer:
         """The answer to `request`. Raises UserError, RequestRefused or NotAllowed with the controller's reason, and

@@ -88,6 +88,38 @@ def dealer(
 
     Raises OperatorError if the address is TCP and there are no keys.
     """
+    socket = _unconnected(context, address, identity, pair, server, heartbeat_s)
+    socket.connect(address)
+    return socket
+
+
+def watched_dealer(
+    context: zmq.Context[Socket],
+    address: str,
+    events: int,
+    pair: Pair | None = None,
+    server: bytes = b"",
+    heartbeat_s: float = CONNECTION_HEARTBEAT_S,
+) -> tuple[Socket, Socket]:
+    """A `dealer`, and a socket on which `events` of its connection are told (`REFUSALS`, `HANDSHAKES`).
+
+    They are told from the first on: ZeroMQ tells nothing that has happened before somebody listened, and a handshake that was
+    refused is not tried again.
+    """
+    socket = _unconnected(context, address, b"", pair, server, heartbeat_s)
+    where = f"inproc://events-{os.urandom(8).hex()}"
+    socket.monitor(where, events)
+    told: Socket = context.socket(zmq.PAIR)
+    told.linger = 0
+    told.rcvhwm = 0  # ZeroMQ's own thread would wait for room
+    told.connect(where)
+    socket.connect(address)
+    return socket, told
+
+
+def _unconnected(
+    context: zmq.Context[Socket], address: str, identity: bytes, pair: Pair | None, server: bytes, heartbeat_s: float
+) -> Socket:
     check_address(address, pair)
     socket: Socket = context.socket(zmq.DEALER)
     _common(socket)
@@ -99,13 +131,15 @@ def dealer(
         assert pair is not None
         socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = pair.public, pair.secret, server
         socket.ipv6 = "[" in address
-    socket.connect(address)
     return socket
 
 
-def to_controller(context: zmq.Context[Socket], address: str, pair: Pair | None, controller: bytes) -> Socket:
-    """An agent's DEALER to its controller, which has this public key. Raises OperatorError as `dealer` does."""
-    return dealer(context, address, b"", pair, controller, CONTROLLER_CONNECTION_HEARTBEAT_S)
+def to_controller(
+    context: zmq.Context[Socket], address: str, pair: Pair | None, controller: bytes
+) -> tuple[Socket, Socket]:
+    """An agent's DEALER to its controller, which has this public key, and the socket on which its handshakes are told. Raises
+    OperatorError as `dealer` does."""
+    return watched_dealer(context, address, HANDSHAKES, pair, controller, CONTROLLER_CONNECTION_HEARTBEAT_S)
 
 
 def fellow(context: zmq.Context[Socket], address: str, identity: bytes, pair: Pair | None) -> Socket:
@@ -231,32 +265,12 @@ def send(socket: Socket, *frames: bytes) -> bool:
 
 # -- what a connecting side learns of its handshakes
 
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-
-
-def refusals(context: zmq.Context[Socket], socket: Socket) -> Socket:
-    """A socket on which it is told when a handshake of `socket` fails: `is_final` reads it."""
-    return _monitor(context, socket, _REFUSED)
-
-
-def handshakes(context: zmq.Context[Socket], socket: Socket) -> Socket:
-    """A socket on which it is told how each handshake of `socket` ends, and each connection: `stands`, `has_ended` and `is_final`
-    read it."""
-    return _monitor(context, socket, _REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-
-
-def _monitor(context: zmq.Context[Socket], socket: Socket, events: int) -> Socket:
-    address = f"inproc://handshakes-{os.urandom(8).hex()}"
-    socket.monitor(address, events)
-    told: Socket = context.socket(zmq.PAIR)
-    told.linger = 0
-    told.rcvhwm = 0  # ZeroMQ's own thread would wait for room
-    told.connect(address)
-    return told
+REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+HANDSHAKES = REFUSALS | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED  # how each ends, and each connection
 
 
 def stands(frames: list[bytes]) -> bool:
-    """Of a message of `handshakes`: does the connection stand now?"""
+    """Of an event of `HANDSHAKES`: does the connection stand now?"""
     return _event(frames) == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 

@@ -118,8 +118,9 @@ class Agent:
         self._fleet = fleet
         self.machine = AgentMachine(here, f"{number}-{os.getpid()}", HEARTBEAT_S, WORKER_SILENCE_S, who)
         pair = fleet.keys.pairs[number]
-        self.socket = transport.to_controller(fleet.context, fleet.address, pair, fleet.keys.controller)
-        self.handshakes = transport.handshakes(fleet.context, self.socket)
+        self.socket, self.handshakes = transport.to_controller(
+            fleet.context, fleet.address, pair, fleet.keys.controller
+        )
         self._name = f"{here.server}#{who.agent}".encode()
         self.workers: dict[WorkerId, Worker] = {}
         self.due = 0.0

@@ -288,12 +288,7 @@ def _failed(address: str, found: str, remedy: str) -> Reach:
 
 # -- keys
 
-_EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
+_EVENTS = transport.REFUSALS | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def _shaken(address: str, key: KeyFile) -> Reach | None:
@@ -302,13 +297,9 @@ def _shaken(address: str, key: KeyFile) -> Reach | None:
     if not address.startswith("tcp://"):
         return None
     context: zmq.Context[transport.Socket] = zmq.Context()
-    dealer = transport.dealer(context, address, b"", key.pair, key.controller_public)
-    monitor = dealer.get_monitor_socket(_EVENTS)
+    dealer, monitor = transport.watched_dealer(context, address, _EVENTS, key.pair, key.controller_public)
     try:
-        for _ in range(2):
-            if not monitor.poll(int(ANSWERED_WITHIN_S * 500)):
-                transport.connect_again(dealer, address)  # it may have been over before anybody listened
-                continue
+        if monitor.poll(int(ANSWERED_WITHIN_S * 1000)):
             event = int(parse_monitor_message(monitor.recv_multipart())["event"])
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 return None

@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,10 +140,12 @@ def test_a_key_that_was_just_added_is_let_in_at_once(house: House) -> None:
 
 def test_strangers_who_knock_often_do_not_have_the_list_read_as_often(house: House) -> None:
     for _ in range(2 * int(LOOK_BURST)):
-        visitor = house.visitor(house.people, house.stranger)
-        monitor = visitor.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        visitor, monitor = transport.watched_dealer(
+            house.outside, house.people, transport.REFUSALS, house.stranger, house.own.public
+        )
         house.until(lambda monitor=monitor: monitor.poll(0))
         visitor.disable_monitor()
+        monitor.close()
         visitor.close(0)
     assert house.looks == LOOK_BURST, "the house's clock stands still"
 
@@ -155,8 +158,9 @@ def test_a_key_that_is_unknown_or_of_another_role_is_told_so_and_never_heard(
         (house.people, house.server),
         (house.machines, house.alice),
     ):
-        visitor = house.visitor(address, pair)
-        refusals = transport.refusals(house.outside, visitor)
+        visitor, refusals = transport.watched_dealer(
+            house.outside, address, transport.REFUSALS, pair, house.own.public
+        )
         visitor.send(b"let me in")
         house.until(lambda refusals=refusals: refusals.poll(0))
         assert transport.is_final(refusals.recv_multipart())
@@ -165,6 +169,38 @@ def test_a_key_that_is_unknown_or_of_another_role_is_told_so_and_never_heard(
         "refused a key that is unknown, revoked or of another role, from 127.0.0.1, at the door for people"
         in caplog.text
     )
+
+
+class SlowlyOn(zmq.Socket[bytes]):
+    """A process that is held up for a while after each connection that it begins."""
+
+    def connect(self, addr: str) -> None:  # type: ignore[override]
+        super().connect(addr)
+        if self.type == zmq.DEALER:
+            time.sleep(0.5)
+
+
+def test_a_refusal_is_heard_however_late_one_comes_to_listen(house: House) -> None:
+    def serve() -> None:
+        while not over.is_set():
+            house.loop.turn()
+
+    over = threading.Event()
+    thread = threading.Thread(target=serve)
+    thread.start()
+    context: zmq.Context = zmq.Context()
+    context._socket_class = SlowlyOn  # type: ignore[assignment]
+    try:
+        visitor, refusals = transport.watched_dealer(
+            context, house.people, transport.REFUSALS, house.stranger, house.own.public
+        )
+        assert refusals.poll(int(PATIENCE_S * 1000))
+        assert transport.is_final(refusals.recv_multipart())
+        visitor.disable_monitor()
+    finally:
+        over.set()
+        thread.join()
+        context.destroy(linger=0)
 
 
 def test_nobody_speaks_over_tcp_without_keys(house: House) -> None:
@@ -181,8 +217,9 @@ def test_nobody_speaks_over_tcp_without_keys(house: House) -> None:
 
 
 def test_a_connection_with_another_key_of_the_controller_is_not_made(house: House) -> None:
-    visitor = transport.dealer(house.context, house.people, b"", house.alice, house.stranger.public)
-    refusals = transport.refusals(house.context, visitor)
+    visitor, refusals = transport.watched_dealer(
+        house.context, house.people, transport.REFUSALS, house.alice, house.stranger.public
+    )
     visitor.send(b"secret")
     house.until(lambda: refusals.poll(0))
     assert not transport.is_final(refusals.recv_multipart())
