@@ -153,6 +153,11 @@ class LocalControl(MachineControl):
         roster = Roster(generation=1, members=(member,), leader=member.worker)
         return cls(WorkerMachine(place, SteadyClock().now()), roster)
 
+    def tell(self, fact: Event) -> None:
+        with self._lock:
+            super().tell(fact)
+            self._turned.notify_all()  # a status may be due: whoever waits sends it
+
     def next(self) -> Instruction:
         with self._lock:
             while not self._instructions:

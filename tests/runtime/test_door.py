@@ -158,9 +158,7 @@ def test_a_key_that_is_unknown_or_of_another_role_is_told_so_and_never_heard(
         (house.people, house.server),
         (house.machines, house.alice),
     ):
-        visitor, refusals = transport.watched_dealer(
-            house.outside, address, transport.REFUSALS, pair, house.own.public
-        )
+        visitor, refusals = transport.watched_dealer(house.outside, address, transport.REFUSALS, pair, house.own.public)
         visitor.send(b"let me in")
         house.until(lambda refusals=refusals: refusals.poll(0))
         assert transport.is_final(refusals.recv_multipart())

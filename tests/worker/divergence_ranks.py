@@ -1,11 +1,11 @@
-"""Workers of which one comes to differ: `python divergence_ranks.py`, with an errand on its standard input, as JSON:
+"""Workers of which one comes to differ: `python divergence_ranks.py`, with errands on its standard input, each a line of JSON:
 
     {"fault": FAULT, "victim": WORKER, "after": STEP, "workers": COUNT, "every": STEPS, "on_divergence": WHAT,
-     "determinism": LEVEL, "address": ADDRESS, "directory": DIRECTORY}
+     "determinism": LEVEL, "address": ADDRESS, "directory": DIRECTORY, "told": FILE}
 
 One worker begins alone, the others join before step 4. After the step that `after` names, a bit is flipped in the victim's
-memory: FAULT says of what. The workers that are left go on without one that ends. Each writes what it ends with to DIRECTORY;
-the exit codes are the answer.
+memory: FAULT says of what. The workers that are left go on without one that ends. Each writes what it ends with to DIRECTORY,
+and what it says on stderr to FILE; the exit codes are the answer, a line for each errand.
 """
 
 from __future__ import annotations
@@ -84,12 +84,22 @@ def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]])
 def main() -> None:
     torch.set_num_threads(1)
     warm.prepare()
-    errand = json.loads(sys.stdin.read())
+    for line in sys.stdin:
+        print(json.dumps(carry_out(json.loads(line))), flush=True)
+
+
+def carry_out(errand: dict[str, Any]) -> list[int]:
+    """The exit codes."""
+
+    def told(me: int) -> None:
+        os.dup2(os.open(errand["told"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
+        train(me, errand, entries)
+
     workers = list(range(errand["workers"]))
     left = [worker for worker in workers if worker != errand["victim"]]
     entries = [(0, [0])] if len(workers) == 1 else [(0, [0]), (4, workers), (10**9, left)]
-    children = [fork(partial(train, me, errand, entries)) for me in workers]
-    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]))
+    children = [fork(partial(told, me)) for me in workers]
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,23 +41,45 @@ class Outcome:
         return number
 
 
-def train(directory: Path, fault: str, workers: int = 3, victim: int = 1, every: int = 1, **more: Any) -> Outcome:
-    directory.mkdir(exist_ok=True)
-    with _module.RendezvousServer() as server:
-        errand = {"after": FLIPPED_AFTER, "on_divergence": "replace", "determinism": "elastic", **more}
-        errand |= {"fault": fault, "victim": victim, "workers": workers, "every": every}
-        errand |= {"address": server.address, "directory": str(directory)}
+class Ranks:
+    """The process that forks those who train (`divergence_ranks`), with everything imported once."""
+
+    def __init__(self) -> None:
         command = [sys.executable, str(HERE / "divergence_ranks.py")]
-        done = subprocess.run(
-            command, input=json.dumps(errand), capture_output=True, text=True, timeout=400, check=False
-        )
-    assert done.returncode == 0, done.stderr
-    states = {int(path.stem): path.read_text() for path in directory.iterdir()}
-    return Outcome(json.loads(done.stdout), states, done.stderr)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait() == 0
+
+    def __call__(
+        self, directory: Path, fault: str, workers: int = 3, victim: int = 1, every: int = 1, **more: Any
+    ) -> Outcome:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        directory.mkdir(exist_ok=True)
+        told = directory.with_suffix(".told")
+        with _module.RendezvousServer() as server:
+            errand = {"after": FLIPPED_AFTER, "on_divergence": "replace", "determinism": "elastic", **more}
+            errand |= {"fault": fault, "victim": victim, "workers": workers, "every": every}
+            errand |= {"address": server.address, "directory": str(directory), "told": str(told)}
+            self._process.stdin.write(f"{json.dumps(errand)}\n")
+            self._process.stdin.flush()
+            codes = json.loads(self._process.stdout.readline())
+        states = {int(path.stem): path.read_text() for path in directory.iterdir()}
+        return Outcome(codes, states, told.read_text())
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def train() -> Iterator[Ranks]:
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(train: Ranks, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What one worker alone ends with."""
     outcome = train(tmp_path_factory.mktemp("alone"), "none", workers=1, victim=0)
     assert outcome.codes == [0]
@@ -75,7 +98,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
 )
 def test_a_worker_that_differs_ends_and_the_others_train_what_they_would_have_trained(
-    fault: str, named: str, undisturbed: str, tmp_path: Path
+    fault: str, named: str, undisturbed: str, tmp_path: Path, train: Ranks
 ) -> None:
     outcome = train(tmp_path / "three", fault)
     assert outcome.codes == [0, exits.DIVERGED, 0], outcome.told
@@ -83,26 +106,26 @@ def test_a_worker_that_differs_ends_and_the_others_train_what_they_would_have_tr
     assert outcome.states == {0: undisturbed, 2: undisturbed}
 
 
-def test_the_leader_ends_like_any_other(undisturbed: str, tmp_path: Path) -> None:
+def test_the_leader_ends_like_any_other(undisturbed: str, tmp_path: Path, train: Ranks) -> None:
     outcome = train(tmp_path / "three", "parameter", victim=0)
     assert outcome.codes == [exits.DIVERGED, 0, 0], outcome.told
     assert outcome.states == {1: undisturbed, 2: undisturbed}
 
 
 @pytest.mark.parametrize("every", [3, 7])
-def test_a_difference_is_found_within_the_round(every: int, tmp_path: Path) -> None:
+def test_a_difference_is_found_within_the_round(every: int, tmp_path: Path, train: Ranks) -> None:
     outcome = train(tmp_path / "three", "moment", every=every)
     assert outcome.codes == [0, exits.DIVERGED, 0], outcome.told
     assert FLIPPED_AFTER < outcome.step <= FLIPPED_AFTER + every
 
 
-def test_newcomers_are_compared_whole_in_their_second_step(tmp_path: Path) -> None:
+def test_newcomers_are_compared_whole_in_their_second_step(tmp_path: Path, train: Ranks) -> None:
     outcome = train(tmp_path / "three", "parameter", every=1000, after=4)
     assert outcome.codes == [0, exits.DIVERGED, 0], outcome.told
     assert outcome.step == 5
 
 
-def test_a_difference_that_no_round_comes_to_is_found_after_the_last_update(tmp_path: Path) -> None:
+def test_a_difference_that_no_round_comes_to_is_found_after_the_last_update(tmp_path: Path, train: Ranks) -> None:
     outcome = train(tmp_path / "three", "parameter", every=1000)
     assert outcome.codes == [0, exits.DIVERGED, 0], outcome.told
     assert outcome.step == 23
@@ -110,7 +133,7 @@ def test_a_difference_that_no_round_comes_to_is_found_after_the_last_update(tmp_
 
 @pytest.mark.parametrize("more", [{"workers": 2}, {"on_divergence": "fail"}])
 def test_where_nobody_can_tell_or_the_job_is_to_fail_all_workers_end_with_the_name(
-    more: dict[str, Any], tmp_path: Path
+    more: dict[str, Any], tmp_path: Path, train: Ranks
 ) -> None:
     outcome = train(tmp_path / "all", "registered", **more)
     assert set(outcome.codes) == {exits.DISAGREED}, outcome.told
@@ -118,12 +141,12 @@ def test_where_nobody_can_tell_or_the_job_is_to_fail_all_workers_end_with_the_na
     assert "in registered value 'seen'[8] (" in outcome.told
 
 
-def test_without_determinism_plain_values_alone_are_compared(tmp_path: Path) -> None:
+def test_without_determinism_plain_values_alone_are_compared(tmp_path: Path, train: Ranks) -> None:
     assert train(tmp_path / "tensor", "moment", determinism="none").codes == [0, 0, 0]
     assert train(tmp_path / "value", "rate", determinism="none").codes == [0, exits.DIVERGED, 0]
 
 
-def test_workers_that_do_not_differ_are_left_alone(undisturbed: str, tmp_path: Path) -> None:
+def test_workers_that_do_not_differ_are_left_alone(undisturbed: str, tmp_path: Path, train: Ranks) -> None:
     outcome = train(tmp_path / "three", "none", victim=9)
     assert outcome.codes == [0, 0, 0], outcome.told
     assert outcome.states == dict.fromkeys(range(3), undisturbed)

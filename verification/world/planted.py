@@ -149,6 +149,17 @@ def _bug(block: str) -> Bug:
     return Bug(name.strip(), tuple(changes), seed, mask, tuple(without), test, life)
 
 
+def copy_of_product(root: Path, changes: Sequence[Change]) -> None:
+    """Make a copy in which these places can be changed: folders that stay as they are, are links."""
+    changed = {Path(change.file).parts[0] for change in changes}
+    root.mkdir()
+    for folder in FOLDERS:
+        if folder in changed or folder == "src":  # which has links to the others
+            shutil.copytree(ROOT / folder, root / folder, symlinks=True)
+        else:
+            (root / folder).symlink_to(ROOT / folder)
+
+
 def plant(bug: Bug, changes: Iterable[Change], root: Path) -> None:
     """Make some of the bug's changes to the files. Raises BugsFileError if a text is not there just once."""
     for change in changes:
@@ -167,12 +178,10 @@ def search(bug: Bug, seeds: int, anew: bool) -> Found:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="planted-") as directory:
         baseline, copy = Path(directory) / "baseline", Path(directory) / "copy"
-        for root in (baseline, copy):
-            for folder in FOLDERS:
-                shutil.copytree(
-                    ROOT / folder, root / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-                )
-            plant(bug, bug.without, root)
+        copy_of_product(baseline, bug.without)
+        plant(bug, bug.without, baseline)
+        copy_of_product(copy, (*bug.without, *bug.changes))
+        plant(bug, bug.without, copy)
         plant(bug, bug.changes, copy)
         if bug.test:
             return Found(bug, None, bug.test if _test_fails(bug, copy) else "", time.monotonic() - began)
