@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,12 @@ UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", UNTIMED, derandomize=True)
 settings.register_profile("hunt", UNTIMED, derandomize=False, print_blob=True)
 settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves are a million objects, which nobody has to look through again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 LEFT: list[zmq.Context[zmq.Socket[bytes]]] = []  # contexts that tests have not closed, such as those that have failed

@@ -6,6 +6,7 @@ One errand a line on its standard input, as JSON; the answer is the exit code, a
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -82,6 +83,7 @@ if __name__ == "__main__":
     from elasticd.worker import warm
 
     warm.prepare()
+    gc.freeze()  # what is there is no script's garbage
     if (code := serve()) is not None:
         main = types.ModuleType("__main__")
         main.__file__ = sys.argv[0]

@@ -10,9 +10,11 @@ and what it says on stderr to FILE; the exit codes are the answer, a line for ea
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
+import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -76,7 +78,8 @@ def script(run: Run, fault: str, after: int | None) -> list[Any]:
 def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]]) -> None:
     terms = {"compare_every": errand["every"], "on_divergence": OnDivergence(errand["on_divergence"])}
     place = replace(environment(me, Determinism(errand["determinism"])), **terms)
-    run = Run(Rehearsal(Survivors(me, entries), errand["address"], place), place, VIRTUAL_WORKERS, seed=3)
+    table = Survivors(me, entries, meeting=Path(errand["meeting"]))
+    run = Run(Rehearsal(table, errand["address"], place), place, VIRTUAL_WORKERS, seed=3)
     state = script(run, errand["fault"], errand["after"] if me == errand["victim"] else None)
     Path(errand["directory"], f"{me}.json").write_text(json.dumps(digest(state), sort_keys=True))
 
@@ -84,6 +87,7 @@ def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]])
 def main() -> None:
     torch.set_num_threads(1)
     warm.prepare()
+    gc.freeze()  # what is there is no rank's garbage
     for line in sys.stdin:
         print(json.dumps(carry_out(json.loads(line))), flush=True)
 
@@ -98,8 +102,9 @@ def carry_out(errand: dict[str, Any]) -> list[int]:
     workers = list(range(errand["workers"]))
     left = [worker for worker in workers if worker != errand["victim"]]
     entries = [(0, [0])] if len(workers) == 1 else [(0, [0]), (4, workers), (10**9, left)]
-    children = [fork(partial(told, me)) for me in workers]
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    with tempfile.TemporaryDirectory() as errand["meeting"]:
+        children = [fork(partial(told, me)) for me in workers]
+        return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def train(me: int, when: str, address: str, directory: Path) -> None:
     if me == 0:
         die_giving(when)
     place = environment(me, Determinism.ELASTIC)
-    run = Run(Rehearsal(Alone(me, ENTRIES), address, place), place, VIRTUAL_WORKERS, seed=3)
+    run = Run(Rehearsal(Alone(me, ENTRIES, meeting=directory), address, place), place, VIRTUAL_WORKERS, seed=3)
     state = training_cases.plain(run)
     (directory / f"{me}.json").write_text(json.dumps(digest(state), sort_keys=True))
 

@@ -156,7 +156,7 @@ def test_a_newcomer_with_a_part_of_a_lost_state_ends_and_trains_nothing_with_it(
     done = orphan("begun", tmp_path)
     assert done.returncode == exits.SPOILED, done.stderr
     assert "has lost its initial values" in done.stderr
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*.json"))
 
 
 @pytest.mark.parametrize("case", ["sequential", "one_shard", "iterable"])

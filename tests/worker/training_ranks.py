@@ -18,6 +18,7 @@ The process imports once what a training script needs, and stays single-threaded
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import json
@@ -80,11 +81,14 @@ class Timetable(m.Membership):
         entries: list[tuple[int, list[int]]],
         late: Sequence[list[int]] = (),
         broken: Mapping[int, int] | None = None,
+        *,
+        meeting: Path,
     ) -> None:
         """late: by entry, who misses the step before. broken: by entry, after which evaluation of its first step the communicator
-        of the one before breaks."""
+        of the one before breaks. meeting: a directory in which all see who is where."""
         super().__init__(JobId("w"), WorkerId(f"w.{me}"))
         self._number = me
+        self._meeting = meeting
         self.entries = entries
         self._late = [*late, *([] for _ in entries[len(late) :])]
         self._broken = dict(broken or {})
@@ -109,12 +113,13 @@ class Timetable(m.Membership):
                 return self.failed(reason)
         return []
 
-    def meet(self, directory: Path) -> None:
-        """Until all workers of the present generation have come here."""
+    def meet(self) -> None:
+        """Wait until all workers of the present generation have come here: what one has not read yet is lost when another one
+        closes its connections."""
         workers = self.entries[self._position][1]
-        (directory / f"{self._position}.{self._number}.here").touch()
+        (self._meeting / f"{self._position}.{self._number}.here").touch()
         deadline = time.monotonic() + MEET_WITHIN_S
-        while not all((directory / f"{self._position}.{worker}.here").exists() for worker in workers):
+        while not all((self._meeting / f"{self._position}.{worker}.here").exists() for worker in workers):
             assert time.monotonic() < deadline, f"not all of {workers} have come"
             time.sleep(0.001)
 
@@ -150,6 +155,7 @@ class Timetable(m.Membership):
             return [m.Proceed()]
         if following in self._broken:
             return [m.Proceed()]
+        self.meet()
         if self._number not in self.entries[following][1]:
             return [m.Leave()]
         return self._switch_to(following)
@@ -216,16 +222,15 @@ def module_of(case: str) -> str:
     return case.rpartition(".")[0] or "training_cases"
 
 
-def miss_steps(timetable: Timetable, meeting: Path) -> None:
+def miss_steps(timetable: Timetable) -> None:
     """This worker does not come to know that a step that it misses is complete. The others apply it, and get no answer from it in
-    that generation any more: each ends it when all have heard what they need of the step, since what one has not read yet is lost
-    when another one closes its connections."""
+    that generation any more: each ends it when all have heard what they need of the step."""
     complete = InBand.complete
 
     def without(in_band: InBand, communicator: Communicator, part: Part) -> int:
         proposal = complete(in_band, communicator, part)
         if timetable.is_missed(part.step):
-            timetable.meet(meeting)
+            timetable.meet()
             communicator.abort()
         if timetable.misses(part.step):
             raise CommunicatorBroken("missed")
@@ -234,7 +239,7 @@ def miss_steps(timetable: Timetable, meeting: Path) -> None:
     setattr(InBand, "complete", without)  # noqa: B010
 
 
-def break_steps(timetable: Timetable, meeting: Path) -> None:
+def break_steps(timetable: Timetable) -> None:
     """Communicators break in the middle of a step, where the timetable says so."""
     evaluate = Stepping._evaluate
 
@@ -243,7 +248,7 @@ def break_steps(timetable: Timetable, meeting: Path) -> None:
         evaluation = stepping.evaluations.number
         goes_on = evaluate(stepping, part, computed)
         if timetable.breaks(part.step, evaluation):
-            timetable.meet(meeting)
+            timetable.meet()
             stepping._communicator.abort()
             raise CommunicatorBroken("broken")
         return goes_on
@@ -261,14 +266,15 @@ def rank_main(case: str, me: int, address: str, timetable: list[Any], meeting: s
     entries = [(int(step), list(workers)) for step, workers, *_ in timetable]
     late = [entry[2] if len(entry) > 2 else [] for entry in timetable]
     broken = {number: entry[3] for number, entry in enumerate(timetable) if len(entry) > 3}
-    table = Timetable(me, entries, late, broken)
-    miss_steps(table, Path(meeting))
-    break_steps(table, Path(meeting))
+    table = Timetable(me, entries, late, broken, meeting=Path(meeting))
+    miss_steps(table)
+    break_steps(table)
     run = Run(Rehearsal(table, address, place), place, VIRTUAL_WORKERS, seed=3)
     try:
         state = getattr(cases, name.rpartition(".")[2])(run)
     except ScriptExit:
         return {"worker": me, "left": run.steps_done}
+    table.meet()
     norm = float(sum(value.float().square().sum() for value in state[0].values()))
     return {"worker": me, "steps": run.steps_done, "norm": norm, "state": digest(state)}
 
@@ -322,6 +328,7 @@ def carry_out(case: str, address: str, timetable: list[Any], directory: str) -> 
 def main() -> None:
     torch.set_num_threads(1)
     warm.prepare()
+    gc.freeze()  # what is there is no rank's garbage
     for line in sys.stdin:
         print(carry_out(**json.loads(line)), flush=True)
 
