@@ -37,8 +37,8 @@ test: $(STAMP)  ## the tests, five of them with a cluster of real processes: a f
 test-cluster: $(STAMP)  ## longer ones with real processes: kills at any point, trainings of all kinds, the demo (ARGS: for pytest)
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "cluster and not campaign" $(ARGS)
 
-test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades and quotas under running jobs: half an hour (ARGS: for pytest)
-	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/cluster/test_crash_anywhere.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_torment.py tests/hosts/test_quotas.py $(ARGS)
+test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades, users and quotas under running jobs: half an hour (ARGS: for pytest)
+	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/cluster/test_crash_anywhere.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_torment.py tests/hosts/test_quotas.py tests/hosts/test_two_users.py $(ARGS)
 
 hunt: $(STAMP)  ## the property tests with new examples, again and again until one fails (ARGS: for pytest)
 	@files=$$(grep -rlE '@given|RuleBased' tests); while $(BIN)/pytest -q -x --hypothesis-profile=hunt $$files $(ARGS); do :; done; false

@@ -70,6 +70,7 @@ from elasticd.worker.trainer import ScriptExit
 
 VIRTUAL_WORKERS = 4
 MEET_WITHIN_S = 300.0
+FAILED = "failed"  # in the directory in which ranks see who is where
 
 
 class Timetable(m.Membership):
@@ -121,6 +122,7 @@ class Timetable(m.Membership):
         deadline = time.monotonic() + MEET_WITHIN_S
         while not all((self._meeting / f"{self._position}.{worker}.here").exists() for worker in workers):
             assert time.monotonic() < deadline, f"not all of {workers} have come"
+            assert not (self._meeting / FAILED).exists(), "another rank has failed"
             time.sleep(0.001)
 
     def misses(self, step: int) -> bool:
@@ -272,9 +274,12 @@ def rank_main(case: str, me: int, address: str, timetable: list[Any], meeting: s
     run = Run(Rehearsal(table, address, place), place, VIRTUAL_WORKERS, seed=3)
     try:
         state = getattr(cases, name.rpartition(".")[2])(run)
+        table.meet()
     except ScriptExit:
         return {"worker": me, "left": run.steps_done}
-    table.meet()
+    except BaseException:
+        Path(meeting, FAILED).touch()
+        raise
     norm = float(sum(value.float().square().sum() for value in state[0].values()))
     return {"worker": me, "steps": run.steps_done, "norm": norm, "state": digest(state)}
 

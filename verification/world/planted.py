@@ -241,7 +241,7 @@ def _test_fails(bug: Bug, copy: Path) -> bool:
         sys.executable,
         "-m",
         "pytest",
-        "-q",
+        "-qx",
         "--assert=plain",
         "-p",
         "no:cacheprovider",
