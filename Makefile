@@ -10,7 +10,7 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-.PHONY: help setup install uninstall demo test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-heavy world crash-anywhere fuzz hosts-hour torment planted model-check format clean
+.PHONY: help setup install uninstall demo test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-heavy world crash-anywhere fuzz hosts-hour torment planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -66,6 +66,9 @@ bench-failover: $(STAMP)  ## a standby leads after the leader's death: ten kills
 
 bench-serving: $(STAMP)  ## GPUs lent to serving over a day while jobs train: ten minutes (ARGS=--quick: two)
 	@$(BIN)/python -m benchmarks.serving $(ARGS)
+
+bench-deadlines: $(STAMP)  ## deadlines promised and kept on a real cluster over a day: ten minutes (ARGS=--quick: three)
+	@$(BIN)/python -m benchmarks.deadlines $(ARGS)
 
 bench-gpu: $(STAMP)  ## the runtime on this machine's GPUs (ARGS="--device cpu --quick" tries it without)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)

@@ -33,7 +33,7 @@ class MonthRecord(Value, frozen=True, kw_only=True):
 
 def user_of(job: Job) -> str:
     """Whose GPU-seconds those of `job` are."""
-    return job.spec.user or job.submission.owner or NOBODY  # as a report has it (`requests.usage`)
+    return job.user or NOBODY  # as a report has it (`requests.usage`)
 
 
 def date_of(day: int) -> datetime.date:

@@ -28,39 +28,28 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks.pages import fill
 from benchmarks.runtime import machine
 from benchmarks.runtime.processes import Family, MeasurementFailed, until
 from benchmarks.serving.day import Day, demand, reached, table
-from elasticd.ctl.client import Client
+from benchmarks.small_cluster import TRAIN, WITHIN_S, SmallCluster
 from elasticd.protocol.errors import ElasticError
 from elasticd.protocol.messages import (
     EndLoan,
     EventKind,
-    Events,
-    GetEvents,
-    GetJob,
     GpusLent,
-    JobFound,
     JobView,
     LendGpus,
     LoanEnded,
-    Ping,
-    Pong,
     Submit,
     Submitted,
 )
 from elasticd.protocol.model import GpuAddress, GpuRange, JobPhase, JobSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = Path(__file__).with_name("train.py")
-SERVERS = ("s1", "s2")
 JOBS = 2
 VIRTUAL_WORKERS = 4
 PACE_S = 0.02
-WITHIN_S = 300.0
 LOOK_S = 0.02
 LOANS_S = 86_400.0  # nobody has to end them by the clock
 ENDLESS = 1_000_000_000  # steps
@@ -68,40 +57,14 @@ BEGIN = "<!-- bench-serving: written by `make bench-serving`, from here -->"
 END = "<!-- bench-serving: to here -->"
 
 
-class Bench:
+class Bench(SmallCluster):
     """The cluster of one run."""
 
     def __init__(self, family: Family, directory: Path, slots: int) -> None:
-        self._family, self._directory = family, directory
-        self.gpus = slots * len(SERVERS)
-        clients, agents = f"ipc://{directory}/clients", f"ipc://{directory}/agents"
-        self._write("controller", cluster="bench", state_directory=str(directory / "controller"),
-                    listen_clients=clients, listen_agents=agents, policy="max-min")  # fmt: skip
-        self._start("controller", "elasticd.controller")
-        for name in SERVERS:
-            self._write(name, server=name, controller=agents, cpu_slots=slots, allow_root_jobs=True,
-                        state_directory=str(directory / name), socket_directory=str(directory / f"{name}.run"),
-                        checkpoint_directory=str(directory / "checkpoints"))  # fmt: skip
-            self._start(name, "elasticd.agent")
-        self.client = Client(clients)
+        super().__init__(family, directory, slots, policy="max-min")
         self.stop = directory / "stop"
         self.loans: list[str] = []  # of one GPU each, the oldest first
         self.jobs: list[str] = []
-        until("all servers are there", self._all_there, WITHIN_S)
-
-    def _write(self, name: str, /, **options: object) -> None:
-        (self._directory / f"{name}.yaml").write_text(yaml.safe_dump(options))
-
-    def _start(self, name: str, module: str) -> None:
-        command = [sys.executable, "-m", module, "--config", str(self._directory / f"{name}.yaml")]
-        self._family.start(command, log=self._directory / f"{name}.log")
-
-    def _all_there(self) -> bool | None:
-        try:
-            answer = self.client.ask(Ping())
-        except ElasticError:
-            return None
-        return True if isinstance(answer, Pong) and answer.servers == len(SERVERS) else None
 
     def train(self) -> None:
         """Submit the jobs, and wait until they train on all GPUs."""
@@ -111,7 +74,7 @@ class Bench:
                 command=self._command(f"model{number}.pt", ENDLESS, PACE_S),
                 gpus=GpuRange(min=1, max=VIRTUAL_WORKERS),
                 virtual_workers=VIRTUAL_WORKERS,
-                workdir=str(self._directory),
+                workdir=str(self.directory),
             )
             answer = self.client.ask(Submit(spec=spec))
             if not isinstance(answer, Submitted):
@@ -121,23 +84,11 @@ class Bench:
 
     def _command(self, model: str, steps: int, pace_s: float) -> tuple[str, ...]:
         stop = str(self.stop)
-        return (sys.executable, str(SCRIPT), str(self._directory / model), str(steps), str(pace_s), stop)
-
-    def view(self, job: str) -> JobView:
-        answer = self.client.ask(GetJob(job=job))
-        if not isinstance(answer, JobFound):
-            raise MeasurementFailed(f"{job} is not found: {answer}")
-        return answer.job
+        return (sys.executable, str(TRAIN), str(self.directory / model), str(steps), str(pace_s), stop)
 
     def trained(self) -> int:
         """GPUs that train now."""
         return sum(view.share_gpus for view in map(self.view, self.jobs))
-
-    def lost(self, job: str) -> int:
-        """How often it has lost a worker that was not to end."""
-        answer = self.client.ask(GetEvents(job=job, limit=10_000))
-        assert isinstance(answer, Events)
-        return sum(event.kind is EventKind.LOST for event in answer.events)
 
     def lend(self, count: int) -> tuple[float, int]:
         """Until so many GPUs are free (s), and how many of them a job had."""
@@ -179,13 +130,13 @@ class Bench:
 
     def undisturbed(self, number: int, steps: int) -> bool:
         """Does the same training alone, in one process, give the same model?"""
-        alone = self._directory / "alone"
+        alone = self.directory / "alone"
         alone.mkdir(exist_ok=True)
         command = self._command(f"alone/model{number}.pt", steps, 0.0)  # a file of torch's has its own name in it
         environ = {**os.environ, "ELASTIC_VIRTUAL_WORKERS": str(VIRTUAL_WORKERS)}
-        with (self._directory / f"alone{number}.log").open("wb") as log:
-            subprocess.run(command, env=environ, cwd=self._directory, stdout=log, stderr=log, check=True)
-        return _digest(alone / f"model{number}.pt") == _digest(self._directory / f"model{number}.pt")
+        with (self.directory / f"alone{number}.log").open("wb") as log:
+            subprocess.run(command, env=environ, cwd=self.directory, stdout=log, stderr=log, check=True)
+        return _digest(alone / f"model{number}.pt") == _digest(self.directory / f"model{number}.pt")
 
 
 def _digest(path: Path) -> str:
@@ -222,7 +173,9 @@ def live(bench: Bench, wanted: list[int], part_s: float) -> Day:
     for view in views:
         day.trained.append([(change.time_s - zero_s, change.share) for change in view.shares])
         day.steps.append((view.step or 0) + 1)
-        day.killed += view.restarts + bench.lost(view.job) + (view.phase is not JobPhase.FINISHED)
+        day.killed += (
+            view.restarts + len(bench.times_of(view.job, EventKind.LOST)) + (view.phase is not JobPhase.FINISHED)
+        )
         day.called_off += sum(worker.exit_code != 0 for worker in view.past_workers)
     day.equal = all(bench.undisturbed(number, steps) for number, steps in enumerate(day.steps))
     return day
@@ -235,8 +188,7 @@ def measure(directory: Path, minutes: float, parts: int, slots: int) -> dict[str
             bench.train()
             day = live(bench, demand(bench.gpus, parts), 60.0 * minutes / parts)
         except (MeasurementFailed, ElasticError, subprocess.CalledProcessError):
-            for log in sorted(directory.glob("*.log")):
-                print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-15:], sep="\n", file=sys.stderr)
+            bench.show_logs()
             raise
         finally:
             bench.client.close()

@@ -129,7 +129,7 @@ class Index:
         return bool(self._astray)
 
     def of_user(self, user: str) -> int:
-        """How many live jobs name this user."""
+        """How many live jobs are of this user (`Job.user`)."""
         self._catch_up()
         return self._of_user.get(user, 0)
 
@@ -201,7 +201,7 @@ class Index:
         name = job.id
         if before.live is not now.live:
             self._enliven(job, now.live)
-            _count(self._of_user, job.spec.user, now.live)
+            _count(self._of_user, job.user, now.live)
             _count(self._of_owner, job.submission.owner, now.live)
         if before.phase is not now.phase:
             if before.phase is not None:

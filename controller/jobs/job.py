@@ -738,6 +738,11 @@ class Job:
         return self.newest_progress or self.record.progress or Progress()
 
     @property
+    def user(self) -> str:
+        """Whose job it is, for quotas and reports: the name that was proved; in a cluster of one machine, that was told."""
+        return self.spec.user or self.submission.owner
+
+    @property
     def told_steps(self) -> int | None:
         """How many steps it takes in all, as it or its specification tells; None: neither does."""
         return self.progress().total_steps or self.spec.max_steps

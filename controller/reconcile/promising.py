@@ -96,12 +96,12 @@ def _hours(cluster: Cluster, wide: _Wide, asked: Situation, newcomers: Sequence[
     hours = Hours(cluster.decider.scheduler.stages.quotas)
     if any(math.isfinite(hours.left_gpu_s(_owner(wide, one))) for one in newcomers):
         for key, filled in settle(asked.promised, asked.timeline()).found.items():
-            hours.add(wide.jobs[key].submission.owner, filled.gpu_s)
+            hours.add(wide.jobs[key].user, filled.gpu_s)
     return hours
 
 
 def _owner(wide: _Wide, one: Promise) -> str:
-    return wide.jobs[one.key].submission.owner
+    return wide.jobs[one.key].user
 
 
 def _by_hours(
@@ -167,15 +167,15 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
     for row, filled in kept.plan.found.items():
         if _is_new(job := wide.jobs[row]):
             continue
-        hours.add(job.submission.owner, filled.gpu_s if job.promised else 0.0)
+        hours.add(job.user, filled.gpu_s if job.promised else 0.0)
     for row, filled in kept.plan.found.items():
         job, one = wide.jobs[row], kept.promised[row]
         planned = Planned(filled.finish_s, one.levels.counts[filled.level], gpu_s=filled.gpu_s)
         if _is_new(job) and job.profiling is None:
-            if why := hours.beyond(job.submission.owner, filled.gpu_s):
+            if why := hours.beyond(job.user, filled.gpu_s):
                 _note(cluster, now, job, PromiseState.NONE, Planned(filled.finish_s, saved_by=why))
                 continue
-            hours.add(job.submission.owner, filled.gpu_s)
+            hours.add(job.user, filled.gpu_s)
         _note(cluster, now, job, PromiseState.HOLDS, planned)
     for one in kept.plan.broken:
         job = wide.jobs[one.key]

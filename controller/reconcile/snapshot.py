@@ -94,10 +94,10 @@ def _tenancy(cluster: Cluster, quotas: Quotas, jobs: tuple[Job, ...], chosen: In
         return None
     held: dict[str, int] = {}
     for job in cluster.rows.fixed.values():
-        tenant = quotas.tenant(job.submission.owner)
+        tenant = quotas.tenant(job.user)
         held[tenant] = held.get(tenant, 0) + len(job.own_gpus)
     stays = frozenset(np.flatnonzero(cluster.rows.unjoined(chosen, expected=False)).tolist())
-    return Tenancy(quotas, [job.submission.owner for job in jobs], held, stays)
+    return Tenancy(quotas, [job.user for job in jobs], held, stays)
 
 
 def falls_behind(cluster: Cluster) -> bool:

@@ -140,7 +140,7 @@ def _refusal(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
 
 def _beyond_bounds(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
     """Why there are too many jobs for one more; "": there are not."""
-    return _too_many(cluster, who) or _beyond_quota(cluster, who) or _admission_refusal(cluster, spec)
+    return _too_many(cluster, who) or _beyond_quota(cluster, spec.user or who.name) or _admission_refusal(cluster, spec)
 
 
 def _never_fits(cluster: Cluster, spec: JobSpec) -> str:
@@ -157,15 +157,15 @@ def _too_many(cluster: Cluster, who: Principal) -> str:
     return f"{who.name} has {count} unfinished jobs already, and may have {most} (open_jobs_per_user)"
 
 
-def _beyond_quota(cluster: Cluster, who: Principal) -> str:
-    """Why the quota of `who`, or of its group, has no room for one more job; "": it has, or there is none."""
+def _beyond_quota(cluster: Cluster, user: str) -> str:
+    """Why the quota of `user`, or of its group, has no room for one more job; "": it has, or there is none."""
     quotas = cluster.decider.scheduler.stages.quotas
-    own, group = quotas.own(who.name), quotas.group_of(who.name)
-    if own.jobs is not None and (count := cluster.index.of_owner(who.name)) >= own.jobs:
-        return f"{who.name} has {count} unfinished jobs already, and may have {own.jobs} (quotas)"
+    own, group = quotas.own(user), quotas.group_of(user)
+    if own.jobs is not None and (count := cluster.index.of_user(user)) >= own.jobs:
+        return f"{user} has {count} unfinished jobs already, and may have {own.jobs} (quotas)"
     if group is None or (most := quotas.groups[group].jobs) is None:
         return ""
-    count = sum(cluster.index.of_owner(member) for member in quotas.groups[group].members)
+    count = sum(cluster.index.of_user(member) for member in quotas.groups[group].members)
     return f"group {group} has {count} unfinished jobs already, and may have {most} (quotas)" if count >= most else ""
 
 
@@ -236,10 +236,10 @@ def _check_by_hand(cluster: Cluster, who: Principal, job: Job, share: int) -> No
     for other in live:
         kept = len(other.own_gpus) if other.gang else other.record.manual_share or 0
         if kept and other is not job:
-            tenant = quotas.tenant(other.submission.owner)
+            tenant = quotas.tenant(other.user)
             fixed[tenant] = fixed.get(tenant, 0) + kept
-    owners = dict.fromkeys(other.submission.owner for other in live)
-    most = Lasting(quotas, owners, fixed, cluster.present_gpus).most(quotas.tenant(job.submission.owner))
+    owners = dict.fromkeys(other.user for other in live)
+    most = Lasting(quotas, owners, fixed, cluster.present_gpus).most(quotas.tenant(job.user))
     if share > most:
         raise RequestRefused(
             f"{job.id} cannot keep {gpu_count(share)} by hand: {most} at most, beside what others are guaranteed (quotas); "

@@ -64,7 +64,7 @@ def quotas_found(cluster: Cluster, now: float) -> QuotasFound:
 def _use(cluster: Cluster, quotas: Quotas) -> _Use:
     use, tenant_of = _Use(), dict[str, str]()
     for job in cluster.index.live.values():
-        owner, gpus = job.submission.owner, len(job.own_gpus)
+        owner, gpus = job.user, len(job.own_gpus)
         promised_gpu_s = job.planned.gpu_s if job.promised else 0.0
         tenant = tenant_of.get(owner) or tenant_of.setdefault(owner, quotas.tenant(owner))
         for has in (use.of.setdefault(owner, _Has()), use.tenants.setdefault(tenant, _Has())):

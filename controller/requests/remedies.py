@@ -222,7 +222,7 @@ class Remedies:
     def _terms(self) -> Iterator[Remedy]:
         scheduler = self._cluster.decider.scheduler
         if scheduler.stages.quotas.any:
-            tenant = scheduler.stages.quotas.tenant(self._job.submission.owner)
+            tenant = scheduler.stages.quotas.tenant(self._job.user)
             text = f"there are no quotas (`quotas` in the policy file; its own: {tenant})"
             found = self._tries("quotas", text, Supposition(change=_stages(quotas=NO_QUOTAS)), by=OPERATORS)
             if found is not None:

@@ -68,6 +68,22 @@ def test_one_job_more_than_a_quota_allows_is_refused_and_says_whose_it_is() -> N
     assert "group vision has 1 unfinished jobs already, and may have 1 (quotas)" in refused.reason
 
 
+def test_in_a_cluster_of_one_machine_jobs_count_for_the_user_whom_they_name() -> None:
+    quotas = Quotas(users={"alice": Quota(gpus=3, jobs=1), "bob": Quota(gpus=1)})
+    world = World({"s1": 4}, stages=Stages(quotas=quotas))
+    bobs = world.submit(job_spec("bobs", 1, 4, user="bob"))
+    hers = world.submit(job_spec("hers", 1, 4, user="alice"))
+    world.settle(bobs.id, 20)
+    world.settle(hers.id, 5)
+    assert (len(bobs.record.target), len(hers.record.target)) == (1, 3)
+    refused = world.ask(Submit(spec=job_spec("two", 1, 1, user="alice")), "r-a")
+    assert isinstance(refused, Refused)
+    assert "alice has 1 unfinished jobs already" in refused.reason
+    found = world.ask(GetQuotas(), "q")
+    assert isinstance(found, QuotasFound)
+    assert {each.name: each.used_gpus for each in found.quotas} == {"alice": 3, "bob": 1}
+
+
 def test_jobs_with_deadlines_that_come_together_do_not_pass_the_bound() -> None:
     quota = Stages(quotas=Quotas(users={"alice": Quota(jobs=1)}))
     for world in (World({"s1": 4}, stages=quota), World({"s1": 4}, open_jobs_per_user=1)):
