@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import pwd
 import re
@@ -37,6 +38,7 @@ from ..protocol.model import (
     JobSpec,
     OnDivergence,
     Processes,
+    Until,
 )
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml
@@ -81,6 +83,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     gpus: Any = None
     virtual_workers: int | None = None
     max_steps: int | None = None
+    until: str | None = None
     deadline: Any = None
     soft: bool | None = None
     checkpoint: _Checkpoint | None = None
@@ -107,6 +110,7 @@ class Overrides(msgspec.Struct, frozen=True):
     gpus: GpuOptions = GpuOptions()
     virtual_workers: int | None = None
     max_steps: int | None = None
+    until: str | None = None
     deadline: str | None = None
     soft: bool | None = None
     priority: str | None = None
@@ -169,6 +173,7 @@ def build(
         workdir=str(workdir),
         env=env,
         max_steps=_within(*pick("max_steps", options.max_steps, written.max_steps), 1, MAX_STEPS),
+        until=_until(*pick("until", options.until, written.until)),
         deadline=deadline_of(
             *pick("deadline", options.deadline, written.deadline), *pick("soft", options.soft, written.soft)
         ),
@@ -273,6 +278,23 @@ def deadline_of(where: str, value: object, where_soft: str, soft: bool | None) -
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UserError(f"{where}: must be a duration such as 2h, or a date such as 2027-01-31 18:00")
     return Deadline(in_s=duration_s(value, where), soft=late)
+
+
+UNTIL = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=)\s*([-+.\deE]+)\s*")
+
+
+def _until(where: str, value: str | None) -> Until | None:
+    """A figure that the script reports, and how much it is at the end: accuracy >= 0.95. Raises UserError naming `where`."""
+    if value is None:
+        return None
+    match = UNTIL.fullmatch(value)
+    try:
+        bound = float(match[3]) if match else math.nan
+    except ValueError:
+        bound = math.nan
+    if match is None or not math.isfinite(bound):
+        raise UserError(f"{where}: {value!r} is not such as 'accuracy >= 0.95' or 'loss <= 0.1'")
+    return Until(metric=match[1], bound=bound, at_least=match[2] == ">=")
 
 
 def _unix_s(where: str, date: datetime.datetime) -> float:

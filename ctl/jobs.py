@@ -84,6 +84,13 @@ def submit(
         int | None, typer.Option(help="What the result depends on; default: the most GPUs.", show_default=False)
     ] = None,
     max_steps: Annotated[int | None, typer.Option(help="End after so many steps.", show_default=False)] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="The script ends when a figure that it reports is so much, such as 'accuracy >= 0.95': tells how long it is.",
+            show_default=False,
+        ),
+    ] = None,
     deadline: Annotated[
         str | None,
         typer.Option(help="To be over in 2h, or by a date: '2027-01-31 18:00'.", show_default=False),
@@ -150,6 +157,7 @@ def submit(
         gpus=GpuOptions(gpus, tuple(gpu_type or ()), gpu_memory, gpus_per_server),
         virtual_workers=virtual_workers,
         max_steps=max_steps,
+        until=until,
         deadline=deadline,
         soft=soft,
         priority=priority,

@@ -124,6 +124,8 @@ def length(job: JobView, known: JobLength) -> str:
     """How many steps a job takes, who says so, and, when it is over, how wrong that was."""
     done = job.step + 1 if job.step is not None else 0
     told_by = TOLD_BY.get(known.source)
+    if known.by_reports and known.steps and not job.phase.final:
+        return f"about {known.steps:,.0f} steps, until {printable(known.by_reports)}, by what it reports"
     if told_by is not None and known.steps:
         told = f"{known.steps:,.0f} steps, told by {told_by}"
         if not job.phase.final:

@@ -250,6 +250,17 @@ class Deadline(Value, frozen=True, kw_only=True):
         return self.at_s if self.at_s is not None else submitted_s + (self.in_s or 0.0)
 
 
+class Until(Value, frozen=True, kw_only=True):
+    """A job trains until a figure that its script reports is so much. The script ends by itself: this tells how long it is."""
+
+    metric: str  # as `run.report` names it
+    bound: float
+    at_least: bool = True  # else at most
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'>=' if self.at_least else '<='} {self.bound:g}"
+
+
 class JobSpec(Value, frozen=True, kw_only=True):
     """What a user asks for. Validated where it enters the system (``elasticctl`` and again the controller)."""
 
@@ -260,6 +271,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     workdir: str
     env: dict[str, str] = {}
     max_steps: int | None = None
+    until: Until | None = None
     deadline: Deadline | None = None  # None: as soon as it can be had
     checkpoint: CheckpointSpec = CheckpointSpec()
     determinism: Determinism = Determinism.ELASTIC

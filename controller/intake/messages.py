@@ -377,6 +377,8 @@ def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str)
     before = job.statuses.get(status.worker) if job is not None and job.has_uid(uid) else None
     if job is None or before is None or status.applied is None or status.applied >= job.rate_counts_from:
         return False
+    if job.spec.until is not None:
+        return False
     newest, entry = job.newest, job.worker(status.worker)
     if newest is None or not newest.generation == job.record.committed == status.generation or job.record.overtaken:
         return False
@@ -434,6 +436,8 @@ def _note_status(
         worked(cluster, now, entry.gpu)
     if not job.final:
         cluster.tallies.steps += job.note_progress(status)
+        if job.note_reports(status):
+            cluster.schedule_due = True
         if job.note_saved(status):
             accounting.saved(cluster.usage, now, job)
         if job.note_rate(now, status, cluster.settings.measuring.steps):

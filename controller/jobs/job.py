@@ -58,6 +58,7 @@ from ...protocol.times import (
 from ...scheduler.speedup_curve import KEPT_RATES, NOISE, Measured
 from .account import Account
 from .archive import key_of
+from .reaching import Reports
 from .records import JobRecord, OrderRecord, Progress, Submission, WorkerRecord, WorkerState
 from .throughput import Estimated, fingerprint
 
@@ -188,6 +189,7 @@ class Job:
     statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)  # of `kept.workers`
     best_applied: int = -1
     newest_progress: Progress | None = None
+    reports: Reports = field(default_factory=Reports)  # of what it trains until
     rate_counts_from: int = -1  # the step at which the next measurement has no step in common with the last one
     recovered: bool = False  # what its workers say of their rate first, an earlier controller may have counted already
     profiling: ProfilingRun | None = None
@@ -698,6 +700,20 @@ class Job:
         )
         return new
 
+    def note_reports(self, status: WorkerStatus) -> bool:
+        """Take over what its script has reported of the figure that it trains until. Whether its length is another one now."""
+        until = self.spec.until
+        if until is None or status.applied is None or until.metric not in status.metrics:
+            return False
+        news = self.reports.add(status.applied + 1, status.metrics[until.metric])
+        if not news or self.reports.few:
+            return False
+        found, known = self.reports.steps_until(until), self.record.expected_steps
+        if found == known or (found and known and abs(found - known) <= NOISE * known):
+            return False
+        self.update(expected_steps=found)
+        return True
+
     def note_rate(self, now: float, status: WorkerStatus, steps: int) -> bool:
         """Take over how fast the job is with its present share, once it has been for so many steps. Whether it is news."""
         steady, order = status.steady, self.committed_order
@@ -744,8 +760,20 @@ class Job:
 
     @property
     def told_steps(self) -> int | None:
-        """How many steps it takes in all, as it or its specification tells; None: neither does."""
+        """How many steps it takes in all, as it or its specification tells, or its reports suggest; None: none of them does."""
+        told, expected = self.bound_steps, self.expected_steps
+        return told if expected is None else min(expected, told or expected)
+
+    @property
+    def bound_steps(self) -> int | None:
+        """Its loop or its specification ends it after so many steps; None: neither does."""
         return self.progress().total_steps or self.spec.max_steps
+
+    @property
+    def expected_steps(self) -> int | None:
+        """By its reports it ends after so many steps; None: they do not say, or it has gone on beyond."""
+        expected = self.record.expected_steps
+        return expected if expected is not None and self.steps_done <= expected else None
 
     @property
     def steps_done(self) -> int:

@@ -1,7 +1,8 @@
 """How long jobs are: who tells it, what becomes of that, and what is recorded of jobs that are over (`scheduler.ended`).
 
 A job tells its length by `max_steps` in its specification, or by its loop: `run.epochs(n)` over data with an index has a known
-number of steps. Whichever is less holds, and the job's workers report it. A job that is cancelled or fails has ended, too: its
+number of steps. Whichever is less holds, and the job's workers report it. One that trains `until` a figure is reached has the
+length that its reports suggest (`reaching`), as long as that is less. A job that is cancelled or fails has ended, too: its
 GPUs are free, and others of its kind may end like it.
 """
 
@@ -48,7 +49,7 @@ def with_job(ended: Ended, job: Job) -> Ended:
     alone_s = _step_alone_s(job)
     if not job.steps_done or alone_s is None:
         return ended
-    told = job.told_steps
+    told = job.bound_steps if job.spec.until is None else None  # else it is expected to end before
     told_s = told * alone_s if told is not None else math.nan
     return ended.and_one(job.spec.gpus.max, job.steps_done * alone_s, told_s)
 
@@ -56,6 +57,8 @@ def with_job(ended: Ended, job: Job) -> Ended:
 def length_of(ended: Ended, job: Job) -> JobLength:
     """What is known of the length of `job`, for people."""
     told = job.told_steps
+    if told is not None and told == job.expected_steps:
+        return JobLength(source=LengthSource.UNKNOWN, steps=float(told), by_reports=str(job.spec.until))
     if told is not None:
         by_loop = told != job.spec.max_steps
         return JobLength(source=LengthSource.EPOCHS if by_loop else LengthSource.MAX_STEPS, steps=float(told))

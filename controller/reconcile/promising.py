@@ -187,7 +187,7 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
         _note(cluster, now, wide.jobs[row], PromiseState.NONE, Planned(_end_s(wide.view, row, _share(kept, wide, row))))
     for row in kept.unknown:
         job = wide.jobs[row]
-        waits_for = LENGTH if math.isnan(job.steps_left) else THROUGHPUT
+        waits_for = _length_of(job) if math.isnan(job.steps_left) else THROUGHPUT
         final_by_s = job.planned.final_by_s or _final_by_s(cluster, now, waits_for)
         _note(cluster, now, job, PromiseState.PROVISIONAL, Planned(waits_for=waits_for, final_by_s=final_by_s))
     planned_for = {*kept.plan.found, *(one.key for one in kept.plan.broken), *kept.unkept, *kept.unknown}
@@ -268,10 +268,16 @@ def _never_promised(job: Job) -> str:
 
 def _waits_for(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> str:
     """What is to be known before anything can be planned for `job`; "": all is."""
-    missing = [LENGTH] if math.isnan(job.steps_left) else []
+    missing = [_length_of(job)] if math.isnan(job.steps_left) else []
     if not cluster.estimate(now, job, _servers(cluster, seen.view, job)).known:
         missing.append(THROUGHPUT)
     return " and ".join(missing)
+
+
+def _length_of(job: Job) -> str:
+    """What has to be known of its length."""
+    until = job.spec.until
+    return LENGTH if until is None else f"its length (some reports of {until.metric}, or max_steps)"
 
 
 def _final_by_s(cluster: Cluster, now: float, waits_for: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from ...protocol.limits import (
     MAX_GPU_TYPES,
     MAX_GPUS,
     MAX_KEPT_CHECKPOINTS,
+    MAX_METRIC_NAME,
     MAX_MODEL,
     MAX_PRIORITY,
     MAX_RUN_AGAIN,
@@ -80,6 +82,10 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
     if spec.max_steps is not None and not 1 <= spec.max_steps <= MAX_STEPS:
         yield f"max_steps: {spec.max_steps} is not allowed: 1 to {MAX_STEPS}"
     yield from _deadline(spec)
+    if spec.until is not None and not (spec.until.metric and len(spec.until.metric) <= MAX_METRIC_NAME):
+        yield f"until: {spec.until.metric[:80]!r} is not a name of at most {MAX_METRIC_NAME} characters"
+    if spec.until is not None and not math.isfinite(spec.until.bound):
+        yield f"until: {spec.until.bound} is not a number that anything could reach"
     if not 1 <= spec.compare_every <= MAX_COMPARE_EVERY:
         yield f"compare_every: {spec.compare_every} is not allowed: 1 to {MAX_COMPARE_EVERY}"
     if not 0 < spec.checkpoint.every_s <= MAX_WAIT_S:

@@ -92,6 +92,7 @@ class JobLength(msgspec.Struct, frozen=True, kw_only=True):
     steps: float | None = None
     least_steps: float | None = None  # of an estimate
     most_steps: float | None = None
+    by_reports: str = ""  # it is an estimate, from what the script reports, until that is so: "accuracy >= 0.95"
 
 
 class PromiseState(enum.Enum):

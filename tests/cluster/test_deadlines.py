@@ -10,11 +10,12 @@ import pytest
 
 from elasticd.protocol.errors import RequestRefused
 from elasticd.protocol.messages import EventKind, Forecast, Forecasted, GetEvents, PromiseState, Submit
-from elasticd.protocol.model import Deadline, GpuRange, JobSpec
+from elasticd.protocol.model import Deadline, GpuRange, JobSpec, Until
 
 pytestmark = pytest.mark.cluster
 
 MakeCluster = Callable[..., Any]
+UNTIL = Path(__file__).with_name("train_until.py")
 RATES = {1: 2.0, 2: 4.0, 4: 8.0}  # steps per second that jobs state: fewer than they do here
 PACE = ("--pace", "0.02")
 
@@ -60,3 +61,32 @@ def test_a_deadline_is_promised_and_kept_beside_a_job_without_one(make_cluster: 
     assert view.finished_s < view.submitted_s + 45.0
     assert EventKind.MISSED not in told(cluster, due)
     assert cluster.job(long).restarts == 0
+
+
+def test_a_job_that_ends_at_an_accuracy_is_promised_when_its_reports_show_its_length(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(servers=1, slots=4)
+    job = cluster.submit(
+        str(tmp_path / "until.pt"),
+        "0.9",
+        script=UNTIL,
+        name="until",
+        until=Until(metric="accuracy", bound=0.9),
+        throughput=RATES,
+        deadline=Deadline(in_s=600.0),
+    )
+    assert promise(cluster, job).state is PromiseState.PROVISIONAL
+    assert promise(cluster, job).waits_for == "its length (some reports of accuracy, or max_steps)"
+
+    def promised() -> Any:
+        view = cluster.job(job)
+        return view if view.promise is not None and view.promise.state is PromiseState.HOLDS else None
+
+    then = cluster.until("it is promised", promised)
+    assert then.length.by_reports == "accuracy >= 0.9"
+    view = cluster.until_final(job)
+    assert view.finished_s < view.submitted_s + 600.0
+    assert view.metrics["accuracy"] >= 0.9
+    assert then.step + 1 < view.step + 1, "it was promised before it was over"
+    assert view.step + 1 < 5 * then.length.steps

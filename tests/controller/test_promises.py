@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elasticd.protocol.messages import EventKind, Forecast, Forecasted, GetJob, PromiseState, Refused, Submit, Submitted
-from elasticd.protocol.model import Deadline, JobPhase, Steady, WorkerPhase
+from elasticd.protocol.model import Deadline, JobPhase, Steady, Until, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -162,6 +162,55 @@ def test_a_job_that_does_not_tell_its_length_is_provisional() -> None:
     told = promise(world, job)
     assert (told.state, told.final_by_s) == (PromiseState.PROVISIONAL, None)
     assert told.waits_for.startswith("its length")
+
+
+def reported(step: int) -> float:
+    """An accuracy that is 0.9 after 180 steps."""
+    return 1.0 - 1.0 / (0.05 * step + 1.0)
+
+
+def train_and_report(world, job, steps) -> None:
+    for step in steps:
+        train(world, job, step - 1)
+        leader = world.roster(job.id)[0]
+        world.report(leader, WorkerPhase.TRAINING, job.record.committed, step - 1, metrics={"accuracy": reported(step)})
+
+
+def test_a_job_that_trains_until_an_accuracy_is_as_long_as_its_reports_suggest() -> None:
+    world = World({"s1": 4})
+    until = Until(metric="accuracy", bound=0.9)
+    job = world.submit(spec(in_s=1000.0, max_steps=None, until=until))
+    assert promise(world, job).waits_for == "its length (some reports of accuracy, or max_steps)"
+    train_and_report(world, job, range(10, 50, 10))
+    assert promise(world, job).state is PromiseState.PROVISIONAL
+    train_and_report(world, job, range(50, 90, 10))
+    told = promise(world, job)
+    assert told.state is PromiseState.HOLDS
+    length = world.ask(GetJob(job=job.id)).job.length
+    assert length.steps == pytest.approx(180, rel=0.05)
+    assert length.by_reports == "accuracy >= 0.9"
+    world.restart()
+    assert world.job(job.id).expected_steps == length.steps, "it is recorded"
+
+
+def test_what_its_reports_suggest_is_no_more_than_its_loop_or_its_file_says() -> None:
+    world = World({"s1": 4})
+    until = Until(metric="accuracy", bound=0.9)
+    short = world.submit(spec("short", in_s=1000.0, steps=100, until=until))
+    long = world.submit(spec("long", in_s=1000.0, steps=900, until=until))
+    assert {promise(world, job).state for job in (short, long)} == {PromiseState.HOLDS}, "by the most that it can take"
+    for job in (short, long):
+        train_and_report(world, job, range(10, 90, 10))
+    assert short.told_steps == 100
+    assert long.told_steps == pytest.approx(180, rel=0.05)
+
+
+def test_a_job_that_goes_on_beyond_what_its_reports_suggest_is_as_long_as_it_was_told() -> None:
+    world = World({"s1": 4})
+    job = world.submit(spec(in_s=1000.0, steps=900, until=Until(metric="accuracy", bound=0.5)))
+    train_and_report(world, job, range(5, 45, 5))
+    assert job.expected_steps is None, "0.5 came after 20 steps"
+    assert job.told_steps == 900
 
 
 def test_a_promise_that_becomes_impossible_is_told_before_it_is_broken() -> None:

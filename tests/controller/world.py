@@ -362,6 +362,7 @@ class World:
         unconnected_s: float = 0.0,
         batch_samples: int = 0,
         total_steps: int | None = None,
+        metrics: dict[str, float] | None = None,
     ) -> None:
         """`worker` reports, having seen the order that its agent gave it last."""
         agent, process = self.find(worker)
@@ -387,6 +388,7 @@ class World:
             unconnected_s=unconnected_s,
             batch_samples=batch_samples,
             total_steps=total_steps,
+            metrics=metrics or {},
         )
         self.now += 0.001
         if agent.connected:

@@ -12,7 +12,7 @@ from elasticd.ctl.render import point_line
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.limits import COMPARE_EVERY
 from elasticd.protocol.messages import CurvePoint
-from elasticd.protocol.model import Deadline, JobSpec, OnDivergence
+from elasticd.protocol.model import Deadline, JobSpec, OnDivergence, Until
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -75,6 +75,24 @@ def test_a_wrong_limit_is_refused_with_file_and_field(tmp_path: Path, text: str,
 )
 def test_a_deadline_is_a_duration_or_a_date(tmp_path: Path, text: str, expected: Deadline | None) -> None:
     assert built(tmp_path, text).deadline == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("accuracy >= 0.95", Until(metric="accuracy", bound=0.95)),
+        ("eval/loss<=1e-1", Until(metric="eval/loss", bound=0.1, at_least=False)),
+        ("score >= -3", Until(metric="score", bound=-3.0)),
+    ],
+)
+def test_a_job_trains_until_a_figure_is_reached(tmp_path: Path, text: str, expected: Until) -> None:
+    assert built(tmp_path, f"until: '{text}'").until == expected
+
+
+@pytest.mark.parametrize("text", ["accuracy", "accuracy > 0.9", ">= 0.9", "accuracy >= much", "accuracy >= 1e999"])
+def test_a_figure_that_is_none_is_refused_with_file_and_field(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match=r"until: .* is not such as 'accuracy >= 0\.95'"):
+        built(tmp_path, f"until: '{text}'")
 
 
 def test_a_date_without_a_zone_is_in_that_of_whoever_submits(tmp_path: Path) -> None:
