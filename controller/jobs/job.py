@@ -787,6 +787,11 @@ class Job:
         return deadline.of(self.submission.submitted_s) if deadline is not None else math.nan
 
     @property
+    def planned_by_s(self) -> float:
+        """The deadline with which it is planned, which may be before its own (`Verdict.by_s`); nan: it has none."""
+        return self.deadline_s if self.record.by_s is None else min(self.deadline_s, self.record.by_s)
+
+    @property
     def promised(self) -> bool:
         """Is its deadline a hard one that has been promised, or may still be?"""
         deadline = self.spec.deadline

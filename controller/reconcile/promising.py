@@ -41,10 +41,12 @@ LENGTH, THROUGHPUT = "its length (max_steps, or epochs over data of known length
 
 @dataclass(frozen=True)
 class Judged:
-    """What a submission would be promised. `reason`: why it would be refused; "": it would not."""
+    """What a submission would be promised. `by_s`: planned with this deadline, which is before its own (Unix time); None: with
+    its own. `reason`: why it would be refused; "": it would not."""
 
     state: PromiseState
     planned: Planned
+    by_s: float | None = None
     reason: str = ""
     offer: CounterOffer | None = None
 
@@ -127,7 +129,8 @@ def _by_plan(now: float, wide: _Wide, found: Verdict, newcomer: Promise, terms: 
         return _refused(_sentence(now, job, offer, others), offer)
     if not math.isfinite(found.finish_s):
         return Judged(PromiseState.NONE, Planned())
-    return Judged(PromiseState.HOLDS, Planned(found.finish_s, found.gpus, gpu_s=found.gpu_s))
+    by_s = told_deadline_s(found.by_s, terms) if math.isfinite(found.by_s) else None
+    return Judged(PromiseState.HOLDS, Planned(found.finish_s, found.gpus, gpu_s=found.gpu_s), by_s)
 
 
 def deadlines(cluster: Cluster, seen: Snapshot, scheduler: Scheduler | None = None) -> Deadlines | None:
@@ -179,6 +182,10 @@ def note_promises(cluster: Cluster, now: float, seen: Snapshot, kept: Kept | Non
         _note(cluster, now, job, PromiseState.HOLDS, planned)
     for one in kept.plan.broken:
         job = wide.jobs[one.key]
+        if job.record.by_s is not None:  # its own deadline may hold
+            job.update(by_s=None)
+            cluster.schedule_due = True
+            continue
         is_new = job.record.promise is not PromiseState.BREAKS or job.planned == Planned()
         saved_by = _saved_by(wide, asked, one) if is_new else job.planned.saved_by
         end_s = _end_s(wide.view, one.key, _share(kept, wide, one.key))
@@ -253,7 +260,7 @@ def told_with(now: float, job: Job, found: Judged) -> str:
 
 
 def _refused(reason: str, offer: CounterOffer | None = None) -> Judged:
-    return Judged(PromiseState.NONE, Planned(), reason, offer)
+    return Judged(PromiseState.NONE, Planned(), reason=reason, offer=offer)
 
 
 def _never_promised(job: Job) -> str:
@@ -315,19 +322,25 @@ def _wide(
     own = sum(len(job.own_gpus) for job in more)
     beside = (ServerInView(STARTING_SERVER, tuple(range(own))),) if own else ()
     view = replace(seen.view, servers=(*seen.view.servers, *beside))
-    jobs = view.jobs
+    jobs, total = view.jobs, view.total_gpus
     curves, rows = jobs.curves, []
-    for job in more:
-        told = cluster.estimate(now, job, fewest(cluster, max(curves.most, min(job.spec.gpus.max, view.total_gpus), 1)))
-        rows.append(_row(now, view.total_gpus, job, told, len(curves.speedup)))
+    narrow = np.flatnonzero(np.isfinite(jobs.deadline_s)).tolist() if own else []  # with no more GPUs than are seen
+    narrow = [row for row in narrow if jobs.max_gpus[row] < min(seen.jobs[row].spec.gpus.max, total)]
+    for job in (*(seen.jobs[row] for row in narrow), *more):
+        told = cluster.estimate(now, job, fewest(cluster, max(curves.most, min(job.spec.gpus.max, total), 1)))
+        rows.append(_row(now, total, job, told, len(curves.speedup)))
         curves = _with_curve(curves, told.speedup)
     names = [*(jobs.name(row) for row in range(len(jobs))), *(job.id for job in more)]
-    arrays = [
-        np.append(getattr(jobs, name), [row[name] for row in rows]).astype(getattr(jobs, name).dtype)
+    columns = {
+        name: np.append(getattr(jobs, name), [row[name] for row in rows[len(narrow) :]]).astype(
+            getattr(jobs, name).dtype
+        )
         for name in (each.name for each in fields(Columns))
         if name != "names"
-    ]
-    table = JobTable(Columns(names, *arrays), np.arange(len(names)), curves, ended=jobs.ended)
+    }
+    for row, wider in zip(narrow, rows, strict=False):
+        columns["max_gpus"][row], columns["curve"][row] = wider["max_gpus"], wider["curve"]
+    table = JobTable(Columns(names=names, **columns), np.arange(len(names)), curves, ended=jobs.ended)
     others = sum(len(job.own_gpus) for job in more if job.spec.deadline is None)
     starting = ((now, now + STARTED_S, others),) if others else ()
     return _Wide(replace(view, jobs=table), (*seen.jobs, *more), (*starting, *reserved))
@@ -354,7 +367,7 @@ def _row(now: float, total: int, job: Job, told: Estimated, curve: int) -> dict[
         "curve": curve,
         "still_until_s": 0.0,
         "changes": 0,
-        "deadline_s": job.deadline_s,
+        "deadline_s": job.planned_by_s,
         "soft": int(not job.promised),
     }
 

@@ -287,7 +287,7 @@ class Rows:
         table.least[row], table.most[row] = min(spec.gpus.min, most), most
         table.asked_least[row], table.asked_most[row] = spec.gpus.min, spec.gpus.max
         table.priority[row] = spec.priority
-        table.deadline_s[row], table.soft[row] = job.deadline_s, int(not job.promised)
+        table.deadline_s[row], table.soft[row] = job.planned_by_s, int(not job.promised)
         table.demand[row] = self._demand(job)
         table.share[row] = len(job.own_gpus) if kept.target else 0
         table.attained_gpu_s[row] = kept.attained_gpu_s if last is not None else 0.0

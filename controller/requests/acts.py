@@ -100,7 +100,7 @@ def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec,
     job = Job(submission)
     if found is not None:
         job.planned = found.planned
-        job.update(promise=found.state)
+        job.update(promise=found.state, by_s=found.by_s)
     cluster.next_job += 1
     cluster.add_job(job)
     cluster.schedule_due = True
@@ -129,7 +129,7 @@ def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec) 
     if found.reason:
         return Forecasted(time_s=now, reason=f"{spec.name} would not be admitted: {found.reason}", offer=found.offer)
     job.planned = found.planned
-    job.update(promise=found.state)
+    job.update(promise=found.state, by_s=found.by_s)
     return Forecasted(time_s=now, promise=promise_view(job))
 
 

@@ -3,6 +3,10 @@
 All newcomers of a turn are decided together: if there is room for all of them, all are admitted, whatever their order. If not,
 those are admitted one by one that take the least GPU time, which leaves room for most; of equal ones the first.
 
+A deadline does not hold for itself, but because of the plan that is made for it: the least GPU time that ends the job by then may
+be in the way of another promise, and what it takes to end it sooner may not (`promises`, "what is exact"). So a newcomer whose
+deadline does not hold, while an earlier one does, is admitted, and planned to end by the earlier one.
+
 A refusal comes with a counter-offer: the earliest deadline that would hold, and the smallest changes with each of which this
 one would: less work, more GPUs in the cluster, or the consent of jobs that count less, which would go on without a promise. Each
 of these has been tried with the same reckoning that admits: it would be admitted if nothing happens before.
@@ -94,7 +98,8 @@ class Verdict:
     """Of a newcomer.
 
     `finish_s`: when it ends if it gets no more than its minimum; inf: not promised. `gpus`: its minimum satisfactory share, the
-    most GPUs that it needs at a time; 0: not promised. `gpu_s`: the GPU time that it needs. `offer`: if it is refused.
+    most GPUs that it needs at a time; 0: not promised. `gpu_s`: the GPU time that it needs. `by_s`: it is to be planned with this
+    deadline, which is before its own; inf: with its own. `offer`: if it is refused.
     """
 
     key: int
@@ -102,11 +107,13 @@ class Verdict:
     finish_s: float = math.inf
     gpus: int = 0
     gpu_s: float = math.inf
+    by_s: float = math.inf
     offer: Offer | None = None
 
 
 def decide(situation: Situation, newcomers: Sequence[Promise], offers: bool = True) -> list[Verdict]:
-    """Whom of these to admit, in their order. All have deadlines. `offers`: refusals come with counter-offers.
+    """Whom of these to admit, in their order. All have deadlines. `offers`: refusals come with counter-offers, and
+    what holds with an earlier deadline than its own is admitted.
 
     Soft deadlines refuse nobody: their verdicts say whether there is room for them beside all others. Counter-offers take those
     into account that have been admitted in the same turn.
@@ -118,11 +125,20 @@ def decide(situation: Situation, newcomers: Sequence[Promise], offers: bool = Tr
         chosen, plan = _chosen(situation, hard)
     then = replace(situation, promised=[*situation.promised, *chosen])
     found = plan or then.plan() or Plan(then.timeline())
+    by_s: dict[int, float] = {}
+    offered: dict[int, Offer] = {}
+    for one in hard if offers else ():
+        if one.key in found.found:
+            continue
+        offer = offered[one.key] = counter_offer(then, one)
+        sooner = replace(then, promised=[*then.promised, replace(one, deadline_s=offer.deadline_s)])
+        if offer.deadline_s < one.deadline_s and (held := sooner.plan()) is not None:
+            then, found, by_s[one.key] = sooner, held, offer.deadline_s
     soft_too(found, [one for one in newcomers if one.soft])
     return [
-        _admitted(one, found.found[one.key])
+        _admitted(one, found.found[one.key], by_s.get(one.key, math.inf))
         if one.key in found.found
-        else Verdict(one.key, one.soft, offer=counter_offer(then, one) if offers else None)
+        else Verdict(one.key, one.soft, offer=offered.get(one.key) or (counter_offer(then, one) if offers else None))
         for one in newcomers
     ]
 
@@ -146,8 +162,8 @@ def _alone_gpu_s(situation: Situation, one: Promise) -> float:
     return math.inf if filled is None else filled.gpu_s
 
 
-def _admitted(one: Promise, filled: Filled) -> Verdict:
-    return Verdict(one.key, True, filled.finish_s, one.levels.counts[filled.level], filled.gpu_s)
+def _admitted(one: Promise, filled: Filled, by_s: float) -> Verdict:
+    return Verdict(one.key, True, filled.finish_s, one.levels.counts[filled.level], filled.gpu_s, by_s)
 
 
 # -- what would hold instead

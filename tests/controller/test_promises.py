@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.protocol.messages import EventKind, Forecast, Forecasted, GetJob, PromiseState, Refused, Submit, Submitted
+from elasticd.protocol.messages import (
+    Cancel,
+    EventKind,
+    Forecast,
+    Forecasted,
+    GetJob,
+    PromiseState,
+    Refused,
+    Submit,
+    Submitted,
+)
 from elasticd.protocol.model import Deadline, JobPhase, Steady, Until, WorkerPhase
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -162,6 +172,56 @@ def test_a_job_that_does_not_tell_its_length_is_provisional() -> None:
     told = promise(world, job)
     assert (told.state, told.final_by_s) == (PromiseState.PROVISIONAL, None)
     assert told.waits_for.startswith("its length")
+
+
+CONCAVE = {1: 4.9, 2: 9.6, 4: 18.0}
+
+
+def beside_another(world, in_s: float, **changes):
+    """900 steps beside 900 that are promised in 120 s; least of all in 57 s."""
+    return spec("second", in_s=in_s, steps=900, throughput=CONCAVE, **changes)
+
+
+def test_what_an_earlier_deadline_would_be_promised_a_later_one_is_promised_too() -> None:
+    world = World({"s1": 4})
+    world.submit(spec("first", in_s=120.0, steps=900, throughput=CONCAVE))
+    held = []
+    for in_s in range(50, 125, 5):
+        answer = world.ask(Forecast(spec=beside_another(world, float(in_s))))
+        held.append(not answer.reason)
+        if answer.reason:
+            assert answer.offer.deadline_s > world.now + in_s
+        else:
+            assert answer.promise.planned_s <= world.now + in_s
+    assert held == sorted(held), held
+    assert not held[0]
+    assert held[-1]
+
+
+@pytest.mark.parametrize("in_s", [57.0, 75.0, 110.0, 130.0])
+def test_a_promise_given_while_another_job_starts_holds_at_the_next_decision(in_s: float) -> None:
+    world = World({"s1": 4})
+    first = world.submit(spec("first", in_s=120.0, steps=900, throughput=CONCAVE))
+    second = world.submit(beside_another(world, in_s))
+    assert (promise(world, first).state, promise(world, second).state) == (PromiseState.HOLDS, PromiseState.HOLDS)
+    world.pass_time(1.0)
+    assert promise(world, second).state is PromiseState.HOLDS
+    assert EventKind.ENDANGERED not in world.kinds(second.id)
+
+
+def test_a_job_that_is_planned_to_end_before_its_deadline_is_judged_by_its_deadline() -> None:
+    world = World({"s1": 4})
+    first = world.submit(spec("first", in_s=120.0, steps=900, throughput=CONCAVE))
+    second = world.submit(beside_another(world, 65.0))
+    assert second.planned_by_s < second.deadline_s
+    assert promise(world, second).state is PromiseState.HOLDS
+    world.restart()
+    second = world.job(second.id)
+    assert second.planned_by_s < second.deadline_s, "it is recorded"
+    world.ask(Cancel(job=first.id))
+    world.pass_time(6.0)  # it is too late now for the earlier one, and nobody is in the way any more
+    assert promise(world, second).state is PromiseState.HOLDS
+    assert EventKind.ENDANGERED not in world.kinds(second.id)
 
 
 def reported(step: int) -> float:
