@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
@@ -261,18 +262,21 @@ def test_quotas_are_shown_as_soon_as_a_policy_file_sets_some(cli: Cli) -> None:
     (line,) = cli("quota").stdout.splitlines()
     assert line.startswith("There are no quotas: each user may use all 2 GPUs. Set some: ")
     assert cli.json("quota")["quotas"] == []
-    (cli.cwd / "quotas.yaml").write_text("policy: max-min\nquotas: {users: {local: {gpus: 1, jobs: 9}}}\n")
-    assert "quotas: local: 1 GPU, 9 jobs\n" in cli("policy", "set", "quotas.yaml").stdout
+    user = os.environ.get("USER") or getpass.getuser()
+    (cli.cwd / "quotas.yaml").write_text(f"policy: max-min\nquotas: {{users: {{{user}: {{gpus: 1, jobs: 9}}}}}}\n")
+    assert f"quotas: {user}: 1 GPU, 9 jobs\n" in cli("policy", "set", "quotas.yaml").stdout
     assert "quotas" not in cli("policy", "set", "--placement", "buddy").stdout
     job = cli("submit", "--gpus", "2", "--", "sleep", "60").stdout.strip()
+    deadline = time.monotonic() + PATIENCE_S
     while not (shown := cli.json("quota")["quotas"][0])["used_gpus"]:
+        assert time.monotonic() < deadline, shown
         time.sleep(0.1)
-    assert (shown["name"], shown["gpus"], shown["borrowed_gpus"], shown["most_jobs"]) == ("local", 1, 1, 9)
+    assert (shown["name"], shown["gpus"], shown["borrowed_gpus"], shown["most_jobs"]) == (user, 1, 1, 9)
     head, row = cli("quota").stdout.splitlines()
     assert head.split() == ["WHO", "GPUS", "MOST", "IN", "USE", "BORROWED", "LENT", "JOBS", "PROMISED"]
-    assert row.split() == ["local", "1", "-", "2", "1", "-", "1", "of", "9", "-"]
+    assert row.split() == [user, "1", "-", "2", "1", "-", "1", "of", "9", "-"]
     cli("cancel", job)
-    assert "quotas: local: none of its own\n" in cli("policy", "set", "--from-config").stdout
+    assert f"quotas: {user}: none of its own\n" in cli("policy", "set", "--from-config").stdout
 
 
 @pytest.mark.cluster
