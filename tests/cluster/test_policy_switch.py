@@ -12,7 +12,7 @@ import pytest
 from elasticd.protocol.messages import Cancel, EventKind, Events, GetEvents, GetPolicy, PolicySet, SetPolicy
 
 MakeCluster = Callable[..., Any]
-SHORT = 90  # epochs: it is not over before the policy has changed twice, on a machine that does much else
+SHORT = 60  # epochs: it is not over before the policy has changed twice, on a machine that does much else
 MEASURED_STEPS = 80  # throughput is measured over some tens of steps; lengths are known only then
 
 
