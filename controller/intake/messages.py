@@ -377,7 +377,7 @@ def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str)
     before = job.statuses.get(status.worker) if job is not None and job.has_uid(uid) else None
     if job is None or before is None or status.applied is None or status.applied >= job.rate_counts_from:
         return False
-    if job.spec.until is not None:
+    if job.spec.until is not None:  # what it reports may change its length
         return False
     newest, entry = job.newest, job.worker(status.worker)
     if newest is None or not newest.generation == job.record.committed == status.generation or job.record.overtaken:

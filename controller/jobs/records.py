@@ -143,9 +143,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
     hold_s: float = 0.0  # how long growth is held back, or was last time
     held: bool = False
     progress: Progress | None = None
-    by_s: float | None = (
-        None  # its deadline is planned to be kept by then, which is before it (Unix time); None: by itself
-    )
+    by_s: float | None = None  # it is planned with this deadline, before its own (Unix time); None: with its own
     expected_steps: int | None = None  # in all, by what its script reports; None: not known
     measured: tuple[Measured, ...] = ()  # throughput by share and servers
     # Of the generation in use when the job was preempted; it may have come to its end.

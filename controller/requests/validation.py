@@ -82,10 +82,7 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
     if spec.max_steps is not None and not 1 <= spec.max_steps <= MAX_STEPS:
         yield f"max_steps: {spec.max_steps} is not allowed: 1 to {MAX_STEPS}"
     yield from _deadline(spec)
-    if spec.until is not None and not (spec.until.metric and len(spec.until.metric) <= MAX_METRIC_NAME):
-        yield f"until: {spec.until.metric[:80]!r} is not a name of at most {MAX_METRIC_NAME} characters"
-    if spec.until is not None and not math.isfinite(spec.until.bound):
-        yield f"until: {spec.until.bound} is not a number that anything could reach"
+    yield from _until(spec)
     if not 1 <= spec.compare_every <= MAX_COMPARE_EVERY:
         yield f"compare_every: {spec.compare_every} is not allowed: 1 to {MAX_COMPARE_EVERY}"
     if not 0 < spec.checkpoint.every_s <= MAX_WAIT_S:
@@ -114,6 +111,16 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
         yield f"restarts: {spec.restarts} is not allowed: 0 to {MAX_RUN_AGAIN}"
     if abs(spec.priority) > MAX_PRIORITY:
         yield f"priority: {spec.priority} is not allowed: {-MAX_PRIORITY} to {MAX_PRIORITY}"
+
+
+def _until(spec: JobSpec) -> Iterator[str]:
+    until = spec.until
+    if until is None:
+        return
+    if not 1 <= len(until.metric) <= MAX_METRIC_NAME:
+        yield f"until: {until.metric[:80]!r} is not a name of 1 to {MAX_METRIC_NAME} characters"
+    if not math.isfinite(until.bound):
+        yield f"until: {until.bound} is not a number that anything could reach"
 
 
 def _deadline(spec: JobSpec) -> Iterator[str]:

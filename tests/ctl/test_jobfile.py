@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from elasticd.ctl.jobfile import Overrides, build
-from elasticd.ctl.render import point_line
+from elasticd.ctl.render import length, point_line
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.limits import COMPARE_EVERY
-from elasticd.protocol.messages import CurvePoint
-from elasticd.protocol.model import Deadline, JobSpec, OnDivergence, Until
+from elasticd.protocol.messages import CurvePoint, JobLength, LengthSource
+from elasticd.protocol.model import Deadline, JobPhase, JobSpec, OnDivergence, Until
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -87,6 +88,18 @@ def test_a_deadline_is_a_duration_or_a_date(tmp_path: Path, text: str, expected:
 )
 def test_a_job_trains_until_a_figure_is_reached(tmp_path: Path, text: str, expected: Until) -> None:
     assert built(tmp_path, f"until: '{text}'").until == expected
+
+
+def test_the_option_wins_over_the_file(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("command: 'true'\nuntil: accuracy >= 0.5\n")
+    spec = build(tmp_path / "job.yaml", Overrides(until="loss <= 0.1"), tmp_path, {})
+    assert str(spec.until) == "loss <= 0.1"
+
+
+def test_status_shows_what_reports_suggest() -> None:
+    known = JobLength(source=LengthSource.UNKNOWN, steps=6300.0, by_reports="accuracy >= 0.95")
+    running = SimpleNamespace(step=99, phase=JobPhase.RUNNING)
+    assert length(running, known) == "about 6,300 steps, until accuracy >= 0.95, by what it reports"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["accuracy", "accuracy > 0.9", ">= 0.9", "accuracy >= much", "accuracy >= 1e999"])
