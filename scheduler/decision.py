@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.texts import gpu_count
 from .deadlines.keeping import Kept
+from .deadlines.words import duration
 from .placement.fewest_servers import Placements
 from .view import ClusterView, Ints, Reason, ReasonCode
 
@@ -98,11 +100,20 @@ def beside_by_hand(
 
 
 def gives_way(view: ClusterView, kept: Kept) -> Reason:
-    """A job got less than the policy gave it, since others have been promised to end in time."""
+    """A job got less than it could use, since others have been promised to end in time."""
     rows = [row for row, one in sorted(kept.plan.found.items()) if one.gpus and row < len(view.jobs)]
     names = [view.jobs.name(row) for row in rows]
     told = ", ".join(names[:MOST_TOLD]) + (f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else "")
     return Reason(ReasonCode.BEHIND_ANOTHER, f"gives GPUs to jobs with deadlines{': ' if told else ''}{told}")
+
+
+def starts_later(view: ClusterView, kept: Kept, row: int) -> Reason | None:
+    """A promised job has no GPUs, as it has time; None: it is another one, or its plan gives it some now."""
+    filled = kept.plan.found.get(row)
+    if filled is None or filled.gpus:
+        return None
+    latest = f" in {duration(filled.more_s - view.now)} at the latest" if math.isfinite(filled.more_s) else " later"
+    return Reason(ReasonCode.BEHIND_ANOTHER, f"starts{latest}, which is early enough for its deadline")
 
 
 def gives_way_to_quotas() -> Reason:

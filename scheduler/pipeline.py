@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
 
 from ..protocol.texts import gpu_count
-from .deadlines.keeping import Deadlines, Kept, has_any, keep, next_s
+from .deadlines import keeping
+from .deadlines.keeping import Deadlines, Kept, foresee, has_any, keep, next_s
 from .decision import Decision as Decision
 from .decision import (
     Stage,
@@ -19,6 +20,7 @@ from .decision import (
     gives_way,
     gives_way_to_quotas,
     packed,
+    starts_later,
     told_by_hand,
     too_few,
     too_little_for,
@@ -105,16 +107,19 @@ def divide(
     jobs = view.jobs if rows is None else view.jobs.cut(rows)
     if not policy.needs_lengths:
         jobs = jobs.without_lengths()
-    given = policy.shares(jobs, gpus, view.now, rng)
+    foreseen = foresee(view, deadlines) if deadlines is not None and has_any(view, deadlines) else None
+    needs = None if foreseen is None else foreseen.needs(len(view.jobs))
+    ask = _asking(policy, view.now, rng, needs if needs is None or rows is None else needs.cut(rows))
+    given = ask(jobs, None, gpus)
     by_policy = given.gpus
     lowered: frozenset[int] = frozenset()
     if tenancy is not None:
         if by_hand is not None:
             tenancy = tenancy.with_held({row: int(by_hand[row]) for row in view.manual_shares})
-        given, lowered = _by_quota(view, policy, rng, jobs, gpus, given, tenancy if rows is None else tenancy.cut(rows))
+        given, lowered = _by_quota(ask, jobs, gpus, given, tenancy if rows is None else tenancy.cut(rows))
     by_quota = given.gpus
     wanted = shares = _beside(by_hand, rows, by_quota, view.jobs)
-    kept = keep(view, shares, deadlines) if deadlines is not None and has_any(view, deadlines) else None
+    kept = None if foreseen is None else keep(view, shares, foreseen)
     if kept is not None:
         wanted = shares = kept.shares
         theirs = shares if rows is None else shares[rows]
@@ -136,8 +141,26 @@ def divide(
     return Division(shares, why, given.review_s, wanted, given.rows if rows is None else None, kept)
 
 
+Asking = Callable[[JobTable, Ints | None, int], Shares]  # the jobs, these rows of them (None: all), of so many GPUs
+
+
+def _asking(policy: Policy, now: float, rng: random.Random, needs: keeping.Needs | None) -> Asking:
+    """The policy, behind what promises need. `needs`: by row of the jobs; None: there are no promises."""
+
+    def of_policy(jobs: JobTable, gpus: int) -> Shares:
+        return policy.shares(jobs, gpus, now, rng)
+
+    def ask(jobs: JobTable, rows: Ints | None, gpus: int) -> Shares:
+        some = jobs if rows is None else jobs.cut(rows)
+        if needs is None:
+            return of_policy(some, gpus)
+        return keeping.divide(some, needs if rows is None else needs.cut(rows), gpus, of_policy)
+
+    return ask
+
+
 def _by_quota(
-    view: ClusterView, policy: Policy, rng: random.Random, jobs: JobTable, gpus: int, given: Shares, tenancy: Tenancy
+    asking: Asking, jobs: JobTable, gpus: int, given: Shares, tenancy: Tenancy
 ) -> tuple[Shares, frozenset[int]]:
     """What the policy has given, as quotas allow it, and the rows that have less by that."""
     reviews = [given.review_s]
@@ -146,7 +169,7 @@ def _by_quota(
         found = np.zeros(len(rows), dtype=np.int64)
         able = jobs.min_gpus[rows] <= budget
         if able.any():
-            told = policy.shares(jobs.cut(rows[able]), budget, view.now, rng)
+            told = asking(jobs, rows[able], budget)
             reviews.append(told.review_s)
             found[able] = told.gpus
         return found
@@ -198,8 +221,11 @@ class Reasons:
         if (least := int(view.jobs.min_gpus[row])) > self.gpus:
             yield _too_large(view, least, self.gpus, self._held())
             return
-        if self.kept is not None and row in self.kept.lowered:
+        if self.kept is not None and (row in self.kept.lowered or self._behind_promises(row)):
             yield gives_way(view, self.kept)
+        if self.kept is not None and not shares[row] and (later := starts_later(view, self.kept, row)) is not None:
+            yield later
+            return
         if shares[row] < self.wanted[row]:
             yield packed(int(self.wanted[row]), int(shares[row]))
         at = row if self.rows is None else self._place[row]
@@ -210,6 +236,16 @@ class Reasons:
         reason = beside_by_hand(view, row, int(shares[row]), self._held, by_policy)
         if reason is not None:
             yield reason
+
+    def _behind_promises(self, row: int) -> bool:
+        """Would it have more GPUs if others needed none for their promises?"""
+        all_in_use = int(self.shares.sum()) >= self.view.total_gpus
+        return all_in_use and self._least[row] < 0 and bool((self._least > 0).any())
+
+    @cached_property
+    def _least(self) -> Ints:
+        assert self.kept is not None
+        return self.kept.needs(len(self.view.jobs)).least
 
     def _held(self) -> str:
         return self._told_by_hand

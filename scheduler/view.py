@@ -25,6 +25,7 @@ from .order import Line, Order
 from .sets import union
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 UNKNOWN_S = 1e9  # finite, so that it can be reckoned with; half a lifetime

@@ -1,9 +1,12 @@
 """Deadlines beside any policy that may change shares at any time: promised jobs have what their promises need, whatever it gives.
 
-The policy divides the GPUs as if there were no deadlines. Then each promised job that has less than its plan says for now gets
-that, and others give back what is lacking: who loses least by it first, and nobody below his minimum as long as that is enough.
-More than the plan says never does harm: whoever is ahead of his plan needs less later (ElasticFlow 4.2). So a policy that
-shortens the others' waiting, such as `elastic`, shortens it here too.
+A promised job gets what its plan says for now, and jobs without promises share what is left: the policy divides that among them.
+What they cannot use goes to the promised jobs, divided by the policy, too (`divide`). More than the plan says never does harm:
+whoever is ahead of his plan needs less later (ElasticFlow 4.2). So jobs without deadlines end as soon as the promises allow, and
+a promised job ends by its deadline (ElasticFlow 4.4); a promised job also waits, while that costs nothing (`postponing`).
+
+Where quotas or the policy nevertheless leave a promised job less than its plan says, others give back what is lacking: who loses
+least by it first, and nobody below his minimum as long as that is enough (`keep`).
 
 A job whose promise breaks comes next, with as many GPUs as it can use. After it come jobs whose throughput or length is still
 unknown: they get their minimums, so that they are measured and their deadlines can be looked at.
@@ -12,18 +15,22 @@ unknown: they get their minimums, so that they are measured and their deadlines 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..manual import shares_by_hand
-from ..view import UNKNOWN_S, ClusterView, Ints
+from ..policies.base import Shares, no_shares, waits_for
+from ..view import UNKNOWN_S, Bools, ClusterView, Ints, JobTable, Reason
 from .allocation import soft_too
+from .postponing import postponed
 from .promises import Plan, Promise, settle
 from .table import Terms, due, promises, situation
 
 Busy = Sequence[tuple[float, float, int]]
+Ask = Callable[[JobTable, int], Shares]  # what the policy gives these jobs, alone, of so many GPUs
 
 
 @dataclass(frozen=True)
@@ -38,17 +45,48 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """`shares`: by row. `plan`: of all jobs with promises, soft ones among them; `unkept`: rows whose soft deadlines do not hold.
-    `unknown`: rows whose deadlines cannot be looked at yet. `lowered`: rows that got less than the policy gave. Rows are those of
+class Needs:
+    """What promises need now, by row. `least`: how many GPUs a job is to have at least; -1: it has no promise that is known of.
+    `exact`: it has no time to spare for a change, and gets no more than that."""
+
+    least: Ints
+    exact: Bools
+
+    def cut(self, rows: Ints) -> Needs:
+        """Of these rows alone."""
+        return Needs(self.least[rows], self.exact[rows])
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """`plan`: of all jobs with promises, soft ones among them; `unkept`: rows whose soft deadlines do not hold.
+    `unknown`: rows whose deadlines cannot be looked at yet. `least`: by row of the view, how many GPUs a job is to have at least.
+    `waits_until_s`: jobs of the plan wait for others until then (Unix time); -inf: none does. Other rows are those of
     `Deadlines.wide`, if there is one."""
 
-    shares: Ints
     plan: Plan
     promised: dict[int, Promise]
     unkept: tuple[int, ...]
     unknown: tuple[int, ...]
-    lowered: frozenset[int]
+    least: Mapping[int, int]
+    waits_until_s: float = -math.inf
+
+    def needs(self, rows: int) -> Needs:
+        """Of a view with so many rows."""
+        found = Needs(np.full(rows, -1), np.zeros(rows, dtype=bool))
+        for row in (*self.plan.found, *(one.key for one in self.plan.broken)):
+            if row < rows:
+                found.least[row] = self.least.get(row, 0)
+                found.exact[row] = row in self.plan.found and not self.plan.found[row].spare
+        return found
+
+
+@dataclass(frozen=True)
+class Kept(Foreseen):
+    """What has become of it. `shares`: by row. `lowered`: rows that got less than the policy gave."""
+
+    shares: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    lowered: frozenset[int] = frozenset()
 
 
 def has_any(view: ClusterView, deadlines: Deadlines) -> bool:
@@ -56,8 +94,8 @@ def has_any(view: ClusterView, deadlines: Deadlines) -> bool:
     return bool(np.isfinite((deadlines.wide or view).jobs.deadline_s).any())
 
 
-def keep(view: ClusterView, shares: Ints, deadlines: Deadlines) -> Kept:
-    """Raise the `shares` that a policy has given, by row of the view, to what the promises need."""
+def foresee(view: ClusterView, deadlines: Deadlines) -> Foreseen:
+    """What the promises need, now and later."""
     wide, terms = deadlines.wide or view, deadlines.terms
     jobs = wide.jobs
     asked, _ = situation(wide, (), terms)
@@ -73,8 +111,67 @@ def keep(view: ClusterView, shares: Ints, deadlines: Deadlines) -> Kept:
         for row in np.flatnonzero(np.isfinite(jobs.deadline_s) & (jobs.left_s >= UNKNOWN_S)).tolist()
         if row not in wide.manual_shares
     )
-    given, lowered = _raised(view, shares, _needed(view, plan, promised, unknown))
-    return Kept(given, plan, promised, unkept, unknown, lowered)
+    waits_until_s = -math.inf
+    if later := postponed(asked, plan, promised, _useful(view, {*promised, *view.manual_shares})):
+        plan, waits_until_s = later
+    return Foreseen(plan, promised, unkept, unknown, _needed(view, plan, promised, unknown), waits_until_s)
+
+
+def _useful(view: ClusterView, others: Collection[int]) -> int:
+    """How many GPUs the jobs of the view can use, but for these rows."""
+    jobs = view.jobs
+    most = np.where(jobs.min_gpus <= view.total_gpus, np.minimum(jobs.max_gpus, jobs.curves.most), 0)
+    most[[row for row in others if row < len(most)]] = 0
+    return int(most.sum())
+
+
+def divide(jobs: JobTable, needs: Needs, gpus: int, ask: Ask) -> Shares:
+    """The shares of some jobs: those without promises first, of what the others need not; then these, of all that is left."""
+    bound = needs.least >= 0
+    if not bound.any() or (bound.all() and not needs.exact.any()):
+        return _asked(jobs, gpus, gpus, ask)
+    given = no_shares(jobs)
+    given[needs.exact] = needs.least[needs.exact]
+    told: dict[int, tuple[Shares, int]] = {}  # by row: where its reason stands
+    others, able = np.flatnonzero(~bound), np.flatnonzero(bound & ~needs.exact)
+    review_s = math.inf
+    for rows, kept in ((others, int(needs.least[able].sum())), (able, 0)):
+        left = max(0, gpus - int(given.sum()))
+        found = _asked(jobs.cut(rows), max(0, left - kept), gpus, ask)
+        least = {at: need for at, need in enumerate(needs.least[rows].tolist()) if need > 0}
+        given[rows] = raised(jobs.cut(rows), found.gpus, least, left)[0]
+        told |= {row: (found, at) for at, row in enumerate(rows.tolist())}
+        review_s = min(review_s, found.review_s)
+
+    def why(row: int) -> Reason | None:
+        found, at = told.get(row, (None, 0))
+        return found.why(at) if found is not None else None
+
+    return Shares(given, why, review_s)
+
+
+def _asked(jobs: JobTable, gpus: int, of: int, ask: Ask) -> Shares:
+    """As the policy has it, asked about `gpus` GPUs, `of` those that there are; jobs whose minimum is beyond these get none."""
+    able = np.flatnonzero(jobs.min_gpus <= gpus)
+    if len(able) == len(jobs) > 0:
+        return ask(jobs, gpus)
+    given = no_shares(jobs)
+    told = ask(jobs.cut(able), gpus) if len(able) else Shares(no_shares(jobs)[able], lambda _: None)
+    given[able] = told.gpus
+    place = {row: at for at, row in enumerate(able.tolist())}
+    free = gpus - int(given.sum())
+
+    def why(row: int) -> Reason | None:
+        return told.why(place[row]) if row in place else waits_for(int(jobs.min_gpus[row]), free, of)
+
+    return Shares(given, why, told.review_s)
+
+
+def keep(view: ClusterView, shares: Ints, foreseen: Foreseen) -> Kept:
+    """Raise the `shares` that a policy has given, by row of the view, to what the promises need."""
+    by_hand = frozenset(view.manual_shares)
+    given, lowered = raised(view.jobs, shares, foreseen.least, view.total_gpus, by_hand)
+    return Kept(**vars(foreseen), shares=given, lowered=lowered)
 
 
 def _needed(view: ClusterView, plan: Plan, promised: Mapping[int, Promise], unknown: Sequence[int]) -> dict[int, int]:
@@ -99,18 +196,27 @@ def _needed(view: ClusterView, plan: Plan, promised: Mapping[int, Promise], unkn
         if few <= free:
             least[row] = few
             free -= few
+    for row, filled in plan.found.items():  # who has no time for a change keeps what it has, if it can
+        more = promised[row].share - least.get(row, 0)
+        if row < rows and not filled.spare and 0 < more <= free:
+            least[row] = promised[row].share
+            free -= more
     return least
 
 
-def _raised(view: ClusterView, shares: Ints, least: dict[int, int]) -> tuple[Ints, frozenset[int]]:
-    """The shares, none of these below what it is to have at least; and who gives GPUs back for that."""
+def raised(
+    jobs: JobTable, shares: Ints, least: Mapping[int, int], total: int, fixed: Collection[int] = ()
+) -> tuple[Ints, frozenset[int]]:
+    """The shares, none of these below what it is to have at least; and who gives GPUs back for that, as there are `total`.
+
+    `fixed`: rows that give none.
+    """
     given = shares.copy()
     for row, gpus in least.items():
         given[row] = max(int(given[row]), gpus)
-    too_many = int(given.sum()) - view.total_gpus
+    too_many = int(given.sum()) - total
     if too_many <= 0:
         return given, frozenset()
-    jobs = view.jobs
     heap: list[tuple[int, float, int]] = []  # the last ones submitted first, where whole jobs have to stop
 
     def offer(row: int) -> None:
@@ -122,7 +228,7 @@ def _raised(view: ClusterView, shares: Ints, least: dict[int, int]) -> tuple[Int
             heapq.heappush(heap, (1, -float(row), row))
 
     for row in np.flatnonzero(given).tolist():
-        if row not in view.manual_shares:
+        if row not in fixed:
             offer(row)
     while too_many > 0 and heap:
         stops, _, row = heapq.heappop(heap)
@@ -139,6 +245,7 @@ def _raised(view: ClusterView, shares: Ints, least: dict[int, int]) -> tuple[Int
     return given, frozenset(np.flatnonzero(given < shares).tolist())
 
 
-def next_s(kept: Kept, now: float) -> float:
+def next_s(kept: Foreseen, now: float) -> float:
     """When to look again, though nothing has happened (Unix time, s); inf: not before something has."""
-    return kept.plan.next_s(now)
+    found = kept.plan.next_s(now)
+    return min(found, kept.waits_until_s) if kept.waits_until_s > now else found

@@ -123,6 +123,96 @@ def test_jobs_without_deadlines_are_run_to_their_ends_beside_promises() -> None:
     assert not np.isnan(found.end_s[np.isnan(load.deadline_s)]).any()
 
 
+# -- beside other policies
+
+BESIDE = ("elastic", "afs-l", "afs-p", "max-min", "optimus")
+
+
+def beside(policy: str, **terms: Any) -> dict[str, Any]:
+    """That policy, with the admission of `elasticflow` on these terms."""
+    return {"policy": policy, "admission": {"name": "elasticflow", "parameters": terms}}
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.sampled_from(BESIDE), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.3, 0.7]))
+def test_no_admitted_job_misses_its_deadline_beside_another_policy(
+    seed: int, policy: str, dents: bool, turns: bool, best_effort: float
+) -> None:
+    load = workload(seed, dents, best_effort, turns=turns)
+    found = replay(load, beside(policy, start_s=0, resize_s=0))
+    assert missed(load, found) == []
+    assert not np.isnan(found.end_s[~found.refused]).any(), "jobs without promises come to their ends, too"
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(0, 10**6), st.sampled_from(BESIDE), st.sampled_from([(BACKGROUND, 3.4, 0.4), (STOP_RESUME, 30.0, 30.0)])
+)
+def test_pauses_break_no_promise_beside_another_policy(
+    seed: int, policy: str, costs: tuple[Costs, float, float]
+) -> None:
+    what, start_s, resize_s = costs
+    load = workload(seed, best_effort=0.4)
+    found = replay(load, beside(policy, start_s=start_s, resize_s=resize_s), what)
+    assert missed(load, found) == []
+
+
+def two_kinds(work_s: list[float], due_s: list[float], submit_s: list[float], gpus: int) -> Workload:
+    """Jobs that scale linearly; nan: no deadline."""
+    count = len(work_s)
+    return Workload(
+        names=tuple(JobId(f"j{number}") for number in range(count)),
+        submit_s=np.array(submit_s),
+        min_gpus=np.ones(count, dtype=np.int64),
+        max_gpus=np.full(count, gpus),
+        requested_gpus=np.ones(count, dtype=np.int64),
+        work_s=np.array(work_s),
+        curve=np.zeros(count, dtype=np.int64),
+        curves=Curves(np.arange(gpus + 1.0)[None, :]),
+        models=("linear",),
+        deadline_s=np.array(due_s),
+        soft=np.zeros(count, dtype=np.int64),
+    )
+
+
+def ends(load: Workload, policy: str, **terms: Any) -> list[float]:
+    assert load.deadline_s is not None
+    setup = Setup(Assigned(load, load.deadline_s), servers(1, int(load.max_gpus.max())), NONE, seed=0)
+    scheduler = load_scheduler(beside(policy, **terms), "test")
+    found: list[float] = run(own_setups(setup, {"one": scheduler}).get("one", setup), scheduler.policy).end_s.tolist()
+    return found
+
+
+def test_a_promised_job_waits_for_others_if_it_has_time_enough() -> None:
+    """Two GPUs. The promised job needs one for 300 of 1,000 s: the other job has both, and ends after 100 s in place of 200."""
+    load = two_kinds([300.0, 200.0], [1000.0, NAN], [0.0, 0.0], 2)
+    promised_s, other_s = ends(load, "elastic", start_s=0, resize_s=0)
+    assert other_s == pytest.approx(100.0)
+    assert promised_s <= 250.0 + 1e-6, "it has all that is left, then"
+
+
+def test_a_promised_job_that_has_no_time_gets_what_it_needs_and_the_others_have_the_rest() -> None:
+    """Four GPUs. The promised job needs three of them all the time; under `max-min` alone it would have two."""
+    load = two_kinds([300.0, 400.0], [101.0, NAN], [0.0, 0.0], 4)
+    promised_s, other_s = ends(load, "max-min", start_s=0, resize_s=0)
+    assert promised_s <= 101.0
+    assert other_s == pytest.approx((400.0 + 300.0) / 4, abs=1.0)
+
+
+def test_a_promised_job_keeps_a_reserve_while_it_waits() -> None:
+    """One GPU, jobs without deadlines all the time: who is due in 1,000 s, and needs 500, does not begin at the last moment."""
+    load = two_kinds([500.0, *[400.0] * 5], [1000.0, *[NAN] * 5], [0.0] * 6, 1)
+    promised_s, *_ = ends(load, "elastic", start_s=0, resize_s=0)
+    assert 800.0 <= promised_s <= 960.0
+
+
+def test_no_running_job_is_stopped_for_others_where_that_costs_a_pause() -> None:
+    """One GPU: the promised job has begun when another one comes, which could well go first."""
+    load = two_kinds([300.0, 50.0], [2000.0, NAN], [0.0, 10.0], 1)
+    assert ends(load, "elastic", start_s=0, resize_s=0) == pytest.approx([350.0, 60.0])
+    assert ends(load, "elastic", start_s=5, resize_s=0.5) == pytest.approx([300.0, 350.0])
+
+
 def test_arrivals_of_one_moment_are_decided_together() -> None:
     """Four jobs come at once to eight GPUs; three of a GPU-second budget that fits, and a large one that would keep them out."""
     names = tuple(JobId(name) for name in ("large", "a", "b", "c"))

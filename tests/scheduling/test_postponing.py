@@ -1,0 +1,130 @@
+"""Which promised jobs wait for others, and for how long."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scheduling_tables import job, table
+
+from elasticd.scheduler.deadlines.allocation import soft_too
+from elasticd.scheduler.deadlines.keeping import Needs, divide, raised
+from elasticd.scheduler.deadlines.levels import levels_of
+from elasticd.scheduler.deadlines.postponing import CUSHION, LEAST_S, MOST_S, postponed
+from elasticd.scheduler.deadlines.promises import Promise, settle
+from elasticd.scheduler.deadlines.verdict import Situation
+from elasticd.scheduler.policies.base import Shares
+from elasticd.scheduler.view import Curves, Reason, ReasonCode
+
+CONCAVE = levels_of(Curves((np.arange(9.0) ** 0.5)[None, :]), 0, 1, 8, powers=False)
+
+
+def promise(key: int, left_s: float, deadline_s: float, **rest) -> Promise:
+    return Promise(key=key, left_s=left_s, deadline_s=deadline_s, levels=CONCAVE, **rest)
+
+
+def waits(jobs: list[Promise], gpus: int, useful: int = 8, busy=()):
+    """Who has how many GPUs now, and until when."""
+    asked = Situation(0.0, gpus, [one for one in jobs if not one.soft], busy)
+    plan = settle(asked.promised, asked.timeline())
+    soft_too(plan, [one for one in jobs if one.soft])
+    found = postponed(asked, plan, {one.key: one for one in jobs}, useful)
+    return None if found is None else ({key: one.gpus for key, one in found[0].found.items()}, found[1])
+
+
+def test_a_job_with_time_waits_for_an_eighth_of_it() -> None:
+    assert waits([promise(1, 100.0, 1000.0)], 1) == ({1: 0}, pytest.approx((0.9 * 1000 - 100) / 8))
+    assert waits([promise(1, 100.0, 1e6)], 1) == ({1: 0}, MOST_S)
+
+
+def test_a_job_waits_no_longer_than_it_can() -> None:
+    needs_s = 100.0
+    assert waits([promise(1, needs_s, (needs_s + LEAST_S) / (1 - CUSHION) + 0.1)], 1) is not None
+    assert waits([promise(1, needs_s, (needs_s + LEAST_S) / (1 - CUSHION) - 0.1)], 1) is None
+
+
+def test_only_those_wait_that_need_no_more_gpu_time_by_that() -> None:
+    """The second one needs two GPUs nearly all the time: with two it is 1.41 times as fast as with one."""
+    found = waits([promise(1, 100.0, 1000.0), promise(2, 700.0, 500.0)], 3)
+    assert found is not None
+    assert found[0] == {1: 0, 2: 2}
+
+
+def test_nobody_waits_where_nobody_gains_by_it() -> None:
+    assert waits([promise(1, 100.0, 1000.0)], 4, useful=3) is None
+    assert waits([promise(1, 100.0, 1000.0)], 4, useful=4) is not None
+    assert waits([], 4) is None
+
+
+def test_nobody_waits_while_a_promise_breaks() -> None:
+    assert waits([promise(1, 100.0, 1000.0), promise(2, 1000.0, 50.0)], 4) is None
+
+
+def test_a_soft_deadline_that_holds_still_holds() -> None:
+    soft = promise(2, 920.0, 1000.0, soft=True)
+    assert waits([soft], 1) is None, "it would end 80 s before its deadline, and keeps 100 s in reserve"
+    found = waits([promise(1, 100.0, 2000.0), promise(2, 300.0, 1000.0, soft=True)], 2)
+    assert found is not None
+    assert found[0] == {1: 0, 2: 0}
+
+
+@pytest.mark.parametrize("change_s", [0.0, 5.0])
+def test_who_runs_waits_only_if_that_costs_nothing(change_s: float) -> None:
+    """Others hold the GPU at times, so that changes are planned anyway."""
+    busy = ((300.0, 320.0, 1), (700.0, 720.0, 1))
+    found = waits([promise(1, 350.0, 2000.0, share=1, change_s=change_s)], 1, busy=busy)
+    assert (found is None) == bool(change_s)
+    assert waits([promise(1, 350.0, 2000.0, lead_s=change_s, change_s=change_s)], 1, busy=busy) is not None
+
+
+def test_who_is_to_end_at_once_does_not_wait() -> None:
+    """Rounding has left something of it."""
+    found = waits([promise(1, 1e-12, 1e-11), promise(2, 100.0, 1000.0)], 2)
+    assert found is not None
+    assert found[0] == {1: 1, 2: 0}
+
+
+def needs(least: list[int], exact: set[int] = frozenset()) -> Needs:
+    return Needs(np.array(least), np.array([row in exact for row in range(len(least))]))
+
+
+def alike(jobs, gpus: int) -> Shares:
+    """Each as many as the others, the first ones more."""
+    given = np.zeros(len(jobs), dtype=np.int64)
+    for at in range(gpus):
+        given[at % len(jobs)] += 1
+    return Shares(given, lambda row: Reason(ReasonCode.BEHIND_ANOTHER, f"{row} of {len(jobs)}"))
+
+
+def test_the_policy_divides_what_promises_leave_and_then_what_nobody_else_can_use() -> None:
+    jobs = table(*[job(name, 1, 8) for name in "abcd"])
+    found = divide(jobs, needs([-1, 3, -1, 0]), 8, alike)
+    assert found.gpus.tolist() == [3, 3, 2, 0]
+    told = found.why(2), found.why(3)
+    assert [one.text for one in told if one] == ["1 of 2", "1 of 2"]
+
+
+def test_who_has_no_time_for_a_change_gets_what_it_needs_and_no_more() -> None:
+    jobs = table(*[job(name, 1, 8) for name in "ab"])
+    assert divide(jobs, needs([3, 1]), 8, alike).gpus.tolist() == [4, 4]
+    assert divide(jobs, needs([3, 1], {0}), 8, alike).gpus.tolist() == [3, 5]
+    assert divide(jobs, needs([3, -1], {0}), 8, alike).gpus.tolist() == [3, 5]
+
+
+def test_a_minimum_that_is_beyond_what_promises_leave_waits() -> None:
+    jobs = table(job("a", 4, 8), job("b", 1, 8), job("c", 1, 8))
+    found = divide(jobs, needs([-1, 6, -1]), 8, alike)
+    assert found.gpus.tolist() == [0, 6, 2]
+    reason = found.why(0)
+    assert reason is not None
+    assert reason.text == "waits for 4 GPUs: 0 of 8 left by jobs that go first"
+
+
+def test_who_has_too_little_gets_it_from_whom_it_costs_least() -> None:
+    jobs = table(*[job(name, 1, 8) for name in "abc"])
+    given, lowered = raised(jobs, np.array([4, 4, 0]), {2: 3}, 8)
+    assert (given.tolist(), lowered) == ([3, 2, 3], frozenset({0, 1})) or given.tolist() == [2, 3, 3]
+    given, lowered = raised(jobs, np.array([4, 4, 0]), {2: 3}, 8, fixed={0})
+    assert (given.tolist(), lowered) == ([4, 1, 3], frozenset({1}))
+    assert math.isclose(given.sum(), 8)
