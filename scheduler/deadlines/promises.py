@@ -31,7 +31,9 @@ from dataclasses import dataclass, field, replace
 from .levels import Levels
 from .timeline import Filled, Timeline, Want
 
-LEAST_LEFT_S = 1e-6  # a job that is not over is taken to have so much left, s on one GPU
+LEAST_LEFT_S = (
+    4e-6  # a job that is not over is taken to need so long, and thus to need GPUs: more than what counts as in time
+)
 REPAIRS = 8  # so often the order of deadlines is left, for the sake of jobs that find too little
 INSTANT_S = 1e-3  # nothing is looked at again sooner
 
@@ -95,8 +97,11 @@ def in_order(promises: Iterable[Promise], first: Sequence[int] = ()) -> list[Pro
 
 def fill(timeline: Timeline, one: Promise, caution: int = 0) -> Filled | None:
     """What a job needs of what is free, and take it; None: there is not enough. `caution`: as for `plan`."""
-    left_s = max(one.left_s, LEAST_LEFT_S)
-    for until_s in (one.deadline_s, one.deadline_s + one.grace_s) if one.grace_s else (one.deadline_s,):
+    least_s = LEAST_LEFT_S * max(one.levels.fastest, 1.0)
+    left_s, deadline_s = max(one.left_s, least_s), one.deadline_s
+    if one.left_s < least_s and abs(deadline_s - timeline.now) < INSTANT_S:  # rounding has left this of it
+        deadline_s += INSTANT_S
+    for until_s in (deadline_s, deadline_s + one.grace_s) if one.grace_s else (deadline_s,):
         if not one.share or not one.change_s:
             found = timeline.fill(Want(left_s, until_s, one.levels, one.lead_s, one.change_s))
         else:

@@ -157,6 +157,12 @@ def test_pauses_break_no_promise_beside_another_policy(
     assert missed(load, found) == []
 
 
+def test_who_has_no_time_for_a_change_is_not_given_what_others_leave() -> None:
+    """A job without a deadline ends while the promised one has less time to spare than a pause takes."""
+    load = workload(43, best_effort=0.4)
+    assert missed(load, replay(load, beside("elastic", start_s=30.0, resize_s=30.0), STOP_RESUME)) == []
+
+
 def two_kinds(work_s: list[float], due_s: list[float], submit_s: list[float], gpus: int) -> Workload:
     """Jobs that scale linearly; nan: no deadline."""
     count = len(work_s)
