@@ -56,6 +56,7 @@ class Case:
     jobs: int = 0  # only so many, those that come first; 0: all
     slack: float = 0.0  # every job is due after so many times its duration; 0: as the trace says
     best_effort: float = 0.0  # so large a part of the jobs, drawn at random, has no deadline
+    promises: bool = False  # deadlines are promised, beside a policy that does not look at them; changes cost nothing
 
     @property
     def label(self) -> str:
@@ -67,6 +68,7 @@ class Case:
         details += [f"seed {self.seed}"] if self.seed else []
         details += [f"{self.jobs} jobs"] if self.jobs else []
         details += [f"{self.best_effort:.0%} best effort"] if self.best_effort else []
+        details += ["promises"] if self.promises else []
         return f"{rows} {self.policy}" + (f" ({', '.join(details)})" if details else "")
 
 
@@ -116,6 +118,11 @@ def admission(case: Case) -> Admission:
     if case.policy in peer_rules.RULES:
         return ADMIT_ALL
     document = {"policy": case.policy, "parameters": dict(case.parameters)}
+    if case.promises:
+        document["admission"] = {
+            "name": "elasticflow",
+            "parameters": {"powers": False, "start_s": 0.0, "resize_s": 0.0},
+        }
     return load_scheduler(document, case.policy).stages.admission
 
 

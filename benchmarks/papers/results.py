@@ -21,6 +21,7 @@ from elasticd.scheduler.view import Floats, Ints
 from elasticd.simulator import runs
 from elasticd.simulator.metrics import Metrics
 from elasticd.simulator.plots import averages
+from elasticd.simulator.workload import Workload
 
 from . import cases
 from .cases import Case
@@ -34,8 +35,10 @@ class Record:
 
     metrics: Metrics
     jct_s: Floats  # nan: never ended
+    submit_s: Floats
     requested_gpus: Ints
     duration_s: Floats  # with the requested GPUs
+    shortest_s: Floats  # alone, with the GPUs that it is fastest with
     deadline_s: Floats  # seconds from the first submission; nan: none
     end_s: float  # of the last cell
     queue: Floats
@@ -67,8 +70,10 @@ def simulate(case: Case, data: Path) -> Record:
     return Record(
         metrics=result.metrics,
         jct_s=series.jct_s,
+        submit_s=load.submit_s,
         requested_gpus=load.requested_gpus,
         duration_s=load.work_s / load.curves.speedup[load.curve, load.requested_gpus],
+        shortest_s=load.work_s / fastest(load),
         deadline_s=setup.assigned.deadline_s,
         end_s=end_s,
         queue=averages(series, series.queue.astype(np.float64), edges),
@@ -76,6 +81,13 @@ def simulate(case: Case, data: Path) -> Record:
         blocking=averages(series, series.blocking, edges),
         used_gpus=averages(series, series.used_gpus.astype(np.float64), edges),
     )
+
+
+def fastest(load: Workload) -> Floats:
+    """By job, the greatest throughput with GPUs that it may have, over that with one."""
+    upto = np.maximum.accumulate(load.curves.speedup, axis=1)
+    found: Floats = upto[load.curve, np.minimum(load.max_gpus, load.curves.most)]
+    return found
 
 
 def write(path: Path, record: Record) -> None:

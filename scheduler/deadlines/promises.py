@@ -98,10 +98,10 @@ def in_order(promises: Iterable[Promise], first: Sequence[int] = ()) -> list[Pro
 def fill(timeline: Timeline, one: Promise, caution: int = 0) -> Filled | None:
     """What a job needs of what is free, and take it; None: there is not enough. `caution`: as for `plan`."""
     least_s = LEAST_LEFT_S * max(one.levels.fastest, 1.0)
-    left_s, deadline_s = max(one.left_s, least_s), one.deadline_s
-    if one.left_s < least_s and abs(deadline_s - timeline.now) < INSTANT_S:  # rounding has left this of it
-        deadline_s += INSTANT_S
-    for until_s in (deadline_s, deadline_s + one.grace_s) if one.grace_s else (deadline_s,):
+    left_s = max(one.left_s, least_s)
+    for until_s in (one.deadline_s, one.deadline_s + one.grace_s) if one.grace_s else (one.deadline_s,):
+        if one.left_s < least_s and abs(until_s - timeline.now) < INSTANT_S:  # rounding has left this of it
+            until_s += INSTANT_S
         if not one.share or not one.change_s:
             found = timeline.fill(Want(left_s, until_s, one.levels, one.lead_s, one.change_s))
         else:

@@ -55,7 +55,7 @@ class ElasticParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     per GPU.
     """
 
-    constancy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.4
+    constancy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.6
     inertia: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.05
     # Of earlier versions, which had one mode for lengths that are given and another one, with turns, for those that are not.
     lengths: Literal["given", "unknown"] | msgspec.UnsetType = msgspec.UNSET

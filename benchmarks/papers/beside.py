@@ -1,0 +1,99 @@
+"""`elastic` beside `elasticflow` on ElasticFlow's inputs: deadlines that are met, and how soon the other jobs are over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import mean
+
+import numpy as np
+
+from .cases import Case
+from .elasticflow import INPUTS, OURS, Input, best_effort_jct_s, case, ratio
+from .inputs import Peers, VirtualCluster
+from .page import Section, table
+from .results import Record, Results
+
+PART = 0.3  # of the jobs has no deadline
+POLICY = "elastic"
+
+TEXT = f"""\
+No paper has this comparison. It shows what our own policy makes of the jobs without deadlines while it keeps all promises
+(`docs/design/deadlines.md`).
+
+**Here.** The inputs of the section before, where {PART:.0%} of the jobs, drawn at random, have no deadline. The deadlines of
+the others are promised by `elasticflow`'s admission under both policies; changes cost nothing. `elasticflow` gives powers of
+two, `elastic` any number of GPUs. *Alone* is the part of deadlines that can be met at all: by jobs that have the whole cluster
+to themselves. No rule can meet more. *Broken* counts promises. The *bound* is what no rule can get below: each job without a
+deadline begins when it comes, with the GPUs that it is fastest with."""
+EXPLANATIONS: dict[str, str] = {}
+
+
+def cases(clusters: Sequence[VirtualCluster]) -> Iterator[Case]:
+    """Whatever the clusters of AFS are."""
+    for source in INPUTS:
+        yield case(source, OURS, best_effort=PART)
+        yield with_promises(source)
+
+
+def with_promises(source: Input) -> Case:
+    return replace(case(source, POLICY, best_effort=PART), promises=True)
+
+
+def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) -> Section:
+    return Section(
+        title="Jobs without deadlines beside promises: elastic and elasticflow",
+        text=TEXT,
+        findings=[],
+        explanations=EXPLANATIONS,
+        tables=[_table(results)],
+    )
+
+
+def _table(results: Results) -> str:
+    rows, sooner, most = [], [], []
+    for source in INPUTS:
+        theirs, ours = results[case(source, OURS, best_effort=PART)], results[with_promises(source)]
+        bound_s = float(theirs.shortest_s[np.isnan(theirs.deadline_s)].mean())
+        jct_s = best_effort_jct_s(theirs), best_effort_jct_s(ours)
+        sooner.append(1 - jct_s[1] / jct_s[0])
+        most.append(1 - bound_s / jct_s[0])
+        rows.append(
+            (
+                source.name,
+                f"{alone(theirs):.3f}",
+                f"{ratio(theirs):.3f}",
+                f"{ratio(ours):.3f}",
+                f"{theirs.metrics.missed_admitted}, {ours.metrics.missed_admitted}",
+                f"{jct_s[0]:,.0f}",
+                f"{jct_s[1]:,.0f}",
+                f"{bound_s:,.0f}",
+                f"{sooner[-1]:.1%}",
+                f"{most[-1]:.1%}",
+            )
+        )
+    met = mean(ratio(results[case(source, OURS, best_effort=PART)]) for source in INPUTS)
+    header = (
+        "trace",
+        "alone",
+        f"met, {OURS}",
+        f"met, {POLICY}",
+        "broken",
+        f"JCT, {OURS} (s)",
+        f"JCT, {POLICY} (s)",
+        "bound (s)",
+        "sooner",
+        "at most",
+    )
+    return (
+        "Deadlines that are met, and the average JCT of the jobs without deadlines:\n\n"
+        + table(header, rows)
+        + f"\n\nIn the mean {OURS} meets {met:.3f} of the deadlines: 5 % more would be {1.05 * met:.3f}. "
+        f"Jobs without deadlines are over {mean(sooner):.1%} sooner in the mean; {mean(most):.1%} is what no rule can exceed."
+    )
+
+
+def alone(record: Record) -> float:
+    """The part of the deadlines that hold for a job that has the whole cluster from its submission on."""
+    due = ~np.isnan(record.deadline_s)
+    return float((record.submit_s[due] + record.shortest_s[due] <= record.deadline_s[due] + 1e-6).mean())
