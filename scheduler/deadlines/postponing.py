@@ -22,6 +22,7 @@ from dataclasses import replace
 
 from .allocation import soft_too
 from .promises import INSTANT_S, Plan, Promise, holds
+from .timeline import LIKELY_CHANGES
 from .verdict import Situation
 
 CUSHION = 0.1  # of the time until a deadline
@@ -44,14 +45,14 @@ def postponed(asked: Situation, plan: Plan, promised: Mapping[int, Promise], use
         return None
     until_s = asked.now + min(max(PART * spare_s, LEAST_S), MOST_S)
     strict = [_reserved(asked.now, plan, one) for one in promised.values()]
-    most_gpu_s = sum(one.gpu_s for one in plan.found.values()) * (1 + SAME)
+    needed_gpu_s = sum(one.gpu_s for one in plan.found.values()) * (1 + SAME)
     found = None
     low, high = left, min(useful, asked.gpus)
     tried = high
     for _ in range(TRIES):
         busy = (*asked.busy, (asked.now, until_s, tried))
         later = _holds(replace(asked, busy=busy), strict)
-        if later is not None and sum(one.gpu_s for one in later.found.values()) <= most_gpu_s:
+        if later is not None and _gpu_s(plan, later, promised) <= needed_gpu_s:
             found, low = later, tried
         else:
             high = tried
@@ -59,6 +60,16 @@ def postponed(asked: Situation, plan: Plan, promised: Mapping[int, Promise], use
         if tried <= low:
             break
     return None if found is None else (found, until_s)
+
+
+def _gpu_s(plan: Plan, later: Plan, promised: Mapping[int, Promise]) -> float:
+    """What a plan needs, less the pauses that are reckoned with only because a job that has not begun begins later."""
+    found = sum(one.gpu_s for one in later.found.values())
+    for key, filled in later.found.items():
+        one = promised[key]
+        if plan.found[key].gpus and not filled.gpus:
+            found -= LIKELY_CHANGES * one.change_s * one.levels.counts[1]
+    return found
 
 
 def _spare_s(asked: Situation, plan: Plan, one: Promise) -> float:

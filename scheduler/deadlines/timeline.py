@@ -29,7 +29,7 @@ from ..view import Floats, Ints
 from .levels import Levels
 
 TOLERANCE_S = 1e-6  # a deadline is kept that is missed by no more than this
-_LIKELY = 2  # changes of a share that a plan is first taken to have
+LIKELY_CHANGES = 2  # changes of a share that a plan is first taken to have
 _PAUSES = 5  # so often the pauses of a plan are counted anew, since those that are counted may add some
 
 
@@ -178,10 +178,10 @@ class Timeline:
         fits = levels.fits.take(free, mode="clip")  # the highest level that fits, by piece
         by_level = np.bincount(fits, lasts_s, len(levels.counts))
         at_least_s: list[float] = by_level[::-1].cumsum()[::-1].tolist()
-        changes = _LIKELY if want.pause_s else 0
+        changes = LIKELY_CHANGES if want.pause_s else 0
         for _ in range(_PAUSES):
             chosen = _chosen(want, at_least_s, changes) or (
-                _chosen(want, at_least_s, 0) if changes == _LIKELY else None
+                _chosen(want, at_least_s, 0) if changes == LIKELY_CHANGES else None
             )
             if chosen is None:
                 return None

@@ -297,7 +297,7 @@ def test_a_job_that_a_promise_has_given_gpus_does_not_say_that_it_waits_for_some
     world = World({"s1": 2})
     jobs = [started(world, job_spec(name, 1, 2)) for name in ("first", "second")]
     assert [len(job.record.target) for job in jobs] == [1, 1]
-    due = job_spec("due", 1, 2, max_steps=30, throughput={1: 1.0, 2: 1.9}, deadline=Deadline(in_s=60.0))
+    due = job_spec("due", 1, 2, max_steps=45, throughput={1: 1.0, 2: 1.9}, deadline=Deadline(in_s=60.0))
     job = started(world, due)
     world.reap()
     world.settle(job.id, 5)

@@ -131,6 +131,26 @@ def test_a_promised_job_gets_its_share_from_those_without_deadlines() -> None:
     assert "gives GPUs to jobs with deadlines: due" in world.ask(GetJob(job=other.id)).job.reason
 
 
+def test_a_promised_job_that_has_time_waits_and_says_until_when() -> None:
+    world = World({"s1": 1})
+    other = world.submit(job_spec("other", 1, 1, max_steps=200, throughput={1: 1.0}))
+    train(world, other, 5, 1.0)
+    job = world.submit(spec("due", in_s=1000.0, steps=100, low=1, high=1, throughput={1: 1.0}))
+    world.turn()
+    assert (len(other.record.target), len(job.record.target)) == (1, 0)
+    assert promise(world, job).state is PromiseState.HOLDS
+    reason = world.ask(GetJob(job=job.id)).job.reason
+    assert reason.startswith("starts in ")
+    assert reason.endswith(" at the latest, which is early enough for its deadline")
+    submitted_s = world.now
+    while other.record.target and world.now < submitted_s + 1000.0:
+        world.pass_time(5.0)
+    assert submitted_s + 800.0 < world.now < submitted_s + 885.0, (
+        "it has waited long; of the rest it keeps a tenth in reserve"
+    )
+    assert promise(world, job).state is PromiseState.HOLDS
+
+
 def test_a_soft_deadline_is_never_refused() -> None:
     world = World({"s1": 2})
     job = world.submit(spec(in_s=10.0, soft=True))
