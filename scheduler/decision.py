@@ -112,8 +112,9 @@ def starts_later(view: ClusterView, kept: Kept, row: int) -> Reason | None:
     filled = kept.plan.found.get(row)
     if filled is None or filled.gpus:
         return None
-    latest = f" in {duration(filled.more_s - view.now)} at the latest" if math.isfinite(filled.more_s) else " later"
-    return Reason(ReasonCode.BEHIND_ANOTHER, f"starts{latest}, which is early enough for its deadline")
+    starts_s = kept.starts_s(row)
+    when = f"in {duration(starts_s - view.now)} at the latest" if math.isfinite(starts_s) else "later"
+    return Reason(ReasonCode.BEHIND_ANOTHER, f"starts {when}, which is early enough for its deadline")
 
 
 def gives_way_to_quotas() -> Reason:

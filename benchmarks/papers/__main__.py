@@ -141,32 +141,36 @@ def _write(sections: Sequence[Section], results: Results, clusters: Sequence[Vir
     (out / f"papers{suffix}.json").write_text(json.dumps(_plain(document), indent=1) + "\n", encoding="utf-8")
     page = out / f"papers{suffix}.md" if suffix else ROOT / "docs" / "papers.md"
     pictures = page.with_suffix("")
-    missing = [cluster for cluster in inputs.VIRTUAL_CLUSTERS if cluster not in clusters]
-    introduction = INTRODUCTION.format(
-        simulations=len(results),
-        clusters=_names(clusters),
-        missing=f", and not {_names(missing)}, which `make papers` adds" if missing else "",
-    )
     for section in sections:
         for picture in section.pictures:
             save(picture, pictures)
-    parts = [*paragraphs(introduction), *(section.markdown(pictures.name) for section in sections)]
+    parts = [*_introduction(len(results), clusters), *(section.markdown(pictures.name) for section in sections)]
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print(f"written to {page}")
 
 
+def _introduction(simulations: int, clusters: Sequence[VirtualCluster]) -> list[str]:
+    missing = [cluster for cluster in inputs.VIRTUAL_CLUSTERS if cluster not in clusters]
+    added = f", and not {_names(missing)}, which `make papers` adds" if missing else ""
+    return paragraphs(INTRODUCTION.format(simulations=simulations, clusters=_names(clusters), missing=added))
+
+
 def _figures(names: Sequence[str]) -> list[ModuleType]:
-    """Those with these names; all, if none is named. Raises UserError."""
+    """Those with these names, in the order of the page; all, if none is named. Raises UserError."""
     known = {figure.__name__.rpartition(".")[2]: figure for figure in FIGURES}
     if unknown := [name for name in names if name not in known]:
         raise UserError(f"--figure: there is no figure {unknown[0]!r}; there are {', '.join(known)}")
-    return [known[name] for name in names] or list(FIGURES)
+    return [figure for name, figure in known.items() if name in names or not names]
 
 
 def _renew(sections: Sequence[Section]) -> None:
-    """Put these sections in the place of those with their titles in the page; new ones before the last one."""
+    """Put these sections in the place of those with their titles in the page; new ones before the last one. What the page says of
+    itself is written anew, too."""
     page = ROOT / "docs" / "papers.md"
+    clusters = inputs.VIRTUAL_CLUSTERS
+    simulations = len({case for figure in FIGURES for case in figure.cases(clusters)})
     parts = re.split(r"(?m)^(?=## )", page.read_text(encoding="utf-8"))
+    parts[0] = "\n\n".join(_introduction(simulations, clusters)) + "\n\n"
     for section in sections:
         for picture in section.pictures:
             save(picture, page.with_suffix(""))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ..manual import shares_by_hand
 from ..policies.base import Shares, no_shares, waits_for
 from ..view import UNKNOWN_S, Bools, ClusterView, Ints, JobTable, Reason
 from .allocation import soft_too
-from .postponing import postponed
+from .postponing import latest_start_s, postponed
 from .promises import Plan, Promise, settle
 from .table import Terms, due, promises, situation
 
@@ -80,13 +80,23 @@ class Foreseen:
                 found.exact[row] = row in self.plan.found and not self.plan.found[row].spare
         return found
 
+    def starts_s(self, row: int) -> float:
+        """When a job of the plan that has no GPUs gets some at the latest (Unix time); inf: that is not known."""
+        filled = self.plan.found[row]
+        return latest_start_s(self.promised[row]) if filled.level <= 1 and self.waits else filled.more_s
 
-@dataclass(frozen=True)
+    @property
+    def waits(self) -> bool:
+        """Do jobs of the plan wait for others?"""
+        return self.waits_until_s > -math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kept(Foreseen):
     """What has become of it. `shares`: by row. `lowered`: rows that got less than the policy gave."""
 
-    shares: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    lowered: frozenset[int] = frozenset()
+    shares: Ints
+    lowered: frozenset[int]
 
 
 def has_any(view: ClusterView, deadlines: Deadlines) -> bool:

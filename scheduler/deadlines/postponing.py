@@ -5,11 +5,11 @@ end by its deadline, and not sooner, and jobs without promises wait meanwhile. S
 for a while than the plan leaves them. They may have as many as do no harm:
 
 * All promises hold, without the help of margins.
-* The promised jobs need no more GPU time than by the plan. What waits are thus jobs that have time to spare with the fewest GPUs
-  that they can run with. Such a job can still be made up for with more GPUs if something goes wrong.
+* The promised jobs need no more GPU time than by the plan. So those that wait have time to spare with the fewest GPUs that they
+  can run with: if something goes wrong, more GPUs make up for it.
 * No job that runs is stopped, unless changes cost nothing.
-* Each job keeps a reserve (`CUSHION`) of the time until its deadline: it is planned to end so much before it, or when it ends by
-  the plan, if that is later.
+* Each job keeps a part of the time until its deadline in reserve (`CUSHION`): it is planned to end so much before it, or when it
+  ends by the plan, if that is later.
 
 How many GPUs that are is searched by halving. It is looked at again with each event, and after a part of the time that can be
 spared, at the latest.
@@ -60,6 +60,11 @@ def postponed(asked: Situation, plan: Plan, promised: Mapping[int, Promise], use
         if tried <= low:
             break
     return None if found is None else (found, until_s)
+
+
+def latest_start_s(one: Promise) -> float:
+    """When a job with its fewest GPUs has to begin, so that it ends with its reserve (Unix time)."""
+    return one.deadline_s - (one.lead_s + one.left_s / one.levels.rates[1]) / (1 - CUSHION)
 
 
 def _gpu_s(plan: Plan, later: Plan, promised: Mapping[int, Promise]) -> float:
