@@ -5,8 +5,8 @@ end by its deadline, and not sooner, and jobs without promises wait meanwhile. S
 for a while than the plan leaves them. They may have as many as do no harm:
 
 * All promises hold, without the help of margins.
-* The promised jobs need no more GPU time than by the plan. So those that wait have time to spare with the fewest GPUs that they
-  can run with: if something goes wrong, more GPUs make up for it.
+* The promised jobs need no more GPU time than by the plan, and none needs a higher share at any time. So those that wait have
+  time to spare with the fewest GPUs that they can run with: if something goes wrong, more GPUs make up for it.
 * No job that runs is stopped, unless changes cost nothing.
 * Each job keeps a part of the time until its deadline in reserve (`CUSHION`): it is planned to end so much before it, or when it
   ends by the plan, if that is later.
@@ -52,7 +52,7 @@ def postponed(asked: Situation, plan: Plan, promised: Mapping[int, Promise], use
     for _ in range(TRIES):
         busy = (*asked.busy, (asked.now, until_s, tried))
         later = _holds(replace(asked, busy=busy), strict)
-        if later is not None and _gpu_s(plan, later, promised) <= needed_gpu_s:
+        if later is not None and _no_higher(plan, later) and _gpu_s(plan, later, promised) <= needed_gpu_s:
             found, low = later, tried
         else:
             high = tried
@@ -65,6 +65,11 @@ def postponed(asked: Situation, plan: Plan, promised: Mapping[int, Promise], use
 def latest_start_s(one: Promise) -> float:
     """When a job with its fewest GPUs has to begin, so that it ends with its reserve (Unix time)."""
     return one.deadline_s - (one.lead_s + one.left_s / one.levels.rates[1]) / (1 - CUSHION)
+
+
+def _no_higher(plan: Plan, later: Plan) -> bool:
+    """Does no job need a higher share later? With a linear curve that would cost no GPU time, but leave no way out."""
+    return all(filled.level <= plan.found[key].level for key, filled in later.found.items())
 
 
 def _gpu_s(plan: Plan, later: Plan, promised: Mapping[int, Promise]) -> float:

@@ -51,6 +51,17 @@ def test_only_those_wait_that_need_no_more_gpu_time_by_that() -> None:
     assert found[0] == {1: 0, 2: 2}
 
 
+def test_nobody_waits_who_would_need_a_higher_share_later() -> None:
+    """With a linear curve that costs no GPU time, but there would be no way out. The second job has time."""
+    linear = levels_of(Curves(np.arange(9.0)[None, :]), 0, 1, 8, powers=False)
+    jobs = [Promise(1, 950.0, 500.0, linear), Promise(2, 100.0, 1000.0, linear)]
+    asked = Situation(0.0, 8, jobs)
+    plan = settle(jobs, asked.timeline())
+    found = postponed(asked, plan, {one.key: one for one in jobs}, 8)
+    assert found is not None
+    assert [found[0].found[key].level for key in (1, 2)] == [plan.found[key].level for key in (1, 2)] == [2, 1]
+
+
 def test_nobody_waits_where_nobody_gains_by_it() -> None:
     assert waits([promise(1, 100.0, 1000.0)], 4, useful=3) is None
     assert waits([promise(1, 100.0, 1000.0)], 4, useful=4) is not None
