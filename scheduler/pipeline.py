@@ -1,4 +1,8 @@
-"""view -> manual shares -> policy -> quotas -> promises -> regulation (packing) -> placement. Each stage is pure."""
+"""view -> manual shares -> policy -> quotas -> promises -> regulation (packing) -> placement. Each stage is pure.
+
+Where jobs have deadlines, the policy divides what their promises leave (`keeping`). The stage of that name mends what quotas
+have taken from them.
+"""
 
 from __future__ import annotations
 
@@ -109,8 +113,8 @@ def divide(
         jobs = jobs.without_lengths()
     foreseen = foresee(view, deadlines) if deadlines is not None and has_any(view, deadlines) else None
     needs = None if foreseen is None else foreseen.needs(len(view.jobs))
-    ask = _asking(policy, view.now, rng, needs if needs is None or rows is None else needs.cut(rows))
-    given = ask(jobs, None, gpus)
+    ask = _asking(policy, jobs, view.now, rng, needs if needs is None or rows is None else needs.cut(rows))
+    given = ask(None, gpus)
     by_policy = given.gpus
     lowered: frozenset[int] = frozenset()
     if tenancy is not None:
@@ -141,16 +145,16 @@ def divide(
     return Division(shares, why, given.review_s, wanted, given.rows if rows is None else None, kept)
 
 
-Asking = Callable[[JobTable, Ints | None, int], Shares]  # the jobs, these rows of them (None: all), of so many GPUs
+Asking = Callable[[Ints | None, int], Shares]  # these rows of the jobs (None: all), of so many GPUs
 
 
-def _asking(policy: Policy, now: float, rng: random.Random, needs: keeping.Needs | None) -> Asking:
+def _asking(policy: Policy, jobs: JobTable, now: float, rng: random.Random, needs: keeping.Needs | None) -> Asking:
     """The policy, behind what promises need. `needs`: by row of the jobs; None: there are no promises."""
 
-    def of_policy(jobs: JobTable, gpus: int) -> Shares:
-        return policy.shares(jobs, gpus, now, rng)
+    def of_policy(some: JobTable, gpus: int) -> Shares:
+        return policy.shares(some, gpus, now, rng)
 
-    def ask(jobs: JobTable, rows: Ints | None, gpus: int) -> Shares:
+    def ask(rows: Ints | None, gpus: int) -> Shares:
         some = jobs if rows is None else jobs.cut(rows)
         if needs is None:
             return of_policy(some, gpus)
@@ -169,7 +173,7 @@ def _by_quota(
         found = np.zeros(len(rows), dtype=np.int64)
         able = jobs.min_gpus[rows] <= budget
         if able.any():
-            told = asking(jobs, rows[able], budget)
+            told = asking(rows[able], budget)
             reviews.append(told.review_s)
             found[able] = told.gpus
         return found

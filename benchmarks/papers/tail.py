@@ -55,7 +55,7 @@ def section(results: Results, clusters: Sequence[VirtualCluster], peers: Peers) 
             ),
             Picture(
                 "afs-by-length.png",
-                "How many times shorter jobs are than under Tiresias-L, from its shortest to its longest hundredth of jobs.",
+                "How many times shorter jobs are than under Tiresias-L, by their length there.",
                 (11, 3.8),
                 lambda figure: _draw_by_length(figure, results, shown),
             ),

@@ -31,9 +31,7 @@ from dataclasses import dataclass, field, replace
 from .levels import Levels
 from .timeline import Filled, Timeline, Want
 
-LEAST_LEFT_S = (
-    4e-6  # a job that is not over is taken to need so long, and thus to need GPUs: more than what counts as in time
-)
+LEAST_LEFT_S = 4e-6  # a job that is not over is taken to need so long: more than `TOLERANCE_S`, so that it needs a GPU
 REPAIRS = 8  # so often the order of deadlines is left, for the sake of jobs that find too little
 INSTANT_S = 1e-3  # nothing is looked at again sooner
 

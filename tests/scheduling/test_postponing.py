@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from scheduling_tables import job, table
@@ -135,7 +133,6 @@ def test_a_minimum_that_is_beyond_what_promises_leave_waits() -> None:
 def test_who_has_too_little_gets_it_from_whom_it_costs_least() -> None:
     jobs = table(*[job(name, 1, 8) for name in "abc"])
     given, lowered = raised(jobs, np.array([4, 4, 0]), {2: 3}, 8)
-    assert (given.tolist(), lowered) == ([3, 2, 3], frozenset({0, 1})) or given.tolist() == [2, 3, 3]
+    assert (given.tolist(), lowered) == ([2, 3, 3], frozenset({0, 1}))
     given, lowered = raised(jobs, np.array([4, 4, 0]), {2: 3}, 8, fixed={0})
     assert (given.tolist(), lowered) == ([4, 1, 3], frozenset({1}))
-    assert math.isclose(given.sum(), 8)

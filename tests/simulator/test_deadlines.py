@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.scheduler import load_scheduler
-from elasticd.scheduler.view import Curves
+from elasticd.scheduler.view import Curves, ServerInView
 from elasticd.simulator.assign import Assigned
 from elasticd.simulator.costs import BACKGROUND, NONE, STOP_RESUME, Costs
 from elasticd.simulator.metrics import Metrics
@@ -25,6 +25,7 @@ from elasticd.simulator.workload import Workload, servers
 
 NAN = math.nan
 GPUS = 8
+CLUSTER = servers(2, GPUS // 2)
 
 
 def curves(rng: random.Random, dents: bool) -> Curves:
@@ -68,11 +69,13 @@ def workload(
     )
 
 
-def replay(load: Workload, policy: str | dict[str, Any], costs: Costs = NONE) -> Result:
+def replay(
+    load: Workload, policy: str | dict[str, Any], costs: Costs = NONE, cluster: tuple[ServerInView, ...] = CLUSTER
+) -> Result:
     document = {"policy": policy} if isinstance(policy, str) else policy
     scheduler = load_scheduler(document, "test")
     assert load.deadline_s is not None
-    setup = Setup(Assigned(load, load.deadline_s), servers(2, GPUS // 2), costs, seed=0)
+    setup = Setup(Assigned(load, load.deadline_s), cluster, costs, seed=0)
     return run(own_setups(setup, {"one": scheduler}).get("one", setup), scheduler.policy)
 
 
@@ -163,7 +166,13 @@ def test_who_has_no_time_for_a_change_is_not_given_what_others_leave() -> None:
     assert missed(load, replay(load, beside("elastic", start_s=30.0, resize_s=30.0), STOP_RESUME)) == []
 
 
-def two_kinds(work_s: list[float], due_s: list[float], submit_s: list[float], gpus: int) -> Workload:
+def test_who_has_almost_nothing_left_when_it_is_due_gets_a_gpu_and_ends() -> None:
+    """Rounding leaves 10^-13 s of a job when it is due, and all GPUs are others'."""
+    load = workload(122, dents=True, best_effort=0.0, turns=True)
+    assert missed(load, replay(load, beside("max-min", start_s=0, resize_s=0))) == []
+
+
+def linear_jobs(work_s: list[float], due_s: list[float], submit_s: list[float], gpus: int) -> Workload:
     """Jobs that scale linearly; nan: no deadline."""
     count = len(work_s)
     return Workload(
@@ -182,16 +191,14 @@ def two_kinds(work_s: list[float], due_s: list[float], submit_s: list[float], gp
 
 
 def ends(load: Workload, policy: str, **terms: Any) -> list[float]:
-    assert load.deadline_s is not None
-    setup = Setup(Assigned(load, load.deadline_s), servers(1, int(load.max_gpus.max())), NONE, seed=0)
-    scheduler = load_scheduler(beside(policy, **terms), "test")
-    found: list[float] = run(own_setups(setup, {"one": scheduler}).get("one", setup), scheduler.policy).end_s.tolist()
+    one_server = servers(1, int(load.max_gpus.max()))
+    found: list[float] = replay(load, beside(policy, **terms), cluster=one_server).end_s.tolist()
     return found
 
 
 def test_a_promised_job_waits_for_others_if_it_has_time_enough() -> None:
     """Two GPUs. The promised job needs one for 300 of 1,000 s: the other job has both, and ends after 100 s in place of 200."""
-    load = two_kinds([300.0, 200.0], [1000.0, NAN], [0.0, 0.0], 2)
+    load = linear_jobs([300.0, 200.0], [1000.0, NAN], [0.0, 0.0], 2)
     promised_s, other_s = ends(load, "elastic", start_s=0, resize_s=0)
     assert other_s == pytest.approx(100.0)
     assert promised_s <= 250.0 + 1e-6, "it has all that is left, then"
@@ -199,7 +206,7 @@ def test_a_promised_job_waits_for_others_if_it_has_time_enough() -> None:
 
 def test_a_promised_job_that_has_no_time_gets_what_it_needs_and_the_others_have_the_rest() -> None:
     """Four GPUs. The promised job needs three of them all the time; under `max-min` alone it would have two."""
-    load = two_kinds([300.0, 400.0], [101.0, NAN], [0.0, 0.0], 4)
+    load = linear_jobs([300.0, 400.0], [101.0, NAN], [0.0, 0.0], 4)
     promised_s, other_s = ends(load, "max-min", start_s=0, resize_s=0)
     assert promised_s <= 101.0
     assert other_s == pytest.approx((400.0 + 300.0) / 4, abs=1.0)
@@ -207,34 +214,21 @@ def test_a_promised_job_that_has_no_time_gets_what_it_needs_and_the_others_have_
 
 def test_a_promised_job_keeps_a_reserve_while_it_waits() -> None:
     """One GPU, jobs without deadlines all the time: who is due in 1,000 s, and needs 500, does not begin at the last moment."""
-    load = two_kinds([500.0, *[400.0] * 5], [1000.0, *[NAN] * 5], [0.0] * 6, 1)
+    load = linear_jobs([500.0, *[400.0] * 5], [1000.0, *[NAN] * 5], [0.0] * 6, 1)
     promised_s, *_ = ends(load, "elastic", start_s=0, resize_s=0)
     assert 800.0 <= promised_s <= 960.0
 
 
 def test_no_running_job_is_stopped_for_others_where_that_costs_a_pause() -> None:
     """One GPU: the promised job has begun when another one comes, which could well go first."""
-    load = two_kinds([300.0, 50.0], [2000.0, NAN], [0.0, 10.0], 1)
+    load = linear_jobs([300.0, 50.0], [2000.0, NAN], [0.0, 10.0], 1)
     assert ends(load, "elastic", start_s=0, resize_s=0) == pytest.approx([350.0, 60.0])
     assert ends(load, "elastic", start_s=5, resize_s=0.5) == pytest.approx([300.0, 350.0])
 
 
 def test_arrivals_of_one_moment_are_decided_together() -> None:
     """Four jobs come at once to eight GPUs; three of a GPU-second budget that fits, and a large one that would keep them out."""
-    names = tuple(JobId(name) for name in ("large", "a", "b", "c"))
-    load = Workload(
-        names=names,
-        submit_s=np.zeros(4),
-        min_gpus=np.ones(4, dtype=np.int64),
-        max_gpus=np.full(4, 8),
-        requested_gpus=np.full(4, 8),
-        work_s=np.array([800.0, 250.0, 250.0, 250.0]),
-        curve=np.zeros(4, dtype=np.int64),
-        curves=Curves(np.arange(9.0)[None, :]),
-        models=("linear",),
-        deadline_s=np.full(4, 102.0),
-        soft=np.zeros(4, dtype=np.int64),
-    )
+    load = linear_jobs([800.0, 250.0, 250.0, 250.0], [102.0] * 4, [0.0] * 4, 8)
     found = replay(load, {"policy": "elasticflow", "parameters": {"start_s": 0, "resize_s": 0}})
     assert found.refused.tolist() == [True, False, False, False]
     assert found.metrics.refused == 1
@@ -286,35 +280,18 @@ def test_edf_fails_where_a_gpu_each_is_enough() -> None:
         models=("figure 3",),
         deadline_s=np.array([182.0, 212.0]),
     )
-    setup = Setup(Assigned(load, np.array([182.0, 212.0])), servers(1, 2), NONE, seed=0)
     ends = {}
-    for name in ("edf", "elasticflow"):
-        scheduler = load_scheduler(
-            {"policy": name, "parameters": {} if name == "edf" else {"start_s": 0, "resize_s": 0}}, ""
-        )
-        ends[name] = run(own_setups(setup, {"one": scheduler}).get("one", setup), scheduler.policy).end_s.tolist()
+    for name, parameters in (("edf", {}), ("elasticflow", {"start_s": 0, "resize_s": 0})):
+        ends[name] = replay(load, {"policy": name, "parameters": parameters}, cluster=servers(1, 2)).end_s.tolist()
     assert ends["edf"] == [120.0, 240.0]
     assert ends["elasticflow"] == pytest.approx([180.0, 180.0])
 
 
 def test_chronus_chooses_the_jobs_that_can_be_in_time() -> None:
     pytest.importorskip("scipy")
-    load = Workload(
-        names=tuple(JobId(name) for name in ("long", "a", "b")),
-        submit_s=np.zeros(3),
-        min_gpus=np.ones(3, dtype=np.int64),
-        max_gpus=np.ones(3, dtype=np.int64),
-        requested_gpus=np.ones(3, dtype=np.int64),
-        work_s=np.array([180.0, 60.0, 120.0]),
-        curve=np.zeros(3, dtype=np.int64),
-        curves=Curves(np.array([[0.0, 1.0]])),
-        models=("any",),
-        deadline_s=np.array([180.0, 181.0, 182.0]),
-        soft=np.zeros(3, dtype=np.int64),
-    )
-    setup = Setup(Assigned(load, load.deadline_s), servers(1, 1), NONE, seed=0)  # type: ignore[arg-type]
-    scheduler = load_scheduler({"policy": "chronus", "parameters": {"lease_s": 60}}, "")
-    ends = run(setup, scheduler.policy).end_s
+    load = linear_jobs([180.0, 60.0, 120.0], [180.0, 181.0, 182.0], [0.0] * 3, 1)
+    chronus = {"policy": "chronus", "parameters": {"lease_s": 60}}
+    ends = replay(load, chronus, cluster=servers(1, 1)).end_s
     assert (ends <= load.deadline_s).tolist() == [False, True, True], "two in time, where EDF would have chosen one"
 
 
