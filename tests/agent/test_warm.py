@@ -145,6 +145,13 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     agent.close()
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine, no worker gives its warm process up: tests in which one is to do so set their own limits."""
+    monkeypatch.setattr("elasticd.agent.forkserver.client.LOADED_WITHIN_S", PATIENCE_S)
+    monkeypatch.setattr("elasticd.agent.forkserver.client.ANSWER_WITHIN_S", PATIENCE_S)
+
+
 def is_gone(pid: int) -> bool:
     return shim.start_ticks(pid) is None
 
@@ -324,7 +331,10 @@ def test_down_finds_the_warm_process_and_its_forked_workers_without_any_record(t
     agent.close()
 
 
-def test_a_wedged_warm_process_only_costs_its_worker_the_advantage(tmp_path: Path) -> None:
+def test_a_wedged_warm_process_only_costs_its_worker_the_advantage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasticd.agent.forkserver.client.ANSWER_WITHIN_S", 1.0)
     (tmp_path / "count.py").write_text(f"open({str(tmp_path / 'runs')!r}, 'a').write('x')")
     agent = Agent(tmp_path / "state", warm=True)
     zygote = agent.wait_until_warm()
@@ -363,9 +373,8 @@ def test_workers_that_are_started_while_a_warm_process_loads_wait_for_it(tmp_pat
 def test_a_warm_process_that_never_has_loaded_only_costs_its_worker_the_advantage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
-    monkeypatch.setattr(
-        "elasticd.agent.forkserver.client.LOADED_WITHIN_S", 1.0 if how is signal.SIGSTOP else PATIENCE_S
-    )
+    if how is signal.SIGSTOP:
+        monkeypatch.setattr("elasticd.agent.forkserver.client.LOADED_WITHIN_S", 1.0)
     (tmp_path / "hello.py").write_text(WAITS)
     (tmp_path / "prelude.py").write_text("import time\ntime.sleep(3600)\n")
     monkeypatch.setattr("elasticd.agent.forkserver.client.PRELUDE", "prelude")

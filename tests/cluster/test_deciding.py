@@ -47,6 +47,15 @@ def submit(cluster: Any, *arguments: str, workers: int, **changes: Any) -> str:
     return job
 
 
+def grow_to_3_until_one_is_killed(cluster: Any, job: str, mark: Path) -> None:
+    """The job evaluates slowly until then: however long newcomers take to start, they come before it ends."""
+    cluster.until_step(job, 9)
+    answer = cluster.client.ask(Scale(job=job, share=3))
+    assert isinstance(answer, Scaled), answer
+    cluster.until("a worker is killed", mark.exists)
+    Path(f"{mark}.enough").touch()
+
+
 def assert_all_found_the_same(log: Path) -> None:
     """Whatever any worker has found out at a place is what every worker has."""
     found: dict[tuple[str, int], set[str]] = {}
@@ -89,12 +98,10 @@ def test_an_early_stop_comes_after_the_same_step_for_whoever_trains(make_cluster
     cluster = make_cluster(servers=1, slots=4)
     arguments = ("--epochs", "40", "--patience", "2")
     mark = tmp_path / "mark"
-    job = submit(cluster, str(tmp_path / "model.pt"), *arguments, "--pace", "0.1",
+    job = submit(cluster, str(tmp_path / "model.pt"), *arguments, "--pace", "0.5",
                  "--die", "evaluate", "--rank", "1", "--epoch", "2", "--mark", str(mark), workers=1)  # fmt: skip
-    cluster.until_step(job, 9)
-    cluster.scale(job, 3)
+    grow_to_3_until_one_is_killed(cluster, job, mark)
     cluster.until_final(job)
-    assert mark.exists(), "nobody was killed"
     result = load(tmp_path / "model.pt")
     assert result["steps"] < 40 * 8, "it did not stop early"
     assert_as_alone(result, tmp_path, *arguments)
@@ -132,12 +139,10 @@ def test_a_training_that_is_stopped_by_a_function_ends_everywhere_after_the_same
     arguments = ("--epochs", "40", "--every", "10", "--stop", "100")
     killed = ("--die", "every", "--rank", "2", "--mark", str(mark))
     job = submit(
-        cluster, str(tmp_path / "model.pt"), *arguments, "--pace", "0.05", *killed, "--log", str(log), workers=2
+        cluster, str(tmp_path / "model.pt"), *arguments, "--pace", "0.5", *killed, "--log", str(log), workers=2
     )
-    cluster.until_step(job, 9)
-    cluster.scale(job, 3)
+    grow_to_3_until_one_is_killed(cluster, job, mark)
     cluster.until_final(job)
-    assert mark.exists(), "nobody was killed"
     assert_all_found_the_same(log)
     result = load(tmp_path / "model.pt")
     assert result["steps"] == 100

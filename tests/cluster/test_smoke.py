@@ -59,14 +59,16 @@ def assert_same_bits(ours: dict[str, Any], reference: dict[str, Any]) -> None:
 
 def test_resizing_keeps_the_first_worker_every_sample_and_every_bit(make_cluster: MakeCluster, tmp_path: Path) -> None:
     cluster = make_cluster(servers=2, slots=2)
-    touched, output = tmp_path / "touched", tmp_path / "model.pt"
+    touched, output, enough = tmp_path / "touched", tmp_path / "model.pt", tmp_path / "enough"
     arguments = ("--epochs", "40", "--size", "250")  # a short last step in every epoch
-    job = cluster.submit(str(output), *arguments, "--pace", "0.01", "--touched", str(touched), gpus=(1, 1))
+    pace = ("--pace", "0.05", "--enough", str(enough))
+    job = cluster.submit(str(output), *arguments, *pace, "--touched", str(touched), gpus=(1, 1))
     cluster.until_step(job, 5)
     (first,) = cluster.pids(job).values()
     for share in (3, 1, 4, 2):
         cluster.scale(job, share)
         assert first in cluster.pids(job).values(), "the first worker was replaced"
+    enough.touch()
     view = cluster.until_final(job)
     assert view.step == view.total_steps - 1
     assert view.restarts == 0
@@ -114,7 +116,9 @@ def test_training_goes_on_while_controller_and_agent_are_killed_and_they_find_it
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
     cluster = make_cluster(servers=2, slots=1)
-    job = cluster.submit(str(tmp_path / "model.pt"), "--epochs", "40", "--pace", "0.01", gpus=(1, 2))
+    enough = tmp_path / "enough"
+    pace = ("--pace", "0.05", "--enough", str(enough))
+    job = cluster.submit(str(tmp_path / "model.pt"), "--epochs", "40", *pace, gpus=(1, 2))
     cluster.until_share(job, 2)
     before = cluster.until_step(job, 5)
     pids = cluster.pids(job)
@@ -128,6 +132,7 @@ def test_training_goes_on_while_controller_and_agent_are_killed_and_they_find_it
     os.kill(next(w.pid for w in after.workers if w.server == "s1"), signal.SIGKILL)  # an adopted one is still watched
     cluster.until("another worker is there", lambda: len(cluster.pids(job)) == 2 and cluster.pids(job) != pids)
     assert cluster.scale(job, 1).workers_after == 1
+    enough.touch()
     view = cluster.until_final(job)
     assert (view.step, view.restarts) == (after.total_steps - 1, 0)
 

@@ -1,9 +1,9 @@
 """A small job for tests of clusters: all that is easily lost (BatchNorm, dropout, momentum, a scheduler, own values).
 
-    train_small.py OUTPUT [--epochs E] [--size S] [--pace SECONDS] [--useful WORKERS] [--touched FILE]
+    train_small.py OUTPUT [--epochs E] [--size S] [--pace SECONDS [--enough FILE]] [--useful WORKERS] [--touched FILE]
 
-`--pace` is how long one micro-batch lasts; more than `--useful` workers make a step a little slower; `--touched` collects a
-line ``epoch index`` for each sample that was read.
+`--pace` is how long one micro-batch lasts until there is the file `--enough`; more than `--useful` workers make a step a little
+slower; `--touched` collects a line ``epoch index`` for each sample that was read.
 """
 
 import argparse
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--enough", default="/nonexistent")
     parser.add_argument("--useful", type=int, default=1 << 30)
     parser.add_argument("--touched")
     parser.add_argument("--end", choices=["raise", "exit", "break"])
@@ -86,7 +87,7 @@ def main() -> None:
         for x, y in batches:
             if options.end == "break" and run.steps_done == options.end_at:
                 break
-            if options.pace:
+            if options.pace and not os.path.exists(options.enough):
                 crowd = run.world_size / options.useful
                 time.sleep(options.pace * (1.2 * crowd if crowd > 1 else 1.0))
             loss = nn.functional.cross_entropy(model(x), y)
