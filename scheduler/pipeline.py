@@ -62,7 +62,7 @@ def decide(
         if seen.limit_of is not None:
             return decide_limited(seen, policy, rng, packing, first, placement, tenancy, without)
         divided = divide(seen, policy, rng, packing, deadlines, tenancy, without)
-        placed = placement.place(seen.servers, seen.placements, divided.shares, first)
+        placed = placement.place(seen.servers, seen.placements, divided.shares, first, divided.stay)
         why = divided.why
         return Decision(
             divided.shares, placed, why, divided.review_s, divided.wanted, divided.kept, why.every, why.steps
@@ -85,7 +85,7 @@ def decide(
 
 @dataclass(frozen=True)
 class Division:
-    """Everybody's share, by row of the view; what it says is said in `Decision`. `rows`: as in `Shares`."""
+    """Everybody's share, by row of the view; what it says is said in `Decision`. `rows`, `stay`: as in `Shares`."""
 
     shares: Ints
     why: Reasons
@@ -93,6 +93,7 @@ class Division:
     wanted: Ints
     rows: Ints | None = None
     kept: Kept | None = None  # what has become of deadlines, where there are any
+    stay: Collection[int] = ()
 
 
 def divide(
@@ -113,9 +114,11 @@ def divide(
         jobs = jobs.without_lengths()
     foreseen = foresee(view, deadlines) if deadlines is not None and has_any(view, deadlines) else None
     needs = None if foreseen is None else foreseen.needs(len(view.jobs))
-    ask = _asking(policy, jobs, view.now, rng, needs if needs is None or rows is None else needs.cut(rows))
+    if needs is not None and rows is not None:
+        needs = needs.cut(rows)
+    ask = _asking(policy, jobs, view.now, rng, needs)
     given = ask(None, gpus)
-    by_policy = given.gpus
+    by_policy, stay = given.gpus, given.stay if needs is None else np.flatnonzero(needs.exact).tolist()
     lowered: frozenset[int] = frozenset()
     if tenancy is not None:
         if by_hand is not None:
@@ -129,10 +132,13 @@ def divide(
         theirs = shares if rows is None else shares[rows]
         given = Shares(theirs, given.why, min(given.review_s, next_s(kept, view.now)))
     if packing:
-        most = jobs.max_gpus
+        least, most = jobs.min_gpus, jobs.max_gpus
+        if needs is not None:  # promised jobs keep what they need
+            least = np.maximum(least, needs.least)
+            most = np.where(needs.exact, np.maximum(given.gpus, least), most)
         if tenancy is not None:  # what is rounded up may not pass a bound
             most = not_raised(tenancy if rows is None else tenancy.cut(rows), given.gpus, most)
-        regulated = pack(given.gpus, [len(server.gpus) for server in view.servers], jobs.min_gpus, most)
+        regulated = pack(given.gpus, [len(server.gpus) for server in view.servers], least, most)
         shares = _beside(by_hand, rows, regulated, view.jobs)
     stages = [(Stage.POLICY, by_policy)]
     if tenancy is not None:
@@ -142,7 +148,9 @@ def divide(
     if packing:
         stages.append((Stage.PACKING, shares if rows is None else shares[rows]))
     why = Reasons(view, gpus, by_hand, rows, given, wanted, shares, kept, lowered, tuple(stages))
-    return Division(shares, why, given.review_s, wanted, given.rows if rows is None else None, kept)
+    if rows is not None:
+        stay = rows[list(stay)].tolist()
+    return Division(shares, why, given.review_s, wanted, given.rows if rows is None else None, kept, stay)
 
 
 Asking = Callable[[Ints | None, int], Shares]  # these rows of the jobs (None: all), of so many GPUs

@@ -194,7 +194,8 @@ class Simulation:
         decided = divide(view, self._policy, self._rng, self._packing, self._deadlines)
         rows = _changed(table, decided)
         shares = decided.shares[rows]
-        moves = self._standing.change(dict(zip(table.rows[rows].tolist(), shares.tolist(), strict=True)))
+        stay = table.rows[list(decided.stay)].tolist() if decided.stay else ()
+        moves = self._standing.change(dict(zip(table.rows[rows].tolist(), shares.tolist(), strict=True)), stay=stay)
         self.outcome.decision_s.append(time.perf_counter() - began)
         self.outcome.decisions += 1
         if self._watch is not None:

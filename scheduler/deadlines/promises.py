@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from .levels import Levels
 from .timeline import Filled, Timeline, Want
@@ -42,9 +42,10 @@ class Promise:
 
     `left_s`: work left, s on one GPU; `deadline_s`: the moment by which it is to be over; `grace_s`: so much later will do, if
     there is no other way (which keeps rounding from breaking a promise); `share`: GPUs that it has now; `lead_s`: how long it
-    stands still before it works on, if its share does not change, or when it gets its first GPUs; `change_s`: how long it stands
-    still at a change of its share; `priority`: a larger number counts more; `soft`: it goes on if the deadline is missed, and its
-    deadline never stands in the way of others.
+    stands still before it works on, if its share does not change, or when it gets its first GPUs; `extra_s`: as much of that is
+    reckoned with only until its deadline is promised; `change_s`: how long it stands still at a change of its share;
+    `priority`: a larger number counts more; `soft`: it goes on if the deadline is missed, and its deadline never stands in the
+    way of others.
     """
 
     key: int
@@ -54,6 +55,7 @@ class Promise:
     grace_s: float = 0.0
     share: int = 0
     lead_s: float = 0.0
+    extra_s: float = 0.0
     change_s: float = 0.0
     priority: int = 0
     soft: bool = False
@@ -72,6 +74,9 @@ class Plan:
     @property
     def holds(self) -> bool:
         return not self.broken
+
+    def copy(self) -> Plan:
+        return Plan(self.timeline.copy(), self.first, self.found.copy(), self.broken.copy())
 
     def next_s(self, now: float) -> float:
         """When a job needs more GPUs than `now`; inf: never.
@@ -124,7 +129,9 @@ def _fill_running(timeline: Timeline, one: Promise, left_s: float, until_s: floa
             found = timeline.fill(stays)
         else:
             found = timeline.keep(stays, one.share) or timeline.fill(changes)
-    return replace(found, spare=False) if found is not None else None
+    if found is None:
+        return None
+    return Filled(found.gpus, found.level, found.finish_s, found.gpu_s, found.more_s, spare=False)
 
 
 def plan(promises: Sequence[Promise], timeline: Timeline, first: Sequence[int] = (), caution: int = 0) -> Plan:
@@ -178,9 +185,13 @@ def holds(
     promises: Sequence[Promise], timeline: Timeline, first: Sequence[int] = (), caution: int = 0
 ) -> Plan | Promise:
     """As `plan`, asked for a plan with which all deadlines hold: that, or the first job that finds too little."""
-    found = Plan(timeline, tuple(first))
-    for one in in_order(promises, first):
-        filled = fill(timeline, one, caution)
+    return longer(Plan(timeline, tuple(first)), in_order(promises, first), caution)
+
+
+def longer(found: Plan, order: Sequence[Promise], caution: int) -> Plan | Promise:
+    """The plan, which is changed, with these jobs behind its own, or the first of them that finds too little."""
+    for one in order:
+        filled = fill(found.timeline, one, caution)
         if filled is None:
             return one
         found.found[one.key] = filled

@@ -95,6 +95,7 @@ def promises(
                 grace_s=0.0 if new else terms.margin_s,
                 share=share,
                 lead_s=lead_s,
+                extra_s=terms.resize_s if new else 0.0,
                 change_s=change_s,
                 priority=priority,
                 soft=bool(soft),

@@ -259,8 +259,8 @@ def _used(
     at_work_s = (lasts_s * (fits >= level)).cumsum()
     last = min(int(at_work_s.searchsorted(seconds)), len(fits) - 1)
     until_s = min(float(begin[last + 1] - (at_work_s[last] - seconds)), float(begin[last + 1]))
-    used = np.minimum(fits, level - 1)
-    used[: last + 1] = np.minimum(fits[: last + 1], level)
+    used = np.minimum(fits, level)
+    np.minimum(used[last + 1 :], level - 1, out=used[last + 1 :])
     return used, last, until_s
 
 

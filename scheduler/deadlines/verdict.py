@@ -19,12 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .allocation import soft_too
-from .promises import Plan, Promise, fill, holds, settle
+from .promises import Plan, Promise, fill, in_order, longer, settle
 from .timeline import Filled, Timeline
 
 SEARCH = 20  # halvings of a range, at most
 FINE = 0.005  # a search ends when the range is so small a part of what is sought
 CAUTION = 1  # of `promises.plan`: a running job pays for one change of its share, if it can
+EXTRA = 0.005  # of the time until a deadline: a smaller difference in how long a job stands still changes no plan that matters
 MOST_TRIED = 12  # jobs that are asked for their consent one by one
 
 
@@ -74,7 +75,25 @@ class Situation:
         return situation, situation.plan(newcomers)
 
     def _tried(self, newcomers: Sequence[Promise], gpus: int | None = None) -> Plan | Promise:
-        return holds([*self.promised, *newcomers], self.timeline(gpus), self.first, CAUTION)
+        """A plan with which all deadlines hold, if the next decision will find one, too; else a job that finds too little.
+
+        From then on newcomers are reckoned to stand still for less time, so that another plan is found for them. That takes less
+        GPU time, but may be in the way of others. Where the difference is a small part of the time that there is, nobody looks:
+        it takes as long as the plan itself.
+        """
+        new = {one.key for one in newcomers}
+        order = in_order([*self.promised, *newcomers], self.first)
+        at = next((at for at, one in enumerate(order) if one.key in new), len(order))
+        found = longer(Plan(self.timeline(gpus), self.first), order[:at], CAUTION)
+        if isinstance(found, Promise):
+            return found
+        begun = [replace(one, lead_s=one.lead_s - one.extra_s, extra_s=0.0) for one in order[at:]]
+        differs = any(one.extra_s > EXTRA * (one.deadline_s - self.now) for one in newcomers)
+        if differs and isinstance(longer(found.copy(), begun, CAUTION), Promise):
+            then = [*order[:at], *begun]
+            if not settle(then, self.timeline(gpus)).holds:
+                return newcomers[-1]
+        return longer(found, order[at:], CAUTION)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 from ..view import Gpus, ServerInView
 from .fewest_servers import Placements
 
-Place = Callable[[Sequence[ServerInView], Mapping[int, Gpus], Mapping[int, int]], Placements]  # as `Placement.place`
+
+class Place(Protocol):
+    """As `Placement.place`."""
+
+    def __call__(
+        self,
+        servers: Sequence[ServerInView],
+        present: Mapping[int, Gpus],
+        shares: Mapping[int, int],
+        *,
+        stay: Collection[int] = (),
+    ) -> Placements: ...
 
 
 class Anew:
@@ -21,9 +33,9 @@ class Anew:
     def leave(self, job: int) -> Gpus:
         return self.gpus.pop(job)
 
-    def change(self, shares: Mapping[int, int]) -> dict[int, tuple[Gpus, Gpus]]:
+    def change(self, shares: Mapping[int, int], *, stay: Collection[int] = ()) -> dict[int, tuple[Gpus, Gpus]]:
         before = self.gpus
         wanted = {job: gpus.bit_count() for job, gpus in before.items()} | dict(shares)
-        self.gpus = self._place(self._servers, before, wanted)
+        self.gpus = self._place(self._servers, before, wanted, stay=stay)
         pairs = {job: (before.get(job, 0), self.gpus.get(job, 0)) for job in wanted}
         return {job: (had, has) for job, (had, has) in pairs.items() if had != has}

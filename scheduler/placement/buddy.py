@@ -27,7 +27,7 @@ What the paper leaves open:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -62,6 +62,7 @@ class Buddy:
         present: Mapping[int, Gpus],
         shares: Ints | Mapping[int, int],
         first: Mapping[int, Gpus] | None = None,
+        stay: Collection[int] = (),
     ) -> Placements:
         """A placement for every row with a share; arguments and errors as for `fewest_servers.place`."""
         wanted = wanted_shares(shares)
@@ -73,7 +74,7 @@ class Buddy:
         same = all(present.get(row, 0).bit_count() == share for row, share in wanted.items())
         if same and not any(forest.flaws(leaves) for leaves in before.values()):
             return {row: present[row] for row in wanted}
-        found = _Arrangement(forest, before, wanted, lead).settle()
+        found = _Arrangement(forest, before, wanted, lead, frozenset(stay)).settle()
         if same and sum(map(forest.flaws, found.values())) >= sum(map(forest.flaws, before.values())):
             return {row: present[row] for row in wanted}
         return {row: forest.gpus(found[row]) for row in wanted}
@@ -151,6 +152,7 @@ class _Arrangement:
         before: Mapping[int, Mapping[int, Leaves]],
         wanted: Mapping[int, int],
         lead: Mapping[int, Mapping[int, Leaves]],
+        stay: frozenset[int],
     ) -> None:
         self._forest = forest
         self._free = list(forest.there)
@@ -159,9 +161,11 @@ class _Arrangement:
         self._parts: list[_Part] = []
         self._parts_of: dict[int, list[_Part]] = {}  # by row
         self._waiting: list[tuple[tuple[int, bool, int], int]] = []  # a heap; parts by number
+        self._stay = stay
         for row, share in wanted.items():
             own = before[row]
-            stays = sum(mask.bit_count() for mask in own.values()) == share and not forest.flaws(own)
+            same = sum(mask.bit_count() for mask in own.values()) == share
+            stays = same and (row in stay or not forest.flaws(own))
             if stays:
                 for server, mask in own.items():
                     self._put(self._part(row, mask.bit_count(), own, lead[row]), server, mask)
@@ -274,7 +278,8 @@ class _Arrangement:
         """Smaller parts that have to leave a block, the smallest first; None: that would not be enough."""
         idle = (self._free[server] & block).bit_count()
         leaving: list[_Part] = []
-        smaller = (one for one in self._here[server] if one.gpus < part.gpus and one.got[server] & block)
+        able = (one for one in self._here[server] if one.row not in self._stay)
+        smaller = (one for one in able if one.gpus < part.gpus and one.got[server] & block)
         for one in sorted(smaller, key=lambda one: one.rank, reverse=True):
             if idle >= part.gpus:
                 break

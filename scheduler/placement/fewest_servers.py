@@ -24,7 +24,7 @@ without regard to which these are: those that a job has there, then free ones, t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain
@@ -45,17 +45,19 @@ def place(
     present: Mapping[int, Gpus],
     shares: Ints | Mapping[int, int],
     first: Mapping[int, Gpus] | None = None,
+    stay: Collection[int] = (),
 ) -> Placements:
     """A placement for every row with a share. `present` has the GPUs of each job that still exist.
 
     `first`: the GPU of each job's first worker, as a set of one; where it is not known, the first of its GPUs is taken for it.
+    `stay`: jobs that keep their GPUs if their shares stay the same, though others are placed worse by that.
     Raises ValueError if the shares do not fit into the cluster.
     """
     wanted = wanted_shares(shares)
     standing = Standing(servers, present)
     gone = {row: 0 for row in present if row not in wanted}
     changed = {row: share for row, share in wanted.items() if present.get(row, 0).bit_count() != share}
-    standing.change(gone | changed, first)
+    standing.change(gone | changed, first, stay=stay)
     return {row: standing.gpus[row] for row in wanted}
 
 
@@ -208,12 +210,12 @@ class Standing:
         return gpus
 
     def change(
-        self, shares: Mapping[int, int], first: Mapping[int, Gpus] | None = None
+        self, shares: Mapping[int, int], first: Mapping[int, Gpus] | None = None, *, stay: Collection[int] = ()
     ) -> dict[int, tuple[Gpus, Gpus]]:
         """Place jobs whose shares change; 0: it gets none. The GPUs before and after of all jobs that have others now.
 
-        `first` and errors as for `place`. Where a placement is not perfect it is tried again, also if no share changes; that
-        counts only if it gets better.
+        `first`, `stay` and errors as for `place`. Where a placement is not perfect it is tried again, also if no share changes;
+        that counts only if it gets better.
         """
         if not shares and (self._tried or not self._spread):
             return {}
@@ -230,10 +232,10 @@ class Standing:
             if moved is not None:
                 before |= moved
                 changed = {}
-        while (changed or self._spread) and (attempt := _Attempt(self, changed, first or {})).restless:
+        while (changed or self._spread) and (attempt := _Attempt(self, changed, first or {}, stay)).restless:
             placed, perfect = attempt.settle(idle)
             if not changed and self._flaws(placed) >= self._flaws({}):
-                self._tried = True
+                self._tried = not stay
                 break
             before = self._move(placed) | before
             if perfect:
@@ -329,18 +331,23 @@ class Standing:
 class _Attempt:
     """One try to place the restless."""
 
-    def __init__(self, standing: Standing, changed: Mapping[int, int], first: Mapping[int, Gpus]) -> None:
-        """`changed`: the shares of those that have not as many GPUs."""
+    def __init__(
+        self, standing: Standing, changed: Mapping[int, int], first: Mapping[int, Gpus], stay: Collection[int]
+    ) -> None:
+        """`changed`: the shares of those that have not as many GPUs. `stay`: others that are not to move."""
         self._standing, self._changed, self._first = standing, changed, first
         self._layout, self._map = standing._layout, standing._map
         self._present = standing.gpus
+        self._stay = frozenset(stay)
         self.restless = [*changed]
         self._remote: set[int] = set()
         for job in sorted(standing._spread):
             if job in changed:
                 continue
             used = standing._spread[job]
-            if len(used) > self._layout.fewest(self._present[job].bit_count()) or self._remote & used.keys():
+            if job in self._stay:
+                self._remote.update(used)
+            elif len(used) > self._layout.fewest(self._present[job].bit_count()) or self._remote & used.keys():
                 self.restless.append(job)
             else:
                 self._remote.update(used)
@@ -401,8 +408,8 @@ class _Attempt:
         return [part for part in parts if part]
 
     def _residents(self, server: int) -> list[Resident]:
-        """The settled jobs on a server."""
-        restless, spread = self._restless_set, self._standing._spread
+        """The settled jobs on a server that may move."""
+        restless, spread = self._restless_set | self._stay, self._standing._spread
         residents: list[Resident] = []
         for row in self._standing._here[server] - restless:
             if row in spread:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -25,8 +25,11 @@ class Standing(Protocol):
         """A job is over. The GPUs that it had."""
         ...
 
-    def change(self, shares: Mapping[int, int]) -> Mapping[int, tuple[Gpus, Gpus]]:
-        """Place jobs whose shares change; 0: it gets none. The GPUs before and after of all jobs that have others now."""
+    def change(self, shares: Mapping[int, int], *, stay: Collection[int] = ()) -> Mapping[int, tuple[Gpus, Gpus]]:
+        """Place jobs whose shares change; 0: it gets none. The GPUs before and after of all jobs that have others now.
+
+        `stay`: as for `place`.
+        """
         ...
 
 
@@ -46,6 +49,7 @@ class Placement(Protocol):
         present: Mapping[int, Gpus],
         shares: Ints | Mapping[int, int],
         first: Mapping[int, Gpus] | None = None,
+        stay: Collection[int] = (),
     ) -> Placements:
         """A placement for every row with a share; arguments and errors as for `fewest_servers.place`."""
         ...

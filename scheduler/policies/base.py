@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +25,7 @@ class Shares:
     why: Callable[[int], Reason | None]  # asked for rows whose share is below their maximum
     review_s: float = math.inf  # ask again then (Unix time), even if nothing has happened
     rows: Ints | None = None  # no others get any, in ascending order; None: not said
+    stay: Collection[int] = ()  # they have no time for a change: whose share stays the same keeps its GPUs
 
 
 class Policy(Protocol):

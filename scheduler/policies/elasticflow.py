@@ -51,7 +51,8 @@ class Elasticflow:
         given = no_shares(jobs)
         given[list(share)] = list(share.values())
         review_s = max(plan.next_s(now), now + INSTANT_S)
-        return Shares(given, _Reasons(jobs, given, plan, by_key, gpus, now, terms), review_s)
+        stay = [row for row, filled in plan.found.items() if not filled.spare]
+        return Shares(given, _Reasons(jobs, given, plan, by_key, gpus, now, terms), review_s, stay=stay)
 
     def _plan(self, promised: list[Promise], timeline: Timeline) -> tuple[Plan, list[Promise]]:
         """For the jobs with deadlines; and those whose soft deadlines cannot be kept."""

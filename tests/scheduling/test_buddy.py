@@ -91,6 +91,22 @@ def test_any_shares_are_placed_on_any_servers(data: st.DataObject) -> None:
     check(again, shares, total)
 
 
+@given(st.data())
+def test_who_is_to_stay_stays_whatever_the_others_get(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=5))
+    total, shares, left = sum(sizes), {}, sum(sizes)
+    present = data.draw(anywhere(total))
+    for row in range(data.draw(st.integers(1, 8))):
+        shares[row] = data.draw(st.one_of(st.integers(0, left), st.just(min(left, present.get(row, 0).bit_count()))))
+        left -= shares[row]
+    stay = data.draw(st.sets(st.integers(0, 7)))
+    placed = BUDDY.place(servers(*sizes), present, shares, stay=stay)
+    check(placed, shares, total)
+    for row in stay & present.keys():
+        if shares.get(row) == present[row].bit_count():
+            assert placed.get(row, 0) == present[row]
+
+
 def test_seven_and_seven_leave_two_gpus_that_are_no_subtree_but_eight_and_four_leave_one() -> None:
     """The paper's example: shares that are no powers of two fragment the cluster, powers of two do not."""
     odd = BUDDY.place(servers(8, 8), {}, {0: 7, 1: 7, 2: 2})

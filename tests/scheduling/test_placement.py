@@ -159,6 +159,12 @@ def test_a_job_moves_to_make_room_for_one_that_fits_on_no_server_otherwise() -> 
     assert placed == {0: gpus(0), 1: gpus(1), 3: gpus(2, 3)}
 
 
+def test_a_job_that_is_to_stay_does_not_make_room() -> None:
+    present = {0: gpus(0), 1: gpus(4)}
+    assert place(servers(4, 4), present, {0: 1, 1: 1, 2: 4}, stay={1}) == {0: gpus(5), 1: gpus(4), 2: gpus(0, 1, 2, 3)}
+    assert place(servers(4, 4), present, {0: 1, 1: 1, 2: 4}, stay={0, 1})[2].bit_count() == 4
+
+
 def test_the_job_submitted_last_moves_where_one_of_several_has_to() -> None:
     assert place(servers(2, 2), {0: gpus(0), 1: gpus(2)}, {0: 1, 1: 1, 2: 2}) == {0: gpus(0), 1: gpus(1), 2: gpus(2, 3)}
 
@@ -243,6 +249,18 @@ def test_any_shares_that_fit_can_be_placed_and_a_placement_asks_for_no_further_c
     check(placed, shares, sizes)
     assert place(servers(*sizes), placed, shares) == placed
     assert place(servers(*sizes), present, shares) == placed
+
+
+@given(clusters(), st.sets(st.integers(0, 7)))
+def test_who_is_to_stay_stays_whatever_the_others_get(
+    cluster: tuple[list[int], dict[int, Gpus], dict[int, int]], stay: set[int]
+) -> None:
+    sizes, present, shares = cluster
+    placed = place(servers(*sizes), present, shares, stay=stay)
+    check(placed, shares, sizes)
+    for row in stay & present.keys():
+        if shares.get(row) == present[row].bit_count():
+            assert placed.get(row, 0) == present[row]
 
 
 @given(clusters())

@@ -149,21 +149,44 @@ def test_no_admitted_job_misses_its_deadline_beside_another_policy(
 
 @settings(max_examples=20)
 @given(
-    st.integers(0, 10**6), st.sampled_from(BESIDE), st.sampled_from([(BACKGROUND, 3.4, 0.4), (STOP_RESUME, 30.0, 30.0)])
+    st.integers(0, 10**6),
+    st.sampled_from(BESIDE),
+    st.sampled_from([(BACKGROUND, 3.4, 0.4), (STOP_RESUME, 30.0, 30.0)]),
+    st.booleans(),
+    st.sampled_from(["none", "network"]),
 )
 def test_pauses_break_no_promise_beside_another_policy(
-    seed: int, policy: str, costs: tuple[Costs, float, float]
+    seed: int, policy: str, costs: tuple[Costs, float, float], powers: bool, packing: str
 ) -> None:
     what, start_s, resize_s = costs
     load = workload(seed, best_effort=0.4)
-    found = replay(load, beside(policy, start_s=start_s, resize_s=resize_s), what)
-    assert missed(load, found) == []
+    terms = beside(policy, start_s=start_s, resize_s=resize_s, powers=powers) | {"packing": packing}
+    assert missed(load, replay(load, terms, what)) == []
 
 
 def test_who_has_no_time_for_a_change_is_not_given_what_others_leave() -> None:
     """A job without a deadline ends while the promised one has less time to spare than a pause takes."""
     load = workload(43, best_effort=0.4)
     assert missed(load, replay(load, beside("elastic", start_s=30.0, resize_s=30.0), STOP_RESUME)) == []
+
+
+def test_who_has_no_time_for_a_change_is_not_moved_for_others_either() -> None:
+    """Another job needs a whole server, and the promised one has its one GPU there."""
+    load = workload(16, best_effort=0.4)
+    assert missed(load, replay(load, beside("afs-l", start_s=30.0, resize_s=30.0), STOP_RESUME)) == []
+
+
+def test_packing_takes_nothing_from_who_was_promised_it() -> None:
+    load = workload(116, best_effort=0.4)
+    terms = beside("elastic", start_s=3.4, resize_s=0.4, powers=False) | {"packing": "network"}
+    assert missed(load, replay(load, terms, BACKGROUND)) == []
+
+
+def test_nobody_is_admitted_whom_the_next_decision_would_find_no_place_for() -> None:
+    """Until it is admitted, a newcomer is reckoned to stand still for longer: that alone decides about another plan for all."""
+    load = workload(29, best_effort=0.4)
+    terms = beside("max-min", start_s=30.0, resize_s=30.0, powers=False)
+    assert missed(load, replay(load, terms, STOP_RESUME)) == []
 
 
 def test_who_has_almost_nothing_left_when_it_is_due_gets_a_gpu_and_ends() -> None:
