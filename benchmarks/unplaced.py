@@ -5,7 +5,7 @@ Shares are all that counts where changes cost nothing: times to completion stay 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from elasticd.scheduler.placement.fewest_servers import Placements
 from elasticd.scheduler.placement.registry import FewestServersParameters
@@ -21,7 +21,7 @@ class _Standing:
     def leave(self, job: int) -> Gpus:
         return self.gpus.pop(job)
 
-    def change(self, shares: Mapping[int, int]) -> dict[int, tuple[Gpus, Gpus]]:
+    def change(self, shares: Mapping[int, int], *, stay: Collection[int] = ()) -> dict[int, tuple[Gpus, Gpus]]:
         moves = {}
         for job, share in shares.items():
             had, has = self.gpus.get(job, 0), (1 << share) - 1
@@ -43,6 +43,7 @@ class Unplaced:
         present: Mapping[int, Gpus],
         shares: Ints | Mapping[int, int],
         first: Mapping[int, Gpus] | None = None,
+        stay: Collection[int] = (),
     ) -> Placements:
         raise NotImplementedError("only simulations go on from one decision to the next")
 

@@ -214,7 +214,7 @@ class Elsewhere:
     def __init__(self, wanted: dict[int, int]) -> None:
         self.wanted = wanted
 
-    def place(self, servers: Any, present: Any, shares: Any, first: Any = None) -> Placements:
+    def place(self, servers: Any, present: Any, shares: Any, first: Any = None, stay: Any = ()) -> Placements:
         return {row: self.wanted[row] for row, share in enumerate(shares) if share}
 
 
