@@ -66,13 +66,14 @@ def promises(
     there is no other way.
     """
     at = np.asarray(rows, dtype=np.int64)
+    extra_s = terms.resize_s if new else 0.0  # newcomers are reckoned to pay for one change, too
     columns = (
         jobs.left_s[at],
         jobs.deadline_s[at] - terms.margin_s,
         jobs.share[at],
         jobs.priority[at],
         jobs.soft[at],
-        _lead_s(jobs, at, now, terms, new),
+        _lead_s(jobs, at, now, terms.start_s + extra_s),
         jobs.curve[at],
         jobs.min_gpus[at],
         np.minimum(jobs.max_gpus[at], gpus),
@@ -95,7 +96,7 @@ def promises(
                 grace_s=0.0 if new else terms.margin_s,
                 share=share,
                 lead_s=lead_s,
-                extra_s=terms.resize_s if new else 0.0,
+                extra_s=extra_s,
                 change_s=change_s,
                 priority=priority,
                 soft=bool(soft),
@@ -104,9 +105,8 @@ def promises(
     return found
 
 
-def _lead_s(jobs: JobTable, rows: Ints, now: float, terms: Terms, new: bool) -> Floats:
-    """How long they stand still before they work: newcomers are reckoned to pay for one change, too."""
-    start_s = terms.start_s + (terms.resize_s if new else 0.0)
+def _lead_s(jobs: JobTable, rows: Ints, now: float, start_s: float) -> Floats:
+    """How long they stand still before they work. `start_s`: who has no GPUs yet."""
     found: Floats = np.where(jobs.share[rows] > 0, np.maximum(jobs.still_until_s[rows] - now, 0.0), start_s)
     return found
 

@@ -25,7 +25,7 @@ from .timeline import Filled, Timeline
 SEARCH = 20  # halvings of a range, at most
 FINE = 0.005  # a search ends when the range is so small a part of what is sought
 CAUTION = 1  # of `promises.plan`: a running job pays for one change of its share, if it can
-EXTRA = 0.005  # of the time until a deadline: a smaller difference in how long a job stands still changes no plan that matters
+EXTRA = 0.005  # of the time until a deadline: a smaller difference in how long a job stands still is not looked at
 MOST_TRIED = 12  # jobs that are asked for their consent one by one
 
 
@@ -87,13 +87,18 @@ class Situation:
         found = longer(Plan(self.timeline(gpus), self.first), order[:at], CAUTION)
         if isinstance(found, Promise):
             return found
-        begun = [replace(one, lead_s=one.lead_s - one.extra_s, extra_s=0.0) for one in order[at:]]
-        differs = any(one.extra_s > EXTRA * (one.deadline_s - self.now) for one in newcomers)
-        if differs and isinstance(longer(found.copy(), begun, CAUTION), Promise):
+        if any(one.extra_s > EXTRA * (one.deadline_s - self.now) for one in newcomers):
+            begun = [_promised(one) if one.key in new else one for one in order[at:]]
             then = [*order[:at], *begun]
-            if not settle(then, self.timeline(gpus)).holds:
+            usual = isinstance(longer(found.copy(), begun, CAUTION), Plan)  # which takes less time than all tries
+            if not usual and not settle(then, self.timeline(gpus)).holds:
                 return newcomers[-1]
         return longer(found, order[at:], CAUTION)
+
+
+def _promised(newcomer: Promise) -> Promise:
+    """As it is reckoned with from then on."""
+    return replace(newcomer, lead_s=newcomer.lead_s - newcomer.extra_s, extra_s=0.0)
 
 
 @dataclass(frozen=True)
