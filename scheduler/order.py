@@ -11,9 +11,9 @@ import heapq
 import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
@@ -114,14 +114,14 @@ def take(free: int, own: list[Wish], line: Line, below: float = math.inf) -> lis
     return served
 
 
-@dataclass(frozen=True)
-class Served:
+class Served(msgspec.Struct, frozen=True):
     """`given`: the shares; `rows`: who got some, in ascending order; `waiting`: how many got nothing and want no more GPUs than
-    there are."""
+    there are; `free`: GPUs that are left."""
 
     given: Ints
     rows: Ints
     waiting: int
+    free: int
 
 
 def serve(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
@@ -133,22 +133,25 @@ def serve(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
     keys, want = order.ranks(jobs, running, now)
     first = keys < line.least_key(gpus)  # most of those that run, as a rule
     rows, wanted_by_first = running[first], want[first]
-    free = gpus - int(wanted_by_first.sum())
+    free = gpus - sum(wanted_by_first.tolist())
     if free < 0:
         first[:] = False
         rows, wanted_by_first, free = running[:0], want[:0], gpus
     rest: list[Wish] = []
     if len(rows) < len(running):
-        later = (~first).nonzero()[0]
+        later = np.logical_not(first).nonzero()[0]
         rest = sorted(zip(keys[later].tolist(), jobs.rows[running[later]].tolist(), want[later].tolist(), strict=True))
     more = take(free, rest, line) if free else []
     given = np.zeros(len(jobs), dtype=np.int64)
     given[rows] = wanted_by_first
     if more:
-        others = np.searchsorted(jobs.rows, [number for _, number, _ in more])
-        given[others] = [wanted for _, _, wanted in more]
-        rows = np.sort(np.concatenate([rows, others]))
-    return Served(given, rows, line.fitting(gpus) + int(np.count_nonzero(want <= gpus)) - len(rows))
+        others = jobs.rows.searchsorted(np.array([number for _, number, _ in more]))
+        wants = [wanted for _, _, wanted in more]
+        given[others] = wants
+        free -= sum(wants)
+        rows = np.concatenate((rows, others))
+        rows.sort()
+    return Served(given, rows, line.fitting(gpus) + int(np.count_nonzero(want <= gpus)) - len(rows), free)
 
 
 def serve_anew(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
@@ -156,9 +159,9 @@ def serve_anew(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
     keys, want = order.ranks(jobs, slice(None), now)
     given = np.zeros(len(jobs), dtype=np.int64)
     fitting = (want <= gpus).nonzero()[0]
-    hand_out(given, gpus, keys, want, fitting)
+    free = hand_out(given, gpus, keys, want, fitting)
     rows = given.nonzero()[0]
-    return Served(given, rows, len(fitting) - len(rows))
+    return Served(given, rows, len(fitting) - len(rows), free)
 
 
 def wishes(jobs: JobTable, order: Order, rows: Ints, now: float) -> list[Wish]:
@@ -167,41 +170,43 @@ def wishes(jobs: JobTable, order: Order, rows: Ints, now: float) -> list[Wish]:
     return sorted(zip(keys.tolist(), jobs.rows[rows].tolist(), wants.tolist(), strict=True))
 
 
-def counted(given: Ints, want: Ints, gpus: int) -> Served:
+def counted(given: Ints, want: Ints, gpus: int, free: int) -> Served:
     """Of shares where each job has what it wants or nothing."""
-    rows = np.flatnonzero(given)
-    return Served(given, rows, int(np.count_nonzero(want <= gpus)) - len(rows))
+    rows = given.nonzero()[0]
+    return Served(given, rows, int(np.count_nonzero(want <= gpus)) - len(rows), free)
 
 
-def found(jobs: JobTable, served: list[Wish], fitting: int) -> Served:
+def found(jobs: JobTable, served: list[Wish], fitting: int, gpus: int) -> Served:
     """The same as shares. `fitting`: how many jobs want no more GPUs than there are."""
     given = np.zeros(len(jobs), dtype=np.int64)
     numbers = np.array([number for _, number, _ in served], dtype=np.int64)
-    wants = np.array([want for _, _, want in served], dtype=np.int64)
-    rows = np.searchsorted(jobs.rows, numbers)
+    wants = [want for _, _, want in served]
+    rows = jobs.rows.searchsorted(numbers)
     given[rows] = wants
     rows.sort()
-    return Served(given, rows, fitting - len(served))
+    return Served(given, rows, fitting - len(served), gpus - sum(wants))
 
 
-def hand_out(given: Ints, gpus: int, keys: Floats, want: Ints, rows: Ints) -> None:
+def hand_out(given: Ints, gpus: int, keys: Floats, want: Ints, rows: Ints) -> int:
     """`want` GPUs each or none to these rows, in ascending order of `keys`; who does not fit into what is left is passed over.
-    Changes `given`."""
+    Changes `given`. Returns how many are left."""
     free = gpus
     fitting = rows
-    wanted_by_all = want[rows]
-    if wanted_by_all.sum() <= gpus:
-        given[rows] = wanted_by_all
-        return
-    while len(fitting):
+    while free and len(fitting):
         order = fitting[smallest(keys[fitting], free)]
-        for row, wanted in zip(order.tolist(), want[order].tolist(), strict=True):
-            if wanted <= free:
-                given[row] = wanted
-                free -= wanted
-                if not free:
-                    return
-        fitting = fitting[(given[fitting] == 0) & (want[fitting] <= free)]  # nobody who has been passed over
+        wanted = want[order]
+        up_to = wanted.cumsum()
+        begin = int(up_to.searchsorted(free, "right"))  # those before it fit one after the other
+        if begin:
+            given[order[:begin]] = wanted[:begin]
+            free -= int(up_to[begin - 1])
+        for row, more in zip(order[begin:].tolist(), wanted[begin:].tolist(), strict=True):
+            if more <= free:
+                given[row] = more
+                free -= more
+        if free:
+            fitting = fitting[(given[fitting] == 0) & (want[fitting] <= free)]  # nobody who has been passed over
+    return free
 
 
 def smallest(keys: Floats, count: int) -> Ints:
@@ -210,6 +215,6 @@ def smallest(keys: Floats, count: int) -> Ints:
         return np.array([keys.argmin()])
     if count < len(keys):
         bound = np.partition(keys, count)[count]
-        candidates = np.flatnonzero(keys <= bound)
-        return candidates[np.argsort(keys[candidates], kind="stable")][:count]
-    return np.argsort(keys, kind="stable")
+        candidates: Ints = (keys <= bound).nonzero()[0]
+        return candidates[keys[candidates].argsort(kind="stable")[:count]]
+    return keys.argsort(kind="stable")

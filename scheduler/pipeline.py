@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
+import msgspec
 import numpy as np
 
 from ..protocol.texts import gpu_count
@@ -83,8 +84,7 @@ def decide(
     )
 
 
-@dataclass(frozen=True)
-class Division:
+class Division(msgspec.Struct, frozen=True):
     """Everybody's share, by row of the view; what it says is said in `Decision`. `rows`, `stay`: as in `Shares`."""
 
     shares: Ints
@@ -192,8 +192,7 @@ def _by_quota(
     return Shares(shares, given.why, min(reviews)), frozenset(np.flatnonzero(shares < given.gpus).tolist())
 
 
-@dataclass(frozen=True)
-class Reasons:
+class Reasons(msgspec.Struct, frozen=True, dict=True):
     """Why jobs have not got what they could use; most decisions are never asked. `gpus`: so many the policy gave; `rows`: what it
     has seen, None: all."""
 

@@ -30,10 +30,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from ..protocol.model import JobId
 from ..protocol.texts import gpu_count
@@ -216,7 +217,7 @@ class _Reserving:
         need = int(self._least[head])
         got = need - min(need, sum(max(0, region.missing) for region in regions))
         found = Reservation(head, need, got, ready, held, frozenset(confined))
-        return replace(view, limits=tuple(limits), limit_of=limit_of, reservation=found)
+        return structs.replace(view, limits=tuple(limits), limit_of=limit_of, reservation=found)
 
     def _left(self, region: _Region, free: Gpus, ready: bool) -> Gpus:
         """GPUs for others, where fewest are free, so that those of the head are near each other. Rather idle ones as long as

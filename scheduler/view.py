@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -362,15 +363,14 @@ class Reservation:
     confined: frozenset[int]  # rows whose limits leave that out
 
 
-@dataclass(frozen=True)
-class ClusterView:
+class ClusterView(msgspec.Struct, frozen=True, dict=True):
     """`now` is Unix time in seconds; servers stand by name."""
 
     now: float
     jobs: JobTable
     servers: tuple[ServerInView, ...]
     placements: Mapping[int, Gpus]  # by row, of the jobs that have GPUs
-    manual_shares: Mapping[int, int] = field(
+    manual_shares: Mapping[int, int] = msgspec.field(
         default_factory=dict
     )  # by row, of the jobs whose share has been set by hand
     limits: tuple[Limit, ...] = ()

@@ -107,6 +107,7 @@ class Simulation:
             self._note()
         self._jobs.settle()
         self.outcome.executed_s, self.outcome.gpu_s = self._jobs.executed_s, self._jobs.gpu_s
+        self.outcome.changes += self._jobs.changes  # those for measuring are counted
         self.outcome.wall_s = time.perf_counter() - began
         return self.outcome
 
@@ -216,36 +217,42 @@ class Simulation:
 
     def _change(self, moves: Mapping[int, tuple[Gpus, Gpus]]) -> None:
         """From one placement to another one. `moves`: the GPUs before and after, by number."""
-        chosen = sorted(moves)
-        held = [moves[job] for job in chosen]
-        numbers = np.array(chosen)
+        order = sorted(moves)
+        stops = [job for job in order if not moves[job][1]]
+        starts = [job for job in order if not moves[job][0]]
+        begin, rest = len(stops), len(stops) + len(starts)
+        if rest < len(order):
+            order = stops + starts + [job for job in order if all(moves[job])]
+        else:
+            order = stops + starts
+        held = [moves[job] for job in order]
+        counts = [has.bit_count() for _, has in held]
+        self._used += sum(counts) - sum([had.bit_count() for had, _ in held])
+        numbers, shares = np.array(order), np.array(counts)
         jobs, progress = self._jobs, self._progress
         places = jobs.places(numbers)
-        shares = np.array([has.bit_count() for _, has in held])
-        self._used += int(shares.sum()) - int(jobs.columns.share[places].sum())
         progress.works_with[numbers] = shares
-        jobs.give(places, shares)
+        jobs.give(places, shares, places[begin:rest], stops=begin > 0)
         self._knowledge.given(numbers, shares)
         free_s = progress.free_s(numbers, held)
-        starts = [at for at, (had, _) in enumerate(held) if not had]
-        stops = [at for at, (_, has) in enumerate(held) if not has]
-        stay = [at for at, (had, has) in enumerate(held) if had and has]
         if stops:
-            self._stop(numbers[stops], places[stops])
+            self._stop(numbers[:begin], places[:begin])
         if starts:
-            self._count_blocked(places[starts], self._blocking.remove)
-            jobs.columns.waiting_since_s[places[starts]] = math.nan
-            start_s = self.outcome.start_s
-            new = numbers[starts]
-            start_s[new[np.isnan(start_s[new])]] = self._now
-            progress.start(new, free_s[starts])
-        if stay:
-            self._resize(numbers[stay], places[stay], [held[at] for at in stay], free_s[stay])
+            self._start(numbers[begin:rest], places[begin:rest], free_s[begin:rest])
+        if rest < len(order):
+            self._resize(numbers[rest:], places[rest:], held[rest:], free_s[rest:])
         progress.refresh()
 
     def _count_blocked(self, places: Ints, count: Callable[..., None]) -> None:
         columns = self._jobs.columns
         count(columns.left_s[places], columns.submitted_s[places] + columns.executed_s[places])
+
+    def _start(self, numbers: Ints, places: Ints, free_s: Floats) -> None:
+        self._count_blocked(places, self._blocking.remove)
+        self._jobs.columns.waiting_since_s[places] = math.nan
+        start_s = self.outcome.start_s
+        start_s[numbers[np.isnan(start_s[numbers])]] = self._now
+        self._progress.start(numbers, places, free_s)
 
     def _stop(self, numbers: Ints, places: Ints) -> None:
         self._progress.fall_back(numbers, places)
@@ -254,7 +261,6 @@ class Simulation:
         self._progress.stop(numbers)
         self._jobs.columns.changes[places] += 1
         self.outcome.preemptions += len(numbers)
-        self.outcome.changes[numbers] += 1
 
     def _resize(self, numbers: Ints, places: Ints, held: list[tuple[Gpus, Gpus]], free_s: Floats) -> None:
         """`held`: the GPUs before and after, of each; `free_s`: until its new ones are free."""
@@ -266,8 +272,7 @@ class Simulation:
         self.outcome.resizes += keep_some
         self.outcome.migrations += len(held) - keep_some
         self._jobs.columns.changes[places] += 1
-        self.outcome.changes[numbers] += 1
-        self._progress.resize(numbers, held, free_s)
+        self._progress.resize(numbers, places, held, free_s)
 
     def _explore(self) -> None:
         """Let jobs work with as many of their GPUs as they are to be measured with."""
@@ -276,7 +281,7 @@ class Simulation:
             numbers = np.array(list(wanted))
             self.outcome.resizes += len(numbers)
             self.outcome.changes[numbers] += 1
-            self._progress.explore(numbers, np.array(list(wanted.values())))
+            self._progress.explore(numbers, self._jobs.places(numbers), np.array(list(wanted.values())))
             self._progress.refresh()
 
     def _note(self) -> None:
@@ -289,16 +294,14 @@ class Simulation:
 
 
 def _changed(jobs: JobTable, decided: Division) -> Ints:
-    """The rows whose shares are others now, in ascending order."""
+    """The rows whose shares are others now."""
     share, given = jobs.share, decided.shares
     if decided.rows is None:
-        return np.flatnonzero(given != share)
+        return (given != share).nonzero()[0]
     rows, running = decided.rows, jobs.running
     rows = rows[given[rows] != share[rows]]
-    stops = running[given[running] == 0]
-    if len(stops):
-        rows = np.sort(np.concatenate([rows, stops]))
-    return rows
+    stops = running[np.logical_not(given[running])]
+    return np.concatenate((rows, stops)) if len(stops) else rows
 
 
 def _kept_beside(policy: Policy, admission: Admission) -> Deadlines | None:

@@ -77,6 +77,7 @@ class Jobs:
         self.ended = NOTHING_ENDED
         self.executed_s: Floats = np.zeros(n)  # by number, of those that are over
         self.gpu_s: Floats = np.zeros(n)
+        self.changes: Ints = np.zeros(n, dtype=np.int64)  # likewise, as in the columns
         self.running: Ints = np.empty(0, dtype=np.int64)  # places of those with GPUs
         self.run: Ints = np.empty(0, dtype=np.int64)  # their numbers
 
@@ -167,18 +168,17 @@ class Jobs:
         columns.executed_s[places] += passed_s
         columns.attained_gpu_s[places] += columns.share[places] * passed_s
 
-    def give(self, places: Ints, shares: Ints) -> None:
-        """These jobs have so many GPUs now."""
+    def give(self, places: Ints, shares: Ints, new: Ints, stops: bool) -> None:
+        """These jobs have so many GPUs now. `new`: the places of those that had none; `stops`: some lose all that they had."""
         share = self.columns.share
-        new = places[(share[places] == 0) & (shares > 0)]
         share[places] = shares
         if self._lines:
             self._stirred += self.numbers[places].tolist()
         running = self.running
-        if not shares.all():
-            running = running[share[running] > 0]
+        if stops:
+            running = running[share[running].nonzero()[0]]
         if len(new):
-            running = np.concatenate([running, new])
+            running = np.concatenate((running, new))
             running.sort()
         self.running = running
         self.run = self.numbers[running]
@@ -198,6 +198,7 @@ class Jobs:
             self._stirred += numbers.tolist()
         self.executed_s[numbers] = self.columns.executed_s[places]
         self.gpu_s[numbers] = self.columns.attained_gpu_s[places]
+        self.changes[numbers] = self.columns.changes[places]
         running = self.running
         moved = 0
         for place in places.tolist():  # in ascending order
@@ -224,6 +225,7 @@ class Jobs:
         """The simulation is over: what those have had that are not."""
         self.executed_s[self.present] = self.columns.executed_s[self.window]
         self.gpu_s[self.present] = self.columns.attained_gpu_s[self.window]
+        self.changes[self.present] = self.columns.changes[self.window]
 
 
 def _stand_in(line: Line, order: Order, jobs: JobTable, rows: Ints) -> None:

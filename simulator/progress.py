@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..scheduler.arrays import least
 from ..scheduler.view import Floats, Gpus, Ints
 from .costs import Costs
 from .jobs import Jobs
@@ -54,10 +55,10 @@ class Progress:
         """Other jobs run, or work otherwise, than before."""
         run = self._jobs.run
         self._rates = self._rate[run]
-        self._gpus_at_work = float(self._rates @ self._ones[: len(run)])
-        self._next_end_s = float(self._end_s[run].min()) if len(run) else math.inf
+        self._gpus_at_work = float(self._rates.dot(self._ones[: len(run)]))
+        self._next_end_s = least(self._end_s[run])
         if self._switching:
-            self._next_switch_s = float(self._switch_s[run].min(initial=math.inf))
+            self._next_switch_s = least(self._switch_s[run])
 
     # -- time goes on
 
@@ -89,7 +90,7 @@ class Progress:
         if self._next_switch_s <= self.now:
             run = self._jobs.run
             ready = run[self._switch_s[run] <= self.now]
-            self.work(ready, self._prices.pause_s[ready])
+            self.work(ready, self._jobs.places(ready), self._prices.pause_s[ready])
             self.refresh()
 
     def over(self) -> Ints:
@@ -141,9 +142,10 @@ class Progress:
             left_s[fallen] = np.minimum(self._work_s[numbers[falls]], back_s)
         self._standstill.interrupted(numbers, left_s[places], len(self._jobs))
 
-    def start(self, numbers: Ints, free_s: Floats) -> None:
-        self._given_s[numbers] = self.now + free_s
-        self.work(numbers, free_s + self._prices.start_s[numbers] if self._starting else free_s)
+    def start(self, numbers: Ints, places: Ints, free_s: Floats) -> None:
+        if self._falling:
+            self._given_s[numbers] = self.now + free_s
+        self.work(numbers, places, free_s + self._prices.start_s[numbers] if self._starting else free_s)
 
     def stop(self, numbers: Ints) -> None:
         self._rate[numbers] = 0.0
@@ -158,7 +160,7 @@ class Progress:
         over = (self._prices.end_s[numbers] > 0) & (self._jobs.columns.left_s[places] <= 0)
         return np.flatnonzero(~over) if np.count_nonzero(over) else None
 
-    def resize(self, numbers: Ints, held: Sequence[tuple[Gpus, Gpus]], free_s: Floats) -> None:
+    def resize(self, numbers: Ints, places: Ints, held: Sequence[tuple[Gpus, Gpus]], free_s: Floats) -> None:
         """`held`: the GPUs before and after, of each; `free_s`: until its new ones are free."""
         prices = self._prices
         waits_s = self._idle_until_s[numbers] - self.now  # above 0: it has not begun yet, or stands still
@@ -167,18 +169,18 @@ class Progress:
             takes = np.array([after & ~before > 0 for before, after in held], dtype=bool)
             later = takes & (waits_s <= 0) & (free_s + prices.ready_s[numbers] > 0)
             self._switch_s[numbers[later]] = self.now + free_s[later] + prices.ready_s[numbers[later]]
-            numbers, pause_s = numbers[~later], pause_s[~later]
+            numbers, places, pause_s = numbers[~later], places[~later], pause_s[~later]
         if len(numbers):
-            self.work(numbers, pause_s)
+            self.work(numbers, places, pause_s)
 
-    def explore(self, numbers: Ints, gpus: Ints) -> None:
+    def explore(self, numbers: Ints, places: Ints, gpus: Ints) -> None:
         """Jobs work with so many of their GPUs from now on."""
         ready_s = self._prices.ready_s[numbers]
         later = (gpus > self.works_with[numbers]) & (ready_s > 0)
         self.works_with[numbers] = gpus
         self._switch_s[numbers[later]] = self.now + ready_s[later]
         if len(numbers := numbers[~later]):
-            self.work(numbers, self._prices.pause_s[numbers])
+            self.work(numbers, places[~later], self._prices.pause_s[numbers])
 
     def resting(self) -> Ints:
         """Running jobs that neither stand still nor wait for GPUs."""
@@ -186,15 +188,15 @@ class Progress:
         resting: Ints = run[(self._idle_until_s[run] <= self.now) & (self._switch_s[run] == math.inf)]
         return resting
 
-    def work(self, numbers: Ints, wait_s: Floats) -> None:
+    def work(self, numbers: Ints, places: Ints, wait_s: Floats) -> None:
         """Each at the rate of its share, after a while."""
         gpus = self.works_with[numbers]
         rate = self._speedup[self._curve[numbers], gpus]
         begin_s = self.now + wait_s
         self._rate[numbers] = rate
         self._idle_until_s[numbers] = begin_s
-        self._all_work_from_s = max(self._all_work_from_s, self.now + float(wait_s.max()))
-        columns, places = self._jobs.columns, self._jobs.places(numbers)
+        self._all_work_from_s = max(self._all_work_from_s, begin_s.item(begin_s.argmax()))
+        columns = self._jobs.columns
         left_s = columns.left_s[places]
         columns.still_until_s[places] = begin_s
         end_s = begin_s + left_s / rate

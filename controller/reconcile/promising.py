@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from msgspec import structs
 
 from ...protocol.messages import CounterOffer, EventKind, PromiseState, PromiseView
 from ...protocol.model import JobId, ServerId
@@ -321,7 +322,7 @@ def _wide(
         return _Wide(seen.view, seen.jobs, reserved)
     own = sum(len(job.own_gpus) for job in more)
     beside = (ServerInView(STARTING_SERVER, tuple(range(own))),) if own else ()
-    view = replace(seen.view, servers=(*seen.view.servers, *beside))
+    view = structs.replace(seen.view, servers=(*seen.view.servers, *beside))
     jobs, total = view.jobs, view.total_gpus
     curves, rows = jobs.curves, []
     narrow = np.flatnonzero(np.isfinite(jobs.deadline_s)).tolist() if own else []  # with no more GPUs than are seen
@@ -343,7 +344,7 @@ def _wide(
     table = JobTable(Columns(names=names, **columns), np.arange(len(names)), curves, ended=jobs.ended)
     others = sum(len(job.own_gpus) for job in more if job.spec.deadline is None)
     starting = ((now, now + STARTED_S, others),) if others else ()
-    return _Wide(replace(view, jobs=table), (*seen.jobs, *more), (*starting, *reserved))
+    return _Wide(structs.replace(view, jobs=table), (*seen.jobs, *more), (*starting, *reserved))
 
 
 def _row(now: float, total: int, job: Job, told: Estimated, curve: int) -> dict[str, float]:

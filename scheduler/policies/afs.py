@@ -35,6 +35,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from ..arrays import least
 from ..order import Served, serve
 from ..view import Floats, Ints, JobTable, Reason
 from .base import Shares, waits_for
@@ -60,8 +61,8 @@ class AfsL:
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         served = serve(jobs, gpus, _BY_LENGTH, now)
-        _by_inequality(jobs, served, gpus)
-        return _shares(jobs, served, gpus)
+        free = _by_inequality(jobs, served)
+        return _shares(jobs, served, gpus, free)
 
 
 @dataclass(frozen=True)
@@ -104,15 +105,16 @@ class AfsP:
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         unit_s = self.parameters.unit_s
         served = serve(jobs, gpus, self._order, now)
-        self._share_out(jobs, served, gpus, rng)
+        free = self._share_out(jobs, served, rng) if served.free else 0
         review_s = math.inf
         if served.waiting:  # somebody waits for his turn
             executed_s = jobs.executed_s[served.rows]
-            review_s = now + float(((_units(executed_s, unit_s) + 1) * unit_s - executed_s).min())
-        return _shares(jobs, served, gpus, review_s)
+            review_s = now + least((_units(executed_s, unit_s) + 1) * unit_s - executed_s)
+        return _shares(jobs, served, gpus, free, review_s)
 
-    def _share_out(self, jobs: JobTable, served: Served, gpus: int, rng: random.Random) -> None:
-        _without_lengths(jobs, served, gpus, rng)
+    def _share_out(self, jobs: JobTable, served: Served, rng: random.Random) -> int:
+        """Stage two, where GPUs are left. Returns how many still are."""
+        return _without_lengths(jobs, served, rng)
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ class _ByUnits:
         executed_s = jobs.executed_s[rows]
         counter = _units(executed_s, self.unit_s)
         in_a_unit = (jobs.share[rows] > 0) & (executed_s - counter * self.unit_s > LATE_S)
-        return np.where(in_a_unit, -1.0, counter), jobs.min_gpus[rows]
+        counter[in_a_unit] = -1.0
+        return counter, jobs.min_gpus[rows]
 
 
 def _units(executed_s: Floats, unit_s: float) -> Floats:
@@ -138,16 +141,17 @@ class AfsS(AfsP):
 
     name = "afs-s"
 
-    def _share_out(self, jobs: JobTable, served: Served, gpus: int, rng: random.Random) -> None:
+    def _share_out(self, jobs: JobTable, served: Served, rng: random.Random) -> int:
         rows = served.rows
         share = served.given[rows]
-        level(share, jobs.max_gpus[rows], gpus - int(share.sum()))
+        free = level(share, jobs.max_gpus[rows], served.free)
         served.given[rows] = share
+        return free
 
 
-def _shares(jobs: JobTable, served: Served, gpus: int, review_s: float = math.inf) -> Shares:
+def _shares(jobs: JobTable, served: Served, gpus: int, free: int, review_s: float = math.inf) -> Shares:
+    """`free`: how many of the `gpus` are left."""
     given = served.given
-    free = gpus - int(given[served.rows].sum())
 
     def why(row: int) -> Reason | None:
         return waits_for(int(jobs.min_gpus[row]), free, gpus) if not given[row] else None
@@ -166,16 +170,16 @@ def _growing(jobs: JobTable, served: Served) -> tuple[Ints, Ints, Floats, Floats
     return rows[growing], most[growing], now[growing], then[growing]
 
 
-def _by_inequality(jobs: JobTable, served: Served, gpus: int) -> None:
-    """Stage two of Alg. 1. Changes the shares of those that have some."""
-    given, rows = served.given, served.rows
-    free = gpus - int(given[rows].sum())
+def _by_inequality(jobs: JobTable, served: Served) -> int:
+    """Stage two of Alg. 1. Changes the shares of those that have some. Returns how many GPUs are left."""
+    free = served.free
     if free <= 0:
-        return
+        return free
     line = _Line(jobs, served)
     while free > 0 and line.give():
         free -= 1
-    given[line.rows] = line.share
+    served.given[line.rows] = line.share
+    return free
 
 
 _Key = tuple[float, int]  # a job's place in the line: its length, and which one it is; they stand in ascending order
@@ -278,20 +282,17 @@ class _Line:
                     greatest[later] = max([gain[job] for _, job in blocks[later]], default=-math.inf)
 
 
-def _without_lengths(jobs: JobTable, served: Served, gpus: int, rng: random.Random) -> None:
-    """Stage two without lengths. Changes the shares of those that have some.
+def _without_lengths(jobs: JobTable, served: Served, rng: random.Random) -> int:
+    """Stage two without lengths. Changes the shares of those that have some. Returns how many GPUs are left.
 
     A job beats another, whichever of them is shorter, if its gain is above the other's bar. So nobody beats those whose
     bar is at least the greatest gain of all. One of these gets the GPU: if there are some that have it already, one of
     them, so that shares do not change for no reason; else the first in an order that is drawn once.
     """
-    given = served.given
-    free = gpus - int(given[served.rows].sum())
-    if free <= 0:
-        return
+    given, free = served.given, served.free
     rows, most, now, then = _growing(jobs, served)
     if not len(rows):
-        return
+        return free
     order = list(range(len(rows)))
     rng.shuffle(order)
     rows, most, now, then = rows[order], most[order], now[order], then[order]
@@ -308,6 +309,7 @@ def _without_lengths(jobs: JobTable, served: Served, gpus: int, rng: random.Rand
         q = curves[at][share[at] + 1] if share[at] < limit[at] else p
         line.change(at, (q - p) / q, (q - p) / p, share[at] < present[at])
     given[rows] = share
+    return free
 
 
 class Unbeaten:

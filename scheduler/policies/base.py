@@ -6,9 +6,9 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from ...protocol.texts import gpu_count
@@ -17,8 +17,7 @@ from ..order import smallest as smallest
 from ..view import Floats, Ints, JobTable, Reason, ReasonCode
 
 
-@dataclass(frozen=True)
-class Shares:
+class Shares(msgspec.Struct, frozen=True):
     """How many GPUs each job gets, by row, and why some get less than they could use."""
 
     gpus: Ints
@@ -57,16 +56,17 @@ def relative_gain(row: int, now: float, then: float) -> float:
     return (then - now) / now
 
 
-def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain, among: Ints | None = None) -> None:
-    """Give what is left of `gpus`, one after the other, to whose gain is greatest, up to its maximum. Changes `given`.
+def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain, among: Ints | None = None) -> int:
+    """Give what is left of `gpus`, one after the other, to whose gain is greatest, up to its maximum. Changes `given`. Returns how
+    many are still left.
 
     Of equal gains the job submitted first comes first. Jobs without GPUs get none. `among`: the rows of those that have some,
     in ascending order, where they are known.
     """
-    among = np.flatnonzero(given) if among is None else among
-    free = gpus - int(given[among].sum())
+    among = given.nonzero()[0] if among is None else among
+    free = gpus - sum(given[among].tolist())
     if free <= 0:
-        return
+        return free
     most = np.minimum(jobs.max_gpus[among], jobs.curves.most)
     can = given[among] < most
     rows = among[can].tolist()
@@ -87,6 +87,7 @@ def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain, among: Ints | None 
         free -= 1
         offer(row)
     given[rows] = [share[row] for row in rows]
+    return free
 
 
 def waits_for(wanted: int, free: int, gpus: int, what: str = "left by jobs that go first") -> Reason:

@@ -57,7 +57,7 @@ class Gandiva:
             self._requeued(jobs, gpus, now, begun_s) if now - begun_s <= LATE_S else serve(jobs, gpus, _LONGEST, now)
         )
         given, want = served.given, jobs.requested_gpus
-        free = gpus - int(given[served.rows].sum())
+        free = served.free
 
         def why(row: int) -> Reason | None:
             return waits_for(int(want[row]), free, gpus, "left by jobs whose turn it is") if not given[row] else None
@@ -75,15 +75,14 @@ class Gandiva:
             first = take(gpus, [], line, since_s)
             rest = take(gpus - sum([want for _, _, want in first]), own, Line())
             fitting = line.fitting(gpus) + int(np.count_nonzero(jobs.requested_gpus[jobs.running] <= gpus))
-            return found(jobs, first + rest, fitting)
+            return found(jobs, first + rest, fitting, gpus)
         want = jobs.requested_gpus
         given, fits = no_shares(jobs), want <= gpus
         waited = jobs.waiting_since_s < since_s  # not so of those that run: theirs is no number
-        hand_out(given, gpus, jobs.waiting_since_s, want, np.flatnonzero(fits & waited))
+        free = hand_out(given, gpus, jobs.waiting_since_s, want, np.flatnonzero(fits & waited))
         keys, _ = _LeastRun(self.parameters.slice_s).ranks(jobs, slice(None), now)
-        free = gpus - int(given.sum())
-        hand_out(given, free, keys, want, np.flatnonzero(fits & ~waited & (want <= free)))
-        return counted(given, want, gpus)
+        free = hand_out(given, free, keys, want, np.flatnonzero(fits & ~waited & (want <= free)))
+        return counted(given, want, gpus, free)
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,14 @@ def minimums(jobs: JobTable, gpus: int) -> tuple[Ints, int]:
     return given, free
 
 
-def level(given: Ints, most: Ints, free: int) -> None:
+def level(given: Ints, most: Ints, free: int) -> int:
     """Raise the smallest of the shares that are not 0 first, one GPU at a time, none above its maximum. Changes
-    `given`.
+    `given`. Returns how many GPUs are left of the `free` ones.
 
     Of equal ones the job submitted first comes first.
     """
     if free <= 0:
-        return
+        return free
     rows = np.flatnonzero((given > 0) & (given < most))
     while free > 0 and len(rows):
         share = given[rows]
@@ -79,7 +79,8 @@ def level(given: Ints, most: Ints, free: int) -> None:
         rise = min(rise, free // len(at_lowest))  # all of them together, as far as they stay the lowest
         if not rise:
             given[at_lowest[:free]] += 1
-            return
+            return 0
         given[at_lowest] += rise
         free -= rise * len(at_lowest)
         rows = rows[given[rows] < most[rows]]
+    return free

@@ -38,9 +38,7 @@ class Srtf:
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         served = serve(jobs, gpus, self._order, now)
         given, want = served.given, jobs.max_gpus if self.parameters.peak else jobs.requested_gpus
-        if self.altruistic:
-            grow(jobs, given, gpus, relative_gain, served.rows)
-        free = gpus - int(given[served.rows].sum())
+        free = grow(jobs, given, gpus, relative_gain, served.rows) if self.altruistic else served.free
 
         def why(row: int) -> Reason | None:
             return waits_for(int(want[row]), free, gpus) if not given[row] else None

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays import least
 from ..order import Served, serve, serve_anew
 from ..view import Floats, Ints, JobTable, Reason
 from .base import Shares, grow, relative_gain, waits_for
@@ -73,15 +74,16 @@ class TiresiasL:
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         served = self._serve(jobs, gpus, self._order, now)
-        return self._told(jobs, gpus, now, served)
+        return self._told(jobs, gpus, now, served, served.free)
 
     def _serve(self, jobs: JobTable, gpus: int, order: ByService, now: float) -> Served:
         """Who waits long enough is promoted: then the order changes with time."""
         return (serve if self.parameters.promotion is None else serve_anew)(jobs, gpus, order, now)
 
-    def _told(self, jobs: JobTable, gpus: int, now: float, served: Served, halved: bool = False) -> Shares:
+    def _told(
+        self, jobs: JobTable, gpus: int, now: float, served: Served, free: int, halved: bool = False
+    ) -> Shares:
         given = served.given
-        free = gpus - int(given[served.rows].sum())
 
         def why(row: int) -> Reason | None:
             if given[row]:
@@ -102,7 +104,7 @@ class TiresiasL:
             return _Queues(self._order, jobs, rows, now).review_s(served.given[rows])
         attained = jobs.attained_gpu_s[rows]
         rest_s = (self._order.thresholds[self._order.queues(attained)] - attained) / served.given[rows]
-        return now + float(rest_s.min(initial=math.inf))
+        return now + least(rest_s)
 
 
 class ElasticTiresiasParameters(TiresiasParameters, frozen=True, forbid_unknown_fields=True):
@@ -137,9 +139,10 @@ class ElasticTiresias(TiresiasL):
         halved = served.waiting > self._pending
         if halved:
             served = self._serve(jobs, gpus, self._halved, now)
+        free = served.free
         if not served.waiting:
-            grow(jobs, served.given, gpus, relative_gain, served.rows)
-        return self._told(jobs, gpus, now, served, halved)
+            free = grow(jobs, served.given, gpus, relative_gain, served.rows)
+        return self._told(jobs, gpus, now, served, free, halved)
 
 
 @dataclass(frozen=True)
@@ -223,11 +226,11 @@ class _Queues:
         if self._promotion is not None:
             turn_over_s = self._waited_s / self._promotion + self._turn_s - self._executed_s
             rest_s = np.where(self._promoted, turn_over_s, rest_s)
-        return self._now + float(rest_s.min(initial=math.inf))
+        return self._now + least(rest_s)
 
     def starves_s(self) -> float:
         """When the first of these jobs, which wait, will have waited long enough to be promoted."""
         assert self._promotion is not None
         waits = (self._own > 0) & ~self._promoted
         rest_s = self._promotion * self._executed_s[waits] - self._waited_s[waits]
-        return self._now + float(rest_s.min(initial=math.inf))
+        return self._now + least(rest_s)

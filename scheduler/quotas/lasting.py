@@ -13,9 +13,10 @@ they are made, also those of users without jobs. A gang with a range of GPUs beg
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 
 from ..view import ClusterView, Ints, Reason, ReasonCode
 from .dividing import Tenancy
@@ -107,7 +108,7 @@ def _capped(view: ClusterView, most: Ints) -> Bounded:
         return Bounded(view, frozenset())
     least = view.jobs.min_gpus
     without = frozenset(np.flatnonzero(most < least).tolist())
-    return Bounded(replace(view, jobs=view.jobs.within(np.maximum(most, least))), without)
+    return Bounded(structs.replace(view, jobs=view.jobs.within(np.maximum(most, least))), without)
 
 
 def told(tenancy: Tenancy, row: int, without: Collection[int]) -> Reason | None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling_tables import Described, gpus, job, policy, table
@@ -93,7 +94,7 @@ def test_shares_set_by_hand_come_before_those_of_the_policy(seen: ClusterView, n
 
 @given(clusters(), NAMES)
 def test_without_packing_the_shares_are_those_that_the_policy_gives(seen: ClusterView, name: str) -> None:
-    seen = replace(seen, manual_shares={})
+    seen = msgspec.structs.replace(seen, manual_shares={})
     who = policy(name)
     jobs = seen.jobs if who.needs_lengths else seen.jobs.without_lengths()
     given_ = who.shares(jobs, seen.total_gpus, seen.now, random.Random(0))
@@ -310,7 +311,7 @@ def test_whatever_is_decided_while_an_earlier_plan_is_carried_out_everybody_can_
         shuffled = list(decision.placements)
         rng.shuffle(shuffled)
         other = dict(zip(shuffled, decision.placements.values(), strict=True))
-        now_seen = replace(seen, placements=targets)
+        now_seen = msgspec.structs.replace(seen, placements=targets)
         changes = plan(now_seen, replace(decision, placements=rng.choice([other, decision.placements])))
         ordered, _ = at_once(targets, changes, held)
         targets = carry_out(now_seen, ordered)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -90,9 +90,9 @@ def test_a_bound_holds_among_types_and_counts_what_gangs_have() -> None:
 def test_jobs_with_so_many_gpus_on_each_server_have_their_due() -> None:
     quotas = Quotas(users={"alice": Quota(gpus=4), "bob": Quota(gpus=4)})
     jobs = [(job("b", 2, 8), ANY), (job("a", 4, 4), Demand(per_server=2))]
-    view = replace(mixed({A: 4}, jobs), servers=servers(4, 4))
+    view = msgspec.structs.replace(mixed({A: 4}, jobs), servers=servers(4, 4))
     sorts = gpus_by_sort(view.servers)
-    view = replace(view, limits=tuple(limit_for(demand, sorts) for _, demand in jobs))
+    view = msgspec.structs.replace(view, limits=tuple(limit_for(demand, sorts) for _, demand in jobs))
     decision = decided(view, quotas, ["bob", "alice"])
     assert decision.shares.tolist() == [4, 4]
 
