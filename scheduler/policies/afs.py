@@ -126,8 +126,9 @@ class _ByUnits:
     def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
         executed_s = jobs.executed_s[rows]
         counter = _units(executed_s, self.unit_s)
-        in_a_unit = (jobs.share[rows] > 0) & (executed_s - counter * self.unit_s > LATE_S)
-        counter[in_a_unit] = -1.0
+        runs = jobs.share[rows].nonzero()[0]
+        in_a_unit = executed_s[runs] - counter[runs] * self.unit_s > LATE_S
+        counter[runs[in_a_unit]] = -1.0
         return counter, jobs.min_gpus[rows]
 
 

@@ -44,18 +44,20 @@ _PART_MIDDLES[AS_TOLD] = 1.0
 
 
 def left_s(jobs: JobTable, rows: Ints) -> tuple[Floats, Floats]:
-    """What these jobs are likely still to do, in seconds on one GPU: `COPIES` rows of equally likely values, ascending.
+    """What these jobs are likely still to do, in seconds on one GPU: `COPIES` rows of equally likely values, ascending; or one row,
+    where for each job they are all the same.
 
     And how much more each has to do until more will be known of it.
     """
     told_s, done_s = jobs.told_s[rows], jobs.done_s[rows]
-    tells = ~np.isnan(told_s)
-    found, more_s = np.empty((COPIES, len(rows))), np.full(len(rows), math.inf)
-    if not tells.all():
-        untold = np.flatnonzero(~tells)
-        found[:, untold], more_s[untold] = _untold_s(jobs.ended, jobs.requested_gpus[rows[untold]], done_s[untold])
-    if tells.any():
-        telling = np.flatnonzero(tells)
+    silent = np.isnan(told_s)
+    untold = silent.nonzero()[0]
+    if not len(untold):
+        return _told_s(jobs.ended, told_s, done_s)
+    found, more_s = np.empty((COPIES, len(rows))), np.empty(len(rows))
+    found[:, untold], more_s[untold] = _untold_s(jobs.ended, jobs.requested_gpus[rows[untold]], done_s[untold])
+    if len(untold) < len(rows):
+        telling = np.logical_not(silent).nonzero()[0]
         found[:, telling], more_s[telling] = _told_s(jobs.ended, told_s[telling], done_s[telling])
     return found, more_s
 
@@ -72,22 +74,38 @@ def _untold_s(ended: Ended, requested_gpus: Ints, done_s: Floats) -> tuple[Float
     left = _survivors(ended.lengths, here)
     of_all = (ended.lengths.sum(0) + PRIOR * NO_LENGTH) / (left.sum(0) + PRIOR)
     hazard = (ended.lengths + SHRINK * of_all) / (left + SHRINK)
-    ends = _ENDS_S[_ends_in(hazard, kind, at)] - LENGTHS_S[at]
+    some = np.bincount(kind, minlength=KINDS).nonzero()[0]
+    ends = _ENDS_S[_ends_in(hazard[some])[:, some.searchsorted(kind), at]] - LENGTHS_S[at]
     return ends, LENGTHS_S[np.minimum(at + 1, len(LENGTHS_S) - 1)] - done_s
 
 
 def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Floats]:
-    part = done_s / np.maximum(told_s, 1e-9)
-    at = bins(PARTS, part * (1 + 1e-9))
+    """As `left_s`, of jobs that have told their lengths."""
+    part, at = np.zeros(len(told_s)), np.zeros(len(told_s), dtype=np.int64)
+    begun = done_s.nonzero()[0]
+    part[begun] = done_s[begun] / np.maximum(told_s[begun], 1e-9)
+    at[begun] = bins(PARTS, part[begun] * (1 + 1e-9))
     here = np.bincount(at, minlength=len(PARTS))
     left = _survivors(ended.errors, here)
-    hazard = (ended.errors + PRIOR * TRUST) / (left + PRIOR)
-    ends_in = _ends_in(hazard[None, :], np.zeros(len(at), dtype=np.int64), at)
+    ends_in = _ends_in(((ended.errors + PRIOR * TRUST) / (left + PRIOR))[None])[:, 0]
+    sure = (ends_in == AS_TOLD).all(axis=0)[at]  # nothing will be known of these before they are over what they have told
+    sure[begun[part[begun] >= 1]] = False
+    found_s: Floats = (told_s - done_s)[None]
+    more_s = PARTS[AS_TOLD + 1] * told_s - done_s
+    rest = np.logical_not(sure).nonzero()[0]
+    if len(rest):
+        found_s = np.repeat(found_s, COPIES, axis=0)
+        found_s[:, rest], more_s[rest] = _doubtful_s(ends_in[:, at[rest]], at[rest], part[rest], told_s[rest], done_s[rest])
+    return found_s, more_s
+
+
+def _doubtful_s(ends_in: Ints, at: Ints, part: Floats, told_s: Floats, done_s: Floats) -> tuple[Floats, Floats]:
+    """The same, where not all values are what has been told. `at`: in which bins they are; `ends_in`: in which they end."""
     ends = np.maximum(_PART_MIDDLES[ends_in], np.where(ends_in == AS_TOLD, 0.0, (part + _PART_ENDS[ends_in]) / 2))
     left_s = ends * told_s - done_s
     over = np.maximum(left_s, np.where(at < len(PARTS) - 1, RIGHT * told_s, done_s / 2))
-    sure = (ends_in == AS_TOLD).all(axis=0)  # nothing will be known of these before they are over what they have told
-    following = np.where(sure, AS_TOLD + 1, np.minimum(at + 1, len(PARTS) - 1))
+    as_told = (ends_in == AS_TOLD).all(axis=0)
+    following = np.where(as_told, AS_TOLD + 1, np.minimum(at + 1, len(PARTS) - 1))
     return np.where(part < 1, left_s, over), PARTS[following] * told_s - done_s
 
 
@@ -104,12 +122,11 @@ def _reached(ended: Ints) -> Ints:
     return reached
 
 
-def _ends_in(hazard: Floats, kind: Ints, at: Ints) -> Ints:
-    """In which bins jobs end that have come to the bin `at`: a row for each of the quantiles."""
+def _ends_in(hazard: Floats) -> Ints:
+    """In which bins jobs end: by quantile, kind, and the bin that they have come to. `hazard`: by kind and bin, none above 1."""
     after = np.cumprod(1.0 - hazard, axis=1)
     reach = np.concatenate([np.ones((len(after), 1)), after[:, :-1]], axis=1)
-    some, of_kind = np.unique(kind, return_inverse=True)
-    bound = reach[some][None] * (1.0 - SHARES)[:, None, None]  # by quantile, kind and bin
-    found = (after[some][None, :, None, :] > bound[..., None]).sum(-1)
-    ends: Ints = np.minimum(found, hazard.shape[1] - 1)[:, of_kind, at]
-    return ends
+    bound = reach * (1.0 - SHARES)[:, None, None]
+    bins = hazard.shape[1]
+    found = [bins - one[::-1].searchsorted(bound[:, kind], "right") for kind, one in enumerate(after)]
+    return np.minimum(np.stack(found, axis=1), bins - 1)

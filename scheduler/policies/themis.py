@@ -29,6 +29,7 @@ free are.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -93,7 +94,9 @@ class Themis:
 
     def _bidders(self, jobs: JobTable, given: Ints, most: Ints, free: int, now: float, isolated_s: Floats) -> Ints:
         """The rows that may bid, the most unfairly treated first."""
-        rows = np.flatnonzero((given < most) & (np.where(given, 1, jobs.min_gpus) <= free))
+        asked = jobs.min_gpus.copy()
+        asked[given.nonzero()[0]] = 1
+        rows: Ints = ((given < most) & (asked <= free)).nonzero()[0]
         if not len(rows):
             return rows
         allowed = max(1, math.ceil((1 - self.parameters.fairness) * len(rows) - 1e-9))  # 0.3 of 10 are 3
@@ -109,26 +112,27 @@ def shared_times_s(jobs: JobTable, share: Ints, now: float) -> Floats:
 def isolated_times_s(jobs: JobTable, gpus: int) -> Floats:
     """How long each job would take with the share that it would have alone: below the line in rho."""
     fair = gpus / max(len(jobs), 1)
-    if fair <= 1 <= jobs.curves.most:  # everybody can use so much: it depends on the curve alone
-        none, one = jobs.speedup(slice(None), 0), jobs.speedup(slice(None), 1)
-        isolated = none + fair * (one - none)
-    else:
-        isolated = _speedup(jobs, np.minimum(fair, jobs.max_gpus))
+    # A part of one GPU brings that part of what one brings, whatever the curve.
+    isolated = fair if fair <= 1 <= jobs.curves.most else _speedup(jobs, np.minimum(fair, jobs.max_gpus), jobs.curve)
     return np.asarray(np.maximum((_worked_s(jobs) + jobs.left_s) / isolated, EARLY_S), dtype=np.float64)
 
 
 def _worked_s(jobs: JobTable) -> Floats:
     """How long one GPU would have taken for what each job has done."""
-    average = jobs.attained_gpu_s / np.maximum(jobs.executed_s, EARLY_S)
-    return jobs.executed_s * _speedup(jobs, average)
+    worked_s = np.zeros(len(jobs))
+    ran = jobs.executed_s.nonzero()[0]
+    executed_s = jobs.executed_s[ran]
+    average = jobs.attained_gpu_s[ran] / np.maximum(executed_s, EARLY_S)
+    worked_s[ran] = executed_s * _speedup(jobs, average, jobs.curve[ran])
+    return worked_s
 
 
-def _speedup(jobs: JobTable, share: Floats) -> Floats:
-    """T / T(1) with shares that may lie between whole GPUs."""
-    most, curve = jobs.curves.most, jobs.curve
+def _speedup(jobs: JobTable, share: Floats, curve: Ints) -> Floats:
+    """T / T(1) of these curves with shares that may lie between whole GPUs."""
+    most, speedup = jobs.curves.most, jobs.curves.speedup
     share = np.minimum(share, most)
     below = share.astype(np.int64)  # rounds down
-    at, then = jobs.curves.speedup[curve, below], jobs.curves.speedup[curve, np.minimum(below + 1, most)]
+    at, then = speedup[curve, below], speedup[curve, np.minimum(below + 1, most)]
     return np.asarray(at + (share - below) * (then - at), dtype=np.float64)
 
 
@@ -147,25 +151,27 @@ def _keep(jobs: JobTable, given: Ints, gpus: int) -> int:
 
 def _auction(jobs: JobTable, given: Ints, most: Ints, bidders: Ints, free: int, now: float, isolated_s: Floats) -> int:
     """Sell up to `free` GPUs to the bidders. Changes `given`; how many have been sold."""
-    before = dict(zip(bidders.tolist(), given[bidders].tolist(), strict=True))
+    rows: list[int] = bidders.tolist()
+    before: list[int] = given[bidders].tolist()
+    least: list[int] = jobs.min_gpus[bidders].tolist()
+    won = dict.fromkeys(rows, 0)
     left = free
-    for row in before:
-        least = int(jobs.min_gpus[row])
-        if not given[row] and least <= left:
-            given[row] = least
-            left -= least
-    bids = _bids(jobs, given, most, [row for row in before if given[row]], now, isolated_s)
-    for _ in range(left):
-        if (bid := next(bids, None)) is None:
-            break
-        given[bid[1]] += 1
-    won = {row: int(given[row]) - had for row, had in before.items()}
+    for row, has, needs in zip(rows, before, least, strict=True):
+        if not has and needs <= left:
+            won[row] = needs
+            left -= needs
+    given[bidders] = [has + won[row] for row, has in zip(rows, before, strict=True)]
+    with_some = [row for row, has in zip(rows, before, strict=True) if has or won[row]]
+    bids = _bids(jobs, given, most, with_some, now, isolated_s)
+    for _, row in itertools.islice(bids, left):
+        won[row] += 1
     left = free
-    for row, kept in zip(won, _after_payments(won, bids), strict=True):
-        least = 0 if before[row] else int(jobs.min_gpus[row])
-        sold = min(won[row], max(kept, least))
-        given[row] = before[row] + sold
+    shares = []
+    for row, has, needs, kept in zip(rows, before, least, _after_payments(won, bids), strict=True):
+        sold = min(won[row], kept if has else max(kept, needs))
+        shares.append(has + sold)
         left -= sold
+    given[bidders] = shares
     return free - left
 
 
@@ -176,29 +182,34 @@ def _bids(
 
     It goes on past the GPUs that there are, for nobody is asked here whether they are left.
     """
-    age = {row: now - float(jobs.submitted_s[row]) for row in rows}
-    left_s = {row: float(jobs.left_s[row]) for row in rows}
-    curve = {row: jobs.curves.row(int(jobs.curve[row])) for row in rows}
-    share = {row: int(given[row]) for row in rows}
-    fair_s = {row: float(isolated_s[row]) for row in rows}
-    limit = {row: int(most[row]) for row in rows}
-    heap: list[tuple[float, int]] = []
+    asked = np.array(rows, dtype=np.int64)
+    age: list[float] = (now - jobs.submitted_s[asked]).tolist()
+    left_s: list[float] = jobs.left_s[asked].tolist()
+    fair_s: list[float] = isolated_s[asked].tolist()
+    share: list[int] = given[asked].tolist()
+    limit: list[int] = most[asked].tolist()
+    curves = [jobs.curves.row(curve) for curve in jobs.curve[asked].tolist()]
 
-    def offer(row: int) -> None:
-        x, speedup = share[row], curve[row]
-        now_s = age[row] + left_s[row] / speedup[x]
-        if x < limit[row] and now_s > fair_s[row]:
-            then_s = age[row] + left_s[row] / speedup[x + 1]
+    def offer(at: int) -> tuple[float, int, int] | None:
+        x, curve = share[at], curves[at]
+        now_s = age[at] + left_s[at] / curve[x]
+        if x < limit[at] and now_s > fair_s[at]:
+            then_s = age[at] + left_s[at] / curve[x + 1]
             if then_s < now_s:
-                heapq.heappush(heap, (-math.log(now_s / then_s), row))
+                return -math.log(now_s / then_s), rows[at], at
+        return None
 
-    for row in rows:
-        offer(row)
+    heap = [one for at in range(len(rows)) if (one := offer(at)) is not None]
+    heapq.heapify(heap)
     while heap:
-        loss, row = heapq.heappop(heap)
+        loss, row, at = heap[0]
         yield -loss, row
-        share[row] += 1
-        offer(row)
+        share[at] += 1
+        following = offer(at)
+        if following is None:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, following)
 
 
 def _after_payments(won: dict[int, int], further: Iterator[tuple[float, int]]) -> list[int]:

@@ -269,7 +269,7 @@ def test_where_all_tell_the_truth_what_is_expected_is_what_is_told() -> None:
     for past in (NOTHING_ENDED, errors(*[1.0] * 50)):
         seen.ended = past
         left_s, _ = expected.left_s(seen, np.arange(2))
-        assert left_s == pytest.approx(np.array([[70.0, 500.0]] * expected.COPIES))
+        assert left_s == pytest.approx(np.array([[70.0, 500.0]]))
 
 
 def test_where_users_err_by_a_factor_what_is_expected_spreads_as_far() -> None:
