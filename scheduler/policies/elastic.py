@@ -36,6 +36,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
+from ..arrays import least
 from ..hull import ROUNDING
 from ..view import Curves, Floats, Ints, JobTable, Reason
 from . import expected
@@ -80,7 +81,7 @@ class Elastic:
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         given, review_s = no_shares(jobs), math.inf
-        fitting = np.flatnonzero(jobs.min_gpus <= gpus)
+        fitting = (jobs.min_gpus <= gpus).nonzero()[0]
         if len(fitting):
             review_s = now + self._divide(jobs, fitting, given, gpus)
         free = gpus - int(given.sum())
@@ -95,7 +96,7 @@ class Elastic:
         left_s, more_s = expected.left_s(jobs, fitting)
         ends_after_s = left_s * _pace(jobs, fitting, LAST_FAIR_SHARES * gpus / len(fitting))
         soon_s = _soonest(ends_after_s)
-        soon_s[jobs.share[fitting] > 0] *= 1 - 1e-9
+        soon_s[jobs.share[fitting].nonzero()[0]] *= 1 - 1e-9
         looked_at = smallest(soon_s, math.ceil(LOOKED_AT * gpus))
         order = fitting[looked_at]
         kinds = _kinds(jobs, order, gpus)
@@ -109,9 +110,12 @@ class Elastic:
     def _weights(self, curves: Sequence[Curve], ends_after_s: Floats, gpus: int, behind: int) -> list[float]:
         """The mean of worth^(1 - constancy) over the copies of each job, all of which are there together, on as many clusters."""
         power = 1.0 - self.parameters.constancy
-        copies = len(ends_after_s) if np.ptp(ends_after_s, axis=0).any() else 1
-        order = np.argsort(ends_after_s[:copies], axis=None, kind="stable")
-        who = order % len(curves)
+        copies = len(ends_after_s)
+        if copies > 1 and not (ends_after_s[0] < ends_after_s[-1]).any():  # all the same, of those that are looked at
+            copies = 1
+        who = ends_after_s[:copies].ravel().argsort(kind="stable")
+        if copies > 1:
+            who %= len(curves)
         ending = [curves[at] for at in who.tolist()]
         worth = np.array(self._recursion.worths(ending, gpus * copies, behind * copies, copies))
         weight = np.bincount(who, worth**power, len(curves)) / copies
@@ -138,29 +142,28 @@ class Elastic:
         """
         free = gpus - int(given.sum())
         share = [0] * len(order)
-        least: list[int] = jobs.min_gpus[order].tolist()
+        needs: list[int] = jobs.min_gpus[order].tolist()
         present: list[int] = jobs.share[order].tolist()
         stays = 1.0 + self.parameters.inertia * min(1.0, FULL_INERTIA * gpus / len(jobs))
         heap = [
-            (-value * kind.gains[0] * (stays if has else 1.0), 0, at)
+            (-worth * stays if has else -worth, 0, at)
             for at, (value, kind, has) in enumerate(zip(weight, kinds, present, strict=True))
-            if value * kind.gains[0] > 0
+            if (worth := value * kind.gains[0]) > 0
         ]
         heapq.heapify(heap)
         while free and heap:
             _, has, at = heap[0]
             kind = kinds[at]
-            takes = kind.corners[has] - has if has else least[at]
-            has += takes
-            worth = 0.0
+            takes = kind.corners[has] - has if has else needs[at]
             if takes <= free:
+                has += takes
                 free -= takes
                 share[at] = has
                 worth = weight[at] * kind.gains[has]
-            if worth > 0:
-                heapq.heapreplace(heap, (-worth * stays if has < present[at] else -worth, has, at))
-            else:
-                heapq.heappop(heap)
+                if worth > 0:
+                    heapq.heapreplace(heap, (-worth * stays if has < present[at] else -worth, has, at))
+                    continue
+            heapq.heappop(heap)
         given[order] = share
         if free:
             grow(jobs, given, gpus, relative_gain)
@@ -183,13 +186,11 @@ def _kinds(jobs: JobTable, rows: Ints, gpus: int) -> list[_Kind]:
     """Of each of these jobs. They are made once for jobs that are alike, and stay until more is known of how jobs scale."""
     most = np.minimum(np.minimum(jobs.max_gpus[rows], jobs.curves.most), gpus)
     known = jobs.curves.derived.setdefault(_Kind, {})
-    found = []
-    for key in zip(jobs.curve[rows].tolist(), jobs.min_gpus[rows].tolist(), most.tolist(), strict=True):
-        kind = known.get(key)
-        if kind is None:
-            kind = known[key] = _kind(jobs.curves, *key)
-        found.append(kind)
-    return found
+    keys = list(zip(jobs.curve[rows].tolist(), jobs.min_gpus[rows].tolist(), most.tolist(), strict=True))
+    for key in dict.fromkeys(keys):
+        if key not in known:
+            known[key] = _kind(jobs.curves, *key)
+    return [known[key] for key in keys]
 
 
 def _kind(curves: Curves, number: int, least: int, most: int) -> _Kind:
@@ -221,6 +222,8 @@ def _soonest(ends_after_s: Floats) -> Floats:
     `ends_after_s`: equally likely values, ascending, in rows.
     """
     copies = len(ends_after_s)
+    if copies == 1:
+        return ends_after_s[0].copy()
     number = np.arange(1, copies + 1)[:, None]
     worked_s = np.cumsum(ends_after_s, axis=0) + (copies - number) * ends_after_s  # for all copies, up to each of them
     found: Floats = (worked_s / number).min(axis=0)
@@ -230,8 +233,8 @@ def _soonest(ends_after_s: Floats) -> Floats:
 def _review_after_s(jobs: JobTable, fitting: Ints, given: Ints, more_s: Floats) -> float:
     """When a job that runs has done so much that more is known of it; that matters only while others wait."""
     share = given[fitting]
-    running = np.flatnonzero(share)
+    running = share.nonzero()[0]
     if len(running) == len(fitting) or not len(running):
         return math.inf
     rate = jobs.speedup(fitting[running], np.minimum(share[running], jobs.curves.most))
-    return max(float((more_s[running] / rate).min()), LEAST_REVIEW_S)
+    return max(least(more_s[running] / rate), LEAST_REVIEW_S)

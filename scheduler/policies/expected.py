@@ -27,6 +27,7 @@ from ..view import Floats, Ints, JobTable
 
 COPIES = 3
 SHARES = (np.arange(COPIES) + 0.5) / COPIES  # the quantiles
+_REST = (1.0 - SHARES)[:, None]
 
 # What is expected of lengths before anybody has ended: a heavy tail. Longer than t s is a part (1 + t / LENGTHS_S[1])^-TAIL of
 # the jobs (Lomax), so that who has done least is likely to end first. And how many ends outweigh that.
@@ -111,22 +112,24 @@ def _doubtful_s(ends_in: Ints, at: Ints, part: Floats, told_s: Floats, done_s: F
 
 def _survivors(ended: Ints, here: Ints) -> Floats:
     """How many have come to each bin, and have ended there or gone on. `here`: jobs that are not over, by where they are."""
-    weight = min(1.0, float(ended.sum()) / max(float(here.sum()), 1.0))
+    weight = min(1.0, int(ended.sum()) / max(int(here.sum()), 1))
     found: Floats = _reached(ended) + weight * (_reached(here) - here)
     return found
 
 
 def _reached(ended: Ints) -> Ints:
     """How many have come to each bin, by where they ended."""
-    reached: Ints = np.cumsum(ended[..., ::-1], axis=-1)[..., ::-1]
+    reached: Ints = ended[..., ::-1].cumsum(axis=-1)[..., ::-1]
     return reached
 
 
 def _ends_in(hazard: Floats) -> Ints:
     """In which bins jobs end: by quantile, kind, and the bin that they have come to. `hazard`: by kind and bin, none above 1."""
-    after = np.cumprod(1.0 - hazard, axis=1)
-    reach = np.concatenate([np.ones((len(after), 1)), after[:, :-1]], axis=1)
-    bound = reach * (1.0 - SHARES)[:, None, None]
-    bins = hazard.shape[1]
-    found = [bins - one[::-1].searchsorted(bound[:, kind], "right") for kind, one in enumerate(after)]
-    return np.minimum(np.stack(found, axis=1), bins - 1)
+    after = (1.0 - hazard).cumprod(axis=1)
+    reach = np.ones_like(after)
+    reach[:, 1:] = after[:, :-1]
+    count = hazard.shape[1]
+    found = np.empty((COPIES, *hazard.shape), dtype=np.int64)
+    for kind, falling in enumerate(after):
+        found[:, kind] = falling[::-1].searchsorted(reach[kind] * _REST, "right")
+    return np.minimum(count - found, count - 1)

@@ -28,7 +28,8 @@ from __future__ import annotations
 import itertools
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 Curve = Sequence[float]  # throughput with 0, 1, 2 … GPUs over that with one, concave; its end is the job's maximum
 
@@ -40,8 +41,7 @@ CURVES = 1000  # of which it is remembered what each GPU adds
 FEW = 8  # are put into a sorted list one by one faster than it is sorted again
 
 
-@dataclass(frozen=True)
-class _Together:
+class _Together(msgspec.Struct, frozen=True):
     """Jobs that count as ending together: their worths, and what each GPU brings to them and later ones, the least first."""
 
     curves: tuple[Curve, ...]
@@ -96,24 +96,25 @@ class Recursion:
         """`kept`: what each GPU brings to those that end later, the least first."""
         alike: dict[int, tuple[float, list[float]]] = {}
         found, brought = [], []
+        rises = self._rises
         for curve in curves:
-            known = alike.get(id(curve))
+            same = id(curve)
+            known = alike.get(same)
             if known is None:
-                known = alike[id(curve)] = _worth(curve, self._rises_of(curve), kept)
+                _, each = rises.get(same) or self._remember(curve)
+                known = alike[same] = _worth(curve, each, kept)
             found.append(known[0])
             brought += known[1]
         rest = [*kept]
         _keep_most(rest, brought)
         return _Together(curves, found, rest)
 
-    def _rises_of(self, curve: Curve) -> list[float]:
-        known = self._rises.get(id(curve))
-        if known is None:
-            if len(self._rises) == CURVES:
-                self._rises.clear()
-            rises = [then - now for now, then in itertools.pairwise([0.0, *curve[1:]])]
-            known = self._rises[id(curve)] = curve, rises
-        return known[1]
+    def _remember(self, curve: Curve) -> tuple[Curve, list[float]]:
+        if len(self._rises) == CURVES:
+            self._rises.clear()
+        rises = [then - now for now, then in itertools.pairwise([0.0, *curve[1:]])]
+        known = self._rises[id(curve)] = curve, rises
+        return known
 
 
 def worths(curves: Sequence[Curve], gpus: int, behind: int = 0, copies: int = 1) -> list[float]:
