@@ -217,18 +217,16 @@ class Simulation:
 
     def _change(self, moves: Mapping[int, tuple[Gpus, Gpus]]) -> None:
         """From one placement to another one. `moves`: the GPUs before and after, by number."""
-        order = sorted(moves)
-        stops = [job for job in order if not moves[job][1]]
-        starts = [job for job in order if not moves[job][0]]
+        by_number = sorted(moves.items())
+        stops = [one for one in by_number if not one[1][1]]
+        starts = [one for one in by_number if not one[1][0]]
         begin, rest = len(stops), len(stops) + len(starts)
-        if rest < len(order):
-            order = stops + starts + [job for job in order if all(moves[job])]
-        else:
-            order = stops + starts
-        held = [moves[job] for job in order]
+        stay = [one for one in by_number if all(one[1])] if rest < len(by_number) else []
+        order = stops + starts + stay
+        held = [gpus for _, gpus in order]
         counts = [has.bit_count() for _, has in held]
         self._used += sum(counts) - sum([had.bit_count() for had, _ in held])
-        numbers, shares = np.array(order), np.array(counts)
+        numbers, shares = np.array([job for job, _ in order]), np.array(counts)
         jobs, progress = self._jobs, self._progress
         places = jobs.places(numbers)
         progress.works_with[numbers] = shares

@@ -293,12 +293,19 @@ class Standing:
                 kept[job] = some(share, has)
                 free |= has & ~kept[job]
         new.sort()
+        of_size = [0] * (largest + 1)  # how many holes
+        for hole in holes:
+            of_size[hole] += 1
         for least, job in new:
-            tightest = next((hole for hole in range(-least, largest + 1) if hole in holes), 0)
-            if not tightest:
+            tightest = -least
+            while tightest <= largest and not of_size[tightest]:
+                tightest += 1
+            if tightest > largest:
                 return None
             homes[job] = server = holes.index(tightest)
-            holes[server] += least
+            holes[server] = left = tightest + least
+            of_size[tightest] -= 1
+            of_size[left] += 1
         for job, own in kept.items():
             need = changed[job] - own.bit_count()
             server = homes[job]
