@@ -132,15 +132,7 @@ _COLUMNS = frozenset(one.name for one in fields(Columns)) - {"names"}
 
 
 class Kept(Protocol):
-    """What somebody who keeps jobs from one decision to the next knows of a table without looking at all of it."""
-
-    def running_rows(self) -> Ints:
-        """The rows of jobs that have GPUs, in ascending order."""
-        ...
-
-    def most_needed(self) -> int:
-        """No job's minimum is beyond this."""
-        ...
+    """Somebody who keeps jobs from one decision to the next."""
 
     def line(self, order: Order, jobs: JobTable) -> Line | None:
         """The jobs of the table that have no GPUs, in this order; None: it takes less to put them in order anew."""
@@ -183,8 +175,8 @@ class JobTable:
     ) -> None:
         """`rows`: which jobs, by number of `columns.names`. `lengths`: may the policy see how long jobs take?
 
-        `at`: where they stand in the columns, if not in `rows`. `ended`: the jobs that are over. `kept`: what is known of these
-        here already.
+        `at`: where they stand in the columns, if not in `rows`. `ended`: the jobs that are over. `kept`: who keeps these jobs in
+        order. Who knows `running` and `most_needed` already may set them.
         """
         self.rows = rows
         self.curves = curves
@@ -209,9 +201,9 @@ class JobTable:
     def _found(self, name: str) -> Any:
         found: Any
         if name == "running":
-            found = np.flatnonzero(self.share) if self._kept is None else self._kept.running_rows()
+            found = self.share.nonzero()[0]
         elif name == "most_needed":
-            found = int(self.min_gpus.max(initial=0)) if self._kept is None else self._kept.most_needed()
+            found = int(self.min_gpus.max(initial=0))
         else:
             raise AttributeError(f"jobs have no column {name!r}")
         self.__dict__[name] = found
@@ -221,8 +213,12 @@ class JobTable:
         return self._columns.names[int(self.rows[row])]
 
     def without_lengths(self) -> JobTable:
-        table = JobTable(self._columns, self.rows, self.curves, False, self._at, self.ended, self._kept)
-        return self._bound(table)
+        table = JobTable.__new__(JobTable)
+        table.__dict__.update(self.__dict__)
+        table.__dict__.pop("left_s", None)
+        table.__dict__.pop("told_s", None)
+        table._lengths = False
+        return table
 
     def line(self, order: Order) -> Line | None:
         """The jobs that have no GPUs, in this order; None: nobody keeps them so."""

@@ -106,7 +106,10 @@ class Jobs:
     def table(self) -> JobTable:
         """The jobs in the window, as policies see them."""
         window = self.window
-        return JobTable(self.seen(), self._seen_numbers[window], self._curves, at=window, ended=self.ended, kept=self)
+        table = JobTable(self.seen(), self._seen_numbers[window], self._curves, at=window, ended=self.ended, kept=self)
+        table.running = self.running - self.begin
+        table.most_needed = self._most_needed
+        return table
 
     def came(self) -> None:
         """The next job of the workload is in the window now."""
@@ -118,15 +121,8 @@ class Jobs:
         self.end += 1
         self.next += 1
 
-    # -- what is known of a table (`scheduler.view.Kept`)
-
-    def most_needed(self) -> int:
-        return self._most_needed
-
-    def running_rows(self) -> Ints:
-        return self.running - self.begin
-
     def line(self, order: Order, jobs: JobTable) -> Line | None:
+        """As `scheduler.view.Kept` has it."""
         if len(jobs) < (
             self.lines_from // 2 if self._lines else self.lines_from
         ):  # it takes less to put them in order anew

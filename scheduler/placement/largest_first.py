@@ -24,7 +24,6 @@ one. It is spread over the largest holes when all others have been put, and the 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -78,7 +77,7 @@ def fit(
     homeless = bins.put_all()
     for piece in homeless:
         bins.spread(piece)
-    return Fit(bins.amounts, not homeless and max(bins.talking.values(), default=0) < 2)
+    return Fit(bins.amounts, not homeless and max(bins.talking, default=0) < 2)
 
 
 class _Servers:
@@ -94,7 +93,9 @@ class _Servers:
         racks: Sequence[int] | None,
     ) -> None:
         self.amounts: Amounts = {piece.job: {} for piece in pieces}
-        self.talking = Counter(remote)  # by server: jobs that talk to others
+        self.talking = [0] * len(holes)  # by server: jobs that talk to others
+        for server in remote:
+            self.talking[server] += 1
         self._holes = list(holes)
         self._settled, self._own = settled, own
         self._at_home = [(piece.home, piece) for piece in pieces if piece.home is not None]

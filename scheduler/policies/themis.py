@@ -83,9 +83,9 @@ class Themis:
             if free > 0:
                 others = np.ones(len(jobs), dtype=bool)
                 others[bidders] = False
-                free = _scatter(jobs, given, most, np.flatnonzero(others), free, rng)
+                free = _scatter(jobs, given, most, others.nonzero()[0], free, rng)
                 free = _scatter(jobs, given, most, bidders, free, rng)
-            anybody = bool(given.any())
+            anybody = free < gpus
 
         def why(row: int) -> Reason | None:
             return waits_for(int(jobs.min_gpus[row]), free, gpus) if not given[row] else None
@@ -129,10 +129,11 @@ def _worked_s(jobs: JobTable) -> Floats:
 
 def _speedup(jobs: JobTable, share: Floats, curve: Ints) -> Floats:
     """T / T(1) of these curves with shares that may lie between whole GPUs."""
-    most, speedup = jobs.curves.most, jobs.curves.speedup
+    most, speedup = jobs.curves.most, jobs.curves.speedup.ravel()
     share = np.minimum(share, most)
     below = share.astype(np.int64)  # rounds down
-    at, then = speedup[curve, below], speedup[curve, np.minimum(below + 1, most)]
+    place = curve * (most + 1) + below  # in all rows one after the other
+    at, then = speedup[place], speedup[place + (below < most)]
     return np.asarray(at + (share - below) * (then - at), dtype=np.float64)
 
 
@@ -142,7 +143,7 @@ def _keep(jobs: JobTable, given: Ints, gpus: int) -> int:
     rows = jobs.running
     kept = np.minimum(np.minimum(jobs.share[rows], jobs.max_gpus[rows]), jobs.curves.most)
     kept[kept < jobs.min_gpus[rows]] = 0
-    total = int(kept.sum())
+    total = sum(kept.tolist())
     if total > gpus:
         return 0
     given[rows] = kept
@@ -251,8 +252,10 @@ def _scatter(jobs: JobTable, given: Ints, most: Ints, among: Ints, free: int, rn
     Returns how many are left.
     """
     while free > 0:
-        asked = np.where(given[among] > 0, 1, jobs.min_gpus[among])
-        among = among[(asked <= free) & (given[among] < most[among])]
+        has = given[among]
+        asked = jobs.min_gpus[among]
+        asked[has.nonzero()[0]] = 1
+        among = among[(asked <= free) & (has < most[among])]
         if not len(among):
             break
         while free > 0:

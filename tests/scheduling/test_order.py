@@ -27,15 +27,7 @@ class ByPriority:
 
 @dataclass(frozen=True)
 class Keeper:
-    """Who knows which jobs of a table run, and keeps the others in a line."""
-
-    jobs: JobTable
-
-    def running_rows(self) -> Ints:
-        return np.flatnonzero(self.jobs.share)
-
-    def most_needed(self) -> int:
-        return int(self.jobs.min_gpus.max())
+    """Who keeps the jobs of a table that wait in a line."""
 
     def line(self, order: Order, jobs: JobTable) -> Line:
         line = Line()
@@ -47,7 +39,7 @@ class Keeper:
 
 
 def kept(jobs: JobTable) -> JobTable:
-    return JobTable(jobs._columns, jobs.rows, jobs.curves, kept=Keeper(jobs))
+    return JobTable(jobs._columns, jobs.rows, jobs.curves, kept=Keeper())
 
 
 @given(JOBS, st.integers(1, 12))
