@@ -381,8 +381,9 @@ class _Attempt:
         """The pieces of a job, and where they would stay."""
         layout, own = self._layout, self._has(row)
         share = self._changed.get(row) or self._present[row].bit_count()
-        if not own and share <= layout.largest[0]:
-            return [Piece(row, share, own)]
+        if share <= layout.largest[0] and len(own) <= 1:
+            home = next((server for server in own if layout.sizes[server] >= share), None)
+            return [Piece(row, share, own, home)]
         has = self._present.get(row, 0)
         lead = self._first.get(row, 0) or has & -has
         homes = sorted(own, key=lambda s: (-min(own[s], share), not lead & layout.masks[s], s))

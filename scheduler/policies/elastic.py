@@ -80,32 +80,35 @@ class Elastic:
         self._recursion = Recursion()
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        given, review_s = no_shares(jobs), math.inf
-        fitting = (jobs.min_gpus <= gpus).nonzero()[0]
-        if len(fitting):
-            review_s = now + self._divide(jobs, fitting, given, gpus)
-        free = gpus - int(given.sum())
+        if jobs.most_needed <= gpus:
+            given, free, after_s = self._divide(jobs, gpus)
+        else:
+            fitting = (jobs.min_gpus <= gpus).nonzero()[0]
+            given = no_shares(jobs)
+            given[fitting], free, after_s = self._divide(jobs.cut(fitting), gpus)
 
         def why(row: int) -> Reason | None:
             return waits_for(int(jobs.min_gpus[row]), free, gpus) if not given[row] else None
 
-        return Shares(given, why, review_s)
+        return Shares(given, why, now + after_s)
 
-    def _divide(self, jobs: JobTable, fitting: Ints, given: Ints, gpus: int) -> float:
-        """Changes `given`. Returns after how many seconds more is known of how long a job takes."""
-        left_s, more_s = expected.left_s(jobs, fitting)
-        ends_after_s = left_s * _pace(jobs, fitting, LAST_FAIR_SHARES * gpus / len(fitting))
+    def _divide(self, jobs: JobTable, gpus: int) -> tuple[Ints, int, float]:
+        """Of jobs whose minimums fit into the GPUs: the shares, how many GPUs are left, and after how many seconds more is known
+        of how long a job takes."""
+        given = no_shares(jobs)
+        if not len(jobs):
+            return given, gpus, math.inf
+        left_s, more_s = expected.left_s(jobs)
+        ends_after_s = left_s * _pace(jobs, LAST_FAIR_SHARES * gpus / len(jobs))
         soon_s = _soonest(ends_after_s)
-        soon_s[jobs.share[fitting].nonzero()[0]] *= 1 - 1e-9
-        looked_at = smallest(soon_s, math.ceil(LOOKED_AT * gpus))
-        order = fitting[looked_at]
+        soon_s[jobs.running] *= 1 - 1e-9
+        order = smallest(soon_s, math.ceil(LOOKED_AT * gpus))
         kinds = _kinds(jobs, order, gpus)
-        weight = self._weights(
-            [kind.curve for kind in kinds], ends_after_s[:, looked_at], gpus, len(fitting) - len(order)
-        )
-        self._hand_out(jobs, order, kinds, weight, given, gpus)
-        self._fill(jobs, fitting, soon_s, given, gpus)
-        return _review_after_s(jobs, fitting, given, more_s)
+        weight = self._weights([kind.curve for kind in kinds], ends_after_s[:, order], gpus, len(jobs) - len(order))
+        free = self._hand_out(jobs, order, kinds, weight, given, gpus, gpus)
+        if free:
+            free = self._fill(jobs, soon_s, given, free, gpus)
+        return given, free, _review_after_s(jobs, given, more_s)
 
     def _weights(self, curves: Sequence[Curve], ends_after_s: Floats, gpus: int, behind: int) -> list[float]:
         """The mean of worth^(1 - constancy) over the copies of each job, all of which are there together, on as many clusters."""
@@ -122,25 +125,31 @@ class Elastic:
         found: list[float] = weight.tolist()
         return found
 
-    def _fill(self, jobs: JobTable, fitting: Ints, soon_s: Floats, given: Ints, gpus: int) -> None:
-        """What those that were looked at cannot use, as their minimums are larger, goes to the others. Changes `given`."""
-        free = gpus - int(given.sum())
-        if free <= 0:
-            return
-        others = np.flatnonzero((given[fitting] == 0) & (jobs.min_gpus[fitting] <= free))
-        if len(others):
-            order = fitting[others[smallest(soon_s[others], free)]]
-            self._hand_out(jobs, order, _kinds(jobs, order, gpus), [1.0] * len(order), given, gpus)
+    def _fill(self, jobs: JobTable, soon_s: Floats, given: Ints, free: int, gpus: int) -> int:
+        """What those that were looked at cannot use, as their minimums are larger, goes to the others. Changes `given`. Returns
+        how many GPUs are left."""
+        others = ((given == 0) & (jobs.min_gpus <= free)).nonzero()[0]
+        if not len(others):
+            return free
+        order = others[smallest(soon_s[others], free)]
+        return self._hand_out(jobs, order, _kinds(jobs, order, gpus), [1.0] * len(order), given, free, gpus)
 
     def _hand_out(
-        self, jobs: JobTable, order: Ints, kinds: Sequence[_Kind], weight: Sequence[float], given: Ints, gpus: int
-    ) -> None:
-        """What is left of `gpus` goes to whom it is most worth. A job without GPUs takes its minimum at once, the others go
-        from corner to corner of their hulls, or get nothing where that does not fit. Changes `given`.
+        self,
+        jobs: JobTable,
+        order: Ints,
+        kinds: Sequence[_Kind],
+        weight: Sequence[float],
+        given: Ints,
+        free: int,
+        gpus: int,
+    ) -> int:
+        """What is free of `gpus` goes to whom it is most worth. A job without GPUs takes its minimum at once, the others go
+        from corner to corner of their hulls, or get nothing where that does not fit. Changes `given`. Returns how many GPUs are
+        left.
 
         Of equal values the smaller share comes first, then the first in `order`. None of these has any GPUs yet.
         """
-        free = gpus - int(given.sum())
         share = [0] * len(order)
         needs: list[int] = jobs.min_gpus[order].tolist()
         present: list[int] = jobs.share[order].tolist()
@@ -165,8 +174,7 @@ class Elastic:
                     continue
             heapq.heappop(heap)
         given[order] = share
-        if free:
-            grow(jobs, given, gpus, relative_gain)
+        return grow(jobs, given, gpus, relative_gain) if free else 0
 
 
 @dataclass(frozen=True)
@@ -204,15 +212,16 @@ def _kind(curves: Curves, number: int, least: int, most: int) -> _Kind:
     return _Kind(curve, [*gains, 0.0], corners)
 
 
-def _pace(jobs: JobTable, rows: Ints, share: float) -> Floats:
+def _pace(jobs: JobTable, share: float) -> Floats:
     """How much longer than with one GPU jobs take with so many each, or what they can use."""
+    everybody = slice(None)
     if share <= 1:
-        return np.asarray(1.0 / jobs.hull(rows, jobs.min_gpus[rows]))
-    most = np.minimum(jobs.max_gpus, jobs.curves.most)[rows]
-    used = np.clip(share, jobs.min_gpus[rows], most)
+        return np.asarray(1.0 / jobs.hull(everybody, jobs.min_gpus))
+    most = np.minimum(jobs.max_gpus, jobs.curves.most)
+    used = np.clip(share, jobs.min_gpus, most)
     below = used.astype(np.int64)
     above = np.minimum(below + 1, most)
-    low, high = jobs.hull(rows, below), jobs.hull(rows, above)
+    low, high = jobs.hull(everybody, below), jobs.hull(everybody, above)
     return np.asarray(1.0 / (low + (used - below) * (high - low)))
 
 
@@ -230,11 +239,10 @@ def _soonest(ends_after_s: Floats) -> Floats:
     return found
 
 
-def _review_after_s(jobs: JobTable, fitting: Ints, given: Ints, more_s: Floats) -> float:
+def _review_after_s(jobs: JobTable, given: Ints, more_s: Floats) -> float:
     """When a job that runs has done so much that more is known of it; that matters only while others wait."""
-    share = given[fitting]
-    running = share.nonzero()[0]
-    if len(running) == len(fitting) or not len(running):
+    running = given.nonzero()[0]
+    if len(running) == len(jobs) or not len(running):
         return math.inf
-    rate = jobs.speedup(fitting[running], np.minimum(share[running], jobs.curves.most))
+    rate = jobs.speedup(running, np.minimum(given[running], jobs.curves.most))
     return max(least(more_s[running] / rate), LEAST_REVIEW_S)

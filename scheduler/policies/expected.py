@@ -44,20 +44,20 @@ _PART_MIDDLES = np.sqrt(np.maximum(PARTS, PARTS[1] / 2) * _PART_ENDS)
 _PART_MIDDLES[AS_TOLD] = 1.0
 
 
-def left_s(jobs: JobTable, rows: Ints) -> tuple[Floats, Floats]:
+def left_s(jobs: JobTable) -> tuple[Floats, Floats]:
     """What these jobs are likely still to do, in seconds on one GPU: `COPIES` rows of equally likely values, ascending; or one row,
     where for each job they are all the same.
 
     And how much more each has to do until more will be known of it.
     """
-    told_s, done_s = jobs.told_s[rows], jobs.done_s[rows]
+    told_s, done_s = jobs.told_s, jobs.done_s
     silent = np.isnan(told_s)
     untold = silent.nonzero()[0]
     if not len(untold):
         return _told_s(jobs.ended, told_s, done_s)
-    found, more_s = np.empty((COPIES, len(rows))), np.empty(len(rows))
-    found[:, untold], more_s[untold] = _untold_s(jobs.ended, jobs.requested_gpus[rows[untold]], done_s[untold])
-    if len(untold) < len(rows):
+    found, more_s = np.empty((COPIES, len(jobs))), np.empty(len(jobs))
+    found[:, untold], more_s[untold] = _untold_s(jobs.ended, jobs.requested_gpus[untold], done_s[untold])
+    if len(untold) < len(jobs):
         telling = np.logical_not(silent).nonzero()[0]
         found[:, telling], more_s[telling] = _told_s(jobs.ended, told_s[telling], done_s[telling])
     return found, more_s
