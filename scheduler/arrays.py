@@ -1,5 +1,4 @@
-"""Few numbers at a time: a decision asks for the least of some dozens, and numpy's `min` and `sum` then cost several times as much as
-what they do."""
+"""Few numbers at a time. A decision asks for the least or the sum of some dozens, for which numpy's `min` and `sum` are slow."""
 
 from __future__ import annotations
 
@@ -7,9 +6,14 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .view import Floats
+    from .view import Floats, Ints
 
 
 def least(values: Floats) -> float:
     """The smallest of these numbers, nan if one is; inf: there are none."""
     return float(values.item(values.argmin())) if len(values) else math.inf
+
+
+def total(values: Ints) -> int:
+    """Their sum."""
+    return sum(values.tolist())

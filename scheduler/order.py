@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import numpy as np
 
+from .arrays import total
+
 if TYPE_CHECKING:
     from .view import Floats, Ints, JobTable
 
@@ -133,7 +135,7 @@ def serve(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
     keys, want = order.ranks(jobs, running, now)
     first = keys < line.least_key(gpus)  # most of those that run, as a rule
     rows, wanted_by_first = running[first], want[first]
-    free = gpus - sum(wanted_by_first.tolist())
+    free = gpus - total(wanted_by_first)
     if free < 0:
         first[:] = False
         rows, wanted_by_first, free = running[:0], want[:0], gpus

@@ -294,8 +294,10 @@ class Simulation:
 def _changed(jobs: JobTable, decided: Division) -> Ints:
     """The rows whose shares are others now."""
     share, given = jobs.share, decided.shares
+    rows: Ints
     if decided.rows is None:
-        return (given != share).nonzero()[0]
+        rows = (given != share).nonzero()[0]
+        return rows
     rows, running = decided.rows, jobs.running
     rows = rows[given[rows] != share[rows]]
     stops = running[np.logical_not(given[running])]

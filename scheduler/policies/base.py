@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ...protocol.texts import gpu_count
+from ..arrays import total
 from ..order import hand_out
 from ..order import smallest as smallest
 from ..view import Floats, Ints, JobTable, Reason, ReasonCode
@@ -57,14 +58,14 @@ def relative_gain(row: int, now: float, then: float) -> float:
 
 
 def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain, among: Ints | None = None) -> int:
-    """Give what is left of `gpus`, one after the other, to whose gain is greatest, up to its maximum. Changes `given`. Returns how
-    many are still left.
+    """Give what is left of `gpus`, one after the other, to whose gain is greatest, up to its maximum. Changes `given`. Returns
+    how many are still left.
 
     Of equal gains the job submitted first comes first. Jobs without GPUs get none. `among`: the rows of those that have some,
     in ascending order, where they are known.
     """
     among = given.nonzero()[0] if among is None else among
-    free = gpus - sum(given[among].tolist())
+    free = gpus - total(given[among])
     if free <= 0:
         return free
     most = np.minimum(jobs.max_gpus[among], jobs.curves.most)

@@ -232,7 +232,8 @@ def _soonest(ends_after_s: Floats) -> Floats:
     """
     copies = len(ends_after_s)
     if copies == 1:
-        return ends_after_s[0].copy()
+        only: Floats = ends_after_s[0].copy()
+        return only
     number = np.arange(1, copies + 1)[:, None]
     worked_s = np.cumsum(ends_after_s, axis=0) + (copies - number) * ends_after_s  # for all copies, up to each of them
     found: Floats = (worked_s / number).min(axis=0)

@@ -45,8 +45,8 @@ _PART_MIDDLES[AS_TOLD] = 1.0
 
 
 def left_s(jobs: JobTable) -> tuple[Floats, Floats]:
-    """What these jobs are likely still to do, in seconds on one GPU: `COPIES` rows of equally likely values, ascending; or one row,
-    where for each job they are all the same.
+    """What these jobs are likely still to do, in seconds on one GPU: `COPIES` rows of equally likely values, ascending; or one
+    row, where for each job they are all the same.
 
     And how much more each has to do until more will be known of it.
     """
@@ -89,14 +89,18 @@ def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Float
     here = np.bincount(at, minlength=len(PARTS))
     left = _survivors(ended.errors, here)
     ends_in = _ends_in(((ended.errors + PRIOR * TRUST) / (left + PRIOR))[None])[:, 0]
-    sure = (ends_in == AS_TOLD).all(axis=0)[at]  # nothing will be known of these before they are over what they have told
+    sure = (ends_in == AS_TOLD).all(axis=0)[
+        at
+    ]  # nothing will be known of these before they are over what they have told
     sure[begun[part[begun] >= 1]] = False
     found_s: Floats = (told_s - done_s)[None]
     more_s = PARTS[AS_TOLD + 1] * told_s - done_s
     rest = np.logical_not(sure).nonzero()[0]
     if len(rest):
         found_s = np.repeat(found_s, COPIES, axis=0)
-        found_s[:, rest], more_s[rest] = _doubtful_s(ends_in[:, at[rest]], at[rest], part[rest], told_s[rest], done_s[rest])
+        found_s[:, rest], more_s[rest] = _doubtful_s(
+            ends_in[:, at[rest]], at[rest], part[rest], told_s[rest], done_s[rest]
+        )
     return found_s, more_s
 
 
@@ -132,4 +136,5 @@ def _ends_in(hazard: Floats) -> Ints:
     found = np.empty((COPIES, *hazard.shape), dtype=np.int64)
     for kind, falling in enumerate(after):
         found[:, kind] = falling[::-1].searchsorted(reach[kind] * _REST, "right")
-    return np.minimum(count - found, count - 1)
+    ends: Ints = np.minimum(count - found, count - 1)
+    return ends

@@ -38,6 +38,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
+from ..arrays import total
 from ..view import Floats, Ints, JobTable, Reason
 from .base import Shares, no_shares, smallest, waits_for
 from .reviews import EARLY_S, LATE_S
@@ -143,11 +144,11 @@ def _keep(jobs: JobTable, given: Ints, gpus: int) -> int:
     rows = jobs.running
     kept = np.minimum(np.minimum(jobs.share[rows], jobs.max_gpus[rows]), jobs.curves.most)
     kept[kept < jobs.min_gpus[rows]] = 0
-    total = sum(kept.tolist())
-    if total > gpus:
+    gpus_kept = total(kept)
+    if gpus_kept > gpus:
         return 0
     given[rows] = kept
-    return total
+    return gpus_kept
 
 
 def _auction(jobs: JobTable, given: Ints, most: Ints, bidders: Ints, free: int, now: float, isolated_s: Floats) -> int:

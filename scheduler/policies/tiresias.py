@@ -80,9 +80,7 @@ class TiresiasL:
         """Who waits long enough is promoted: then the order changes with time."""
         return (serve if self.parameters.promotion is None else serve_anew)(jobs, gpus, order, now)
 
-    def _told(
-        self, jobs: JobTable, gpus: int, now: float, served: Served, free: int, halved: bool = False
-    ) -> Shares:
+    def _told(self, jobs: JobTable, gpus: int, now: float, served: Served, free: int, halved: bool = False) -> Shares:
         given = served.given
 
         def why(row: int) -> Reason | None:
