@@ -53,8 +53,10 @@ def test_each_job_keeps_what_is_its_own_whoever_comes_and_ends(data: st.DataObje
                 assert window.executed_s[number] == executed_s[number]
         elif what == "give" and present:
             number = data.draw(st.sampled_from(present))
-            running[number] = data.draw(st.integers(0, 3))
-            window.give(window.places(np.array([number])), np.array([running[number]]))
+            had, running[number] = running.get(number, 0), data.draw(st.integers(0, 3))
+            place, shares = window.places(np.array([number])), np.array([running[number]])
+            starts = not had and running[number] > 0
+            window.give(place, shares, new=place if starts else place[:0], stops=had > 0 and not running[number])
             running = {number: share for number, share in sorted(running.items()) if share}
         elif what == "work" and running:
             rates = np.array([float(share) for share in running.values()])
