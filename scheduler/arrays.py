@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from .view import Floats, Ints
 
 
-def least(values: Floats) -> float:
+def least_of(values: Floats) -> float:
     """The smallest of these numbers, nan if one is; inf: there are none."""
     return float(values.item(values.argmin())) if len(values) else math.inf
 
 
-def total(values: Ints) -> int:
+def sum_of(values: Ints) -> int:
     """Their sum."""
     return sum(values.tolist())

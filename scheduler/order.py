@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import numpy as np
 
-from .arrays import total
+from .arrays import sum_of
 
 if TYPE_CHECKING:
     from .view import Floats, Ints, JobTable
@@ -26,7 +26,7 @@ Wish = tuple[float, int, int]  # the same, and how many GPUs it wants
 
 
 class Order(Hashable, Protocol):
-    """Jobs are served in ascending order of their keys; each gets what it wants or nothing."""
+    """Jobs are served in ascending order of their keys, which are finite; each gets what it wants or nothing."""
 
     def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
         """The keys of these jobs, and how many GPUs each wants.
@@ -118,7 +118,7 @@ def take(free: int, own: list[Wish], line: Line, below: float = math.inf) -> lis
 
 class Served(msgspec.Struct, frozen=True):
     """`given`: the shares; `rows`: who got some, in ascending order; `waiting`: how many got nothing and want no more GPUs than
-    there are; `free`: GPUs that are left."""
+    there are; `free`: GPUs that are left by these shares."""
 
     given: Ints
     rows: Ints
@@ -135,7 +135,7 @@ def serve(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
     keys, want = order.ranks(jobs, running, now)
     first = keys < line.least_key(gpus)  # most of those that run, as a rule
     rows, wanted_by_first = running[first], want[first]
-    free = gpus - total(wanted_by_first)
+    free = gpus - sum_of(wanted_by_first)
     if free < 0:
         first[:] = False
         rows, wanted_by_first, free = running[:0], want[:0], gpus
@@ -173,13 +173,13 @@ def wishes(jobs: JobTable, order: Order, rows: Ints, now: float) -> list[Wish]:
 
 
 def counted(given: Ints, want: Ints, gpus: int, free: int) -> Served:
-    """Of shares where each job has what it wants or nothing."""
+    """Of shares where each job has what it wants or nothing. `free`: so many of the `gpus` are left."""
     rows = given.nonzero()[0]
     return Served(given, rows, int(np.count_nonzero(want <= gpus)) - len(rows), free)
 
 
 def found(jobs: JobTable, served: list[Wish], fitting: int, gpus: int) -> Served:
-    """The same as shares. `fitting`: how many jobs want no more GPUs than there are."""
+    """The same as shares of so many GPUs. `fitting`: how many jobs want no more than there are."""
     given = np.zeros(len(jobs), dtype=np.int64)
     numbers = np.array([number for _, number, _ in served], dtype=np.int64)
     wants = [want for _, _, want in served]
@@ -191,7 +191,7 @@ def found(jobs: JobTable, served: list[Wish], fitting: int, gpus: int) -> Served
 
 def hand_out(given: Ints, gpus: int, keys: Floats, want: Ints, rows: Ints) -> int:
     """`want` GPUs each or none to these rows, in ascending order of `keys`; who does not fit into what is left is passed over.
-    Changes `given`. Returns how many are left."""
+    Nobody wants 0. Changes `given`. Returns how many are left."""
     free = gpus
     fitting = rows
     while free and len(fitting):

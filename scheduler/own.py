@@ -58,7 +58,7 @@ class OwnPolicy:
         That is 0, or from its `min_gpus` to its `max_gpus`; all together no more than `gpus`. A `Shares` in place of the numbers
         may also say why a job waits, and when to ask again though nothing has happened.
 
-        `jobs`: numpy columns with an entry for each job, in the order of submission.
+        `jobs`: numpy columns with an entry for each job, in the order of submission. They cannot be written to: copy one first.
 
         * `share` (GPUs that it has now), `min_gpus`, `max_gpus`, `requested_gpus`, `priority`.
         * `submitted_s`, `waiting_since_s` (nan while it has GPUs): times like `now`.

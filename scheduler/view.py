@@ -196,6 +196,7 @@ class JobTable:
             return self._found(name)
         assert self._lengths or name not in ("left_s", "told_s"), "a policy that needs lengths must declare it"
         found = self.__dict__[name] = getattr(self._columns, name)[self._at]
+        found.setflags(write=False)  # others look at it, too
         return found
 
     def _found(self, name: str) -> Any:
@@ -213,6 +214,7 @@ class JobTable:
         return self._columns.names[int(self.rows[row])]
 
     def without_lengths(self) -> JobTable:
+        """The same table, with the columns that have been asked for, but for those that tell lengths."""
         table = JobTable.__new__(JobTable)
         table.__dict__.update(self.__dict__)
         table.__dict__.pop("left_s", None)

@@ -107,7 +107,7 @@ class Simulation:
             self._note()
         self._jobs.settle()
         self.outcome.executed_s, self.outcome.gpu_s = self._jobs.executed_s, self._jobs.gpu_s
-        self.outcome.changes += self._jobs.changes  # those for measuring are counted
+        self.outcome.changes += self._jobs.changes  # to those that have been made to measure jobs
         self.outcome.wall_s = time.perf_counter() - began
         return self.outcome
 
@@ -216,13 +216,15 @@ class Simulation:
         return {place - begin: self._standing.gpus[job] for place, job in zip(places, numbers, strict=True)}
 
     def _change(self, moves: Mapping[int, tuple[Gpus, Gpus]]) -> None:
-        """From one placement to another one. `moves`: the GPUs before and after, by number."""
+        """From one placement to another one: jobs that stop come first, then those that start, then the others. `moves`: the GPUs
+        before and after, by number."""
         by_number = sorted(moves.items())
         stops = [one for one in by_number if not one[1][1]]
         starts = [one for one in by_number if not one[1][0]]
-        begin, rest = len(stops), len(stops) + len(starts)
-        stay = [one for one in by_number if all(one[1])] if rest < len(by_number) else []
-        order = stops + starts + stay
+        first_start, first_other = len(stops), len(stops) + len(starts)
+        order = stops + starts
+        if first_other < len(by_number):
+            order += [one for one in by_number if all(one[1])]
         held = [gpus for _, gpus in order]
         counts = [has.bit_count() for _, has in held]
         self._used += sum(counts) - sum([had.bit_count() for had, _ in held])
@@ -230,15 +232,17 @@ class Simulation:
         jobs, progress = self._jobs, self._progress
         places = jobs.places(numbers)
         progress.works_with[numbers] = shares
-        jobs.give(places, shares, places[begin:rest], stops=begin > 0)
+        jobs.give(places, shares, places[first_start:first_other], stops=first_start > 0)
         self._knowledge.given(numbers, shares)
         free_s = progress.free_s(numbers, held)
         if stops:
-            self._stop(numbers[:begin], places[:begin])
+            self._stop(numbers[:first_start], places[:first_start])
         if starts:
-            self._start(numbers[begin:rest], places[begin:rest], free_s[begin:rest])
-        if rest < len(order):
-            self._resize(numbers[rest:], places[rest:], held[rest:], free_s[rest:])
+            new = slice(first_start, first_other)
+            self._start(numbers[new], places[new], free_s[new])
+        if first_other < len(order):
+            others = slice(first_other, None)
+            self._resize(numbers[others], places[others], held[others], free_s[others])
         progress.refresh()
 
     def _count_blocked(self, places: Ints, count: Callable[..., None]) -> None:

@@ -77,7 +77,7 @@ class Jobs:
         self.ended = NOTHING_ENDED
         self.executed_s: Floats = np.zeros(n)  # by number, of those that are over
         self.gpu_s: Floats = np.zeros(n)
-        self.changes: Ints = np.zeros(n, dtype=np.int64)  # likewise, as in the columns
+        self.changes: Ints = np.zeros(n, dtype=np.int64)  # of their GPUs, likewise
         self.running: Ints = np.empty(0, dtype=np.int64)  # places of those with GPUs
         self.run: Ints = np.empty(0, dtype=np.int64)  # their numbers
 
@@ -165,7 +165,8 @@ class Jobs:
         columns.attained_gpu_s[places] += columns.share[places] * passed_s
 
     def give(self, places: Ints, shares: Ints, new: Ints, stops: bool) -> None:
-        """These jobs have so many GPUs now. `new`: the places of those that had none; `stops`: some lose all that they had."""
+        """These jobs have so many GPUs now. `new`: the places of those that get some and had none; `stops`: some lose all that
+        they had."""
         share = self.columns.share
         share[places] = shares
         if self._lines:

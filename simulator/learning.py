@@ -20,6 +20,7 @@ from functools import cache
 
 import numpy as np
 
+from ..scheduler.arrays import least_of
 from ..scheduler.hull import concave
 from ..scheduler.measuring import Measuring, first_share, smaller_shares, unknown, worth_measuring
 from ..scheduler.packing import server_size
@@ -70,7 +71,7 @@ class MeasuredCurves:
     # -- what happens
 
     def next_s(self, running: Ints) -> float:
-        return float(self._measured_s[running].min()) if len(running) else math.inf
+        return least_of(self._measured_s[running])
 
     def learn(self, running: Ints, now: float) -> bool:
         done = running[self._measured_s[running] <= now].tolist()

@@ -42,7 +42,7 @@ class Outcome:
     timeline: Timeline
     executed_s: Floats  # time with any GPU
     gpu_s: Floats  # GPU-seconds that it had
-    changes: Ints  # of its GPUs while it ran, being taken all of them included
+    changes: Ints  # of its GPUs while it ran, being taken all of them included; known when all is over
     refused: Flags  # it was not admitted
 
     @classmethod

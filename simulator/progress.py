@@ -1,4 +1,5 @@
-"""How far jobs get with the GPUs that they have, and what changes of these cost them. Jobs are given by number (`jobs`).
+"""How far jobs get with the GPUs that they have, and what changes of these cost them. Jobs are given by number, and where that
+saves looking them up, by their places in the columns as well (`jobs`).
 
 Between two events each running job works at the rate of its share, or stands still until its pause is over. What changes cost is
 a column for each kind of cost, as a review may change all running jobs at once.
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..scheduler.arrays import least
+from ..scheduler.arrays import least_of
 from ..scheduler.view import Floats, Gpus, Ints
 from .costs import Costs
 from .jobs import Jobs
@@ -41,7 +42,9 @@ class Progress:
         self.works_with = np.zeros(n, dtype=np.int64)  # GPUs, all or some of its own; those to come are counted
         self._rate = np.zeros(n)
         self._idle_until_s = np.zeros(n)
-        self._given_s = np.zeros(n)  # when it got its first GPUs, the last time that it had none
+        self._given_s = np.zeros(
+            n
+        )  # when it got its first GPUs, the last time that it had none; only where checkpoints matter
         self._end_s = np.full(n, math.inf)  # if nothing changes
         self._switch_s = np.full(n, math.inf)
         self._all_work_from_s = 0.0  # from then on no job stands still
@@ -56,9 +59,9 @@ class Progress:
         run = self._jobs.run
         self._rates = self._rate[run]
         self._gpus_at_work = float(self._rates.dot(self._ones[: len(run)]))
-        self._next_end_s = least(self._end_s[run])
+        self._next_end_s = least_of(self._end_s[run])
         if self._switching:
-            self._next_switch_s = least(self._switch_s[run])
+            self._next_switch_s = least_of(self._switch_s[run])
 
     # -- time goes on
 

@@ -38,12 +38,13 @@ def allocate(plan: Plan, promised: Mapping[int, Promise], free_running: Sequence
     free = gpus - sum(share.values())
     heap: list[tuple[int, float, float, int]] = []
     queued: dict[int, tuple[int, Promise, float]] = {}  # by key: its class, the job, and what a GPU adds at its level
+    following: dict[int, int] = {}  # by key: the level that is next
 
     def offer(key: int) -> None:
         kind, one, worth = queued[key]
-        level = one.levels.at_most(share.get(key, 0)) + 1
-        if level <= len(one.levels):
-            heapq.heappush(heap, (kind, -one.levels.gain(level) / worth, one.left_s, key))
+        levels, level = one.levels, following[key]
+        if level < len(levels.counts):
+            heapq.heappush(heap, (kind, -levels.gain(level) / worth, one.left_s, key))
 
     for key, filled in plan.found.items():
         one = promised[key]
@@ -58,16 +59,17 @@ def allocate(plan: Plan, promised: Mapping[int, Promise], free_running: Sequence
         for one in jobs:
             if len(one.levels):
                 queued[one.key] = kind, one, one.levels.gain(1)
-    for key in queued:
+    for key, (_, one, _) in queued.items():
+        following[key] = one.levels.at_most(share[key]) + 1 if key in share else 1
         offer(key)
     while free and heap:
         key = heapq.heappop(heap)[3]
-        counts = queued[key][1].levels.counts
-        has = share.get(key, 0)
-        takes = counts[queued[key][1].levels.at_most(has) + 1] - has
+        gets = queued[key][1].levels.counts[following[key]]
+        takes = gets - share.get(key, 0)
         if takes <= free:
-            share[key] = has + takes
+            share[key] = gets
             free -= takes
+            following[key] += 1
             offer(key)
     return share
 

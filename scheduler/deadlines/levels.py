@@ -9,6 +9,7 @@ same work with fewer GPU-seconds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -41,17 +42,26 @@ class Levels:
         """By number of GPUs that are free, the highest level that needs no more; of larger numbers that of the last one."""
         return np.searchsorted(self.array[1:], np.arange(self.counts[-1] + 1), side="right")
 
+    @cached_property
+    def _at_most(self) -> tuple[int, ...]:
+        return tuple(self.fits.tolist())
+
+    @cached_property
+    def _gains(self) -> tuple[float, ...]:
+        steps = itertools.pairwise(zip(self.counts, self.rates, strict=True))
+        return tuple((rate - slower) / (count - fewer) for (fewer, slower), (count, rate) in steps)
+
     @property
     def fastest(self) -> float:
         return self.rates[-1]
 
     def at_most(self, gpus: int) -> int:
         """The highest level with no more GPUs than this."""
-        return int(self.fits[min(gpus, self.counts[-1])])
+        return self._at_most[min(gpus, self.counts[-1])]
 
     def gain(self, level: int) -> float:
         """What a GPU adds to the rate between the level below and this one."""
-        return (self.rates[level] - self.rates[level - 1]) / (self.counts[level] - self.counts[level - 1])
+        return self._gains[level - 1]
 
 
 def levels_of(curves: Curves, curve: int, least: int, most: int, powers: bool) -> Levels:

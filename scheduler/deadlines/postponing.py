@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from .allocation import soft_too
 from .promises import INSTANT_S, Plan, Promise, holds
 from .timeline import LIKELY_CHANGES
@@ -95,7 +97,7 @@ def _until_s(now: float, one: Promise) -> float:
 def _reserved(now: float, plan: Plan, one: Promise) -> Promise:
     """As it is to end at the latest, if it waits."""
     ends_s = plan.found[one.key].finish_s + INSTANT_S
-    return replace(one, deadline_s=min(one.deadline_s, max(_until_s(now, one), ends_s)), grace_s=0.0)
+    return structs.replace(one, deadline_s=min(one.deadline_s, max(_until_s(now, one), ends_s)), grace_s=0.0)
 
 
 def _holds(asked: Situation, strict: Sequence[Promise]) -> Plan | None:

@@ -28,6 +28,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from .levels import Levels
 from .timeline import Filled, Timeline, Want
 
@@ -36,8 +38,7 @@ REPAIRS = 8  # so often the order of deadlines is left, for the sake of jobs tha
 INSTANT_S = 1e-3  # nothing is looked at again sooner
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(msgspec.Struct, frozen=True):
     """A job with a deadline. `key` names it (a row of the view), and decides between equal deadlines.
 
     `left_s`: work left, s on one GPU; `deadline_s`: the moment by which it is to be over; `grace_s`: so much later will do, if

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from ..manual import shares_by_hand
 from ..view import UNKNOWN_S, ClusterView, Floats, Ints, JobTable
@@ -81,10 +81,9 @@ def promises(
     known: dict[tuple[int, int, int], Levels] = {}
     found = []
     change_s = max(terms.start_s, terms.resize_s)  # it may be interrupted, and start again
-    for key, left_s, deadline_s, share, priority, soft, lead_s, *kind in zip(
+    for key, left_s, deadline_s, share, priority, soft, lead_s, curve, least, most in zip(
         at.tolist(), *[column.tolist() for column in columns], strict=True
     ):
-        curve, least, most = kind
         if (levels := known.get((curve, least, most))) is None:
             levels = known[curve, least, most] = levels_of(jobs.curves, curve, least, most, terms.powers)
         found.append(
@@ -139,4 +138,4 @@ def told_deadline_s(planned_s: float, terms: Terms) -> float:
 
 def with_deadline(promise: Promise, deadline_s: float, terms: Terms) -> Promise:
     """The same job with a deadline that a person has named."""
-    return replace(promise, deadline_s=deadline_s - terms.margin_s)
+    return structs.replace(promise, deadline_s=deadline_s - terms.margin_s)

@@ -18,6 +18,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from .allocation import soft_too
 from .promises import Plan, Promise, fill, in_order, longer, settle
 from .timeline import Filled, Timeline
@@ -98,7 +100,7 @@ class Situation:
 
 def _promised(newcomer: Promise) -> Promise:
     """As it is reckoned with from then on."""
-    return replace(newcomer, lead_s=newcomer.lead_s - newcomer.extra_s, extra_s=0.0)
+    return structs.replace(newcomer, lead_s=newcomer.lead_s - newcomer.extra_s, extra_s=0.0)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def decide(situation: Situation, newcomers: Sequence[Promise], offers: bool = Tr
         if one.key in found.found:
             continue
         offer = offered[one.key] = counter_offer(then, one)
-        sooner = replace(then, promised=[*then.promised, replace(one, deadline_s=offer.deadline_s)])
+        sooner = replace(then, promised=[*then.promised, structs.replace(one, deadline_s=offer.deadline_s)])
         if offer.deadline_s < one.deadline_s and (held := sooner.plan()) is not None:
             then, found, by_s[one.key] = sooner, held, offer.deadline_s
     soft_too(found, [one for one in newcomers if one.soft])
@@ -207,7 +209,7 @@ def within(situation: Situation, newcomer: Promise, gpu_s: float) -> Offer:
     """What would hold in place of a newcomer's deadline, and takes no more GPU time than this: a later deadline, or less work."""
 
     def would(after_s: float) -> bool:
-        return _takes_gpu_s(situation, replace(newcomer, deadline_s=situation.now + after_s)) <= gpu_s
+        return _takes_gpu_s(situation, structs.replace(newcomer, deadline_s=situation.now + after_s)) <= gpu_s
 
     levels = newcomer.levels
     after_s = math.inf
@@ -215,7 +217,9 @@ def within(situation: Situation, newcomer: Promise, gpu_s: float) -> Offer:
         after_s = _least(
             would, newcomer.deadline_s - situation.now, 2 * newcomer.left_s / levels.rates[1] + newcomer.lead_s
         )
-    left_s = _most(lambda left_s: _takes_gpu_s(situation, replace(newcomer, left_s=left_s)) <= gpu_s, newcomer.left_s)
+    left_s = _most(
+        lambda left_s: _takes_gpu_s(situation, structs.replace(newcomer, left_s=left_s)) <= gpu_s, newcomer.left_s
+    )
     return Offer(situation.now + after_s, left_s, None, ())
 
 
@@ -235,7 +239,7 @@ def earliest_deadline(situation: Situation, newcomer: Promise) -> float:
     last_s = max([one.deadline_s for one in situation.promised], default=now)
 
     def would(after_s: float) -> bool:
-        return situation.plan([replace(newcomer, deadline_s=now + after_s)]) is not None
+        return situation.plan([structs.replace(newcomer, deadline_s=now + after_s)]) is not None
 
     after_s = _least(would, shortest_s * (1 + 1e-9), max(last_s - now, 0.0) + 2 * shortest_s + 1.0)
     return now + after_s
@@ -243,7 +247,7 @@ def earliest_deadline(situation: Situation, newcomer: Promise) -> float:
 
 def most_work(situation: Situation, newcomer: Promise) -> float:
     """The most work with which a job would be admitted by its deadline, to half a percent of its own; 0: none."""
-    return _most(lambda left_s: situation.plan([replace(newcomer, left_s=left_s)]) is not None, newcomer.left_s)
+    return _most(lambda left_s: situation.plan([structs.replace(newcomer, left_s=left_s)]) is not None, newcomer.left_s)
 
 
 def _most(would: Callable[[float], bool], whole: float) -> float:

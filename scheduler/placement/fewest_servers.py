@@ -293,17 +293,17 @@ class Standing:
                 kept[job] = some(share, has)
                 free |= has & ~kept[job]
         new.sort()
-        of_size = [0] * (largest + 1)  # how many holes
+        of_size = [0] * (largest + 1)  # how many holes have so many GPUs
         for hole in holes:
             of_size[hole] += 1
-        for least, job in new:
-            tightest = -least
+        for minus_share, job in new:
+            tightest = -minus_share
             while tightest <= largest and not of_size[tightest]:
                 tightest += 1
             if tightest > largest:
                 return None
             homes[job] = server = holes.index(tightest)
-            holes[server] = left = tightest + least
+            left = holes[server] = tightest + minus_share
             of_size[tightest] -= 1
             of_size[left] += 1
         for job, own in kept.items():

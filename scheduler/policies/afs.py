@@ -35,7 +35,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from ..arrays import least
+from ..arrays import least_of
 from ..order import Served, serve
 from ..view import Floats, Ints, JobTable, Reason
 from .base import Shares, waits_for
@@ -109,7 +109,7 @@ class AfsP:
         review_s = math.inf
         if served.waiting:  # somebody waits for his turn
             executed_s = jobs.executed_s[served.rows]
-            review_s = now + least((_units(executed_s, unit_s) + 1) * unit_s - executed_s)
+            review_s = now + least_of((_units(executed_s, unit_s) + 1) * unit_s - executed_s)
         return _shares(jobs, served, gpus, free, review_s)
 
     def _share_out(self, jobs: JobTable, served: Served, rng: random.Random) -> int:
@@ -284,7 +284,7 @@ class _Line:
 
 
 def _without_lengths(jobs: JobTable, served: Served, rng: random.Random) -> int:
-    """Stage two without lengths. Changes the shares of those that have some. Returns how many GPUs are left.
+    """Stage two without lengths, where GPUs are left. Changes the shares of those that have some. Returns how many still are.
 
     A job beats another, whichever of them is shorter, if its gain is above the other's bar. So nobody beats those whose
     bar is at least the greatest gain of all. One of these gets the GPU: if there are some that have it already, one of

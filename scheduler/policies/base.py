@@ -12,10 +12,9 @@ import msgspec
 import numpy as np
 
 from ...protocol.texts import gpu_count
-from ..arrays import total
-from ..order import hand_out
+from ..arrays import sum_of
 from ..order import smallest as smallest
-from ..view import Floats, Ints, JobTable, Reason, ReasonCode
+from ..view import Ints, JobTable, Reason, ReasonCode
 
 
 class Shares(msgspec.Struct, frozen=True):
@@ -43,13 +42,6 @@ def no_shares(jobs: JobTable) -> Ints:
     return np.zeros(len(jobs), dtype=np.int64)
 
 
-def rigid(jobs: JobTable, gpus: int, keys: Floats, want: Ints) -> Ints:
-    """`want` GPUs each or none, in ascending order of `keys`; who does not fit into what is left is passed over."""
-    given = no_shares(jobs)
-    hand_out(given, gpus, keys, want, np.flatnonzero(want <= gpus))
-    return given
-
-
 Gain = Callable[[int, float, float], float]  # of a row, from its throughput now and with one GPU more; 0 or less: none
 
 
@@ -65,7 +57,7 @@ def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain, among: Ints | None 
     in ascending order, where they are known.
     """
     among = given.nonzero()[0] if among is None else among
-    free = gpus - total(given[among])
+    free = gpus - sum_of(given[among])
     if free <= 0:
         return free
     most = np.minimum(jobs.max_gpus[among], jobs.curves.most)

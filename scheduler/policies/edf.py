@@ -13,6 +13,7 @@ their place in the order, and take all that they can use.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -20,9 +21,12 @@ import numpy as np
 from ..deadlines.admitting import EdfAdmission, EdfAdmissionParameters
 from ..deadlines.promises import Plan, Promise, earliest_first
 from ..deadlines.timeline import Timeline
-from ..view import JobTable, Reason
-from .base import Shares, rigid, waits_for
+from ..order import serve
+from ..view import Floats, Ints, JobTable, Reason
+from .base import Shares, waits_for
 from .elasticflow import Elasticflow
+
+_NEVER_S = 1e300  # finite, as keys have to be
 
 
 class EdfParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,15 +45,28 @@ class Edf:
         self.parameters = parameters
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        want = np.minimum(jobs.max_gpus, jobs.curves.most)
-        keys = np.where(np.isnan(jobs.deadline_s), np.inf, jobs.deadline_s)
-        given = rigid(jobs, gpus, keys, want)
-        free = gpus - int(given.sum())
+        served = serve(jobs, gpus, _BY_DEADLINE, now)
+        given = served.given
 
         def why(row: int) -> Reason | None:
-            return waits_for(int(want[row]), free, gpus, "left by earlier deadlines") if not given[row] else None
+            if given[row]:
+                return None
+            want = min(int(jobs.max_gpus[row]), jobs.curves.most)
+            return waits_for(want, served.free, gpus, "left by earlier deadlines")
 
-        return Shares(given, why)
+        return Shares(given, why, rows=served.rows)
+
+
+@dataclass(frozen=True)
+class _ByDeadline:
+    """The earliest deadline first, then those that have none."""
+
+    def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
+        deadline_s = jobs.deadline_s[rows]
+        return np.where(np.isnan(deadline_s), _NEVER_S, deadline_s), np.minimum(jobs.max_gpus[rows], jobs.curves.most)
+
+
+_BY_DEADLINE = _ByDeadline()
 
 
 class EdfWithAdmission(Edf):

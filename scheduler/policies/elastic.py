@@ -36,7 +36,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from ..arrays import least
+from ..arrays import least_of
 from ..hull import ROUNDING
 from ..view import Curves, Floats, Ints, JobTable, Reason
 from . import expected
@@ -80,7 +80,7 @@ class Elastic:
         self._recursion = Recursion()
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        if jobs.most_needed <= gpus:
+        if jobs.most_needed <= gpus:  # as a rule: the pipeline shows a policy no others
             given, free, after_s = self._divide(jobs, gpus)
         else:
             fitting = (jobs.min_gpus <= gpus).nonzero()[0]
@@ -105,7 +105,7 @@ class Elastic:
         order = smallest(soon_s, math.ceil(LOOKED_AT * gpus))
         kinds = _kinds(jobs, order, gpus)
         weight = self._weights([kind.curve for kind in kinds], ends_after_s[:, order], gpus, len(jobs) - len(order))
-        free = self._hand_out(jobs, order, kinds, weight, given, gpus, gpus)
+        free = self._hand_out(jobs, order, kinds, weight, given, free=gpus, gpus=gpus)
         if free:
             free = self._fill(jobs, soon_s, given, free, gpus)
         return given, free, _review_after_s(jobs, given, more_s)
@@ -132,7 +132,7 @@ class Elastic:
         if not len(others):
             return free
         order = others[smallest(soon_s[others], free)]
-        return self._hand_out(jobs, order, _kinds(jobs, order, gpus), [1.0] * len(order), given, free, gpus)
+        return self._hand_out(jobs, order, _kinds(jobs, order, gpus), [1.0] * len(order), given, free=free, gpus=gpus)
 
     def _hand_out(
         self,
@@ -141,6 +141,7 @@ class Elastic:
         kinds: Sequence[_Kind],
         weight: Sequence[float],
         given: Ints,
+        *,
         free: int,
         gpus: int,
     ) -> int:
@@ -232,7 +233,7 @@ def _soonest(ends_after_s: Floats) -> Floats:
     """
     copies = len(ends_after_s)
     if copies == 1:
-        only: Floats = ends_after_s[0].copy()
+        only: Floats = ends_after_s[0].copy()  # whoever asks changes it
         return only
     number = np.arange(1, copies + 1)[:, None]
     worked_s = np.cumsum(ends_after_s, axis=0) + (copies - number) * ends_after_s  # for all copies, up to each of them
@@ -246,4 +247,4 @@ def _review_after_s(jobs: JobTable, given: Ints, more_s: Floats) -> float:
     if len(running) == len(jobs) or not len(running):
         return math.inf
     rate = jobs.speedup(running, np.minimum(given[running], jobs.curves.most))
-    return max(least(more_s[running] / rate), LEAST_REVIEW_S)
+    return max(least_of(more_s[running] / rate), LEAST_REVIEW_S)

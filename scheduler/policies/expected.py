@@ -89,9 +89,8 @@ def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Float
     here = np.bincount(at, minlength=len(PARTS))
     left = _survivors(ended.errors, here)
     ends_in = _ends_in(((ended.errors + PRIOR * TRUST) / (left + PRIOR))[None])[:, 0]
-    sure = (ends_in == AS_TOLD).all(axis=0)[
-        at
-    ]  # nothing will be known of these before they are over what they have told
+    # Of who ends as told for sure, nothing will be known before he is over that.
+    sure = (ends_in == AS_TOLD).all(axis=0)[at]
     sure[begun[part[begun] >= 1]] = False
     found_s: Floats = (told_s - done_s)[None]
     more_s = PARTS[AS_TOLD + 1] * told_s - done_s

@@ -33,9 +33,8 @@ class MaxMin:
         given, free = minimums(jobs, gpus)
         rows = np.flatnonzero(given)
         share = given[rows]
-        level(share, jobs.max_gpus[rows], free)
+        left = level(share, jobs.max_gpus[rows], free)
         given[rows] = share
-        left = gpus - int(share.sum())
 
         def why(row: int) -> Reason | None:
             if given[row]:

@@ -38,8 +38,8 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from ..arrays import total
-from ..view import Floats, Ints, JobTable, Reason
+from ..arrays import sum_of
+from ..view import Curves, Floats, Ints, JobTable, Reason
 from .base import Shares, no_shares, smallest, waits_for
 from .reviews import EARLY_S, LATE_S
 
@@ -113,8 +113,10 @@ def shared_times_s(jobs: JobTable, share: Ints, now: float) -> Floats:
 def isolated_times_s(jobs: JobTable, gpus: int) -> Floats:
     """How long each job would take with the share that it would have alone: below the line in rho."""
     fair = gpus / max(len(jobs), 1)
-    # A part of one GPU brings that part of what one brings, whatever the curve.
-    isolated = fair if fair <= 1 <= jobs.curves.most else _speedup(jobs, np.minimum(fair, jobs.max_gpus), jobs.curve)
+    # Curves begin with 0 and 1: a part of one GPU brings that part, whatever the curve.
+    isolated = (
+        fair if fair <= 1 <= jobs.curves.most else _speedup(jobs.curves, np.minimum(fair, jobs.max_gpus), jobs.curve)
+    )
     return np.asarray(np.maximum((_worked_s(jobs) + jobs.left_s) / isolated, EARLY_S), dtype=np.float64)
 
 
@@ -124,16 +126,16 @@ def _worked_s(jobs: JobTable) -> Floats:
     ran = jobs.executed_s.nonzero()[0]
     executed_s = jobs.executed_s[ran]
     average = jobs.attained_gpu_s[ran] / np.maximum(executed_s, EARLY_S)
-    worked_s[ran] = executed_s * _speedup(jobs, average, jobs.curve[ran])
+    worked_s[ran] = executed_s * _speedup(jobs.curves, average, jobs.curve[ran])
     return worked_s
 
 
-def _speedup(jobs: JobTable, share: Floats, curve: Ints) -> Floats:
+def _speedup(curves: Curves, share: Floats, curve: Ints) -> Floats:
     """T / T(1) of these curves with shares that may lie between whole GPUs."""
-    most, speedup = jobs.curves.most, jobs.curves.speedup.ravel()
+    most, speedup = curves.most, curves.speedup.ravel()  # the curves stand one after the other
     share = np.minimum(share, most)
     below = share.astype(np.int64)  # rounds down
-    place = curve * (most + 1) + below  # in all rows one after the other
+    place = curve * (most + 1) + below
     at, then = speedup[place], speedup[place + (below < most)]
     return np.asarray(at + (share - below) * (then - at), dtype=np.float64)
 
@@ -144,7 +146,7 @@ def _keep(jobs: JobTable, given: Ints, gpus: int) -> int:
     rows = jobs.running
     kept = np.minimum(np.minimum(jobs.share[rows], jobs.max_gpus[rows]), jobs.curves.most)
     kept[kept < jobs.min_gpus[rows]] = 0
-    gpus_kept = total(kept)
+    gpus_kept = sum_of(kept)
     if gpus_kept > gpus:
         return 0
     given[rows] = kept

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import least
+from ..arrays import least_of
 from ..order import Served, serve, serve_anew
 from ..view import Floats, Ints, JobTable, Reason
 from .base import Shares, grow, relative_gain, waits_for
@@ -102,7 +102,7 @@ class TiresiasL:
             return _Queues(self._order, jobs, rows, now).review_s(served.given[rows])
         attained = jobs.attained_gpu_s[rows]
         rest_s = (self._order.thresholds[self._order.queues(attained)] - attained) / served.given[rows]
-        return now + least(rest_s)
+        return now + least_of(rest_s)
 
 
 class ElasticTiresiasParameters(TiresiasParameters, frozen=True, forbid_unknown_fields=True):
@@ -224,11 +224,11 @@ class _Queues:
         if self._promotion is not None:
             turn_over_s = self._waited_s / self._promotion + self._turn_s - self._executed_s
             rest_s = np.where(self._promoted, turn_over_s, rest_s)
-        return self._now + least(rest_s)
+        return self._now + least_of(rest_s)
 
     def starves_s(self) -> float:
         """When the first of these jobs, which wait, will have waited long enough to be promoted."""
         assert self._promotion is not None
         waits = (self._own > 0) & ~self._promoted
         rest_s = self._promotion * self._executed_s[waits] - self._waited_s[waits]
-        return self._now + least(rest_s)
+        return self._now + least_of(rest_s)

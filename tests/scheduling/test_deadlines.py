@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from scheduling_tables import Described, job, table
 
 from elasticd.protocol.model import ServerId
@@ -269,8 +270,8 @@ def test_a_refused_job_is_told_what_would_hold() -> None:
     assert offer.more_gpus == 1
     assert offer.consent == (0,)
     for better in (
-        decide(situation, [replace(newcomer, deadline_s=offer.deadline_s)]),
-        decide(situation, [replace(newcomer, left_s=offer.left_s)]),
+        decide(situation, [structs.replace(newcomer, deadline_s=offer.deadline_s)]),
+        decide(situation, [structs.replace(newcomer, left_s=offer.left_s)]),
         decide(replace(situation, gpus=3), [newcomer]),
         decide(replace(situation, promised=promised[1:]), [newcomer]),
     ):
@@ -297,9 +298,9 @@ def test_every_counter_offer_holds(jobs: list[tuple[list[float], float, float]],
     if offer is None:
         assert verdict.admitted
         return
-    assert situation.plan([replace(newcomer, deadline_s=offer.deadline_s)]) is not None
+    assert situation.plan([structs.replace(newcomer, deadline_s=offer.deadline_s)]) is not None
     if offer.left_s:
-        assert situation.plan([replace(newcomer, left_s=offer.left_s)]) is not None
+        assert situation.plan([structs.replace(newcomer, left_s=offer.left_s)]) is not None
     if offer.more_gpus is not None:
         assert situation.plan([newcomer], 4 + offer.more_gpus) is not None
     if offer.consent:

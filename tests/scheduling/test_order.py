@@ -54,6 +54,7 @@ def test_serving_from_a_line_is_serving_all_jobs_in_order(described: list[tuple[
     assert found.given.tolist() == anew.given.tolist()
     assert found.rows.tolist() == anew.rows.tolist() == np.flatnonzero(anew.given).tolist()
     assert found.waiting == anew.waiting
+    assert found.free == anew.free == gpus - int(anew.given.sum())
 
 
 def test_who_does_not_fit_is_passed_over_and_equal_keys_go_by_number() -> None:
