@@ -196,7 +196,8 @@ class JobTable:
             return self._found(name)
         assert self._lengths or name not in ("left_s", "told_s"), "a policy that needs lengths must declare it"
         found = self.__dict__[name] = getattr(self._columns, name)[self._at]
-        found.setflags(write=False)  # others look at it, too
+        if self._kept is None:  # else the larger one cannot be written to, either
+            found.setflags(write=False)
         return found
 
     def _found(self, name: str) -> Any:

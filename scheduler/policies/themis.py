@@ -159,13 +159,15 @@ def _auction(jobs: JobTable, given: Ints, most: Ints, bidders: Ints, free: int, 
     before: list[int] = given[bidders].tolist()
     least: list[int] = jobs.min_gpus[bidders].tolist()
     won = dict.fromkeys(rows, 0)
+    with_some = []
     left = free
     for row, has, needs in zip(rows, before, least, strict=True):
-        if not has and needs <= left:
-            won[row] = needs
+        if has:
+            with_some.append(row)
+        elif needs <= left:
+            given[row] = won[row] = needs
             left -= needs
-    given[bidders] = [has + won[row] for row, has in zip(rows, before, strict=True)]
-    with_some = [row for row, has in zip(rows, before, strict=True) if has or won[row]]
+            with_some.append(row)
     bids = _bids(jobs, given, most, with_some, now, isolated_s)
     for _, row in itertools.islice(bids, left):
         won[row] += 1
