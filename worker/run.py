@@ -139,6 +139,7 @@ class Run(Together):
         self._fence: Fence | None = None  # there is one in a job, from `prepare` on
         self._in_epochs = False  # the script has come to a loop over `epochs`
         self._looping = False  # and has not left it
+        self._over = False  # the script has come to its end, or the training has
         if cuda and index:
             torch.cuda.set_device(index)
         warm.prepare()  # better now than in a joiner's first step, for which everybody waits
@@ -346,7 +347,8 @@ class Run(Together):
                 if trainer.finished:
                     break
         except GeneratorExit:
-            trainer.left_early(by_error=_is_raising(sys._getframe(1)))
+            if not self._over:  # else Python may close what the script has held until its end, when modules are gone
+                trainer.left_early(by_error=_is_raising(sys._getframe(1)))
             raise
         finally:
             self._looping = False
@@ -356,11 +358,13 @@ class Run(Together):
         """The training is over on this worker. `epochs` calls it at its end, `save` before it writes."""
         if self._trainer is not None:
             self._trainer.finish(self._epochs)
+            self._over = True
             atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
         """A script that left the loop by `break` and came to its end has finished. One that failed, or that called `sys.exit` in
         the middle of its loop, has not."""
+        self._over = True
         trainer = self._require_trainer()
         if trainer.over:
             return

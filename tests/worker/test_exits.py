@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -112,6 +114,23 @@ def test_only_a_loop_that_ended_or_was_left_by_break_has_finished(
     (line,) = done.stdout.splitlines()
     assert line.startswith(told), done.stderr
     assert done.returncode == (1 if "Enough" in middle else -signal.SIGINT if "Keyboard" in middle else 0)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("break", 0), ("sys.exit(3)", 3), ("raise Enough", 1), ("run.save(model, 'model.pt'); break", 0)]
+)
+def test_a_loop_whose_epochs_the_script_holds_until_python_ends_is_closed_without_a_word(
+    end: str, code: int, tmp_path: Path
+) -> None:
+    """Python then has taken the modules apart that the loop needs."""
+    path = tmp_path / "train.py"
+    held = script(END=end).replace("in run.epochs(2)", "in held").replace("kept = []", "kept, held = [], run.epochs(2)")
+    path.write_text(held)
+    done = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "ignored" not in done.stderr
 
 
 @pytest.mark.parametrize("end", ["return", "break", "run.save(model, 'model.pt'); return"])
