@@ -63,6 +63,9 @@ class PolluxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     power: Annotated[float, msgspec.Meta(ge=-10, le=1)] = -1.0
 
 
+MANY_KINDS = 10_000  # with so many combinations it takes less to sort the rows than to make a place for each
+
+
 class Pollux:
     """At fixed intervals GPUs are divided so that a mean of all jobs' speedups over their fair shares is greatest; changes have
     to be worth a restart."""
@@ -160,9 +163,7 @@ class _Kinds:
 
     def of_rows(self, rows: Ints) -> tuple[Ints, Ints]:
         """One row of each kind, and for all which of them."""
-        jobs, width = self._jobs, self._jobs.curves.most + 1
-        key = (jobs.curve[rows] * width + jobs.min_gpus[rows]) * width + self._most[rows]
-        _, first, of = np.unique(key, return_index=True, return_inverse=True)
+        first, of = first_of_each(self._jobs.curve[rows], self._jobs.min_gpus[rows], self._most[rows])
         return rows[first], of
 
     def _of(self, row: int) -> tuple[Floats, Values]:
@@ -177,6 +178,25 @@ class _Kinds:
             values[1:least] = -np.inf
             found = self._known[key] = speedup, values
         return found
+
+
+def first_of_each(*columns: Ints) -> tuple[Ints, Ints]:
+    """Of each combination of values in these columns the first row, and for all rows which combination they have."""
+    key, size = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        least = int(column.min())
+        span = int(column.max()) - least + 1
+        key = key * span + (column - least)
+        size *= span
+    if size > MANY_KINDS:
+        _, first, of = np.unique(key, return_index=True, return_inverse=True)
+        return first, of
+    rows = np.full(size, -1)
+    rows[key[::-1]] = np.arange(len(key) - 1, -1, -1)  # of several the last one that is written stays: the first
+    kinds = (rows >= 0).nonzero()[0]
+    number = np.empty(size, dtype=np.int64)
+    number[kinds] = np.arange(len(kinds))
+    return rows[kinds], number[key]
 
 
 def _looked_at(jobs: JobTable, fitting: Ints, gpus: int, kinds: _Kinds) -> Ints:
