@@ -231,6 +231,7 @@ class JobTable:
         """The same jobs, where none can use more GPUs than this; it is no less than what each needs."""
         table = JobTable(self._columns, self.rows, self.curves, self._lengths, self._at, self.ended)
         table.max_gpus = np.minimum(self.max_gpus, most)
+        table.max_gpus.setflags(write=False)
         table._bounded = True
         return table
 
@@ -238,6 +239,7 @@ class JobTable:
         """The table of these rows, all or those to `keep`, with the maximums that they have here."""
         if self._bounded:
             table.max_gpus = self.max_gpus if keep is None else self.max_gpus[keep]
+            table.max_gpus.setflags(write=False)
             table._bounded = True
         return table
 

@@ -298,10 +298,9 @@ class Simulation:
 def _changed(jobs: JobTable, decided: Division) -> Ints:
     """The rows whose shares are others now."""
     share, given = jobs.share, decided.shares
-    rows: Ints
     if decided.rows is None:
-        rows = (given != share).nonzero()[0]
-        return rows
+        others: Ints = (given != share).nonzero()[0]
+        return others
     rows, running = decided.rows, jobs.running
     rows = rows[given[rows] != share[rows]]
     stops = running[np.logical_not(given[running])]

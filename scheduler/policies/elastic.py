@@ -113,12 +113,8 @@ class Elastic:
     def _weights(self, curves: Sequence[Curve], ends_after_s: Floats, gpus: int, behind: int) -> list[float]:
         """The mean of worth^(1 - constancy) over the copies of each job, all of which are there together, on as many clusters."""
         power = 1.0 - self.parameters.constancy
-        copies = len(ends_after_s)
-        if copies > 1 and not (ends_after_s[0] < ends_after_s[-1]).any():  # all the same, of those that are looked at
-            copies = 1
-        who = ends_after_s[:copies].ravel().argsort(kind="stable")
-        if copies > 1:
-            who %= len(curves)
+        copies = len(ends_after_s) if (ends_after_s[0] < ends_after_s[-1]).any() else 1
+        who = ends_after_s[:copies].ravel().argsort(kind="stable") % len(curves)
         ending = [curves[at] for at in who.tolist()]
         worth = np.array(self._recursion.worths(ending, gpus * copies, behind * copies, copies))
         weight = np.bincount(who, worth**power, len(curves)) / copies
@@ -232,9 +228,6 @@ def _soonest(ends_after_s: Floats) -> Floats:
     `ends_after_s`: equally likely values, ascending, in rows.
     """
     copies = len(ends_after_s)
-    if copies == 1:
-        only: Floats = ends_after_s[0].copy()  # whoever asks changes it
-        return only
     number = np.arange(1, copies + 1)[:, None]
     worked_s = np.cumsum(ends_after_s, axis=0) + (copies - number) * ends_after_s  # for all copies, up to each of them
     found: Floats = (worked_s / number).min(axis=0)

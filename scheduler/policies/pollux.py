@@ -45,6 +45,8 @@ from .base import Shares, no_shares, smallest, waits_for
 from .power_mean import Values, divide, worth
 from .reviews import EARLY_S, LATE_S
 
+MANY_KINDS = 10_000  # with so many combinations it takes less to sort the rows than to make a place for each
+
 
 class PolluxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`interval_s`: every so many seconds GPUs are divided (Pollux: 60).
@@ -61,9 +63,6 @@ class PolluxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restart_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 30.0
     start_at_once: bool = True
     power: Annotated[float, msgspec.Meta(ge=-10, le=1)] = -1.0
-
-
-MANY_KINDS = 10_000  # with so many combinations it takes less to sort the rows than to make a place for each
 
 
 class Pollux:

@@ -134,8 +134,11 @@ def test_a_policy_that_has_not_declared_that_it_needs_lengths_does_not_see_them(
         def shares(self, jobs: object, *_: object) -> object:
             return jobs.left_s  # type: ignore[attr-defined]
 
-    with pytest.raises(AssertionError, match="declare"):
-        decide(view((4,), job("a")), Curious(), random.Random(0), packing=False)  # type: ignore[arg-type]
+    unseen, seen = view((4,), job("a")), view((4,), job("a"))
+    assert len(seen.jobs.left_s) == 1  # somebody else has looked at them
+    for one in (unseen, seen):
+        with pytest.raises(AssertionError, match="declare"):
+            decide(one, Curious(), random.Random(0), packing=False)  # type: ignore[arg-type]
 
 
 def test_a_plan_stops_and_shrinks_before_it_starts() -> None:

@@ -25,7 +25,6 @@ class ByPriority:
         return jobs.executed_s[rows], jobs.requested_gpus[rows]
 
 
-@dataclass(frozen=True)
 class Keeper:
     """Who keeps the jobs of a table that wait in a line."""
 

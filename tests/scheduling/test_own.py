@@ -75,6 +75,7 @@ def test_a_list_will_do_and_the_names_of_files_are_told(tmp_path: Path) -> None:
         ("        import sys\n        sys.exit(3)\n", BODY + 2, "SystemExit: 3"),
         ("        return jobs.no_such_column\n", BODY + 1, "no_such_column"),
         ("        return [jobs.left_s[0]]\n", BODY + 1, "length"),
+        ("        jobs.min_gpus[:] = 0\n        return jobs.min_gpus\n", BODY + 1, "read-only"),
     ],
 )
 def test_what_cannot_be_is_told_with_file_and_line(tmp_path: Path, body: str, line: int, words: str) -> None:

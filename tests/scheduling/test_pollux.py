@@ -12,12 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, linear, policy, reasons, table
 
+from elasticd.scheduler.policies import pollux
 from elasticd.scheduler.policies.power_mean import FLOOR, divide, total, worth
 
 WAITING = policy("pollux", start_at_once=False)
 BETWEEN_S = 90.0  # not a moment at which GPUs are divided
 POWERS = st.sampled_from([-4.0, -1.0, -0.5, 0.0, 0.5, 1.0])
 HALF = (0.0, 1.0, 1.5, 1.75, 1.875)  # each GPU adds half of what the one before it added
+
+
+# --------------------------------------------------------------------------------------------------- jobs that are alike
+
+
+@pytest.mark.parametrize("many", [pollux.MANY_KINDS, 0], ids=["a place for each", "sorted"])
+@given(rows=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(60, 64)), min_size=1, max_size=30))
+def test_of_jobs_that_are_alike_the_first_stands_for_all(many: int, rows: list[tuple[int, int, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pollux, "MANY_KINDS", many)
+        first, of = pollux.first_of_each(*np.array(rows).T)
+    assert [rows[one] for one in first.tolist()] == sorted(set(rows))
+    assert [rows[one] for one in first[of].tolist()] == rows
+    assert first.tolist() == [rows.index(rows[one]) for one in first.tolist()]
 
 
 # ------------------------------------------------------------------------------------------------------------- the solver
