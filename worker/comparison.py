@@ -24,6 +24,7 @@ from ..protocol import exits
 from ..protocol.limits import COMPARE_EVERY
 from ..protocol.model import OnDivergence
 from .communication.communicator import Communicator, CommunicatorBroken
+from .crosscheck import CrossCheck
 from .events import EnterGeneration
 from .inband import NOTHING, InBand, Part
 from .state import rotation
@@ -50,9 +51,12 @@ class Comparison:
     name = "comparison"
     slots = 4
 
-    def __init__(self, held: HeldState, terms: Terms, end: Callable[[int, str], NoReturn]) -> None:
-        """end: ends this process, with this exit code and for this reason."""
+    def __init__(
+        self, held: HeldState, terms: Terms, cross_check: CrossCheck, end: Callable[[int, str], NoReturn]
+    ) -> None:
+        """cross_check: says who has just joined. end: ends this process, with this exit code and for this reason."""
         self._held = held
+        self._cross_check = cross_check
         self._terms = terms
         self._end = end
         self._workers: list[str] = []
@@ -150,10 +154,14 @@ class Comparison:
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
         """Raises CommunicatorBroken where the others are to go on without a worker that is wrong."""
-        verdict = judge(letters) if self._differ else None
+        newcomers = self._cross_check.newcomers
+        verdict = judge(letters, newcomers) if self._differ else None
         if verdict is None:
             return
         text = sentence(verdict, part.step, self._workers)
+        if verdict.majority and newcomers.issuperset(verdict.wrong):
+            self._cross_check.dismiss(verdict.wrong, text)
+            return
         if not verdict.majority or self._terms.on_divergence is OnDivergence.FAIL:
             self._end(exits.DISAGREED, text)
         if self._rank in verdict.wrong:

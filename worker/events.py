@@ -74,6 +74,7 @@ class Arrived:
     registers_values: bool = False  # of the script's own, which follow the rest of a state (`ExchangeValues`)
     epochs: int | None = None  # that the script wants, where the number of steps is not known
     state_bytes: int = 0  # about as much is written for a checkpoint
+    proves: bool = False  # newcomers are compared with the others before they host anything (`crosscheck`)
 
 
 @dataclass(frozen=True)

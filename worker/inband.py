@@ -17,7 +17,7 @@ noticed; the others then copy their state. So what is read becomes part of the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from ..protocol.errors import PeerError
+from ..protocol.errors import PeerError, UserError
 from .communication.communicator import Communicator
 from .state.plain import pack, unpack
 
@@ -68,7 +68,10 @@ class Participant(Protocol):
 class InBand:
     """The word and the letters of one step after the other. For the training thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, blame: Callable[[UserError, int], frozenset[int]] | None = None) -> None:
+        """blame: takes the error that a participant has raised on reading a step's letters, and the step's number. Returns the
+        ranks whose letters are the cause, and do not count; none where no worker in particular is the cause."""
+        self._blame = blame
         self._participants: dict[str, Participant] = {}
         self._word: torch.Tensor | None = None
         self._greatest: list[int] = []  # of a worker that is alone: its own word
@@ -117,7 +120,15 @@ class InBand:
         letters, self._letters = self._letters, None
         if letters is not None:
             for name, each in self._participants.items():
-                each.read(part, [letter.get(name) for letter in letters])
+                own = [letter.get(name) for letter in letters]
+                try:
+                    each.read(part, own)
+                except UserError as error:
+                    blamed = self._blame(error, part.step) if self._blame is not None else frozenset()
+                    if not blamed:
+                        raise
+                    letters = [{} if rank in blamed else letter for rank, letter in enumerate(letters)]
+                    each.read(part, [letter.get(name) for letter in letters])
 
 
 def exchange(communicator: Communicator, own: dict[str, Any]) -> list[dict[str, Any]]:

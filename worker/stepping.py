@@ -27,7 +27,9 @@ import torch
 from ..protocol.errors import UserError
 from .communication.communicator import Communicator, CommunicatorBroken
 from .comparison import Comparison, Terms
+from .crosscheck import CrossCheck
 from .data.feed import Batching, Sampling
+from .data.fetching import move_to
 from .events import Evaluated, Event, JoinStep, PartComputed, RunStep, StepApplied, WordRead
 from .following import Following, Where
 from .gradients.buffers import ModelBuffers
@@ -37,14 +39,17 @@ from .gradients.lanes import Lanes
 from .gradients.layout import Gradient
 from .gradients.update import Update
 from .gradients.updates import Updates
-from .inband import InBand, Part
+from .inband import InBand, Part, Participant, exchange
 from .sharing import Sharing
 from .state.held import HeldState
+from .state.plain import inline, pack, restored, unpack
 from .state.transfers import StateTransfers
 from .untold import Untold
 from .virtual import derive_seed, seed_everything
 
-AGAIN = -1  # in place of a virtual worker: the body is run for a batch of virtual worker 0, and nothing comes of it
+# In place of a virtual worker; nothing comes of the body for the job.
+AGAIN = -1  # the body is run for a batch of virtual worker 0
+PROBE = -2  # the body is run for the virtual worker that is checked in this step, and hosted elsewhere
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,10 @@ class Stepping:
         sampler: Sampling,
         loader: Batching,
         comparison: Comparison,
+        cross_check: CrossCheck | None,
         untold: Untold,
     ) -> None:
+        """cross_check: None where micro-batches have other bits on other workers (`determinism: none`)."""
         self._recipe = recipe
         self._tell = tell
         self._held = held
@@ -91,6 +98,7 @@ class Stepping:
         self._sampler = sampler
         self._loader = loader
         self._comparison = comparison
+        self._cross_check = cross_check
         self._untold = untold
         optimizers = held.parts.optimizers
         self.evaluations = Evaluations(optimizers[0], recipe.virtual_workers) if evaluates_again(optimizers) else None
@@ -109,22 +117,21 @@ class Stepping:
         self._stepped: set[int] = set()  # optimizers that the script has stepped for it
         self._batches: dict[int, Any] = {}  # by virtual worker, where bodies run again on them
         self._looks_on = True
+        self._checked: int | None = None  # virtual worker whose micro-batch all workers compute in this step
+        self._sent: Any = None  # its batch, where its host has sent it
         self._reading = False  # the script has a batch, and has not asked for the next
         self.left = ""  # why the script's loop may not have been left where it was
         self._updating = False
         self._proposal = 0
         self.sharing = Sharing()
-        self.in_band = InBand()
+        self.in_band = InBand(cross_check.blame if cross_check is not None else None)
         # First what refuses calls that a script makes on some workers only, by name. Then the comparison: nothing else is read
-        # where states differ.
-        for participant in (
-            following,
-            comparison,
-            self.sharing,
-            update.clipping,
-            hyperparameters,
-            held.parts.extra_state,
-        ):
+        # where states differ. Then the cross-check, before anything is taken over that a wrong gradient comes with.
+        participants: list[Participant] = [following, comparison]
+        if cross_check is not None:
+            participants.append(cross_check)
+        participants += [self.sharing, update.clipping, hyperparameters, held.parts.extra_state]
+        for participant in participants:
             self.in_band.add(participant)
         self._lanes = Lanes(
             recipe.updates,
@@ -173,7 +180,7 @@ class Stepping:
 
     def share(self, virtual_worker: int, values: dict[str, Any]) -> None:
         """What its body tells all workers (`sharing`). Raises UserError."""
-        if virtual_worker == AGAIN or self._evaluates_again:
+        if virtual_worker < 0 or self._evaluates_again:
             return
         self.sharing.tell(virtual_worker, self.weight(virtual_worker), values)
 
@@ -183,7 +190,7 @@ class Stepping:
 
     def clip(self, virtual_worker: int, max_norm: float) -> None:
         """How its body wants the global gradient clipped. Raises UserError."""
-        if virtual_worker == AGAIN:
+        if virtual_worker < 0:
             return
         if self.evaluations is not None:
             raise UserError(
@@ -209,7 +216,7 @@ class Stepping:
             return None
         if evaluations.number > 0:
             step, number = self._step, evaluations.number
-            seed_everything(derive_seed(self._recipe.seed, "model", step, max(virtual_worker, 0), number))
+            seed_everything(derive_seed(self._recipe.seed, "model", step, self._seeded_as(virtual_worker), number))
         return evaluations.evaluate(virtual_worker, self.weight(virtual_worker), closure)
 
     @property
@@ -246,12 +253,27 @@ class Stepping:
         self._begin(step.step, step.ranges, step.proposal, parameters, step.send)
         bodies = self._hosted or [AGAIN] * looks_on
         self._batches.clear()
-        yield from self._run_bodies(bodies)
+        if self._checked is not None and not self._loader.reads_any:
+            self._send_checked(self._checked)
+        probes = self._cross_check is not None and self._cross_check.probes and self._checked not in self._hosted
+        yield from self._run_bodies([PROBE, *self._hosted] if probes else bodies)
         while self.evaluations is not None and self.evaluations.goes_on:
             yield from self._run_bodies(bodies)
         self._batches.clear()
         if not bodies:
             self.complete_own_part()
+
+    def _send_checked(self, virtual_worker: int) -> None:
+        """Have the checked virtual worker's batch sent to all workers by its host, where no other worker can read it. Raises
+        CommunicatorBroken, and UserError if the batch cannot travel."""
+        hosts = virtual_worker in self._hosted
+        if hosts:
+            self._sent = self._loader.batch(self._step, virtual_worker)
+        own = pack(self._sent, "a batch", inline) if hosts else None
+        letters = exchange(self._communicator, {"batch": own})
+        if not hosts:
+            (packed,) = (letter["batch"] for letter in letters if letter["batch"] is not None)
+            self._sent = move_to(unpack(packed, lambda content, _: restored(content)), self._recipe.device)
 
     def _run_bodies(self, bodies: Sequence[int]) -> Iterator[Any]:
         for done, virtual_worker in enumerate(bodies):
@@ -349,6 +371,9 @@ class Stepping:
             self._loader.assign(step, mine, self._total_steps)
         self._lanes.begin(step, parameters, self._communicator, ranges)
         self._loader.begin(step)
+        if self._cross_check is not None:
+            self._checked = self._cross_check.begin(step, self._sampler.has_samples, self._looks_on)
+            self._sent = None
         if send:
             self._transfers.send()
         self._hosted = [v for v in mine if self._sampler.has_samples(step, v)]
@@ -368,8 +393,9 @@ class Stepping:
 
     def _begin_micro_batch(self, virtual_worker: int) -> Any:
         recipe, step = self._recipe, self._step
-        again = virtual_worker == AGAIN
         batch = self._batch(virtual_worker)
+        if self._cross_check is not None and virtual_worker in (PROBE, self._checked):
+            self._cross_check.sampled(batch)
         self._buffers.begin_micro_batch()
         self._hyperparameters.begin_body()
         self._following.begin_body()
@@ -377,21 +403,40 @@ class Stepping:
         self._untold.begin_body(step)
         self._current = virtual_worker
         self._stepped.clear()
-        if again:
-            seed_everything(derive_seed(recipe.seed, "model", step, 0))
+        if virtual_worker < 0:
+            if virtual_worker == PROBE:
+                self._lanes.forget_others()
+                self._lanes.present.accumulation.probe()
+            seed_everything(derive_seed(recipe.seed, "model", step, self._seeded_as(virtual_worker)))
             return batch
         weight = self.weight(virtual_worker) if recipe.normalize is None else 1.0  # a sum has its weight in it
         last = virtual_worker == self._ranges[self._rank][-1]  # in a short step others may follow, which have no sample
         self._lanes.forget_others()
-        self._lanes.present.accumulation.expect(virtual_worker, weight, self._lanes.present.reducer if last else None)
+        reducer = self._lanes.present.reducer if last else None
+        self._lanes.present.accumulation.expect(virtual_worker, weight, reducer, virtual_worker == self._checked)
         seed_everything(derive_seed(recipe.seed, "model", step, virtual_worker))
         return batch
+
+    def _seeded_as(self, virtual_worker: int) -> int:
+        """The virtual worker whose random numbers a body draws."""
+        if virtual_worker == PROBE:
+            assert self._checked is not None
+            return self._checked
+        return max(virtual_worker, 0)
 
     def _batch(self, virtual_worker: int) -> Any:
         if virtual_worker in self._batches:  # as it was before a body could change it
             return copy.deepcopy(self._batches[virtual_worker])
-        step, again = self._step, virtual_worker == AGAIN
-        batch = self._loader.again(step) if again else self._loader.batch(step, virtual_worker)
+        step, sent = self._step, self._sent
+        if sent is not None and virtual_worker in (PROBE, self._checked):
+            batch, self._sent = sent, None
+        elif virtual_worker == PROBE:
+            assert self._checked is not None
+            batch = self._loader.elsewhere(step, self._checked)
+        elif virtual_worker == AGAIN:
+            batch = self._loader.again(step)
+        else:
+            batch = self._loader.batch(step, virtual_worker)
         if self.evaluations is not None:
             self._batches[virtual_worker] = copy.deepcopy(batch)
         return batch
@@ -409,7 +454,7 @@ class Stepping:
             )
         updates = self._recipe.updates
         updates.check_stepped(self._step, optimizer)
-        if virtual_worker != AGAIN:
+        if virtual_worker >= 0:
             self._lanes.present.accumulation.part_stepped()
         self._stepped.add(optimizer)
         if len(self._stepped) < len(updates.optimizers(self._step)):
@@ -418,9 +463,17 @@ class Stepping:
         self._untold.check()
         self._hyperparameters.keep()
         self._buffers.check()
+        if virtual_worker == PROBE:
+            assert self._cross_check is not None
+            self._cross_check.computed(self._lanes.present.accumulation.probed())
+            self._lanes.forget_others()
+            return not self._hosted
         if virtual_worker == AGAIN:
             return True
         self._lanes.present.accumulation.completed()
+        if virtual_worker == self._checked and not self._evaluates_again:
+            assert self._cross_check is not None
+            self._cross_check.computed(self._lanes.present.accumulation.digest())
         self._lanes.forget_others()
         if virtual_worker == 0:
             self._buffers.keep()

@@ -25,6 +25,7 @@ from ..protocol.errors import UserError
 from .between import Between, Function, ScriptExit, Superseded
 from .communication.communicator import CommunicatorBroken
 from .comparison import Comparison
+from .crosscheck import CrossCheck
 from .data.feed import Batching, Sampling
 from .driver import Control
 from .events import (
@@ -102,7 +103,10 @@ class Trainer:
         values = ScriptValues(state, hyperparameters, self._following)
         self._held = HeldState(state, self._script, values, writer, control.tell)
         self._transfers = StateTransfers(control, self._held, self._script, recipe.device)
-        self._comparison = Comparison(self._held, recipe.comparing, self._end_diverged)
+        self._cross_check = CrossCheck(
+            recipe.virtual_workers, recipe.seed, recipe.comparing.on_divergence, self._end_diverged
+        )
+        self._comparison = Comparison(self._held, recipe.comparing, self._cross_check, self._end_diverged)
         self._untold = Untold(state, recipe.virtual_workers, lambda: self._by_host)
         self._stepping = Stepping(
             recipe,
@@ -116,6 +120,7 @@ class Trainer:
             sampler,
             loader,
             self._comparison,
+            self._cross_check if recipe.comparing.tensors else None,
             self._untold,
         )
         for participant in participants:
@@ -264,7 +269,15 @@ class Trainer:
         self._stepping.prepare(total_steps, epochs)
         # The script may set something of its own in every step, which follows the rest of a state.
         samples = self._sampler.samples_per_step
-        arrived = Arrived(total_steps, self._sampler.steps_per_epoch, samples, True, epochs, self._held.about_bytes)
+        arrived = Arrived(
+            total_steps,
+            self._sampler.steps_per_epoch,
+            samples,
+            True,
+            epochs,
+            self._held.about_bytes,
+            self._recipe.comparing.tensors,
+        )
         instruction = self._obey(arrived)
         assert isinstance(instruction, EnterLoop)
         self._script.epoch = instruction.epoch
@@ -326,6 +339,8 @@ class Trainer:
             yield from self._stepping.run(instruction, looks_on=not self._by_host)
         except CommunicatorBroken as error:
             self._failure = str(error)
+        if self._cross_check.dismissed:
+            self._failure = self._cross_check.dismissed
         if self._held.next_step > instruction.step:
             if self.between.functions_due:  # which joiners call, too, and which see what bodies have changed
                 self._hand_over()
@@ -477,6 +492,7 @@ class Trainer:
         self._stepping.enter(communicator, self.rank, self.world_size)
         self._transfers.enter(entered, communicator)
         self._comparison.enter(entered)
+        self._cross_check.enter(entered, communicator)
         self.between.enter(entered, communicator)
 
     def _receive(self, keep_own: bool) -> StepWanted | None:

@@ -6,6 +6,9 @@
 One worker begins alone, the others join before step 4. After the step that `after` names, a bit is flipped in the victim's
 memory: FAULT says of what. The workers that are left go on without one that ends. Each writes what it ends with to DIRECTORY,
 and what it says on stderr to FILE; the exit codes are the answer, a line for each errand.
+
+With "case": CASE the script is that function of `unlike_cases`, and all workers that have joined end where one does. "joins" says
+before which step they join.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any
 
 import torch
 import training_cases
+import unlike_cases
 from torch import nn
 from training_ranks import VIRTUAL_WORKERS, Rehearsal, Timetable, digest, environment, fork
 
@@ -80,7 +84,10 @@ def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]])
     place = replace(environment(me, Determinism(errand["determinism"])), **terms)
     table = Survivors(me, entries, meeting=Path(errand["meeting"]))
     run = Run(Rehearsal(table, errand["address"], place), place, VIRTUAL_WORKERS, seed=3)
-    state = script(run, errand["fault"], errand["after"] if me == errand["victim"] else None)
+    if "case" in errand:
+        state = getattr(unlike_cases, errand["case"])(run)
+    else:
+        state = script(run, errand["fault"], errand["after"] if me == errand["victim"] else None)
     Path(errand["directory"], f"{me}.json").write_text(json.dumps(digest(state), sort_keys=True))
 
 
@@ -100,8 +107,9 @@ def carry_out(errand: dict[str, Any]) -> list[int]:
         train(me, errand, entries)
 
     workers = list(range(errand["workers"]))
-    left = [worker for worker in workers if worker != errand["victim"]]
-    entries = [(0, [0])] if len(workers) == 1 else [(0, [0]), (4, workers), (10**9, left)]
+    left = [0] if "case" in errand else [worker for worker in workers if worker != errand["victim"]]
+    joins = errand.get("joins", 4)
+    entries = [(0, [0])] if len(workers) == 1 else [(0, [0]), (joins, workers), (10**9, left)]
     with tempfile.TemporaryDirectory() as errand["meeting"]:
         children = [fork(partial(told, me)) for me in workers]
         return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

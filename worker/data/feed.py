@@ -35,6 +35,8 @@ class Sampling(Protocol):
 class Batching(Protocol):
     """The micro-batches themselves."""
 
+    reads_any: bool  # can this worker read the batch of a virtual worker that another worker hosts?
+
     def assign(self, step: int, hosted: range, end: int | None) -> None:
         """From `step` on the virtual workers `hosted` are read, until step `end`, if that is known."""
 
@@ -46,6 +48,9 @@ class Batching(Protocol):
 
     def again(self, step: int) -> Any:
         """A batch that some worker has trained or trains, for one whose virtual workers have no sample in `step`."""
+
+    def elsewhere(self, step: int, virtual_worker: int) -> Any:
+        """The micro-batch of a virtual worker that another worker hosts, on the device; where `reads_any`."""
 
     def applied(self, step: int) -> None:
         """`step` has been applied."""

@@ -67,6 +67,8 @@ class _Reader(Dataset[Any]):
 class Loader:
     """The micro-batches, in the order in which they are asked for."""
 
+    reads_any = True
+
     def __init__(
         self, dataset: Any, schedule: Schedule, seed: int, device: torch.device, options: LoaderOptions | None = None
     ) -> None:
@@ -112,7 +114,11 @@ class Loader:
 
     def again(self, step: int) -> Any:
         """What virtual worker 0 trains in `step`, for a worker that only looks on. Read here."""
-        return move_to(self._reader[self._request(step, 0)][1], self._device)
+        return self.elsewhere(step, 0)
+
+    def elsewhere(self, step: int, virtual_worker: int) -> Any:
+        """The micro-batch of a virtual worker that is hosted elsewhere. Read here."""
+        return move_to(self._reader[self._request(step, virtual_worker)][1], self._device)
 
     def _request(self, step: int, virtual_worker: int) -> Request:
         epoch, indices = self._schedule.epoch(step), tuple(self._schedule.indices(step, virtual_worker))

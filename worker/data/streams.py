@@ -74,6 +74,7 @@ class Streams:
 
     name = "shards"
     slots = 0
+    reads_any = False  # a shard would have to be read from its beginning
     steps_per_epoch: int | None = None  # nobody knows, before the end of an epoch
 
     def __init__(self, shards: Shards, rules: Rules, source: Source, device: torch.device, updates: int = 1) -> None:
@@ -166,6 +167,10 @@ class Streams:
     def again(self, step: int) -> Any:
         """The last batch that was trained here, since another's may be long to read; or that of virtual worker 0."""
         return self.batch(step, 0) if self._last is None else self._last
+
+    def elsewhere(self, step: int, virtual_worker: int) -> Any:
+        """Nobody asks for that, as `reads_any` says."""
+        raise AssertionError("shards are read by the workers that host their virtual workers")
 
     def applied(self, step: int) -> None:
         """The step in progress has been applied."""

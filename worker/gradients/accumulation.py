@@ -24,6 +24,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ...protocol.errors import UserError
+from ..state.digests import digests, mixed, together
 from .layout import Gradient, GradientPool, Layout
 from .reduction import Node, Reducer, TreeAccumulator, are_siblings
 
@@ -34,6 +35,7 @@ class _Mode(enum.Enum):
     OFF = "off"
     WATCHING = "watching"  # whether gradients may be moved before `optimizer.step()`
     PLACING = "placing"  # move them
+    PROBING = "probing"  # leave them: the gradient is digested, and counts for nothing
 
 
 class Accumulation:
@@ -47,6 +49,9 @@ class Accumulation:
         self._several = False  # backward passes run for one micro-batch
         self._part_stepped = False  # the script has stepped one of several optimizers for the micro-batch
         self._late = False  # and a backward pass has run since
+        self._observed: list[torch.Tensor | int] | None = (
+            None  # digests of the present micro-batch's gradient, by segment
+        )
         self._watched_steps = 0
         self._segment_of = [i for i, segment in enumerate(layout.segments) for _ in segment.positions]
         self._hooks: list[RemovableHandle] = []
@@ -76,13 +81,15 @@ class Accumulation:
 
     # -- one micro-batch
 
-    def expect(self, virtual_worker: int, weight: float, last: Reducer | None) -> None:
+    def expect(self, virtual_worker: int, weight: float, last: Reducer | None, observed: bool = False) -> None:
         """The script is about to compute the gradient of `virtual_worker`, to be multiplied by `weight`.
 
-        last: nothing follows in this step, so parts of it may be handed to this reducer as they are complete.
+        last: nothing follows in this step, so parts of it may be handed to this reducer as they are complete. observed: a digest
+        of the gradient, before it is multiplied, is wanted (`digest`).
         """
         if not self._hooks:
             self._hook()
+        self._observed = [] if observed else None
         for parameter in self._layout.parameters:
             parameter.grad = None
         self._weight = weight
@@ -100,6 +107,29 @@ class Accumulation:
             self._mode = _Mode.PLACING
             if last is not None:
                 self._start(last)
+
+    def probe(self) -> None:
+        """The script is about to compute a gradient that counts for nothing: that of a virtual worker which is hosted elsewhere.
+        `probed` takes its digest."""
+        for parameter in self._layout.parameters:
+            parameter.grad = None
+        self._observed = []
+        self._mode = _Mode.PROBING
+
+    def probed(self) -> int:
+        """The gradient is complete. Returns its digest, the same as `digest` has where the virtual worker is hosted."""
+        for segment in self._layout.segments:
+            self._observe(segment.positions)
+        self._mode = _Mode.OFF
+        for parameter in self._layout.parameters:
+            parameter.grad = None
+        return self.digest()
+
+    def digest(self) -> int:
+        """Of the gradient of the last micro-batch that was observed. Waits for its device."""
+        found, self._observed = self._observed, None
+        assert found is not None, "the micro-batch was not observed"
+        return mixed([int(each) for each in found])
 
     def completed(self) -> None:
         """The script says that the gradient is complete. Raises UserError if what was sent was not, and if somebody has changed
@@ -201,6 +231,8 @@ class Accumulation:
         """Put the next segment, which is complete, in its place."""
         segment = self._layout.segments[self._placed]
         self._placed += 1
+        if self._observed is not None:
+            self._observe(segment.positions)
         self._put(segment.positions, self._target, self._adds)
         if self._mode is _Mode.PLACING:
             for position in segment.positions:
@@ -209,6 +241,21 @@ class Accumulation:
                 self._versions[position] = view._version
         if self._reducer is not None:
             self._reducer.advance(segment.flat, segment.end)
+
+    def _observe(self, positions: range) -> None:
+        """Note the present gradients of a segment's parameters, as a digest on their device."""
+        assert self._observed is not None
+        parts: list[torch.Tensor] = []
+        for position in positions:
+            grad = self._layout.parameters[position].grad
+            self._observed.append(grad is not None)
+            if grad is not None and grad.is_sparse:
+                grad = grad.coalesce()
+                parts += [grad.indices(), grad.values()]
+            elif grad is not None:
+                parts.append(grad)
+        if parts:
+            self._observed.append(together(digests(parts)))
 
     def _put(self, positions: range, target: Gradient, adds: bool) -> None:
         """Put the present gradients of these parameters into `target`."""
@@ -244,7 +291,7 @@ class Accumulation:
         """Autograd has completed this parameter's gradient, for one backward pass."""
         if self._part_stepped:
             self._late = True
-        if self._mode is _Mode.OFF:
+        if self._mode in (_Mode.OFF, _Mode.PROBING):
             return
         grad = parameter.grad
         assert grad is not None

@@ -1,7 +1,8 @@
 """Workers' states differ: which of them is wrong, and in what. Pure.
 
 Each worker tells *entries* of its state, all in one order: a name, a digest, and how the value reads. Workers that tell the same
-are of one opinion. If more than half of them are of one, the others are wrong. If not, nobody can tell.
+are of one opinion. If more than half of them are of one, the others are wrong. If not, nobody can tell. Newcomers have no vote
+against those that have given them the state: any number of newcomers may make the same mistake.
 """
 
 from __future__ import annotations
@@ -34,16 +35,18 @@ class Verdict:
     others: int  # how many more entries differ
 
 
-def judge(letters: Sequence[Sequence[Entry] | None]) -> Verdict | None:
-    """The verdict on the entries of each rank (None: it has told nothing). None: all agree."""
+def judge(letters: Sequence[Sequence[Entry] | None], newcomers: frozenset[int] = frozenset()) -> Verdict | None:
+    """The verdict on the entries of each rank (None: it has told nothing). None: all agree. newcomers: ranks without a vote, as
+    long as others have told something."""
     told = {rank: {name: (digest, reads) for name, digest, reads in it} for rank, it in enumerate(letters) if it}
     opinions: dict[frozenset[tuple[str, int]], list[int]] = {}
     for rank, entries in told.items():
         opinions.setdefault(frozenset((name, entry[0]) for name, entry in entries.items()), []).append(rank)
     if len(opinions) < 2:
         return None
-    most = max(opinions.values(), key=len)
-    majority = tuple(most) if 2 * len(most) > len(told) else ()
+    voters = frozenset(told) - newcomers or frozenset(told)
+    most = max(opinions.values(), key=lambda ranks: len(voters.intersection(ranks)))
+    majority = tuple(most) if 2 * len(voters.intersection(most)) > len(voters) else ()
     names = dict.fromkeys(name for entries in told.values() for name in entries)
     first, *others = [name for name in names if len({entries.get(name, (None,))[0] for entries in told.values()}) > 1]
     reads = {rank: entries[first][1] if first in entries else "not there" for rank, entries in told.items()}

@@ -1,7 +1,8 @@
 """The generation in use, as one of its members sees it: who hosts what, and who hands the state on to whom. Pure.
 
 In its first step only those host virtual workers who have the state. It goes to the joiners meanwhile. At the next boundary the
-script's registered values follow, and from then on all members host.
+script's registered values follow. In the second step joiners compute a micro-batch that somebody else hosts, to be compared
+(`crosscheck`). From then on all members host.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ class Generation:
         self.plan: tuple[Transfer, ...] = ()
         self.transfers = Transfers.NONE
         self.ranges: tuple[range, ...] = ()  # of virtual workers, by rank
+        self._unproved = (
+            0  # steps until newcomers have been compared with those that gave them the state (`crosscheck`)
+        )
 
-    def enter(self, roster: Roster, holders: tuple[WorkerId, ...]) -> bool:
-        """Go on in this one. Whether this worker is among those who have the state."""
+    def enter(self, roster: Roster, holders: tuple[WorkerId, ...], proves: bool = True) -> bool:
+        """Go on in this one. Whether this worker is among those who have the state. proves: newcomers are compared with these."""
         self.roster, self.rank = roster, roster.rank(self._me)
         holds = [worker in holders for worker in roster.workers]
         self.plan = _plan(roster, holds)
         self.transfers = Transfers.PENDING if self.plan else Transfers.NONE
+        self._proving = bool(self.plan) and proves
         self.ranges = assign(self._virtual_workers, holds)
         return holds[self.rank]
 
@@ -46,16 +51,28 @@ class Generation:
         """Its first step, or a later one."""
         if self.transfers is Transfers.PENDING:
             self.transfers = Transfers.DUE
+        elif self._proving:
+            self._all_host()
 
-    def all_host(self) -> None:
-        """Everybody has all of the state now."""
-        assert self.roster is not None
+    @property
+    def proves(self) -> bool:
+        """Do newcomers still have to be compared with those that gave them the state? These may not leave before."""
+        return self._proving
+
+    def values_exchanged(self, finished: bool) -> None:
+        """Everybody has all of the state now. finished: no step follows, in which newcomers could prove themselves."""
         self.transfers, self.plan = Transfers.NONE, ()
+        if not self._proving or finished:
+            self._all_host()
+
+    def _all_host(self) -> None:
+        assert self.roster is not None
+        self._proving = False
         self.ranges = assign(self._virtual_workers, [True] * len(self.roster.members))
 
     def give_up(self) -> None:
         """It is broken: nobody hands anything on in it any more."""
-        self.transfers, self.plan = Transfers.NONE, ()
+        self.transfers, self.plan, self._proving = Transfers.NONE, (), False
 
     @property
     def leads(self) -> bool:

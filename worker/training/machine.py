@@ -6,14 +6,17 @@ The thread does one thing at a time (`doing`, with the table of what may come ne
 come meanwhile; any other raises InvalidTransition and changes nothing. Between two steps it is at a *boundary*: the only
 place where the generation changes, where a preempted worker ends, and where a checkpoint is begun.
 
-What the worker has of the job's state is one of four things (`position`): the script's initial values; nothing of use, after a
-state has begun to overwrite them; the whole state of a step; or that but for the script's registered values, which a joiner
-gets one boundary later. Only who has the whole counts as a holder, and only that is saved.
+What the worker has of the job's state is one of five things (`position`): the script's initial values; nothing of use, after a
+state has begun to overwrite them; the whole state of a step; that but for the script's registered values, which a joiner gets one
+boundary later; or the whole of it on a newcomer that has not proved itself. Only who has the whole and has proved itself counts
+as a holder, and only that is saved.
 
-*First step of a generation* (`generation`). Who holds the state computes, and sends it to the joiners meanwhile. A joiner hosts
-nothing, receives the state of the step before, and applies the same update. At the next boundary the registered values follow,
-and from then on all host. A holder that is alone without a state is the first of its job: it loads a checkpoint, or begins anew;
-not if the job is known to have a newer checkpoint than it finds, nor if its initial values are gone. Then it ends.
+*First steps of a generation* (`generation`). Who holds the state computes, and sends it to the joiners meanwhile. A joiner hosts
+nothing, receives the state of the step before, and applies the same update. At the next boundary the registered values follow.
+In the second step newcomers host nothing either: each computes a micro-batch of a holder as well, and all compare the results
+(`crosscheck`). A newcomer that differs ends, and has changed nothing for the others. From the third step on all host. A holder
+that is alone without a state is the first of its job: it loads a checkpoint, or begins anew; not if the job is known to have a
+newer checkpoint than it finds, nor if its initial values are gone. Then it ends.
 
 *A failure* takes nothing that has been applied. The thread gives up the step in progress and waits for the next generation.
 
@@ -107,6 +110,7 @@ class Training:
         self.checkpoints = Checkpoints(place.checkpoint_every_s, now)
         self.suspension = Suspension(self._me)
 
+        self._proves = False  # newcomers have to compute what others compute
         self._boundary_at: float | None = None  # the last one; None: nothing to measure from
         self._shared_in = Doing.SCRIPT  # what the thread does again when it waits for the others no longer
         self._outlives_state = False  # the code that shares goes on even where another's state comes
@@ -253,6 +257,7 @@ class Training:
     def _on_arrived(self, now: float, fact: Arrived) -> list[Action]:
         decided = self._membership.handle(now, ms.Arrived())
         self.position.arrived(fact.total_steps, fact.steps_per_epoch, fact.registers_values, fact.epochs)
+        self._proves = fact.proves
         self._reporting.samples_per_step = fact.samples_per_step
         self.checkpoints.expect(fact.state_bytes)
         self.durations.expect(fact.state_bytes)
@@ -264,7 +269,7 @@ class Training:
     def _enter(self, now: float, switch: ms.Switch) -> list[Action]:
         """Go on in another generation."""
         roster, before = switch.roster, self._generation.roster
-        holds = self._generation.enter(roster, switch.holders)
+        holds = self._generation.enter(roster, switch.holders, self._proves)
         self._note = ""
         enter = EnterGeneration(roster, switch.attempt, self._generation.rank, self._generation.plan)
         actions: list[Action] = [*self._builds.used(roster.generation), enter]
@@ -358,11 +363,12 @@ class Training:
         return actions
 
     def _on_exchanged(self, now: float, fact: ValuesExchanged) -> list[Action]:
-        if self.position.holding is Holding.PARTIAL:
+        partial = self.position.holding is Holding.PARTIAL
+        if partial and self.position.is_complete(self._generation.proves):
             self._has_state(now, self.position.step, fact.epoch, self.position.next_epoch)
         else:
             self.position.is_in(fact.epoch)
-        self._generation.all_host()
+        self._generation.values_exchanged(self.position.finished)
         return self._boundary(now)
 
     def _proceed(self, now: float) -> list[Action]:
@@ -392,7 +398,8 @@ class Training:
         return [*saved, RunStep(position.step, self._generation.ranges, proposal, self._generation.sends_state)]
 
     def _propose(self, now: float) -> int:
-        (propose,) = self._membership.handle(now, ms.StepStarted(last=self.position.last_step))
+        stays = self.position.last_step or self._generation.proves
+        (propose,) = self._membership.handle(now, ms.StepStarted(last=stays))
         assert isinstance(propose, ms.Propose)
         return propose.generation
 
@@ -580,6 +587,7 @@ _TABLE: dict[tuple[Doing, type], _Method] = {
     (Doing.EXCHANGING, CollectiveFailed): Training._on_failed,
     (Doing.SCRIPT, StepWanted): Training._on_wanted,
     (Doing.SCRIPT, LoopEnded): Training._on_loop_ended,
+    (Doing.SCRIPT, CollectiveFailed): Training._on_failed,
     (Doing.PAUSED, StepWanted): Training._on_wanted,
     (Doing.PAUSED, LoopEnded): Training._on_loop_ended,
     (Doing.SENDING, TransfersCompleted): Training._on_sent,

@@ -20,6 +20,7 @@ class Holding(enum.Enum):
     INITIAL = "the script's initial values"
     SPOILED = "nothing of use"
     PARTIAL = "a state without its registered values"
+    UNPROVED = "a state, and it has not computed with it what others compute"
     WHOLE = "a state"
 
 
@@ -28,6 +29,7 @@ class Position:
 
     def __init__(self) -> None:
         self.holding = Holding.INITIAL
+        self._had_own = False  # before the state arrived that arrived last
         self.total_steps: int | None = None
         self._steps_per_epoch: int | None = 1
         self._epochs: int | None = None
@@ -95,18 +97,31 @@ class Position:
     def arrives(self, applied: int, next_epoch: int | None) -> None:
         """The state after `applied` begins to arrive, for the step that follows. It overwrites all but a whole one."""
         self.step, self._arriving_epoch = applied + 1, next_epoch
-        if self.holding is not Holding.WHOLE:
+        self._had_own = self.holding is Holding.WHOLE
+        if not self._had_own:
             self.holding = Holding.SPOILED
+
+    def is_complete(self, proves: bool) -> bool:
+        """The registered values have followed, so all of the state is here. Whether this worker counts as a holder now.
+
+        proves: a newcomer has to compute in the next step what others compute, and counts only then; unless it had a state of its
+        own, and has missed a step."""
+        if proves and not self._had_own and not self.finished:
+            self.holding = Holding.UNPROVED
+            return False
+        return True
 
     def apply(self, step: int, joins: bool, next_epoch: int | None) -> bool:
         """`step` has been applied. Whether all of its state is here: the registered values of one that joins follow later.
 
         Raises InvalidTransition if that cannot be.
         """
-        if step != self.step or self.holding is not Holding.WHOLE:
+        if step != self.step or self.holding not in (Holding.WHOLE, Holding.UNPROVED):
             raise InvalidTransition(f"step {step} applied in step {self.step} by one that has {self.holding.value}")
         if joins and self._registers_values:
             self.holding = Holding.PARTIAL
+        elif self.holding is Holding.UNPROVED:
+            self.holding = Holding.WHOLE
         self.next_step, self.next_epoch = self.step + 1, next_epoch or 0
         return self.holding is Holding.WHOLE
 
@@ -115,8 +130,9 @@ class Position:
         self.total_steps = total_steps
 
     def give_up(self) -> bool:
-        """The step in progress is given up. Whether the state is lost with it, since its registered values will not follow."""
-        if self.holding is not Holding.PARTIAL:
+        """The step in progress is given up. Whether the state is lost with it: its registered values will not follow, or this
+        worker has not proved itself, and has to be given the state anew."""
+        if self.holding not in (Holding.PARTIAL, Holding.UNPROVED):
             return False
         self.holding = Holding.SPOILED
         return True

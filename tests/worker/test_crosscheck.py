@@ -1,0 +1,123 @@
+"""A newcomer that computes something else than those who have the state is found before its share counts, and ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticd.protocol import exits
+from elasticd.worker.crosscheck import Opinion, judge, of_batch
+
+HERE = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("test_comparison", HERE / "test_comparison.py")
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+
+KEEPS_SOMETHING = [
+    "counter",
+    "moving_baseline",
+    "hidden_state",
+    "replay",
+    "teacher_of_an_epoch",
+    "own_generator",
+]
+
+
+@pytest.fixture(scope="module")
+def train() -> Iterator[Any]:
+    ranks = _module.Ranks()
+    yield ranks
+    ranks.close()
+
+
+def alone(train: Any, tmp_path: Path, case: str) -> str:
+    """What one worker alone ends with."""
+    outcome = train(tmp_path / "alone", "none", workers=1, victim=0, case=case)
+    assert outcome.codes == [0], outcome.told
+    return outcome.states[0]
+
+
+@pytest.mark.parametrize("case", KEEPS_SOMETHING)
+@pytest.mark.parametrize("workers", [2, 4])
+def test_newcomers_without_what_the_script_keeps_end_however_many_they_are(
+    case: str, workers: int, tmp_path: Path, train: Any
+) -> None:
+    outcome = train(tmp_path / "all", "none", workers=workers, case=case)
+    assert outcome.codes == [0, *[exits.UNLIKE] * (workers - 1)], outcome.told
+    assert outcome.states == {0: alone(train, tmp_path, case)}
+    assert "in the gradient of virtual worker" in outcome.told
+
+
+@pytest.mark.parametrize("case", ["keeps_nothing", "counts_for_a_log", "switch_in_an_epoch"])
+def test_workers_of_a_script_that_keeps_nothing_that_counts_are_alike(case: str, tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=3, victim=9, case=case)
+    assert outcome.codes == [0, 0, 0], outcome.told
+    assert outcome.states == dict.fromkeys(range(3), alone(train, tmp_path, case))
+
+
+def test_a_newcomer_that_has_missed_a_switch_of_an_earlier_epoch_ends(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="switched_before_it_came", joins=14)
+    assert outcome.codes == [0, exits.UNLIKE], outcome.told
+    assert outcome.states == {0: alone(train, tmp_path, "switched_before_it_came")}
+
+
+def test_a_newcomer_whose_loop_bodies_set_other_hyperparameters_ends_alone(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="rate_from_a_counter")
+    assert outcome.codes[1] in (exits.UNLIKE, 1), outcome.told
+
+
+def test_a_newcomer_with_other_data_ends_and_is_told_so(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=3, case="data_that_differ")
+    assert outcome.codes == [0, exits.UNLIKE, exits.UNLIKE], outcome.told
+    assert "in the samples of virtual worker" in outcome.told
+    assert outcome.states == {0: alone(train, tmp_path, "keeps_nothing")}
+
+
+A, B, C = Opinion(1, 1), Opinion(1, 2), Opinion(2, 2)
+
+
+def test_newcomers_have_no_vote_against_a_worker_that_has_proved_itself() -> None:
+    verdict = judge({0: A, 1: B, 2: B, 3: A}, frozenset({0}))
+    assert verdict is not None
+    assert (verdict.wrong, verdict.newcomers, verdict.nobody_knows) == ((1, 2), True, False)
+    assert verdict.differs_in == "the gradient"
+
+
+def test_a_minority_of_workers_that_have_proved_themselves_is_wrong() -> None:
+    verdict = judge({0: A, 1: C, 2: A}, frozenset({0, 1, 2}))
+    assert verdict is not None
+    assert (verdict.wrong, verdict.newcomers, verdict.nobody_knows) == ((1,), False, False)
+    assert verdict.differs_in == "the samples"
+
+
+def test_nobody_knows_which_of_two_workers_that_have_proved_themselves_is_right() -> None:
+    verdict = judge({0: A, 1: B, 2: A}, frozenset({0, 1}))
+    assert verdict is not None
+    assert (verdict.wrong, verdict.nobody_knows) == ((0, 1), True)
+
+
+def test_workers_that_agree_have_no_verdict() -> None:
+    assert judge({0: A, 1: A}, frozenset({0})) is None
+    assert judge({}, frozenset()) is None
+
+
+def test_batches_are_told_apart_by_their_contents() -> None:
+    batch = {"x": torch.arange(6.0), "names": ["a", "b"], "n": 3}
+    assert of_batch(batch) == of_batch({"x": torch.arange(6.0), "names": ["a", "b"], "n": 3})
+    others = [
+        {**batch, "x": torch.arange(6.0).view(2, 3)},
+        {**batch, "x": torch.arange(1.0, 7.0)},
+        {**batch, "names": ["a", "c"]},
+        {**batch, "n": 3.0},
+        (batch["x"], ["a", "b"], 3),
+    ]
+    assert len({of_batch(batch), *map(of_batch, others)}) == 6

@@ -1,0 +1,178 @@
+"""Training loops that keep a value of their own, which a worker that joins does not have. Each returns its last state."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from training_cases import EPOCHS, Points, network
+
+from elasticd.worker.run import Run
+
+
+def prepared(run: Run, **options: Any) -> tuple[nn.Module, Any, Any]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, optimizer, Points(), 5, **options)
+    return model, optimizer, batches
+
+
+def ended(run: Run, model: nn.Module) -> list[Any]:
+    run.finish()
+    return [model.state_dict()]
+
+
+def keeps_nothing(run: Run) -> list[Any]:
+    model, optimizer, batches = prepared(run)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+def counts_for_a_log(run: Run) -> list[Any]:
+    """A sum of losses, which no gradient depends on."""
+    model, optimizer, batches = prepared(run)
+    total = 0.0
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+    return ended(run, model)
+
+
+def counter(run: Run) -> list[Any]:
+    """A curriculum by a count of loop bodies."""
+    model, optimizer, batches = prepared(run)
+    global_step = 0
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            (functional.cross_entropy(model(x), y) * min(1.0, global_step / 60)).backward()
+            optimizer.step()
+            global_step += 1
+    return ended(run, model)
+
+
+def moving_baseline(run: Run) -> list[Any]:
+    """As REINFORCE with a baseline: the advantage is a reward less a mean of those before."""
+    model, optimizer, batches = prepared(run)
+    baseline = 0.0
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            reward = x.mean().item()
+            (functional.cross_entropy(model(x), y) * (1.0 + reward - baseline)).backward()
+            optimizer.step()
+            baseline = 0.9 * baseline + 0.1 * reward
+    return ended(run, model)
+
+
+def hidden_state(run: Run) -> list[Any]:
+    """As truncated backpropagation: the state of the last batch goes into the next one."""
+    model, optimizer, batches = prepared(run)
+    hidden = torch.zeros(3)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            scores = model(x) + hidden
+            functional.cross_entropy(scores, y).backward()
+            optimizer.step()
+            hidden = 0.1 * scores.mean(0).detach()
+    return ended(run, model)
+
+
+def replay(run: Run) -> list[Any]:
+    """As DQN: trains old samples along with new ones."""
+    model, optimizer, batches = prepared(run)
+    buffer: deque[Any] = deque(maxlen=20)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            buffer.extend(zip(x, y, strict=True))
+            old_x, old_y = (torch.stack(each) for each in zip(*list(buffer)[:5], strict=True))
+            (functional.cross_entropy(model(x), y) + functional.cross_entropy(model(old_x), old_y)).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+def teacher_of_an_epoch(run: Run) -> list[Any]:
+    """A copy of the model at each epoch's beginning: a joiner makes it in the middle of an epoch."""
+    model, optimizer, batches = prepared(run)
+    for _ in run.epochs(EPOCHS):
+        teacher = copy.deepcopy(model).eval()
+        for x, y in batches:
+            with torch.no_grad():
+                target = teacher(x).softmax(-1)
+            scores = model(x)
+            (functional.cross_entropy(scores, y) + functional.cross_entropy(scores, target)).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+def own_generator(run: Run) -> list[Any]:
+    model, optimizer, batches = prepared(run)
+    generator = torch.Generator().manual_seed(7)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            noise = torch.randn(x.shape, generator=generator)
+            functional.cross_entropy(model(x + noise), y).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+def switch_in_an_epoch(run: Run) -> list[Any]:
+    """Something begins in one epoch, and stays."""
+    model, optimizer, batches = prepared(run)
+    weight = 1.0
+    for epoch in run.epochs(EPOCHS):
+        if epoch == 0:
+            weight = 0.5
+        for x, y in batches:
+            (weight * functional.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+def switched_before_it_came(run: Run) -> list[Any]:
+    """The same, with the switch in an epoch that a later newcomer never sees: it joins in epoch 2."""
+    model, optimizer, batches = prepared(run)
+    weight = 1.0
+    for epoch in run.epochs(EPOCHS):
+        if epoch == 1:
+            weight = 0.5
+        for x, y in batches:
+            (weight * functional.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+def rate_from_a_counter(run: Run) -> list[Any]:
+    """A hyperparameter that is set by hand: bodies are compared."""
+    model, optimizer, batches = prepared(run)
+    batches_seen = 0
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            optimizer.param_groups[0]["lr"] = 0.05 / (1 + batches_seen // 4)
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            batches_seen += 1
+    return ended(run, model)
+
+
+def data_that_differ(run: Run) -> list[Any]:
+    """Files on a newcomer's server are others."""
+    data = Points()
+    if run._env is not None and run._env.worker != "w.0":
+        data.x = data.x + 1.0
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, optimizer, data, 5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return ended(run, model)
