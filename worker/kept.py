@@ -1,0 +1,171 @@
+"""What a script keeps, as one worker has seen it: names, digests and a few words; and how two workers' differ (`reachable`)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ..protocol.errors import PeerError
+
+NAMED_DEPTH = 6  # parts of a name
+
+
+class Kind(enum.StrEnum):
+    """Of a value, as far as it matters for what a script should write instead."""
+
+    PLAIN = "plain"
+    TENSOR = "tensor"
+    ARRAY = "array"
+    GENERATOR = "generator"  # of random numbers
+    CONTAINER = "container"
+    ITERATOR = "iterator"
+    MODULE = "module"
+    OBJECT = "object"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value that was looked at."""
+
+    digest: int | None  # 63 bits; None: not all of it was looked at
+    kind: Kind
+    type: str  # the name of its class
+    shown: str = ""
+    shape: tuple[int, ...] | None = None  # of a tensor or array; of the first one in a short list
+    again: bool = False  # it has another name, too, which stands before this one
+    changed: bool = True  # since the loop began, as far as is known
+    parts: Mapping[str, Node] = field(default_factory=dict)  # by what is to be appended to the name
+
+    def plain(self) -> list[Any]:
+        shape = None if self.shape is None else list(self.shape)
+        parts = {name: part.plain() for name, part in self.parts.items()}
+        return [self.digest, self.kind.value, self.type, self.shown, shape, self.again, self.changed, parts]
+
+    @staticmethod
+    def of(plain: Any, depth: int = 0) -> Node:
+        """Raises ValueError and TypeError for what `plain` has not made."""
+        digest, kind, type_, shown, shape, again, changed, parts = plain
+        if depth > NAMED_DEPTH or not (digest is None or isinstance(digest, int)):
+            raise ValueError("a digest is an integer, and names are short")
+        return Node(
+            digest,
+            Kind(kind),
+            str(type_),
+            str(shown),
+            None if shape is None else tuple(int(size) for size in shape),
+            bool(again),
+            bool(changed),
+            {str(name): Node.of(part, depth + 1) for name, part in parts.items()},
+        )
+
+    def since(self, begun: Node | None) -> Node:
+        changed = begun is None or self.digest is None or self.digest != begun.digest
+        before = begun.parts if begun is not None else {}
+        parts = {name: part.since(before.get(name)) for name, part in self.parts.items()}
+        return replace(self, changed=changed, parts=parts)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What one worker's script keeps, at one moment."""
+
+    names: Mapping[str, Node]
+    opaque: tuple[str, ...] = ()  # names of what cannot be looked into
+    cut: str | None = None  # which limit has cut something off
+
+    def plain(self) -> list[Any]:
+        """For MessagePack: plain values, at most some hundred kB with the default limits, in the order of the look."""
+        return [{name: node.plain() for name, node in self.names.items()}, list(self.opaque), self.cut]
+
+    @staticmethod
+    def of(plain: Any) -> Reach:
+        """The reverse of `plain`. Raises PeerError for anything else."""
+        try:
+            names, opaque, cut = plain
+            nodes = {str(name): Node.of(node) for name, node in names.items()}
+            return Reach(nodes, tuple(map(str, opaque)), None if cut is None else str(cut))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise PeerError(f"these are no digests of a script's values: {error}") from None
+
+    def since(self, begun: Reach) -> Reach:
+        """The same, with `changed` false for what is as it was in `begun`, an earlier look of the same process."""
+        return replace(self, names={name: node.since(begun.names.get(name)) for name, node in self.names.items()})
+
+    def without(self, names: Callable[[str], bool]) -> Reach:
+        """The same, without the names and parts for which `names` says yes (`local_names`)."""
+
+        def kept(name: str, node: Node) -> Node:
+            parts = {each: kept(name + each, part) for each, part in node.parts.items() if not names(name + each)}
+            whole = len(parts) == len(node.parts) and all(parts[each] is node.parts[each] for each in parts)
+            return node if whole else replace(node, digest=None, parts=parts)
+
+        return replace(self, names={name: kept(name, node) for name, node in self.names.items() if not names(name)})
+
+
+class Difference(NamedTuple):
+    """A name under which two workers' scripts keep different values."""
+
+    name: str
+    ones: Node | None  # None: there is no such attribute or key there
+    others: Node | None
+    owner: str | None = None  # the class of the object, if it is an attribute of one
+
+    @property
+    def node(self) -> Node:
+        """The one of the two that tells more of the value."""
+        first, second = self.ones, self.others
+        if first is None or (second is not None and first.type == "NoneType"):
+            assert second is not None
+            return second
+        return first
+
+    @property
+    def changed(self) -> bool:
+        """Has one of the two loops changed it? If not, the two scripts were different from their beginning."""
+        return any(node is not None and node.changed for node in (self.ones, self.others))
+
+
+def differences(ones: Reach, others: Reach) -> list[Difference]:
+    """The names that both have, completely, with different digests; the likeliest causes first: what a loop has changed, and
+    among that numbers, then containers, then tensors."""
+    found: list[Difference] = []
+    for name, node in ones.names.items():
+        other = others.names.get(name)
+        if other is not None:
+            found += _between(name, node, other, None)[0]
+    order = list(Kind)
+    found.sort(key=lambda each: (not each.changed, order.index(each.node.kind), each.name.count("."), each.name))
+    return found
+
+
+def _between(name: str, one: Node, other: Node, owner: str | None) -> tuple[list[Difference], bool]:
+    """The most specific differences of two values of one name, and whether there are any, here or under another name."""
+    differ = one.digest is not None and other.digest is not None and one.digest != other.digest
+    if one.again and other.again:
+        return [], differ
+    if one.digest is not None and one.digest == other.digest:
+        return [], False
+    parts = list({**one.parts, **other.parts})
+    inner: list[Difference] = []
+    count = 0  # parts that differ
+    elsewhere = False
+    if one.type == other.type:
+        for part in parts:
+            mine, theirs = one.parts.get(part), other.parts.get(part)
+            if mine is None or theirs is None:
+                if differ and one.parts and other.parts:
+                    inner.append(Difference(name + part, mine, theirs, one.type))
+                    count += 1
+                continue
+            found, any_ = _between(name + part, mine, theirs, one.type)
+            inner += found
+            count += any_
+            elsewhere |= any_ and not found
+    if one.kind is Kind.OBJECT and count:
+        return inner, True
+    if differ and not (count == 1 and (inner or elsewhere)):
+        return [Difference(name, one, other, owner)], True
+    return inner, count > 0

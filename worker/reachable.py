@@ -1,0 +1,815 @@
+"""What a training script keeps beside the job's state, by name: digests of all that its loop can reach.
+
+The runtime carries what it owns (weights, optimizers, buffers, registered values) to a worker that joins. A script may keep more
+in Python: a counter, an average in a list, a replay buffer, a generator of its own. A worker that joins has run no loop body, so
+its copy is that of a script that has just begun. Two workers find such state by looking at the same boundary between two steps:
+
+1. Each *looks* (`look`): from the variables of the frame that holds the loop, the globals of the script's modules, the script's
+   classes and functions it follows attributes, items, closures and defaults, and digests the values. The result (`Reach`) is a
+   tree of names with a digest, a few words that show the value, and no reference to any object of the script. `Reach.plain` and
+   `Reach.of` are its form for MessagePack.
+2. One of them compares (`differences`): names that both have, and both have looked at completely. Each difference is the most
+   specific name that explains it: `ema.num_updates` rather than `ema`, but `shadow` rather than each of its forty items.
+
+**State and temporaries.** A name is carried if it was bound before the first loop body ran: `names_bound` tells which are, taken
+where `run.epochs()` begins, and once more where the worker's first pass over the batches begins (for what an epoch's beginning
+has made, such as `hidden = None`). A name that is bound in the body only is a temporary. So is one that each body binds anew
+before it reads it, such as the targets of the loops' headers (`assigned.temporaries`).
+
+**State and noise.** A name that differs and that neither worker's loop has changed (`Reach.since`) was different from the
+beginning: the time at which the process began, a directory of its own, or a list in another order. Such a difference matters
+only where samples or gradients differ. It is `Difference.changed` that tells.
+
+**Soundness.** What is said to differ does: a value that is too large is sampled, at places that depend on its own size alone;
+a value that the limits cut off, or that changes while it is read, has no digest. Equal digests prove nothing for what was
+sampled, for iterators and objects of other libraries that cannot be looked into (`Reach.opaque`), and for what only other
+processes hold. Digests depend neither on addresses nor on the hash seed, nor on the device.
+
+No code of the script runs: attributes are read from where Python stores them, without properties, `__getattr__`, `__eq__`,
+`__hash__` or `__repr__`.
+
+How a caller uses it::
+
+    bound = names_bound(loop_frame(frame))                      # where `run.epochs()` begins
+    begun = look(frame, bound, known)                           # before the first body, once
+    ...
+    mine = look(frame, bound, known).since(begun)               # at a join: on both sides, at the same step
+    found = differences(Reach.of(theirs), mine)                 # the veteran's first
+    advice.sentences(found, ("s-1.0", "s-1.3"), ...)            # `advice` has the words
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import hashlib
+import io
+import itertools
+import marshal
+import pathlib
+import random
+import sys
+import threading
+import time
+import types
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+import numpy
+import torch
+
+from .kept import NAMED_DEPTH, Kind, Node, Reach
+from .own_code import MAIN, directories_of, is_own_file, loop_frame, own_modules, variables_of
+
+SHOWN = 48  # characters of a value's text
+NAMED_ITEMS = 32  # items of a container that have names of their own; those of longer ones have none
+SAMPLED_ITEMS = 2048  # of a list that is longer than `WHOLE_ITEMS`, besides those at its ends
+WHOLE_ITEMS = 4096  # of a list of anything but plain values
+WHOLE_VALUES = 1 << 18  # of a list of plain values
+WHOLE_BYTES = 1 << 20  # of a tensor, an array or a text: larger ones are sampled
+SAMPLED_ELEMENTS = 1 << 15
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one look. Whatever is cut off by one of them has no digest."""
+
+    seconds: float = 0.5
+    items: int = 50_000
+    depth: int = 16
+    hashed_bytes: int = 64 << 20
+    names: int = 2_000
+
+
+# -- where to begin
+
+
+def names_bound(frame: FrameType | None) -> frozenset[str]:
+    """The variables that have a value now: of this frame, and of its module."""
+    if frame is None:
+        return frozenset()
+    variables = _variables(frame)
+    return frozenset(variables) | frozenset(list(frame.f_globals))
+
+
+def leave_out(objects: Iterable[Any]) -> frozenset[int]:
+    """The ids for `look(known=...)` of what the runtime carries itself: modules with all that they consist of, optimizers,
+    schedulers, tensors, datasets' loaders and whatever else is given. They must live as long as the ids are used."""
+    found: set[int] = set()
+    for each in objects:
+        found.add(id(each))
+        if issubclass(type(each), torch.nn.Module):
+            for module in each.modules():
+                found.add(id(module))
+                found.update(id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values()))
+    found.discard(id(None))
+    return frozenset(found)
+
+
+def look(
+    frame: FrameType | None,
+    bound: Collection[str],
+    known: Collection[int] = (),
+    limits: Limits = Limits(),
+    *,
+    beside: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Reach:
+    """What the script keeps: all that can be reached from the frame of its loop and from its modules.
+
+    frame: as for `loop_frame`. bound: of the frame's variables and its module's, those to be looked at (`names_bound`, without
+    `assigned.temporaries`). known: ids of what the runtime carries (`leave_out`): of such modules and optimizers only
+    attributes of the script's own classes are looked at, of the rest nothing. beside: further objects by name, such as the
+    dataset, for what the script has no variable for.
+
+    Costs time and hashing within the limits; never raises for what a script's objects do, and keeps none of them.
+    """
+    frame = loop_frame(frame)
+    walk = _Walk(frozenset(known), limits, clock, directories_of(frame))
+    roots: dict[str, Any] = {}
+    if frame is not None:
+        variables = {**frame.f_globals, **_variables(frame)}
+        roots.update({name: value for name, value in variables.items() if name in bound})
+        for module in own_modules(walk.directories, frame.f_globals):
+            prefix = module["__name__"]
+            roots.update({f"{prefix}.{name}": value for name, value in list(module.items()) if not _is_hidden(name)})
+    roots = {name: value for name, value in roots.items() if not name.startswith("__")}
+    walk.roots(roots)
+    walk.roots(dict(beside or {}))
+    walk.classes()
+    return Reach(walk.found, tuple(dict.fromkeys(walk.opaque)), walk.cut)
+
+
+def _is_hidden(name: Any) -> bool:
+    return type(name) is not str or name.startswith("__")
+
+
+_SNAPSHOT_USERS = frozenset({"locals", "vars", "eval", "exec", "dir"})
+_OPTIMIZED = 1  # inspect.CO_OPTIMIZED: a function's code
+
+
+def _variables(frame: FrameType) -> dict[str, Any]:
+    """A function's variables. Up to Python 3.12 the frame keeps what `f_locals` has given, and with it the last losses and their
+    graphs: that is emptied, unless the function may have given it to the script by `locals()`."""
+    if not frame.f_code.co_flags & _OPTIMIZED:
+        return {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
+    snapshot = frame.f_locals
+    variables = dict(snapshot)
+    if type(snapshot) is dict and not _SNAPSHOT_USERS & set(frame.f_code.co_names):
+        snapshot.clear()
+    return variables
+
+
+# -- the walk
+
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+_MARSHAL = 2  # a version that writes neither references nor which strings are interned
+_EMPTY: dict[str, Node] = {}
+
+_ITERATORS: tuple[type, ...] = tuple(
+    {
+        *map(type, map(iter, ([], (), "", b"", bytearray(), range(0), range(2**70)))),
+        *map(type, map(iter, ({}.items(), {}.keys(), {}.values()))),
+        *(type(reversed([])), type(reversed({})), type(reversed(range(0))), type(reversed(()))),
+        type(iter(collections.deque[Any]())),
+        *(enumerate, zip, map, filter),
+        *(itertools.count, itertools.cycle, itertools.repeat, itertools.chain, itertools.islice, itertools.accumulate),
+        *(itertools.product, itertools.permutations, itertools.combinations, itertools.zip_longest),
+        *(itertools.compress, itertools.dropwhile, itertools.takewhile, itertools.starmap, itertools.filterfalse),
+    }
+)
+_PYTHON_S: Callable[[random.Random], Any] = random.Random.getstate
+_SET_ITERATOR = type(iter(set[Any]()))
+_STDLIB_OBJECTS = frozenset({"argparse.Namespace", "types.SimpleNamespace", "functools.partial", "queue.Queue"})
+_DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType)
+_DENIED_BASES = (threading.Thread, io.IOBase, BaseException)
+_FOREIGN = frozenset(
+    """
+    IPython PIL _pytest absl accelerate aim boto3 botocore click clearml comet_ml cv2 datasets elasticd h5py huggingface_hub
+    hydra ipykernel lightning lightning_fabric lmdb loguru matplotlib mlflow neptune numpy omegaconf pandas psutil pyarrow
+    pynvml pytest pytorch_lightning ray requests rich scipy sklearn structlog tensorboard tensorboardX tokenizers tqdm
+    transformers triton typer urllib3 wandb zarr zmq
+    """.split()  # noqa: SIM905
+)
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+_OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"step", "_opt_called", "_step_count"}
+
+
+class _Cut(Exception):
+    """A limit has been reached."""
+
+
+class _Walk:
+    """One look."""
+
+    def __init__(
+        self, known: frozenset[int], limits: Limits, clock: Callable[[], float], directories: tuple[str, ...]
+    ) -> None:
+        self.directories = directories
+        self.found: dict[str, Node] = {}
+        self.opaque: list[str] = []
+        self.cut: str | None = None
+        self._known = known
+        self._limits = limits
+        self._clock = clock
+        self._end = clock() + limits.seconds
+        self._items = 0
+        self._bytes = 0
+        self._names = 0
+        self._seen: dict[int, tuple[Any, Node | None]] = {}  # with the object, whose id is its own while it lives
+        self._classes: dict[str, type] = {}  # of the objects that were found
+
+    def roots(self, roots: Mapping[str, Any]) -> None:
+        """Small values first: a large data set must not leave them without time."""
+        for name in sorted(roots, key=lambda name: (_weight(roots[name]), name)):
+            value = roots[name]
+            if issubclass(type(value), types.ModuleType) or name in self.found:
+                continue
+            node = self.of(value, name, 0)
+            if node.kind is not Kind.OTHER or node.parts:
+                self.found[name] = node
+
+    def classes(self) -> None:
+        """Attributes of the classes that objects have led to."""
+        done: set[str] = set()
+        while todo := sorted(set(self._classes) - done):
+            for name in todo:
+                done.add(name)
+                if id(self._classes[name]) not in self._seen and name not in self.found:
+                    node = self.of(self._classes[name], name, 0)
+                    if node.parts:
+                        self.found[name] = node
+
+    # -- one value
+
+    def of(self, value: Any, name: str | None, depth: int) -> Node:
+        """name: under which it is shown; None: it is too deep for that."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return self._plain(value, name)
+        try:
+            self._count(depth)
+        except _Cut as limit:
+            self.cut = str(limit)
+            return Node(None, Kind.OTHER, kind.__name__)
+        seen = self._seen.get(id(value))
+        if seen is not None:
+            return _INSIDE if seen[1] is None else replace(seen[1], again=True)
+        self._seen[id(value)] = value, None
+        try:
+            node = self._inside(value, kind, name, depth)
+        except _Cut as limit:
+            self.cut = str(limit)
+            node = Node(None, Kind.OTHER, kind.__name__)
+        except (
+            Exception
+        ) as error:  # an odd object, or one that another thread changes meanwhile: that is the script's affair
+            self.opaque.append(f"{name or 'a value'}: {type(error).__name__}")
+            node = Node(None, Kind.OTHER, kind.__name__)
+        self._seen[id(value)] = value, node
+        return node
+
+    def _count(self, depth: int) -> None:
+        self._items += 1
+        if self._items > self._limits.items:
+            raise _Cut("items")
+        if depth > self._limits.depth:
+            raise _Cut("depth")
+        if self._clock() > self._end:
+            raise _Cut("time")
+
+    def _hash(self, *parts: bytes | memoryview) -> int:
+        digest = hashlib.blake2b(digest_size=8)
+        for part in parts:
+            self._bytes += len(part)
+            if self._bytes > self._limits.hashed_bytes:
+                raise _Cut("bytes")
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+        return int.from_bytes(digest.digest(), "little") >> 1
+
+    def _plain(self, value: Any, name: str | None) -> Node:
+        whole = value
+        if type(value) in (str, bytes) and len(value) > WHOLE_BYTES:
+            whole = [len(value), value[:WHOLE_BYTES], value[-WHOLE_BYTES:]]
+        try:
+            digest = self._hash(marshal.dumps(whole, _MARSHAL))
+        except _Cut as limit:
+            self.cut = str(limit)
+            return Node(None, Kind.PLAIN, type(value).__name__)
+        return Node(digest, Kind.PLAIN, type(value).__name__, "" if name is None else shown(value))
+
+    def _constant(self, kind: type, text: str = "") -> Node:
+        return Node(self._hash(text.encode(errors="replace")), Kind.OTHER, kind.__name__)
+
+    def _inside(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        if id(value) in self._known:
+            return self._carried(value, kind, name, depth)
+        for base, handle in _HANDLERS:
+            if issubclass(kind, base):
+                return handle(self, value, kind, name, depth)
+        top = _module_of(kind).partition(".")[0]
+        full = f"{_module_of(kind)}.{kind.__qualname__}"
+        if issubclass(kind, _DENIED_BASES) or top in _FOREIGN:
+            return self._not_seen(value, kind, name)
+        if top == "torch":
+            return self._of_torch(value, kind, name, depth)
+        if (top in sys.stdlib_module_names or top == "builtins") and full not in _STDLIB_OBJECTS:
+            return self._not_seen(value, kind, name)
+        return self._object(value, kind, name, depth)
+
+    def _not_seen(self, value: Any, kind: type, name: str | None) -> Node:
+        if name is not None and hasattr(kind, "__next__"):
+            self.opaque.append(f"{name}: an iterator that cannot be looked into")
+        return self._constant(kind, kind.__qualname__)
+
+    # -- of several
+
+    def _combine(
+        self,
+        kind: Kind,
+        type_: type,
+        head: bytes,
+        parts: Iterable[tuple[str, Any]],
+        name: str | None,
+        depth: int,
+        text: str,
+        keep: bool = True,
+    ) -> Node:
+        """A value of parts, each with what its name appends. keep: the parts have names."""
+        named = name is not None and keep and depth < NAMED_DEPTH
+        kept: dict[str, Node] = {}
+        digests: list[bytes] = [head]
+        complete = True
+        shape: tuple[int, ...] | None = None
+        for number, (label, value) in enumerate(parts):
+            inner = f"{name}{label}" if named and self._names < self._limits.names else None
+            part = self.of(value, inner, depth + 1)
+            digests += (label.encode(errors="replace") if keep else b"", part.type.encode(), _eight(part.digest))
+            complete &= part.digest is not None
+            if number == 0 and kind is Kind.CONTAINER:
+                shape = part.shape
+            if inner is not None and (part.parts or part.kind is not Kind.OTHER):
+                kept[label] = part
+                self._names += 1
+        digest = self._hash(*digests) if complete else None
+        return Node(digest, kind, type_.__name__, text, shape, parts=kept or _EMPTY)
+
+    def _sequence(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        base = next(each for each in (list, tuple, collections.deque) if issubclass(kind, each))
+        items: list[Any] = list(base.__iter__(value))
+        own = base if base is not tuple or kind is tuple else kind
+        text = _counted(kind, len(items))
+        head = kind.__name__.encode() + len(items).to_bytes(8, "little")
+        if kind is collections.deque:
+            head += str(value.maxlen).encode()
+        if set(map(type, items)) <= _PLAIN:
+            digest = self._hash(head, marshal.dumps(_sampled(items, WHOLE_VALUES), _MARSHAL))
+            if len(items) > NAMED_ITEMS or name is None:
+                return Node(digest, Kind.CONTAINER, own.__name__, text)
+            if len(items) <= 4:
+                text = _short(f"{'' if kind in (list, tuple) else kind.__name__}{items!r}")
+        chosen = _sampled(items, WHOLE_ITEMS)
+        keep = len(items) <= NAMED_ITEMS
+        pairs = ((f"[{number}]", item) for number, item in enumerate(chosen))
+        return self._combine(Kind.CONTAINER, kind, head, pairs, name, depth, text, keep)
+
+    def _mapping(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        ordered = issubclass(kind, collections.OrderedDict)
+        items = list(collections.OrderedDict.items(value) if ordered else dict.items(value))
+        text = _counted(kind, len(items))
+        head = kind.__name__.encode() + len(items).to_bytes(8, "little")
+        keep = len(items) <= NAMED_ITEMS
+        plain = {type(each) for pair in items for each in pair} <= _PLAIN
+        if plain and (name is None or not keep):
+            whole = [each for pair in _sampled(items, WHOLE_VALUES) for each in pair]
+            return Node(self._hash(head, marshal.dumps(whole, _MARSHAL)), Kind.CONTAINER, kind.__name__, text)
+        chosen = _sampled(items, WHOLE_ITEMS)
+        keys = [self.of(key, None, depth + 1) for key, _ in chosen]
+        if any(key.digest is None for key in keys):
+            raise _Cut("items")
+        head += b"".join(_eight(key.digest) for key in keys)
+        labels = [_key(key) for key, _ in chosen] if keep else [""] * len(chosen)
+        keep = keep and len(set(labels)) == len(labels) and None not in labels
+        pairs = ((label or "", item) for label, (_, item) in zip(labels, chosen, strict=True))
+        return self._combine(Kind.CONTAINER, kind, head, pairs, name, depth, text, keep)
+
+    def _set(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        base = set if issubclass(kind, set) else frozenset
+        items = list(base.__iter__(value))
+        parts = [self.of(item, None, depth + 1).digest for item in items] if len(items) <= self._limits.items else []
+        complete = [part for part in parts if part is not None]
+        digest = self._hash(kind.__name__.encode(), *map(_eight, sorted(complete)), _eight(len(items)))
+        return Node(
+            digest if len(complete) == len(parts) else None, Kind.CONTAINER, kind.__name__, _counted(kind, len(items))
+        )
+
+    def _object(
+        self, value: Any, kind: type, name: str | None, depth: int, apart: Collection[str] = (), only: Any = None
+    ) -> Node:
+        """Attributes, in the order of their names. only: those for whose value it says yes."""
+        self._note_class(kind)
+        attributes = [
+            (f".{attribute}", inner)
+            for attribute, inner in sorted(_attributes(value, kind).items())
+            if attribute not in apart
+            and not attribute.startswith("__")
+            and not issubclass(type(inner), types.ModuleType)
+            and (only is None or only(inner))
+        ]
+        return self._combine(Kind.OBJECT, kind, kind.__qualname__.encode(), attributes, name, depth, _a(kind))
+
+    def _note_class(self, kind: type) -> None:
+        for each in _mro(kind):
+            if _module_of(each) in self._own_names:
+                self._classes.setdefault(each.__qualname__.rpartition(".")[2], each)
+
+    @functools.cached_property
+    def _own_names(self) -> frozenset[str]:
+        names = {module["__name__"] for module in own_modules(self.directories, {})}
+        main = sys.modules.get("__main__")
+        file = None if main is None else variables_of(main).get("__file__")
+        if type(file) is not str or is_own_file(file, self.directories):
+            names.update(MAIN)
+        return frozenset(names)
+
+    # -- values of one kind
+
+    def _tensor(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        if kind not in _TENSORS or value.layout is not torch.strided or value.device.type == "meta":
+            return self._constant(kind, kind.__qualname__)
+        plain = value.detach()
+        if plain.is_conj() or plain.is_neg():
+            plain = plain.resolve_conj().resolve_neg()
+        small = plain
+        if plain.numel() * plain.element_size() > WHOLE_BYTES:
+            small = plain[_strides(plain.shape)]
+        data = small.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        shape = tuple(plain.shape)
+        digest = self._hash(str(plain.dtype).encode(), str(shape).encode(), data.data)
+        text = ""
+        if name is not None:
+            first = _number(small.reshape(-1)[0].item()) if plain.numel() else ""
+            text = first if plain.numel() == 1 else f"a tensor {list(shape)}" + (f" of {first}, …" if first else "")
+        return Node(digest, Kind.TENSOR, kind.__name__, text, shape)
+
+    def _array(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        plain = numpy.asarray(value) if kind is numpy.ndarray else value.view(numpy.ndarray)
+        shape = tuple(int(size) for size in plain.shape)
+        if plain.dtype.hasobject:
+            items = _sampled(plain.reshape(-1).tolist(), WHOLE_ITEMS) if plain.dtype == object else []
+            pairs = ((f"[{number}]", item) for number, item in enumerate(items))
+            head = str(shape).encode()
+            return self._combine(Kind.ARRAY, kind, head, pairs, name, depth, f"an array {list(shape)}", keep=False)
+        small = plain[_strides(shape)] if plain.nbytes > WHOLE_BYTES else plain
+        digest = self._hash(str(plain.dtype).encode(), str(shape).encode(), small.tobytes())
+        text = ""
+        if name is not None:
+            first = _number(small.reshape(-1)[0].item()) if plain.size and plain.dtype.kind in "biufc" else ""
+            text = (
+                first if plain.size == 1 and first else f"an array {list(shape)}" + (f" of {first}, …" if first else "")
+            )
+        return Node(digest, Kind.ARRAY, kind.__name__, text, shape)
+
+    def _scalar(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        if value.dtype.hasobject:
+            return self._constant(kind, kind.__qualname__)
+        text = shown(value.item()) if name is not None and value.dtype.kind in "biufcSU" else ""
+        return Node(self._hash(str(value.dtype).encode(), value.tobytes()), Kind.PLAIN, kind.__name__, text)
+
+    def _generator(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        """Of random numbers: how far it has been drawn from."""
+        state: Any
+        if issubclass(kind, torch.Generator):
+            state = torch.Generator.get_state(value).cpu().numpy().tobytes()
+        elif issubclass(kind, random.SystemRandom):
+            return self._constant(kind, kind.__qualname__)
+        elif issubclass(kind, random.Random):
+            state = _PYTHON_S(value)
+        elif issubclass(kind, numpy.random.Generator):
+            state = value.bit_generator.state
+        elif issubclass(kind, numpy.random.RandomState):
+            state = numpy.random.RandomState.get_state(value, legacy=False)
+        else:
+            state = value.state  # of a bit generator
+        digest = self._hash(*_flattened(state))
+        module = "numpy.random" if _module_of(kind).startswith("numpy.random") else _module_of(kind)
+        label = f"{module.removeprefix('torch._C') or 'torch'}.{kind.__name__}"
+        return Node(digest, Kind.GENERATOR, label, f"a {label}")
+
+    def _module(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        """A module that the job does not train, with all its tensors: a teacher, or a loss that counts."""
+        inner = _attributes(value, kind)
+        parts = [
+            (f".{label}", part)
+            for members in ("_parameters", "_buffers", "_modules")
+            for label, part in dict.items(inner.get(members) or {})
+            if part is not None
+        ]
+        if not _module_of(kind).startswith("torch."):
+            self._note_class(kind)
+            parts += [(f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_MODULES)]
+        return self._combine(Kind.MODULE, kind, kind.__qualname__.encode(), parts, name, depth, _a(kind))
+
+    def _carried(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        """What the runtime carries: only what the script's own class keeps beside that."""
+        if issubclass(kind, torch.nn.Module):
+            inner = _attributes(value, kind)
+            parts = [(f".{label}", part) for label, part in dict.items(inner.get("_modules") or {}) if part is not None]
+            parts = [each for each in parts if id(each[1]) in self._known]
+            has_state = kind.get_extra_state is not torch.nn.Module.get_extra_state
+            if not _module_of(kind).startswith("torch.") and not has_state:
+                self._note_class(kind)
+                parts += [
+                    (f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_MODULES)
+                ]
+            return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
+        if issubclass(kind, torch.optim.Optimizer) and not _module_of(kind).startswith("torch."):
+            inner = _attributes(value, kind)
+            parts = [(f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_OPTIMIZERS)]
+            return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
+        return self._constant(kind, "carried")
+
+    def _of_torch(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        if issubclass(kind, torch.device):  # each worker has its own
+            return self._constant(kind, value.type)
+        if issubclass(kind, torch.dtype | torch.layout | torch.memory_format):
+            return Node(self._hash(repr(value).encode()), Kind.PLAIN, kind.__name__, repr(value))
+        if issubclass(kind, torch.utils.data.Dataset | torch.utils.data.Sampler):
+            return self._object(value, kind, name, depth)
+        if issubclass(kind, torch.optim.Optimizer):
+            return self._object(value, kind, name, depth, _OF_OPTIMIZERS - {"state", "param_groups"})
+        if _module_of(kind).startswith("torch.optim"):
+            return self._object(value, kind, name, depth, only=lambda inner: type(inner) in _PLAIN)
+        if _module_of(kind) == "torch.utils.data.dataloader":
+            # A loader by what it reads, an iterator of one by how far it has come.
+            wanted = ("dataset", "generator", "sampler", "batch_sampler", "_dataset", "_num_yielded")
+            parts = [(f".{each}", inner) for each, inner in _attributes(value, kind).items() if each in wanted]
+            return self._combine(Kind.OBJECT, kind, b"loader", sorted(parts), name, depth, _a(kind))
+        return self._not_seen(value, kind, name)
+
+    def _iterator(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        """By how it would be copied: of Python's own ones that tells what comes next, and takes nothing from them."""
+        if kind is itertools.count and not hasattr(kind, "__reduce__"):
+            return self._plain(repr(value), name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # copies of some will not be made in later versions of Python
+            described = value.__reduce__()
+        self._seen[id(described)] = described, None  # keep it, so that no other object gets its address
+        pairs = ((f"[{number}]", each) for number, each in enumerate(described))
+        node = self._combine(Kind.ITERATOR, kind, b"", pairs, None, depth, _short(f"a {kind.__name__}"))
+        if node.digest is None and name is not None:
+            self.opaque.append(f"{name}: an iterator that cannot be looked into")
+        return node
+
+    def _of_set(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        (remaining,) = value.__reduce__()[1]
+        self._seen[id(remaining)] = remaining, None
+        return self._set(frozenset(remaining), frozenset, None, depth)
+
+    def _own_iterator(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        """A generator of the script's: where it stands, and its variables."""
+        frame = value.gi_frame
+        if frame is None or value.gi_running or not is_own_file(frame.f_code.co_filename, self.directories):
+            return self._not_seen(value, kind, None if frame is None or value.gi_running else name)
+        head = f"{frame.f_code.co_name} {frame.f_lasti}".encode()
+        pairs = [(f".{each}", inner) for each, inner in sorted(_variables(frame).items())]
+        return self._combine(Kind.ITERATOR, kind, head, pairs, None, depth, f"a generator of {frame.f_code.co_name}()")
+
+    # -- code that keeps something
+
+    def _function(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        """Attributes, defaults, and the variables of enclosing functions."""
+        code = value.__code__
+        head = f"{value.__module__}.{value.__qualname__}"
+        if not is_own_file(code.co_filename, self.directories):
+            return self._constant(kind, head)
+        parts = [(f".{each}", inner) for each, inner in sorted(value.__dict__.items()) if not each.startswith("__")]
+        names = code.co_varnames[: code.co_argcount]
+        defaults = value.__defaults__ or ()
+        both = [*zip(names[len(names) - len(defaults) :], defaults, strict=True), *(value.__kwdefaults__ or {}).items()]
+        parts += [(f"({each})", inner) for each, inner in both if type(inner) not in _PLAIN]
+        for each, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                parts.append((f".{each}", cell.cell_contents))
+            except ValueError:  # not assigned yet
+                continue
+        if "__wrapped__" in value.__dict__:
+            parts.append(("", value.__dict__["__wrapped__"]))
+        if not parts:
+            return self._constant(kind, head)
+        return self._combine(Kind.OBJECT, kind, head.encode(), parts, name, depth, f"{value.__name__}()")
+
+    def _method(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        parts = [("", value.__self__), ("()", value.__func__)]
+        return self._combine(Kind.OBJECT, kind, b"method", parts, name, depth, f"{value.__func__.__name__}()")
+
+    def _class(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        head = f"{_module_of(value)}.{value.__qualname__}"
+        if _module_of(value) not in self._own_names or issubclass(kind, enum.EnumMeta):
+            return self._constant(kind, head)
+        parts = []
+        for each, inner in sorted(type.__dict__["__dict__"].__get__(value).items()):
+            inner = inner.__func__ if type(inner) in (staticmethod, classmethod) else inner
+            if not each.startswith("__") and each != "_abc_impl" and not issubclass(type(inner), _DESCRIPTORS):
+                parts.append((f".{each}", inner))
+        return self._combine(Kind.OBJECT, kind, head.encode(), parts, name, depth, f"the class {value.__name__}")
+
+    def _enum(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        label = f"{kind.__name__}.{object.__getattribute__(value, '_name_')}"
+        return Node(self._hash(label.encode()), Kind.PLAIN, kind.__name__, label)
+
+    def _partial(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        parts = [("", value.func), ("(args)", value.args), ("(keywords)", value.keywords)]
+        return self._combine(Kind.OBJECT, kind, b"partial", parts, name, depth, "a partial")
+
+    def _spelled(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        """A value that its text stands for."""
+        base = next(each for each in _SPELLED if issubclass(kind, each))
+        text = base.__repr__(value) if base is not pathlib.PurePath else str(pathlib.PurePath.__str__(value))
+        return Node(self._hash(kind.__name__.encode(), text.encode()), Kind.PLAIN, kind.__name__, _short(text))
+
+    def _buffer(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        data = memoryview(value).cast("B") if len(value) else memoryview(b"")
+        if len(data) > WHOLE_BYTES:
+            data = memoryview(bytes(data[:: len(data) // SAMPLED_ELEMENTS]))
+        text = _counted(kind, len(value))
+        return Node(self._hash(_eight(len(value)), data), Kind.ARRAY, kind.__name__, text)
+
+    def _derived(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        """Of a class made of one of Python's plain ones."""
+        exact: Any
+        if issubclass(kind, int):
+            exact = int.__add__(value, 0)
+        elif issubclass(kind, float):
+            exact = float.fromhex(float.hex(value))
+        elif issubclass(kind, complex):
+            exact = complex.__add__(value, 0j)
+        else:
+            exact = str.__str__(value) if issubclass(kind, str) else bytes.__add__(value, b"")
+        return replace(self._plain(exact, name), type=kind.__name__)
+
+
+_Handler = Callable[[_Walk, Any, type, str | None, int], Node]
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_SPELLED = (
+    *(range, slice, decimal.Decimal, fractions.Fraction, pathlib.PurePath),
+    *(datetime.date, datetime.time, datetime.timedelta),
+)
+_HANDLERS: tuple[tuple[type | tuple[type, ...], _Handler], ...] = (
+    (torch.Tensor, _Walk._tensor),
+    (numpy.ndarray, _Walk._array),
+    (numpy.generic, _Walk._scalar),
+    (enum.Enum, _Walk._enum),
+    ((list, tuple, collections.deque), _Walk._sequence),
+    (dict, _Walk._mapping),
+    ((set, frozenset), _Walk._set),
+    (torch.nn.Module, _Walk._module),
+    (
+        (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator),
+        _Walk._generator,
+    ),
+    (_SET_ITERATOR, _Walk._of_set),
+    (_ITERATORS, _Walk._iterator),
+    (types.GeneratorType, _Walk._own_iterator),
+    (types.FunctionType, _Walk._function),
+    (types.MethodType, _Walk._method),
+    (functools.partial, _Walk._partial),
+    (type, _Walk._class),
+    (_SPELLED, _Walk._spelled),
+    ((bytearray, array.array), _Walk._buffer),
+    ((int, float, complex, str, bytes), _Walk._derived),
+)
+_INSIDE = Node(0, Kind.OTHER, "again", again=True)  # a value within itself
+
+
+def shown(value: Any) -> str:
+    """A few words for a plain value."""
+    return _short(repr(value[: 2 * SHOWN] if type(value) in (str, bytes) else value if _is_small(value) else "…"))
+
+
+def _number(value: Any) -> str:
+    """An element of a tensor: as many digits as 32 bits have."""
+    return f"{value:.7g}" if type(value) is float else shown(value)
+
+
+def _is_small(value: Any) -> bool:
+    return type(value) is not int or value.bit_length() < 4096  # Python refuses to write larger ones
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+def _a(kind: type) -> str:
+    name = kind.__name__
+    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
+
+
+def _counted(kind: type, count: int) -> str:
+    return f"{'an' if kind.__name__[:1] in 'aeiouAEIOU' else 'a'} {kind.__name__} of {count}"
+
+
+def _eight(digest: int | None) -> bytes:
+    return b"" if digest is None else digest.to_bytes(8, "little")
+
+
+def _key(key: Any) -> str | None:
+    """What a key appends to the name of its mapping."""
+    if type(key) is str and len(key) <= SHOWN:
+        return f"[{key!r}]"
+    return f"[{shown(key)}]" if type(key) in (int, bool) else None
+
+
+def _is_of(label: str, names: Collection[str]) -> bool:
+    return label in names or label.startswith("__")
+
+
+def _sampled(items: list[Any], whole: int) -> list[Any]:
+    """All of them, or so many that it costs little: both ends, and some between, as the length says."""
+    if len(items) <= whole:
+        return items
+    ends = SAMPLED_ITEMS // 2
+    middle = items[ends:-ends]
+    return [*items[:ends], *middle[:: -(-len(middle) // SAMPLED_ITEMS)], *items[-ends:]]
+
+
+def _strides(shape: Sequence[int]) -> tuple[slice, ...]:
+    """Which elements of a large tensor are read: `SAMPLED_ELEMENTS` at most, everywhere in it."""
+    count = 1
+    for size in shape:
+        count *= size
+    steps = [1] * len(shape)
+    for place in sorted(range(len(shape)), key=lambda place: -shape[place]):
+        if count > SAMPLED_ELEMENTS:
+            steps[place] = min(shape[place], -(-count // SAMPLED_ELEMENTS) | 1)
+            count = count // shape[place] * -(-shape[place] // steps[place])
+    return tuple(slice(None, None, step) for step in steps)
+
+
+def _flattened(state: Any) -> Iterator[bytes]:
+    """A generator's state, which is of plain values and arrays."""
+    if isinstance(state, dict):
+        for key in sorted(state):
+            yield key.encode()
+            yield from _flattened(state[key])
+    elif isinstance(state, numpy.ndarray | numpy.generic):
+        yield state.tobytes()
+    else:
+        yield marshal.dumps(state, _MARSHAL)
+
+
+_MRO = type.__dict__["__mro__"]
+
+
+def _mro(kind: type) -> tuple[type, ...]:
+    found: tuple[type, ...] = _MRO.__get__(kind)
+    return found
+
+
+def _module_of(kind: type) -> str:
+    module = type.__dict__["__module__"].__get__(kind)
+    return module if type(module) is str else ""
+
+
+def _attributes(value: Any, kind: type) -> dict[str, Any]:
+    """Those of the object itself, in `__dict__` and `__slots__`, from where Python keeps them."""
+    found: dict[str, Any] = {}
+    for each in _mro(kind):
+        for name, member in type.__dict__["__dict__"].__get__(each).items():
+            if type(member) is types.MemberDescriptorType and _module_of(each) != "builtins":
+                try:
+                    found.setdefault(name, member.__get__(value))
+                except AttributeError:  # not assigned
+                    continue
+    try:
+        inner = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        inner = {}
+    if issubclass(type(inner), dict):
+        found.update({name: each for name, each in list(dict.items(inner)) if type(name) is str})
+    return found
+
+
+def _weight(value: Any) -> int:
+    """Plain values, then what is soon looked at, then objects, then containers."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return 0
+    if issubclass(kind, torch.Generator | random.Random | numpy.random.Generator | numpy.random.RandomState):
+        return 1
+    if issubclass(kind, torch.Tensor | numpy.ndarray | numpy.generic):
+        return 2
+    if issubclass(kind, type | types.FunctionType):
+        return 3
+    if issubclass(kind, list | tuple | dict | set | frozenset | collections.deque):
+        return 4 if len(value) <= NAMED_ITEMS else 6
+    return 5
