@@ -23,6 +23,7 @@ class Kind(enum.StrEnum):
     ITERATOR = "iterator"
     MODULE = "module"
     OBJECT = "object"
+    DATA = "data"  # a data set, or what reads one
     OTHER = "other"
 
 
@@ -111,7 +112,8 @@ class Difference(NamedTuple):
     name: str
     ones: Node | None  # None: there is no such attribute or key there
     others: Node | None
-    owner: str | None = None  # the class of the object, if it is an attribute of one
+    owners: tuple[str, ...] = ()  # the classes of what holds it, the outermost first
+    holders: tuple[Kind, ...] = ()
 
     @property
     def node(self) -> Node:
@@ -121,6 +123,16 @@ class Difference(NamedTuple):
             assert second is not None
             return second
         return first
+
+    @property
+    def in_data(self) -> bool:
+        """Does a data set hold it?"""
+        return Kind.DATA in self.holders
+
+    @property
+    def in_module(self) -> bool:
+        """Does a module hold it itself?"""
+        return self.holders[-1:] == (Kind.MODULE,)
 
     @property
     def changed(self) -> bool:
@@ -135,13 +147,15 @@ def differences(ones: Reach, others: Reach) -> list[Difference]:
     for name, node in ones.names.items():
         other = others.names.get(name)
         if other is not None:
-            found += _between(name, node, other, None)[0]
+            found += _between(name, node, other, (), ())[0]
     order = list(Kind)
     found.sort(key=lambda each: (not each.changed, order.index(each.node.kind), each.name.count("."), each.name))
     return found
 
 
-def _between(name: str, one: Node, other: Node, owner: str | None) -> tuple[list[Difference], bool]:
+def _between(
+    name: str, one: Node, other: Node, owners: tuple[str, ...], holders: tuple[Kind, ...]
+) -> tuple[list[Difference], bool]:
     """The most specific differences of two values of one name, and whether there are any, here or under another name."""
     differ = one.digest is not None and other.digest is not None and one.digest != other.digest
     if one.again and other.again:
@@ -152,20 +166,21 @@ def _between(name: str, one: Node, other: Node, owner: str | None) -> tuple[list
     inner: list[Difference] = []
     count = 0  # parts that differ
     elsewhere = False
+    inside = (*owners, one.type), (*holders, one.kind)
     if one.type == other.type:
         for part in parts:
             mine, theirs = one.parts.get(part), other.parts.get(part)
             if mine is None or theirs is None:
                 if differ and one.parts and other.parts:
-                    inner.append(Difference(name + part, mine, theirs, one.type))
+                    inner.append(Difference(name + part, mine, theirs, *inside))
                     count += 1
                 continue
-            found, any_ = _between(name + part, mine, theirs, one.type)
+            found, any_ = _between(name + part, mine, theirs, *inside)
             inner += found
             count += any_
             elsewhere |= any_ and not found
-    if one.kind is Kind.OBJECT and count:
+    if one.kind in (Kind.OBJECT, Kind.DATA) and count:
         return inner, True
     if differ and not (count == 1 and (inner or elsewhere)):
-        return [Difference(name, one, other, owner)], True
+        return [Difference(name, one, other, owners, holders)], True
     return inner, count > 0

@@ -324,7 +324,8 @@ class _Walk:
             return self._of_torch(value, kind, name, depth)
         if (top in sys.stdlib_module_names or top == "builtins") and full not in _STDLIB_OBJECTS:
             return self._not_seen(value, kind, name)
-        return self._object(value, kind, name, depth)
+        node = self._object(value, kind, name, depth)
+        return replace(node, kind=Kind.DATA) if issubclass(kind, torch.utils.data.Dataset) else node
 
     def _not_seen(self, value: Any, kind: type, name: str | None) -> Node:
         if name is not None and hasattr(kind, "__next__"):
@@ -544,7 +545,7 @@ class _Walk:
         if issubclass(kind, torch.dtype | torch.layout | torch.memory_format):
             return Node(self._hash(repr(value).encode()), Kind.PLAIN, kind.__name__, repr(value))
         if issubclass(kind, torch.utils.data.Dataset | torch.utils.data.Sampler):
-            return self._object(value, kind, name, depth)
+            return replace(self._object(value, kind, name, depth), kind=Kind.DATA)
         if issubclass(kind, torch.optim.Optimizer):
             return self._object(value, kind, name, depth, _OF_OPTIMIZERS - {"state", "param_groups"})
         if _module_of(kind).startswith("torch.optim"):
@@ -553,7 +554,7 @@ class _Walk:
             # A loader by what it reads, an iterator of one by how far it has come.
             wanted = ("dataset", "generator", "sampler", "batch_sampler", "_dataset", "_num_yielded")
             parts = [(f".{each}", inner) for each, inner in _attributes(value, kind).items() if each in wanted]
-            return self._combine(Kind.OBJECT, kind, b"loader", sorted(parts), name, depth, _a(kind))
+            return self._combine(Kind.DATA, kind, b"loader", sorted(parts), name, depth, _a(kind))
         return self._not_seen(value, kind, name)
 
     def _iterator(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
@@ -621,7 +622,7 @@ class _Walk:
             inner = inner.__func__ if type(inner) in (staticmethod, classmethod) else inner
             if not each.startswith("__") and each != "_abc_impl" and not issubclass(type(inner), _DESCRIPTORS):
                 parts.append((f".{each}", inner))
-        return self._combine(Kind.OBJECT, kind, head.encode(), parts, name, depth, f"the class {value.__name__}")
+        return self._combine(Kind.OBJECT, value, head.encode(), parts, name, depth, f"the class {value.__name__}")
 
     def _enum(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         label = f"{kind.__name__}.{object.__getattribute__(value, '_name_')}"

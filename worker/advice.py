@@ -1,0 +1,129 @@
+"""What to tell of names under which two workers' scripts keep different values, and the line that the script needs for each.
+
+A sentence names the value on both workers, the line of the script that changes it, and what to write: a value of a worker's own
+(`run.state`), one of each virtual worker (`run.per_virtual_worker`), one that is derived at an epoch's beginning
+(`run.epoch_begin`), or an object with a state (`run.register`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .assigned import Sources
+from .kept import Difference, Kind, Node
+
+TOLD = 3  # names in one message; of the others only their number
+UNSEEN = "code before the loop, or at an epoch's beginning, has made something that cannot be looked into"
+
+_GLOBAL = {"torch.Generator": "torch's", "random.Random": "Python's"}
+
+
+def explain(
+    found: Sequence[Difference],
+    workers: tuple[str, str],
+    sources: Sources,
+    *,
+    data: str | None = None,
+    opaque: Sequence[str] = (),
+    batch_size: int | None = None,
+) -> str:
+    """Why two workers' gradients differ, as far as it is known: the data, names, or else code before the loop.
+
+    found: of `kept.differences`. workers: their names, in the order that `differences` was given. data: how the samples differ,
+    if they do. opaque: of both looks (`Reach.opaque`). batch_size: of one virtual worker.
+    """
+    if data is not None:
+        return f"the data differ: {data}"
+    if found:
+        return sentences(found, workers, sources, batch_size)
+    return f"{UNSEEN} ({'; '.join(opaque[:TOLD])})" if opaque else UNSEEN
+
+
+def sentences(
+    found: Sequence[Difference], workers: tuple[str, str], sources: Sources, batch_size: int | None = None
+) -> str:
+    """One for each of the first three names, and how many more there are."""
+    told = [sentence(each, workers, sources, batch_size) for each in found[:TOLD]]
+    return "; ".join([*told, *([f"and {len(found) - TOLD} more"] if len(found) > TOLD else [])])
+
+
+def sentence(difference: Difference, workers: tuple[str, str], sources: Sources, batch_size: int | None = None) -> str:
+    """What differs, where the script changes it, and what to write."""
+    place = sources.where(difference.name, difference.owners)
+    at = f" ({place})" if place is not None else ""
+    one, other = (_shown(node) for node in (difference.ones, difference.others))
+    if one == other:
+        at = f", {place}" if place is not None else ""
+        what = f"{difference.name} ({one}{at}) differs between {workers[0]} and {workers[1]}"
+    else:
+        what = f"{difference.name} is {one} on {workers[0]} and {other} on {workers[1]}{at}"
+    if not difference.changed:
+        return (
+            f"{what}, and was different before the loop: make it after elastic.join(), the same in each process (a set has "
+            "another order in each: sorted(...))"
+        )
+    return f"{what}; {remedy(difference, sources, batch_size)}"
+
+
+def remedy(difference: Difference, sources: Sources, batch_size: int | None = None) -> str:
+    """What to write, in the imperative, with the line."""
+    node, owners = difference.node, difference.owners
+    holder = re.sub(r"(\[[^.]*\]|\(\w*\))+$", "", difference.name)  # of an item: what contains it
+    root, _, key = holder.rpartition(".")
+    root = root.partition(".")[0] or holder
+    if node.kind is Kind.GENERATOR:
+        whose = _GLOBAL.get(node.type, "NumPy's")
+        return (
+            f"draw from {whose} global generator, which the runtime seeds for each virtual worker, or "
+            f"run.state({key}={holder})"
+        )
+    derived = sources.at_epochs(difference.name, owners)
+    if derived is not None and node.kind is not Kind.PLAIN and not owners:
+        return f"compute it once for all workers: {holder} = run.epoch_begin(lambda: {derived})"
+    if node.kind is Kind.MODULE or (owners and _is_part_of_module(difference)):
+        return f'register it before prepare(): run.register("{root}", {root})'
+    if node.kind is Kind.ITERATOR:
+        return (
+            "keep its place: state = run.state(position=0), and take items[state.position % len(items)] in place of it"
+        )
+    initial = sources.initial(holder, owners[: holder.count(".")])
+    if _is_of_a_batch(difference, batch_size):
+        return f"each virtual worker has its own: run.per_virtual_worker({key}={initial or None})"
+    if node.kind in (Kind.OBJECT, Kind.DATA, Kind.OTHER):
+        return f'give it state_dict() and load_state_dict(), and register it before prepare(): run.register("{root}", {root})'
+    line = f"run.state({key}={initial or _literal(difference, holder)})"
+    if difference.in_data:
+        return (
+            f"derive it from the epoch in the data set's set_epoch(epoch), which its loader processes call, too, or register it: "
+            f"{line}"
+        )
+    return f"register it: {line}"
+
+
+def _shown(node: Node | None) -> str:
+    return "not there" if node is None else node.shown or f"a {node.type}"
+
+
+def _literal(difference: Difference, holder: str) -> str:
+    """What a script that begins has, if it can be written; else the variable."""
+    for node in (difference.others, difference.ones):
+        if node is not None and node.kind is Kind.PLAIN and holder == difference.name and node.type in _WRITTEN:
+            return f'float("{node.shown}")' if node.shown in ("inf", "-inf", "nan") else node.shown
+    return holder
+
+
+_WRITTEN = frozenset({"NoneType", "bool", "int", "float", "str"})
+
+
+def _is_part_of_module(difference: Difference) -> bool:
+    """Is it a parameter or a buffer of a module?"""
+    return difference.node.kind is Kind.TENSOR and difference.in_module
+
+
+def _is_of_a_batch(difference: Difference, batch_size: int | None) -> bool:
+    """Is it something like a recurrent network's hidden state: nothing before the first batch, or as long as one?"""
+    nodes = [node for node in (difference.ones, difference.others) if node is not None]
+    shapes = [node.shape for node in nodes if node.shape is not None]
+    from_nothing = any(node.type == "NoneType" for node in nodes)
+    return any(from_nothing or (batch_size is not None and batch_size > 1 and batch_size in shape) for shape in shapes)

@@ -1,0 +1,539 @@
+"""Where a training script binds and changes its variables, as its source says: for messages, and to tell state from temporaries.
+
+The source is read by its syntax alone; nothing of it runs. A name may be that of a variable (`global_step`), of what it holds
+(`ema.num_updates`, `stats['best']`), of a class's attribute (`Counter.total`), of a variable that a function keeps
+(`step.count`) or of a default argument (`remember(seen)`), as `reachable` makes them.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import NamedTuple
+
+from .own_code import directories_of, own_modules
+
+MUTATING = frozenset(
+    """
+    add append appendleft clear difference_update discard extend extendleft fill fill_ insert intersection_update
+    load_state_dict move_to_end pop popitem popleft push put put_nowait remove reset reverse rotate seek set_state setdefault
+    setstate shuffle sort step symmetric_difference_update update update_parameters
+    """.split()  # noqa: SIM905
+)
+LONGEST = 60  # characters of an expression that is shown
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_Loop = ast.For | ast.AsyncFor | ast.While
+
+
+class Place(NamedTuple):
+    """A line of the script's own code."""
+
+    file: str  # as a reader of the script calls it
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class Change(NamedTuple):
+    """A statement that binds a name, or changes what it holds."""
+
+    line: int
+    value: ast.expr | None  # of a plain assignment
+    scope: ast.AST  # the function, class or module that the statement is directly in
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file."""
+
+    file: str
+    tree: ast.Module
+
+    @staticmethod
+    def read(file: str) -> Source | None:
+        """None: it is not there, or is no Python."""
+        try:
+            return Source(file, ast.parse("".join(linecache.getlines(file))))
+        except (SyntaxError, ValueError, RecursionError):
+            return None
+
+
+class Sources:
+    """Those of one script, and where its loop is in them."""
+
+    def __init__(
+        self, first: Source | None, others: Sequence[str] = (), line: int = 0, function: str = "<module>"
+    ) -> None:
+        """first: the file that holds the loop. others: names of the script's other files. line: in the header of the loop over
+        epochs, or within it. function: the name of the one that holds the loop."""
+        self._first = first
+        self._others = others
+        self._scope = None if first is None else _scope_of(first.tree, line, function)
+        self._loop = None if self._scope is None else _loop_of(self._scope, line)
+
+    @staticmethod
+    def of(frame: FrameType | None) -> Sources:
+        """frame: of the script's loop (`own_code.loop_frame`)."""
+        if frame is None:
+            return Sources(None)
+        others = [module.get("__file__") for module in own_modules(directories_of(frame), frame.f_globals)]
+        names = [name for name in others if isinstance(name, str)]
+        return Sources(Source.read(frame.f_code.co_filename), names, frame.f_lineno, frame.f_code.co_name)
+
+    @functools.cached_property
+    def _files(self) -> list[Source]:
+        if self._first is None:
+            return []
+        names = [name for name in dict.fromkeys(self._others) if name != self._first.file]
+        return [self._first, *(source for name in names if (source := Source.read(name)) is not None)]
+
+    def temporaries(self) -> frozenset[str]:
+        """Variables that the loop binds anew before it reads them: the targets of the headers of the loop and of those in it, and
+        those that the loop's body always assigns first."""
+        if self._loop is None or self._scope is None:
+            return frozenset()
+        targets = {
+            name
+            for node in _within(self._loop)
+            if isinstance(node, ast.For | ast.AsyncFor)
+            for name in _names(node.target)
+        }
+        order = _order(self._loop)
+        flow = _Flow()
+        flow.block(order)
+        elsewhere = {name for node in _within(self._scope, True) if _is_function(node) for name in _free(node)}
+        return frozenset(targets | (flow.bound - flow.read - elsewhere))
+
+    def where(self, name: str, owners: Sequence[str] = ()) -> Place | None:
+        """The line that changes this: the last one in the loop, else in a function or method that does, else before the loop.
+        owners: the classes of what holds it, the outermost first (`kept.Difference`)."""
+        found = self._found(name, owners)
+        return None if found is None else Place(self._shown(found[0].file), found[1].line)
+
+    def initial(self, name: str, owners: Sequence[str] = ()) -> str | None:
+        """The expression that the name is bound to before the loop, as the source has it. None: it is long, or not found."""
+        changes = [each for each in self._changes(name, owners) if each[1].value is not None]
+        before = [each for each in changes if not self._is_in_loop(*each)]
+        for _, change in reversed(before):
+            assert change.value is not None
+            text = ast.unparse(change.value)
+            return text if len(text) <= LONGEST else None
+        return None
+
+    def at_epochs(self, name: str, owners: Sequence[str] = ()) -> str | None:
+        """The expression that the name is bound to in each epoch, outside of the loop over batches, if it does not read the name
+        itself. None: there is none."""
+        if self._loop is None:
+            return None
+        inner = _inner(self._loop)
+        found: str | None = None
+        for source, change in self._changes(name, owners):
+            outside = inner is None or not _around(inner, change.line)
+            if (
+                self._is_in_loop(source, change)
+                and change.scope is self._scope
+                and outside
+                and change.value is not None
+            ):
+                text = ast.unparse(change.value)
+                reads = {each for node in ast.walk(change.value) for each in _read(node)}
+                found = None if _parts(name)[0] in reads else text if len(text) <= LONGEST else "…"
+        return found
+
+    # -- how
+
+    def _found(self, name: str, owners: Sequence[str]) -> tuple[Source, Change] | None:
+        changes = self._changes(name, owners)
+        in_loop = [each for each in changes if self._is_in_loop(*each)]
+        if in_loop:
+            return in_loop[-1]
+        found = [each for each in changes if self._acts(*each)] or changes
+        return found[-1] if found else None
+
+    def _acts(self, source: Source, change: Change) -> bool:
+        """Is it in a function that is called later, rather than where an object or a module is made?"""
+        scope = change.scope
+        return scope is not self._scope and _is_function(scope) and getattr(scope, "name", "") != "__init__"
+
+    def _is_in_loop(self, source: Source, change: Change) -> bool:
+        loop = self._loop
+        return loop is not None and source is self._files[0] and _around(loop, change.line)
+
+    def _changes(self, name: str, owners: Sequence[str]) -> list[tuple[Source, Change]]:
+        """Of the most specific name for which there are any, in the order of lines, the loop's file first."""
+        while name:
+            root, attributes, argument = _parts(name)
+            if argument is not None:
+                found = self._of_argument(root, argument)
+            elif attributes:
+                found = self._of_attribute(f"{root}.{'.'.join(attributes)}", attributes[-1], owners)
+            else:
+                found = self._of_variable(root)
+            if found:
+                return found
+            name, owners = _shorter(name), owners[:-1]
+        return []
+
+    def _of_variable(self, name: str) -> list[tuple[Source, Change]]:
+        """Of the loop's function or module, or of those that functions declare `global` or `nonlocal`, or find there."""
+        if not self._files:
+            return []
+        found = []
+        for change, text in _all_changes(self._files[0].tree):
+            local = _is_function(change.scope) and change.scope is not self._scope and name in _locals(change.scope)
+            inside = change.scope is self._scope or _is_function(change.scope)
+            if text == name and inside and not local:
+                found.append((self._files[0], change))
+        if not found and self._scope is not self._files[0].tree:
+            tree = self._files[0].tree
+            found = [(self._files[0], each) for each, text in _all_changes(tree) if text == name and each.scope is tree]
+        return sorted(found, key=lambda each: each[1].line)
+
+    def _of_attribute(self, path: str, attribute: str, owners: Sequence[str]) -> list[tuple[Source, Change]]:
+        owner = owners[-1] if owners else None
+        found = [
+            (source, change) for source in self._files for change, text in _all_changes(source.tree) if text == path
+        ]
+        for source in self._files:
+            classes = _classes(source.tree, owner)
+            for kind in classes:
+                own = {f"self.{attribute}", f"cls.{attribute}", f"{kind.name}.{attribute}", f"type(self).{attribute}"}
+                own.add(f"self.__class__.{attribute}")
+                found += [(source, change) for change, text in _all_changes(kind) if text in own]
+                found += [
+                    (source, change)
+                    for change, text in _all_changes(kind)
+                    if text == attribute and change.scope is kind
+                ]
+            if not found and owner == "function":
+                found += [(source, each) for each, text in _all_changes(source.tree) if text == attribute]
+        if not found and len(self._files) > 1 and "." in path:  # of another module
+            module = path.rpartition(".")[0].replace(".", os.sep)
+            found = [
+                (source, change)
+                for source in self._files[1:]
+                if os.path.splitext(source.file)[0].endswith(module)
+                for change, text in _all_changes(source.tree)
+                if text == attribute
+            ]
+        return found
+
+    def _of_argument(self, function: str, argument: str) -> list[tuple[Source, Change]]:
+        found = []
+        for source in self._files:
+            for node in ast.walk(source.tree):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
+                    found += [(source, change) for change, text in _all_changes(node) if text == argument]
+                    found = found or [(source, Change(node.lineno, None, node))]
+        return found
+
+    def _shown(self, file: str) -> str:
+        """Relative to the directory of the loop's file, if it is below it."""
+        directory = os.path.dirname(os.path.abspath(self._files[0].file))
+        path = os.path.abspath(file)
+        return os.path.relpath(path, directory) if path.startswith(directory + os.sep) else os.path.basename(path)
+
+
+def _parts(name: str) -> tuple[str, list[str], str | None]:
+    """The variable, attributes, and the argument of a function: `a.b[0].c` is `a`, `b`, `c`."""
+    argument = re.search(r"([^.\[\]()]+)\((\w+)\)$", name)
+    if argument:
+        return argument[1], [], argument[2]
+    root, *attributes = re.sub(r"\[('[^']*'|\"[^\"]*\"|[^\]]*)\]|\(\w*\)", "", name).split(".")
+    return root, attributes, None
+
+
+def _shorter(name: str) -> str:
+    """The name of what holds this."""
+    return re.sub(r"(\.[^.\[\]()]*|\[('[^']*'|\"[^\"]*\"|[^\]]*)\]|\(\w*\)|^[^.\[\]()]*)$", "", name)
+
+
+# -- syntax
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, _Function)
+
+
+def _within(node: ast.AST, functions: bool = False) -> Iterator[ast.AST]:
+    """The node and what is in it, in the order of the source. Functions and classes in it are not entered, unless asked for."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if functions or not (_is_function(child) or isinstance(child, ast.ClassDef)):
+            yield from _within(child, functions)
+        else:
+            yield child
+
+
+def _scope_of(tree: ast.Module, line: int, function: str) -> ast.AST:
+    """The innermost function of this name around the line."""
+    found: ast.AST = tree
+    for node in ast.walk(tree):
+        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
+        if named and _around(node, line):
+            found = node
+    return found
+
+
+def _around(node: ast.AST, line: int) -> bool:
+    return node.lineno <= line <= node.end_lineno  # type: ignore[attr-defined, no-any-return]
+
+
+def _loop_of(scope: ast.AST, line: int) -> _Loop | None:
+    """That over `run.epochs()` around the line, or else the innermost one."""
+    around = [node for node in _within(scope) if isinstance(node, _Loop) and _around(node, line)]
+    for node in around:
+        if not isinstance(node, ast.While) and _calls(node.iter, "epochs"):
+            return node
+    return around[-1] if around else None
+
+
+def _calls(node: ast.AST, method: str) -> bool:
+    return any(
+        isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == method
+        for each in ast.walk(node)
+    )
+
+
+def _order(loop: _Loop) -> list[ast.stmt]:
+    """The statements of a loop over epochs as they follow each other from where the first batch comes."""
+    inner = _inner(loop)
+    for position, statement in enumerate(loop.body if inner is not None else ()):
+        if inner is not None and _around(statement, inner.lineno):
+            return [*inner.body, *loop.body[position + 1 :], *loop.body[:position]]
+    return loop.body
+
+
+def _inner(loop: _Loop) -> _Loop | None:
+    """The loop over batches."""
+    inner = [node for node in _within(loop) if isinstance(node, _Loop) and node is not loop and _calls(node, "step")]
+    return inner[0] if inner else None
+
+
+def _names(target: ast.AST) -> Iterator[str]:
+    """The variables that a target binds."""
+    for node in ast.walk(target):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
+            yield node.id
+
+
+def _locals(function: ast.AST) -> set[str]:
+    """The names that a function binds itself."""
+    assert isinstance(function, _Function)
+    arguments = function.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    bound = {each.arg for each in every if each is not None}
+    declared: set[str] = set()
+    for node in _within(function):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.add(node.id)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            declared.update(node.names)
+    return bound - declared
+
+
+def _free(function: ast.AST) -> set[str]:
+    """The names that a function, or one within it, reads of others."""
+    read: set[str] = set()
+    for node in _within(function):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            read.add(node.id)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            read.update(node.names)
+        elif node is not function and (_is_function(node) or isinstance(node, ast.ClassDef)):
+            read |= _free(node) if _is_function(node) else {name for each in ast.walk(node) for name in _read(each)}
+    return read - _locals(function)
+
+
+def _read(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+
+
+def _classes(tree: ast.AST, owner: str | None) -> list[ast.ClassDef]:
+    """The classes of this name, and those that they are made of."""
+    every = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    found: list[ast.ClassDef] = []
+    todo = [owner]
+    while todo:
+        name = todo.pop()
+        if name in every and every[name] not in found:
+            found.append(every[name])
+            todo += [base.id for base in every[name].bases if isinstance(base, ast.Name)]
+    return found
+
+
+def _all_changes(tree: ast.AST, scope: ast.AST | None = None) -> list[tuple[Change, str]]:
+    """Every change in it, with the text of what is changed, in the order of the source."""
+    scope = scope or tree
+    found: list[tuple[Change, str]] = []
+
+    def changed(target: ast.AST, value: ast.expr | None) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+            for number, each in enumerate(target.elts):
+                changed(each, values[number] if len(values) == len(target.elts) else None)
+        elif isinstance(target, ast.Starred | ast.Subscript):
+            changed(target.value, None)
+        elif isinstance(target, ast.Name | ast.Attribute):
+            found.append((Change(target.lineno, value, scope), ast.unparse(target)))
+
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    changed(target, value)
+            case ast.AnnAssign(target=target, value=value) if value is not None:
+                changed(target, value)
+            case ast.NamedExpr(target=target, value=value):
+                changed(target, value)
+            case ast.AugAssign(target=target) | ast.For(target=target) | ast.AsyncFor(target=target):
+                changed(target, None)
+            case ast.withitem(optional_vars=target) if target is not None:
+                changed(target, None)
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    changed(target, None)
+            case ast.Call(func=ast.Attribute(value=target, attr=method)) if _mutates(method):
+                changed(target, None)
+            case ast.Call(func=ast.Name(id="next"), args=[target, *_]):
+                changed(target, None)
+        inner = node if _is_function(node) or isinstance(node, ast.ClassDef) else scope
+        within = _all_changes(node, inner)
+        if isinstance(node, ast.For):
+            items = set(_names(node.target))
+            lines = [change.line for change, text in within if change.value is None and text.partition(".")[0] in items]
+            lines = [line for line in lines if line >= node.body[0].lineno]
+            these = _iterated(node.iter) if lines else iter(())
+            found += [(Change(lines[-1], None, scope), ast.unparse(each)) for each in these]
+        found += within
+    return found
+
+
+def _iterated(node: ast.expr) -> Iterator[ast.expr]:
+    """The variables and attributes whose items a loop goes through: `for a, b in zip(these, others.too)`."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        yield node
+    elif isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("items", "values", "parameters", "buffers"):
+            yield from _iterated(node.func.value)
+        for each in node.args:
+            yield from _iterated(each)
+
+
+def _mutates(method: str) -> bool:
+    """Does a method of this name change its object? In PyTorch those do that end with an underscore."""
+    return method in MUTATING or (method.endswith("_") and not method.endswith("__"))
+
+
+class _Flow:
+    """Which names statements bind before they read them."""
+
+    def __init__(self) -> None:
+        self.bound: set[str] = set()  # for certain
+        self.read: set[str] = set()  # perhaps, before they are bound
+
+    def block(self, statements: Sequence[ast.stmt]) -> None:
+        for statement in statements:
+            self._statement(statement)
+
+    def _statement(self, statement: ast.stmt) -> None:
+        match statement:
+            case ast.Assign(targets=targets, value=value):
+                self._expression(value)
+                for target in targets:
+                    self._bind(target)
+            case ast.AnnAssign(target=target, value=value):
+                if value is not None:
+                    self._expression(value)
+                    self._bind(target)
+            case ast.AugAssign(target=target, value=value):
+                self._expression(value)
+                self._reads(set(_names(target)))
+                self._expression(target)
+                self._bind(target)
+            case ast.If(test=test, body=body, orelse=orelse):
+                self._expression(test)
+                self._branches([body, orelse])
+            case (
+                ast.For(target=target, iter=iterable, body=body, orelse=orelse)
+                | ast.AsyncFor(target=target, iter=iterable, body=body, orelse=orelse)
+            ):
+                self._expression(iterable)
+                self._perhaps(body, set(_names(target)))
+                self._perhaps(orelse)
+            case ast.While(test=test, body=body, orelse=orelse):
+                self._expression(test)
+                self._perhaps(body)
+                self._perhaps(orelse)
+            case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
+                for item in items:
+                    self._expression(item.context_expr)
+                    if item.optional_vars is not None:
+                        self._bind(item.optional_vars)
+                self.block(body)
+            case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=final):
+                for each in (body, *(handler.body for handler in handlers), orelse, final):
+                    self._perhaps(each)
+            case ast.Match(subject=subject, cases=cases):
+                self._expression(subject)
+                for case in cases:
+                    self._perhaps(
+                        case.body,
+                        {node.name for node in ast.walk(case.pattern) if isinstance(node, ast.MatchAs) and node.name},
+                    )
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                self._reads(_free(statement))
+                self.bound.add(name)
+            case ast.ClassDef(name=name):
+                self._reads({each for node in ast.walk(statement) for each in _read(node)})
+                self.bound.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                self.bound.update((each.asname or each.name).partition(".")[0] for each in names)
+            case _:
+                self._expression(statement)
+
+    def _branches(self, bodies: Sequence[Sequence[ast.stmt]]) -> None:
+        """One of them is taken. One that goes on with the next round, or ends, leaves nothing to be read behind it."""
+        before = set(self.bound)
+        after: list[set[str]] = []
+        for body in bodies:
+            self.bound = set(before)
+            self.block(body)
+            if not (body and isinstance(body[-1], ast.Continue | ast.Return | ast.Raise)):
+                after.append(self.bound)
+        self.bound = set.intersection(*after) if after else before
+
+    def _perhaps(self, body: Sequence[ast.stmt], bound: set[str] | frozenset[str] = frozenset()) -> None:
+        before = set(self.bound)
+        self.bound |= bound
+        self.block(body)
+        self.bound = before
+
+    def _bind(self, target: ast.expr) -> None:
+        for node in ast.walk(target):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                self._reads({node.id})
+        self.bound.update(_names(target))
+
+    def _reads(self, names: set[str]) -> None:
+        self.read |= names - self.bound
+
+    def _expression(self, node: ast.AST, bound: frozenset[str] = frozenset()) -> None:
+        if isinstance(node, ast.Lambda):
+            self._reads(_free(node) - bound)
+            return
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
+            bound |= {name for each in node.generators for name in _names(each.target)}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            self._reads({node.id} - bound)
+        for child in ast.iter_child_nodes(node):
+            self._expression(child, bound)
