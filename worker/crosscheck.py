@@ -11,8 +11,8 @@ other steps.
 
 *How.* The loop gives the script the checked batch before its own batches, under the same seeds. Nothing of that body counts for
 gradient, buffers or metrics (`stepping.PROBE`). Each worker's digests travel as a letter of the step (`inband`). In the second
-step only newcomers compute something more. The others run the bodies that they would run without newcomers, so their step is right
-whatever comes of the check, and is applied. In later checks all workers compute the checked micro-batch: one body more on each.
+step only newcomers compute something more. The others run the bodies that they would run without newcomers, so their step is
+right whatever comes of the check, and is applied. In later checks all workers compute the checked micro-batch: one body more.
 
 *The verdict* (`judge`) rests on who has proved itself. The worker that has begun the job, or read its checkpoint, has. A newcomer
 has not, until it has agreed with a worker that has. A newcomer that differs has no vote, however many are like it: it ends with

@@ -251,11 +251,11 @@ class Stepping:
         self._looks_on = looks_on
         parameters = self._lanes.owned(step.step, self._held.parts.trained())
         self._begin(step.step, step.ranges, step.proposal, parameters, step.send)
-        bodies = self._hosted or [AGAIN] * looks_on
+        probes = self._cross_check is not None and self._cross_check.probes and self._checked not in self._hosted
+        bodies = self._hosted or [PROBE if probes else AGAIN] * looks_on
         self._batches.clear()
         if self._checked is not None and not self._loader.reads_any:
             self._send_checked(self._checked)
-        probes = self._cross_check is not None and self._cross_check.probes and self._checked not in self._hosted
         yield from self._run_bodies([PROBE, *self._hosted] if probes else bodies)
         while self.evaluations is not None and self.evaluations.goes_on:
             yield from self._run_bodies(bodies)
@@ -404,7 +404,7 @@ class Stepping:
         self._current = virtual_worker
         self._stepped.clear()
         if virtual_worker < 0:
-            if virtual_worker == PROBE:
+            if virtual_worker == PROBE and not self._evaluates_again:
                 self._lanes.forget_others()
                 self._lanes.present.accumulation.probe()
             seed_everything(derive_seed(recipe.seed, "model", step, self._seeded_as(virtual_worker)))
@@ -463,12 +463,12 @@ class Stepping:
         self._untold.check()
         self._hyperparameters.keep()
         self._buffers.check()
-        if virtual_worker == PROBE:
+        if virtual_worker == PROBE and not self._evaluates_again:
             assert self._cross_check is not None
             self._cross_check.computed(self._lanes.present.accumulation.probed())
             self._lanes.forget_others()
             return not self._hosted
-        if virtual_worker == AGAIN:
+        if virtual_worker < 0:
             return True
         self._lanes.present.accumulation.completed()
         if virtual_worker == self._checked and not self._evaluates_again:

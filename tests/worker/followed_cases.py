@@ -503,7 +503,7 @@ def refusal(run: Run, body: Callable[[Any, int], None], between: Callable[[Any, 
         for _ in run.epochs(EPOCHS):
             for x, y in batches:
                 step(model, x, y)
-                if body is set_by_rank:
+                if body is set_by_rank and run.steps_done > 1:  # before, it is a newcomer that differs
                     body(scheduler, run.rank)
                 optimizer.step()
                 if body is step_by_rank:

@@ -71,8 +71,10 @@ def test_a_newcomer_that_has_missed_a_switch_of_an_earlier_epoch_ends(tmp_path: 
 
 
 def test_a_newcomer_whose_loop_bodies_set_other_hyperparameters_ends_alone(tmp_path: Path, train: Any) -> None:
-    outcome = train(tmp_path / "all", "none", workers=2, case="rate_from_a_counter")
-    assert outcome.codes[1] in (exits.UNLIKE, 1), outcome.told
+    outcome = train(tmp_path / "all", "none", workers=3, case="rate_from_a_counter")
+    assert outcome.codes == [0, exits.UNLIKE, exits.UNLIKE], outcome.told
+    assert "which had just joined: the optimizer's param_groups[0]['lr'] is " in outcome.told
+    assert outcome.states == {0: alone(train, tmp_path, "rate_from_a_counter")}
 
 
 def test_a_newcomer_with_other_data_ends_and_is_told_so(tmp_path: Path, train: Any) -> None:

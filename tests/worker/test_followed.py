@@ -22,7 +22,7 @@ _spec.loader.exec_module(_module)
 ALONE, ALL, CHANGING, also = _module.ALONE, _module.ALL, _module.CHANGING, _module.also
 
 # At an epoch's end: those who join in its last, short step, and in the first of the next epoch.
-AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [6, [3, 2, 1]], [11, [3, 1]], [12, [4, 3, 1]], [18, [3, 4]]]
+AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [11, [3, 2, 1]], [17, [3, 1]], [18, [4, 3, 1]], [20, [3, 4]]]
 QUICK = [
     "by_hand",
     "per_step",
@@ -76,7 +76,7 @@ def test_what_bodies_set_behind_the_last_step_makes_no_worker_differ_that_has_ru
     [
         (
             "rates_that_differ",
-            r"param_groups\[0\]\['weight_decay'\] is 0\.0 on worker 0 and 0\.01 on worker 1 in step 1",
+            r"param_groups\[0\]\['weight_decay'\] is 0\.0 on worker 0 and 0\.01 on worker 1 in step 2",
         ),
         ("calls_that_differ", r"scheduler\.step\(\) was called differently on worker 0 and on worker 1 before step 2"),
         (

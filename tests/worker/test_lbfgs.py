@@ -29,7 +29,7 @@ _spec.loader.exec_module(_module)
 ALONE, ALL, CHANGING, also = _module.ALONE, _module.ALL, _module.CHANGING, _module.also
 
 # At an epoch's end, whose last step is short: those who join in it, and in the first of the next epoch.
-AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [6, [3, 2, 1]], [11, [3, 1]], [12, [4, 3, 1]], [18, [3, 4]]]
+AT_THE_END = [[0, [0, 1]], [5, [0, 2, 1]], [11, [3, 2, 1]], [17, [3, 1]], [18, [4, 3, 1]], [20, [3, 4]]]
 MISSED = [[0, [0, 1, 2]], [5, [1, 0, 2], [0]], [11, [1, 2, 3], [1]]]
 # In the middle of a step, after an evaluation at which the parameters were others than before; also with a joiner in it.
 BROKEN = [
