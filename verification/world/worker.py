@@ -163,9 +163,9 @@ class Worker(Process):
             self._arrived = True
             script = self._script
             if script.sequential:
-                arrived = w.Arrived(None, None, 8, script.registers, self._epochs)
+                arrived = w.Arrived(None, None, 8, script.registers, self._epochs, proves=True)
             else:
-                arrived = w.Arrived(script.steps, self._steps_per_epoch, 8, script.registers)
+                arrived = w.Arrived(script.steps, self._steps_per_epoch, 8, script.registers, proves=True)
             self._tell(arrived)
             if self._script.odd_metrics:
                 self._tell(w.MetricsReported({"loss": float("nan"), "accuracy": float("inf"), "epoch": 1.0}))
