@@ -204,7 +204,7 @@ def gpus_of(worker: WorkerView) -> str:
 def resizing(job: JobView) -> str:
     """Can it be resized, and how is its command run?"""
     if job.elastic:
-        return "elastic"
+        return f"does not grow: {printable(job.does_not_grow)}" if job.does_not_grow else "elastic"
     allowed = job.spec.restarts
     if not allowed:
         again = "not run again" if allowed == 0 else "run again as often as it takes"
@@ -269,7 +269,8 @@ def _job_row(job: JobView, now_s: float) -> Row:
         Cell(span(left) if left is not None else "-"),
     )
     fixed = "fixed" if job.phase is JobPhase.RUNNING and not job.elastic else ""
-    return Row(cells, _notes(job.reason or metrics(job) or fixed))
+    kept = f"does not grow: `elasticctl explain {job.job}` says why" if job.does_not_grow else ""
+    return Row(cells, _notes(kept or job.reason or metrics(job) or fixed))
 
 
 SERVER_COLUMNS = (

@@ -16,6 +16,9 @@ Of a job that has not called `elastic.join()` nothing is known but exit codes: `
 A worker whose state came to differ from that of the others has ended itself (`worker.comparison`), and so has its GPU: that is
 left alone for a while, and the job goes on. If nobody can tell who is right, or if it comes back on other GPUs, the job fails.
 
+A newcomer that computes other samples or gradients than the workers that have the state does not join, and ends itself. That is
+the script's fault, and nobody's else: the job goes on without it, and does not grow (`reconcile.growth`).
+
 What is the server's fault counts against the server (`health`), and the job is tried elsewhere. A script that fails where other
 jobs fail too, while it has run elsewhere, is believed: that is a server without its driver or its file system.
 """
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...protocol.exits import DISAGREED, DIVERGED, NO_CHECKPOINT
+from ...protocol.exits import DISAGREED, DIVERGED, NO_CHECKPOINT, UNLIKE
 from ...protocol.messages import EventKind
 from ...protocol.model import Fault, GpuAddress, JobPhase, ServerId, WorkerId, WorkerPhase
 from ...protocol.times import CUT_OFF_TIMEOUT_S, FIRST_HOLD_S, LONGEST_HOLD_S
@@ -34,6 +37,7 @@ from ..jobs.generations import broken_by_loss, cut_off, ending, holders, unconne
 from ..jobs.job import Avoidance, Job
 from ..jobs.records import WorkerRecord
 from ..reconcile.gangs import fall, names, not_to_start, process_ended
+from ..reconcile.growth import newcomer_differs
 from ..reconcile.health import diverged, script_is_innocent, second_opinion, start_failed
 from ..reconcile.orders import order_message
 from ..reconcile.processes import may_start, send_start, stop_worker
@@ -83,6 +87,8 @@ def worker_ended(
         for gpu in entry.all_gpus:
             diverged(cluster, now, gpu, worker)
         cluster.schedule_due = True
+    elif exit_code == UNLIKE and job.elastic:
+        fault = Fault.SCRIPT  # whatever it runs on
     elif fault is not Fault.NONE and not started and last is not WorkerPhase.FINISHED:
         fault, reason = _at_the_start(cluster, now, job, entry, exit_code, reason, fault)
     if exit_code == 0 and last is WorkerPhase.FINISHED:
@@ -113,6 +119,9 @@ def worker_ended(
         return
     if ending(job):
         return  # another worker is at the end of the training already: it decides
+    if exit_code == UNLIKE:
+        newcomer_differs(cluster, now, job, entry, reason)
+        return
     alone = started or not holders(job)  # else the others have come as far as their loop, and it is a newcomer's affair
     if fault is Fault.SCRIPT and broken and (last is WorkerPhase.FINISHED or (alone and not job.record.progressed)):
         end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)

@@ -207,6 +207,8 @@ class Job:
     hold_until: float | None = None
     stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
     avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # until it trains again
+    # Newcomers that began together with one that differed: each is proven when it has applied a later step than this.
+    unproven: dict[WorkerId, int] = field(default_factory=dict)
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
     saving: Saving = field(default_factory=Saving)  # of a preempted job
     told_to_stop_s: dict[WorkerId, float] = field(
@@ -297,9 +299,13 @@ class Job:
 
     @property
     def most_gpus(self) -> int:
-        """No more than it has while its new workers end at their start."""
-        held = self.hold_until is not None and self.record.target
-        return min(self.spec.gpus.max, len(self.record.target)) if held else self.spec.gpus.max
+        """The most GPUs that it may have now."""
+        return min(self.spec.gpus.max, len(self.record.target)) if self.keeps_its_size else self.spec.gpus.max
+
+    @property
+    def keeps_its_size(self) -> bool:
+        """May it have no more GPUs than it has? Its new workers end at their start, or do not compute what the others do."""
+        return bool(self.record.target) and (self.hold_until is not None or bool(self.record.does_not_grow))
 
     @property
     def running_gpus(self) -> tuple[GpuAddress, ...]:

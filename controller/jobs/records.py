@@ -142,6 +142,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
     best_at_loss: int = -1  # the furthest step that had been applied then
     hold_s: float = 0.0  # how long growth is held back, or was last time
     held: bool = False
+    does_not_grow: str = ""  # why no worker may join those that have its state (`reconcile.growth`); "": they may
     progress: Progress | None = None
     by_s: float | None = None  # it is planned with this deadline, before its own (Unix time); None: with its own
     expected_steps: int | None = None  # in all, by what its script reports; None: not known

@@ -15,6 +15,7 @@ from ...scheduler.plan import Change, at_once, plan
 from ...scheduler.scheduler import Scheduler
 from ..jobs.job import Job
 from .avoiding import elsewhere
+from .growth import unmoved
 from .snapshot import Snapshot
 
 
@@ -39,6 +40,7 @@ class Decided:
     stuck: tuple[Job, ...]  # these cannot begin with what they would get (`avoiding`): decide again without them
     divided: Decision  # before anybody was kept off GPUs
     kept_off: Decision  # and before anybody avoided a server
+    again: frozenset[int] = frozenset()  # rows that cannot be moved, and start again elsewhere (`growth`)
 
     def why(self, row: int) -> str:
         """Why a job has no more, for people: asked for those alone that somebody looks at."""
@@ -84,10 +86,11 @@ def decided(
         _check(decision, seen.view.total_gpus)
         kept_off = mend(decision)
         divided, (decision, stuck) = decision, elsewhere(seen, kept_off)
+        decision, again = unmoved(seen, decision)
         changes, unfinished = at_once(seen.view.placements, plan(seen.view, decision), seen.held)
     except Exception as error:  # a policy is a plug-in: what it raises for one job must not end the controller for all
         raise PolicyFailed(scheduler.policy.name, error) from error
-    return Decided(decision, scheduler.policy.name, changes, unfinished, stuck, divided, kept_off)
+    return Decided(decision, scheduler.policy.name, changes, unfinished, stuck, divided, kept_off, again)
 
 
 def decision_of(

@@ -112,6 +112,7 @@ def _undisturbed(job: Job) -> bool:
         job.record.phase is JobPhase.RUNNING
         and job.record.manual_share is None
         and job.hold_until is None
+        and not job.record.does_not_grow  # to be measured is to shrink, and to grow again
         and job.restart_at is None
         and newest is not None
         and newest.generation == job.record.committed

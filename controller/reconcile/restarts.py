@@ -57,7 +57,10 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
         deaths_in_vain=deaths,
         best_at_restart=max(kept.best_at_restart, job.best_applied),
         cycle=kept.generation + 1,
+        does_not_grow="",
     )
+    if kept.does_not_grow:
+        cluster.schedule_due = True
     job.newest_progress = None
     job.start_failures = 0
     last = ended[-1] if ended else None

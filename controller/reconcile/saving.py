@@ -41,7 +41,13 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
     job.saving.until_s = turn_of(job, saver, now)
     committed = job.committed_order
     leads = committed is not None and committed.roster.leader == saver
-    job.update(orders=(), broken=(), cycle=job.record.generation + 1, last_leader=saver if leads else None)
+    job.update(
+        orders=(),
+        broken=(),
+        cycle=job.record.generation + 1,
+        last_leader=saver if leads else None,
+        does_not_grow="",  # it begins again from its checkpoint
+    )
     job.restart_at = None
     job.enter(JobPhase.PENDING, now)
     cluster.mark_dirty(job)

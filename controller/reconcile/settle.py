@@ -13,6 +13,7 @@ from ..jobs.generations import GiveOrder, StartAgain, next_step
 from ..jobs.job import Job
 from .draining import note_drained
 from .gangs import fall, leave_bad_gpus
+from .growth import keep_together
 from .orders import give_order
 from .processes import start_waiting, stop_unneeded
 from .restarts import start_again
@@ -57,6 +58,7 @@ def _steer(cluster: Cluster, now: float, job: Job) -> None:
             fall(cluster, now, job, "it is further than the controller's store, which was restored from a backup")
             if job.final:
                 return
+    keep_together(cluster, now, job)
     step = next_step(job, cluster.gpu_free, cluster.leave_at_once)
     if isinstance(step, StartAgain):
         start_again(cluster, now, job)

@@ -17,6 +17,7 @@ from ..jobs.generations import holders
 from ..jobs.job import Job
 from .causes import Causes
 from .deciding import Decided, PolicyFailed
+from .growth import start_elsewhere
 from .profiling import profile_jobs
 from .promising import note_promises
 from .saving import suspend
@@ -56,6 +57,9 @@ def set_targets(cluster: Cluster, now: float) -> None:
     causes = Causes(cluster, cluster.last_seen, seen, found)
     for change in found.changes:
         job = seen.jobs[change.row]
+        if change.row in found.again:
+            start_elsewhere(cluster, now, job, causes.of(change.row, 0))
+            continue
         target = in_order(change.gpus, seen.gpus, job.record.target)
         _retarget(cluster, now, job, target, causes.of(change.row, len(target)), for_whom)
     cluster.last_seen = seen

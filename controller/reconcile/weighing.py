@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...protocol.model import JobId
-from ...scheduler.pipeline import Decision
 from ..cluster import Cluster
 from ..jobs.job import Job
 from .barring import cornered, keep_off
@@ -34,7 +33,7 @@ def weighed(cluster: Cluster, now: float, seen: Snapshot, waits: Callable[[Job],
     staying: dict[JobId, str] = {}
     found = _decided(cluster, seen)
     # At most once for each job that waits for another server, or that has a GPU which it should leave, and gets no other.
-    while (stays := _staying(cluster, seen, found.decision, staying)) or found.stuck:
+    while (stays := _staying(cluster, seen, found, staying)) or found.stuck:
         staying.update(stays)
         for job in found.stuck:
             without[job.id] = None
@@ -54,7 +53,13 @@ def _decided(cluster: Cluster, seen: Snapshot) -> Decided:
     )
 
 
-def _staying(cluster: Cluster, seen: Snapshot, decision: Decision, before: Mapping[JobId, str]) -> dict[JobId, str]:
-    """Jobs that are to keep GPUs which they should leave, besides those before; why, where that is not plain."""
-    found = cornered(cluster, seen, decision, before)
-    return dict.fromkeys([job.id for job in found], "") or pushing(cluster, seen, decision, before)
+def _staying(cluster: Cluster, seen: Snapshot, found: Decided, before: Mapping[JobId, str]) -> dict[JobId, str]:
+    """Jobs that are to keep GPUs which they should leave, besides those before; why, where that is not plain.
+
+    Those that start again elsewhere, since they cannot be moved, are not left with nothing.
+    """
+    away = dict.fromkeys([seen.jobs[row].id for row in found.again], "")
+    left = cornered(cluster, seen, found.decision, {**before, **away})
+    if left:
+        return dict.fromkeys([job.id for job in left], "")
+    return pushing(cluster, seen, found.decision, {**before, **away})

@@ -214,6 +214,8 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
             text += f", more than the job asks for (gpus.max is {spec.gpus.max})"
         cluster.tell(now, EventKind.SCALED, job.id, text)
         cluster.audit(now, asked, "scale", job.id, text)
+    if share is not None and job.record.does_not_grow:
+        job.update(does_not_grow="")  # whoever scales it by hand wants newcomers to be tried again
     cluster.schedule_due = True
     cluster.mark_dirty(job)
     if cluster.many_jobs:

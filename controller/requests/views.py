@@ -86,6 +86,7 @@ def job_view(cluster: Cluster, now: float, who: Principal, job: Job, troubles: T
         gpu_seconds=spent(now, job),
         elastic=job.elastic,
         promise=promise_view(job),
+        does_not_grow="" if kept.phase.final else kept.does_not_grow,
     )
 
 
@@ -164,6 +165,8 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
     if held:
         gpus = [str(gpu) for entry in held for gpu in entry.all_gpus if not cluster.gpu_free(gpu)]
         yield f"waits for {', '.join(gpus or [str(entry.gpu) for entry in held])} to be free"
+    if job.record.does_not_grow:
+        yield f"does not grow: {job.record.does_not_grow}"
     if job.hold_until is not None:
         yield f"does not grow for {max(0.0, job.hold_until - now):.0f} s: its new workers end at their start"
     newest = job.newest

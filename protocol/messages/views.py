@@ -178,6 +178,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     batch_samples: int = 0  # the global batch: samples in a step, all virtual workers together; 0: not known yet
     failure: Failure | None = None  # of a job that has failed
     promise: PromiseView | None = None  # of a job with a deadline that is not over
+    does_not_grow: str = ""  # why no worker may join those that have its state; "": they may
 
 
 class ShareStep(msgspec.Struct, frozen=True, kw_only=True):
