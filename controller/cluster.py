@@ -204,6 +204,7 @@ class Cluster:
         self.barred: dict[
             ServerId, dict[int, Bar]
         ] = {}  # GPUs that take no new work, of servers that have such (`bars`)
+        self.cramped: tuple[Job, ...] = ()  # jobs whose `room` the last decision has found
         self.cornered: dict[JobId, str] = {}  # jobs that the last decision has left where they are to leave, and why
         self.offers_nothing: dict[ServerId, str] = {}  # servers without a GPU, whose agents say why
         self.told_troubles: dict[ServerId, Sparing] = {}

@@ -181,7 +181,7 @@ class ControllerMachine:
         stop_again(self._cluster, now, job)
         tell_again(self._cluster, now, job)
         for avoided in job.avoided.values():
-            if avoided.until_s is not None and now >= avoided.until_s and not job.record.target:
+            if avoided.until_s is not None and now >= avoided.until_s and job.tries_again(avoided):
                 avoided.until_s = None
                 self._cluster.schedule_due = True
         if job.stop_rest_at is not None and now >= job.stop_rest_at:

@@ -8,7 +8,7 @@ signal), or this controller (the server is lost). Only the script's own fault co
 * an error before any step has been applied, or after the training, fails the job at once;
 * an error that comes back at each restart, without a step that is new, fails it (`restarts.count_restart`);
 * workers that end in one generation after the other, without a step that is new, fail it (`_count_loss`);
-* newcomers that end at their start are not tried again for a while; the job trains on with what it has.
+* newcomers that end before they have taken part are not tried again for a while (`newcomers`).
 
 A worker that ends on a GPU that is to be left, or that takes no new work, has been ended by that GPU (`bars`).
 Of a job that has not called `elastic.join()` nothing is known but exit codes: `reconcile.gangs` says what they mean for it.
@@ -27,13 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...protocol.exits import DISAGREED, DIVERGED, NO_CHECKPOINT, UNLIKE
+from ...protocol.exits import DISAGREED, DIVERGED, NO_CHECKPOINT, OTHER_CODE, UNLIKE
 from ...protocol.messages import EventKind
-from ...protocol.model import Fault, GpuAddress, JobPhase, ServerId, WorkerId, WorkerPhase
-from ...protocol.times import CUT_OFF_TIMEOUT_S, FIRST_HOLD_S, LONGEST_HOLD_S
+from ...protocol.model import Fault, JobPhase, ServerId, WorkerId, WorkerPhase
+from ...protocol.times import CUT_OFF_TIMEOUT_S
 from .. import accounting
 from ..cluster import Cluster
-from ..jobs.generations import broken_by_loss, cut_off, ending, holders, unconnected, usable
+from ..jobs.generations import broken_by_loss, cut_off, ending, holders, unconnected
 from ..jobs.job import Avoidance, Job
 from ..jobs.records import WorkerRecord
 from ..reconcile.gangs import fall, names, not_to_start, process_ended
@@ -42,8 +42,8 @@ from ..reconcile.health import diverged, script_is_innocent, second_opinion, sta
 from ..reconcile.orders import order_message
 from ..reconcile.processes import may_start, send_start, stop_worker
 from ..reconcile.restarts import end_job
+from .newcomers import came_to_its_loop, hold_back, newcomer_failed, other_code, refused_alone, took_part
 
-START_FAILURES_ALLOWED = 2  # consecutive; one more holds growth back
 KEPT_BROKEN = 64
 DIVERGENCES_S = 86400.0  # for so long a job's divergences are remembered
 DIVERGENCES_ALLOWED = 4  # in that time; and
@@ -89,11 +89,16 @@ def worker_ended(
         cluster.schedule_due = True
     elif exit_code == UNLIKE and job.elastic:
         fault = Fault.SCRIPT  # whatever it runs on
+    elif exit_code == OTHER_CODE and job.elastic:
+        fault, reason = Fault.SERVER, other_code(cluster, now, job, entry, reason)
+    elif came_to_its_loop(last) and not started and holders(job) and fault is not Fault.SERVER:
+        pass  # its server works
     elif fault is not Fault.NONE and not started and last is not WorkerPhase.FINISHED:
         fault, reason = _at_the_start(cluster, now, job, entry, exit_code, reason, fault)
     if exit_code == 0 and last is WorkerPhase.FINISHED:
         job.update_worker(worker, finished=True)
     accounting.ends(cluster.usage, now, job, entry, fault)
+    applied = status.applied if status is not None else None
     job.end_worker(worker, now, exit_code, entry.reason or reason, fault, log)
     cluster.mark_dirty(job)
     cluster.mark_waiting_dirty()
@@ -122,13 +127,18 @@ def worker_ended(
     if exit_code == UNLIKE:
         newcomer_differs(cluster, now, job, entry, reason)
         return
+    if exit_code == OTHER_CODE and not holders(job):
+        refused_alone(cluster, now, job, reason)
+        return
     alone = started or not holders(job)  # else the others have come as far as their loop, and it is a newcomer's affair
     if fault is Fault.SCRIPT and broken and (last is WorkerPhase.FINISHED or (alone and not job.record.progressed)):
         end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
     elif not started and fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT):
-        _newcomer_failed(cluster, now, job, reason, exit_code, fault)
+        newcomer_failed(cluster, now, job, entry, reason, exit_code, fault)
     elif fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT) and holders(job):
         _count_loss(cluster, now, job, f"{worker}: {reason}", exit_code)
+        if not job.final and not took_part(job, entry, applied):
+            newcomer_failed(cluster, now, job, entry, reason, exit_code, fault)
 
 
 def _diverges_everywhere(job: Job, now: float) -> bool:
@@ -229,7 +239,7 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
             end_job(cluster, now, job, JobPhase.FAILED, late.reason)
             return
         if fault is Fault.SCRIPT:
-            _newcomer_failed(cluster, now, job, late.reason, None, fault)
+            newcomer_failed(cluster, now, job, entry, late.reason, None, fault)
 
 
 def stop_again(cluster: Cluster, now: float, job: Job) -> None:
@@ -287,7 +297,7 @@ def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
     cluster.tell(now, EventKind.CUT_OFF, job.id, f"goes on without {_names(gone)}: {reason}")
     keep = {gpu for gpu in job.record.target if gpu not in lost and gpu.server not in there - here}
     if len(keep) >= job.spec.gpus.min:
-        _hold_back(cluster, now, job, keep, f"workers on {_names(there)} could not be reached")
+        hold_back(cluster, now, job, keep, f"workers on {_names(there)} could not be reached")
         return
     for server in there - here:
         job.avoid(now, server, reason, Avoidance.STAY, CUT_OFF_TIMEOUT_S)
@@ -321,29 +331,3 @@ def speaks_for(job: Job, worker: WorkerId) -> bool:
     saving), so the job is finished when it is; should it be lost then, the job does that again from its last checkpoint."""
     committed = job.order(job.record.committed)
     return committed is None or committed.roster.leader == worker
-
-
-def _newcomer_failed(cluster: Cluster, now: float, job: Job, reason: str, exit_code: int | None, fault: Fault) -> None:
-    """A newcomer ended before it had trained: the job goes on with the rest, and does not try for ever to grow."""
-    with_state = holders(job)
-    if not with_state and fault is not Fault.SCRIPT:
-        return  # if nobody else can go on either, it is a restart, and counted as such
-    job.start_failures += 1
-    if job.start_failures <= START_FAILURES_ALLOWED:
-        return
-    if not with_state:
-        if not any(usable(job, entry.worker) for entry in job.record.workers):
-            text = f"{job.start_failures} workers in a row ended before they could train; last: {reason}"
-            end_job(cluster, now, job, JobPhase.FAILED, text, exit_code)
-        return
-    job.start_failures = 0
-    _hold_back(cluster, now, job, {entry.gpu for entry in with_state}, f"new workers end at their start: {reason}")
-
-
-def _hold_back(cluster: Cluster, now: float, job: Job, keep: set[GpuAddress], why: str) -> None:
-    """The job has these of its GPUs, and no others for a while, longer each time."""
-    job.hold(now, min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.record.hold_s * 2)))
-    job.aim(now, tuple(gpu for gpu in job.record.target if gpu in keep), why)
-    job.profiling = None
-    cluster.schedule_due = True
-    cluster.tell(now, EventKind.HELD, job.id, f"does not grow for {job.record.hold_s:.0f} s: {why}")

@@ -478,11 +478,9 @@ def _note_worker(now: float, job: Job, entry: WorkerRecord, status: WorkerStatus
     if entry.state is not WorkerState.RUNNING or entry.pid != status.pid:
         job.update_worker(entry.worker, state=WorkerState.RUNNING, pid=status.pid)
     if not entry.trained and status.applied is not None:
-        job.update_worker(entry.worker, trained=True)
+        job.update_worker(entry.worker, trained=True, began_at=status.applied)
         job.start_failures = 0
-        job.avoided.clear()
-        if job.hold_until is None and job.record.hold_s:
-            job.update(hold_s=0.0)
+        job.trains_on(entry.gpu.server)
 
 
 def _note_commit(now: float, job: Job, status: WorkerStatus) -> None:

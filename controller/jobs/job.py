@@ -129,6 +129,7 @@ class Avoidance(Enum):
     BEGIN = "its first worker starts elsewhere, and hands the state on to others there"
     START = "no worker starts there as long as no worker has the job's state"
     STAY = "no worker starts there at all"
+    REFUSED = "no worker starts there but where one has the state: one was refused there by those that have it"
 
 
 @dataclass
@@ -207,6 +208,9 @@ class Job:
     hold_until: float | None = None
     stop_rest_at: float | None = None  # the job is over: workers that have not ended by themselves are stopped then
     avoided: dict[ServerId, Avoided] = field(default_factory=dict)  # until it trains again
+    room: int | None = (
+        None  # the most GPUs that it can have outside the servers where it was refused; None: not known to be few
+    )
     # Newcomers that began together with one that differed: each is proven when it has applied a later step than this.
     unproven: dict[WorkerId, int] = field(default_factory=dict)
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
@@ -299,8 +303,15 @@ class Job:
 
     @property
     def most_gpus(self) -> int:
-        """The most GPUs that it may have now."""
-        return min(self.spec.gpus.max, len(self.record.target)) if self.keeps_its_size else self.spec.gpus.max
+        """The most GPUs that it may have now, unless more are set by hand."""
+        return min(self.spec.gpus.max, self.bound)
+
+    @property
+    def bound(self) -> int:
+        """The most GPUs that it may have now, whoever wants it to have more."""
+        if self.keeps_its_size:
+            return len(self.record.target)
+        return self.room if self.room is not None else max(self.spec.gpus.max, self.spec.virtual_workers)
 
     @property
     def keeps_its_size(self) -> bool:
@@ -347,6 +358,22 @@ class Job:
         failures = before.failures if before is not None else 0
         back_off_s = min(LONGEST_SERVER_BACK_OFF_S, FIRST_SERVER_BACK_OFF_S * 2.0 ** min(failures, 30))
         self.avoided[server] = Avoided(reason, extent, failures + 1, now + max(back_off_s, at_least_s))
+
+    @property
+    def refusals(self) -> tuple[Avoided, ...]:
+        """The servers where its workers were refused, while it trains elsewhere."""
+        found = [self.avoided[server] for server in sorted(self.avoided_servers)] if self.record.target else []
+        return tuple(avoided for avoided in found if avoided.extent is Avoidance.REFUSED)
+
+    def tries_again(self, avoided: Avoided) -> bool:
+        """Is a server that it avoids tried again when the time is up? Not while the job is tried elsewhere."""
+        return not self.record.target or avoided.extent is Avoidance.REFUSED
+
+    def trains_on(self, server: ServerId) -> None:
+        """A worker on `server` has the job's state: what kept the job from beginning is over."""
+        refused = {name: avoided for name, avoided in self.avoided.items() if avoided.extent is Avoidance.REFUSED}
+        refused.pop(server, None)
+        self.avoided = refused
 
     def order(self, generation: int) -> OrderRecord | None:
         return next((order for order in self.record.orders if order.generation == generation), None)
@@ -568,8 +595,8 @@ class Job:
         found = {f"{late.worker} is late": late.until_s for late in self.latenesses()}
         found |= {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
         found |= {f"{worker} is told to stop again": due_s for worker, due_s in self.overdue().items()}
-        if not self.record.target:  # while it is tried on another server, that decides
-            avoided = {server: avoided.until_s for server, avoided in self.avoided.items()}
+        if self.avoided:  # while it is tried on another server, that decides
+            avoided = {server: each.until_s for server, each in self.avoided.items() if self.tries_again(each)}
             found |= {f"{server} is avoided": until_s for server, until_s in avoided.items() if until_s is not None}
         if (again_s := self.tell_again_s()) is not None:
             found["agents are told again"] = again_s

@@ -34,6 +34,7 @@ class WorkerRecord(Value, frozen=True, kw_only=True):
     state: WorkerState = WorkerState.ORDERED
     stopping: bool = False  # told to stop, or to be told as soon as its agent is back
     trained: bool = False  # has held the job's state
+    began_at: int | None = None  # the last step that had been applied when it first did
     held_s: float | None = None  # since when it holds its GPU (Unix time): it was told to start
     started_s: float | None = None  # when its process was first heard to run (Unix time), less what does not count
     joined_s: float | None = None  # when it first spoke (Unix time), less what does not count
@@ -142,6 +143,9 @@ class JobRecord(Value, frozen=True, kw_only=True):
     best_at_loss: int = -1  # the furthest step that had been applied then
     hold_s: float = 0.0  # how long growth is held back, or was last time
     held: bool = False
+    vain_joins: int = 0  # newcomers in a row that ended before they had taken part (`intake.newcomers`)
+    vain_join_share: int = 0  # the workers that had taken part when the last one did
+    vain_join_s: float = 0.0  # when that was (Unix time)
     does_not_grow: str = ""  # why no worker may join those that have its state (`reconcile.growth`); "": they may
     progress: Progress | None = None
     by_s: float | None = None  # it is planned with this deadline, before its own (Unix time); None: with its own

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-Three things keep a job from a server while the server may be good for others:
+Four things keep a job from a server while the server may be good for others:
 
 * It does not see the job's checkpoint: the first worker ends with a code of its own (`protocol.exits`). The first worker hands
   the state on, so it is enough that this one is elsewhere (`generations.choose_leader`).
@@ -10,6 +10,8 @@ Three things keep a job from a server while the server may be good for others:
   tried without that server, and fails for good if it fails there too.
 * The job's workers there cannot reach its workers on other servers, and it needs more GPUs than there are on one side
   (`ends.stop_cut_off`). A job that can go on with fewer GPUs does so, and avoids nothing. One that cannot be moved stays.
+* A worker there was refused by those that have the state, since its code is not theirs (`newcomers.other_code`). The job does
+  without the server, also where it has fewer GPUs than its minimum then.
 
 `Job.avoid` leaves a server alone, for that job, for a while. GPUs there are exchanged for free ones elsewhere: in the first two
 cases as long as nobody holds the job's state. Where the free ones are too few the job takes less, and where that is less than
@@ -19,7 +21,7 @@ its minimum it waits, and holds nothing. Placement itself knows nothing of this:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...scheduler.pipeline import Decision
 from ...scheduler.placement.fewest_servers import Placements, layout_of
@@ -30,12 +32,23 @@ from ..jobs.job import Avoidance, Job
 from .snapshot import Snapshot
 
 
-def elsewhere(seen: Snapshot, decision: Decision) -> tuple[Decision, tuple[Job, ...]]:
-    """The decision with such exchanges made, and the jobs that cannot begin with what they would get."""
+@dataclass(frozen=True)
+class Elsewhere:
+    """A decision with such exchanges made."""
+
+    decision: Decision
+    stuck: tuple[Job, ...] = ()  # that cannot begin with what they would get
+    cramped: tuple[
+        tuple[Job, int], ...
+    ] = ()  # that can do with so many GPUs, and no more: the others are there for others
+
+
+def elsewhere(seen: Snapshot, decision: Decision) -> Elsewhere:
+    """Keep jobs off the servers that they avoid."""
     placed: Placements = dict(decision.placements)
     shares = decision.shares.copy()
     free = ((1 << seen.view.total_gpus) - 1) & ~union(placed.values())
-    stuck = []
+    stuck, cramped = [], []
     for row, gpus in decision.placements.items():
         job = seen.jobs[row]
         if not job.avoided:
@@ -48,6 +61,12 @@ def elsewhere(seen: Snapshot, decision: Decision) -> tuple[Decision, tuple[Job, 
             give = seats(seen, gpus, give)
         better = instead(seen, row, gpus, give, free & ~dark)
         new = gpus & ~give | better
+        if _is_refused(job):
+            placed[row], shares[row] = new, new.bit_count()
+            free = free & ~better | give
+            if new.bit_count() < gpus.bit_count():
+                cramped.append((job, new.bit_count()))
+            continue
         if not new & ~dark or new.bit_count() < min(job.spec.gpus.min, gpus.bit_count()):
             if not holders(job):
                 stuck.append(job)
@@ -55,8 +74,9 @@ def elsewhere(seen: Snapshot, decision: Decision) -> tuple[Decision, tuple[Job, 
         placed[row], shares[row] = new, new.bit_count()
         free = free & ~better | give
     if placed == decision.placements:
-        return decision, tuple(stuck)
-    return replace(decision, placements=placed, shares=shares), tuple(stuck)
+        return Elsewhere(decision, tuple(stuck), tuple(cramped))
+    placed = {row: gpus for row, gpus in placed.items() if gpus}
+    return Elsewhere(replace(decision, placements=placed, shares=shares), tuple(stuck), tuple(cramped))
 
 
 def instead(seen: Snapshot, row: int, gpus: Gpus, give: Gpus, free: Gpus) -> Gpus:
@@ -85,13 +105,24 @@ def _servers(seen: Snapshot) -> Sequence[Gpus]:
 
 def _dark(seen: Snapshot, job: Job) -> tuple[Gpus, Gpus]:
     """The GPUs where `job` cannot begin, as long as that matters, and those of them where no worker of it may start."""
-    able = bool(holders(job))
+    having = {entry.gpu for entry in holders(job)}
+    lasting = (Avoidance.STAY, Avoidance.REFUSED)
     dark_servers = {
-        server for server in job.avoided_servers if not able or job.avoided[server].extent is Avoidance.STAY
+        server: job.avoided[server].extent
+        for server in job.avoided_servers
+        if not having or job.avoided[server].extent in lasting
     }
-    if not dark_servers:
-        return 0, 0
-    wholly = {server for server in dark_servers if job.avoided[server].extent is not Avoidance.BEGIN}
-    dark = [1 << bit for bit, gpu in enumerate(seen.gpus) if gpu.server in dark_servers]
-    strict = [1 << bit for bit, gpu in enumerate(seen.gpus) if gpu.server in wholly]
-    return sum(dark), sum(strict)
+    dark, wholly = 0, 0
+    for bit, gpu in enumerate(seen.gpus) if dark_servers else ():
+        extent = dark_servers.get(gpu.server)
+        if extent is None or (extent is Avoidance.REFUSED and gpu in having):
+            continue
+        dark |= 1 << bit
+        wholly |= 0 if extent is Avoidance.BEGIN else 1 << bit
+    return dark, wholly
+
+
+def _is_refused(job: Job) -> bool:
+    """Is there a server where a worker of `job` was refused, which others of it have the state?"""
+    refused = any(job.avoided[server].extent is Avoidance.REFUSED for server in job.avoided_servers)
+    return refused and bool(holders(job))

@@ -38,6 +38,7 @@ class Decided:
     changes: tuple[Change, ...]
     unfinished: bool  # other changes wait for these
     stuck: tuple[Job, ...]  # these cannot begin with what they would get (`avoiding`): decide again without them
+    cramped: tuple[tuple[Job, int], ...]  # these can have no more than so many GPUs (`avoiding`): likewise
     divided: Decision  # before anybody was kept off GPUs
     kept_off: Decision  # and before anybody avoided a server
     again: frozenset[int] = frozenset()  # rows that cannot be moved, and start again elsewhere (`growth`)
@@ -85,12 +86,22 @@ def decided(
         decision = decision_of(scheduler, seen, rng, deadlines)
         _check(decision, seen.view.total_gpus)
         kept_off = mend(decision)
-        divided, (decision, stuck) = decision, elsewhere(seen, kept_off)
-        decision, again = unmoved(seen, decision)
+        divided, better = decision, elsewhere(seen, kept_off)
+        decision, again = unmoved(seen, better.decision)
         changes, unfinished = at_once(seen.view.placements, plan(seen.view, decision), seen.held)
     except Exception as error:  # a policy is a plug-in: what it raises for one job must not end the controller for all
         raise PolicyFailed(scheduler.policy.name, error) from error
-    return Decided(decision, scheduler.policy.name, changes, unfinished, stuck, divided, kept_off, again)
+    return Decided(
+        decision,
+        scheduler.policy.name,
+        changes,
+        unfinished,
+        better.stuck,
+        better.cramped,
+        divided,
+        kept_off,
+        again,
+    )
 
 
 def decision_of(

@@ -156,10 +156,11 @@ def _stop_all(cluster: Cluster, now: float, job: Job) -> None:
 def unmoved(seen: Snapshot, decision: Decision) -> tuple[Decision, frozenset[int]]:
     """The decision with jobs that cannot be moved where they are; and the rows that have to start again elsewhere instead.
 
-    A GPU that such a job was to have instead of one of its own is exchanged back, where the own one is free or its new holder can
-    do with the other. Where its own ones do not suffice then, the job gets none, and others in the next decision.
+    Neither is a job moved whose newcomers end at their start, for as long as its growth is held back. A GPU that such a job was
+    to have instead of one of its own is exchanged back, where the own one is free or its new holder can do with the other. Where
+    its own ones do not suffice then, the job gets none; one that does not grow gets others in the next decision.
     """
-    rows = [row for row in decision.placements if seen.jobs[row].record.does_not_grow and row in seen.view.placements]
+    rows = [row for row in decision.placements if seen.jobs[row].keeps_its_size and row in seen.view.placements]
     moved = [row for row in rows if decision.placements[row] & ~seen.view.placements[row]]
     if not moved:
         return decision, frozenset()
@@ -177,7 +178,8 @@ def unmoved(seen: Snapshot, decision: Decision) -> tuple[Decision, frozenset[int
             _give_back(seen, placed, row, gpu)
         if placed[row].bit_count() < least_gpus(seen.jobs[row]):
             placed[row] = 0
-            again.add(row)
+            if seen.jobs[row].record.does_not_grow:
+                again.add(row)
         shares[row] = placed[row].bit_count()
     placements = {row: gpus for row, gpus in placed.items() if gpus}
     return replace(decision, placements=placements, shares=shares), frozenset(again)

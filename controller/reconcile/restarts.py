@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...protocol.exits import OTHER_CODE
 from ...protocol.messages import EventKind, Failure
 from ...protocol.model import Fault, JobPhase
 from ...protocol.texts import span
@@ -40,7 +41,8 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     * more than `max_restarts` in a row (10 by default) after its workers were killed by signals that nobody here has sent, or
       for their silence. A script that needs more memory than there is ends so; a few kills by an operator do not fail it.
 
-    A lost server, or one that could not start its workers, is nobody's fault here, and both counts begin anew.
+    A lost server, or one that could not start its workers, is nobody's fault here, and both counts begin anew. Workers that
+    were refused for their code count like those that were killed: the code may be right again on some server, or nowhere.
     """
     accounting.restarted(cluster.usage, now, job)
     kept = job.record
@@ -49,7 +51,8 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     further = job.best_applied > kept.best_at_restart
     vain = 1 if further else kept.restarts_in_vain + 1
     failures = ((0 if further else kept.failures_in_vain) + 1) if faults == {Fault.SCRIPT} else 0
-    theirs = not faults or bool(faults & {Fault.SERVER, Fault.LOST})
+    servers = {entry.fault for entry in ended if entry.exit_code != OTHER_CODE}  # which no other server may mend
+    theirs = not faults or bool(servers & {Fault.SERVER, Fault.LOST})
     deaths = 0 if theirs else (0 if further else kept.deaths_in_vain) + 1
     job.update(
         restarts_in_vain=vain,
@@ -59,7 +62,8 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
         cycle=kept.generation + 1,
         does_not_grow="",
     )
-    if kept.does_not_grow:
+    if kept.does_not_grow or job.hold_until is not None:
+        job.release()  # all its workers are newcomers now
         cluster.schedule_due = True
     job.newest_progress = None
     job.start_failures = 0
@@ -68,12 +72,19 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     if failures >= 2 and last is not None:
         end_job(cluster, now, job, JobPhase.FAILED, f"it fails again and again: {because}", last.exit_code)
     elif deaths > cluster.settings.max_restarts and (job.elastic or job.spec.restarts is None):
-        text = f"given up: its workers were killed {deaths} times in a row and it got no further; last: {because}"
+        how = "refused" if last is not None and last.exit_code == OTHER_CODE else "killed"
+        text = f"given up: its workers were {how} {deaths} times in a row and it got no further; last: {because}"
         end_job(cluster, now, job, JobPhase.FAILED, text, last.exit_code if last is not None else None)
     else:
         job.update(restarts=kept.restarts + 1)
         where = "from its last checkpoint" if job.elastic else "from the beginning"
         cluster.tell(now, EventKind.RESTARTED, job.id, f"starts again {where}: {because}")
+
+
+def has_lost_workers(job: Job) -> bool:
+    """Did all its workers end by a fault since it last began? Then nobody has preempted it, if it has no GPUs."""
+    ended = [entry for entry in job.record.past if entry.generation >= job.record.cycle]
+    return job.restart_counted or any(entry.fault not in INNOCENT for entry in ended)
 
 
 def failure(job: Job) -> Failure:

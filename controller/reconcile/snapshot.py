@@ -195,7 +195,7 @@ def _places(rows: Rows, chosen: Ints, servers: tuple[ServerInView, ...]) -> _Pla
 def _manual(job: Job) -> int:
     manual = job.record.manual_share
     assert manual is not None
-    return min(manual, job.most_gpus) if job.keeps_its_size else manual
+    return min(manual, job.bound)
 
 
 def fewest(cluster: Cluster, most: int, absent_too: bool = False) -> Ints:

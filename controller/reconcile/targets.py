@@ -20,6 +20,7 @@ from .deciding import Decided, PolicyFailed
 from .growth import start_elsewhere
 from .profiling import profile_jobs
 from .promising import note_promises
+from .restarts import has_lost_workers
 from .saving import suspend
 from .snapshot import Snapshot, snapshot
 from .weighing import weighed
@@ -32,6 +33,10 @@ def set_targets(cluster: Cluster, now: float) -> None:
     """Ask the scheduler, and note what it has decided: the jobs concerned are dirty."""
     cluster.schedule_due, cluster.decided_s = False, now
     cluster.decisions += 1
+    for job in cluster.cramped:
+        job.room = None  # it is found anew
+        cluster.rows.changed(job)
+    cluster.cramped = ()
     seen = snapshot(cluster, now)
     if tangled := standstill(seen.held, seen.view.placements):
         _stay(cluster, now, seen, tangled)
@@ -135,7 +140,11 @@ def _retarget(
     job.aim(now, target, why)
     job.profiling = None
     cluster.mark_dirty(job)
-    if not target:
+    if target:
+        return
+    if not holders(job) and has_lost_workers(job):
+        cluster.tell(now, EventKind.WAITING, job.id, f"waits, since no GPUs can be had for new workers: {why}")
+    else:
         how = "; its state is saved first" if holders(job) else " before it has begun"
         cluster.tell(now, EventKind.PREEMPTED, job.id, f"gives all its GPUs back{for_whom}{how}")
-        suspend(cluster, now, job)
+    suspend(cluster, now, job)

@@ -32,9 +32,13 @@ def weighed(cluster: Cluster, now: float, seen: Snapshot, waits: Callable[[Job],
     without: dict[JobId, None] = {}
     staying: dict[JobId, str] = {}
     found = _decided(cluster, seen)
-    # At most once for each job that waits for another server, or that has a GPU which it should leave, and gets no other.
-    while (stays := _staying(cluster, seen, found, staying)) or found.stuck:
+    # At most once for each job that waits for another server, or that has a GPU which it should leave, and gets no other; and for
+    # each GPU that a job cannot use.
+    while (stays := _staying(cluster, seen, found, staying)) or found.stuck or found.cramped:
         staying.update(stays)
+        for job, most in found.cramped:
+            job.room, cluster.cramped = most, (*cluster.cramped, job)
+            cluster.rows.changed(job)
         for job in found.stuck:
             without[job.id] = None
             waits(job)

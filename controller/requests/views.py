@@ -28,7 +28,7 @@ from ..bars import NOTHING_OVERRULED, sentences, trusts
 from ..cluster import Cluster
 from ..intake import forgery
 from ..intake.guests import MOST_TOLD, present, sentence, unknown_sentence
-from ..jobs.job import Job
+from ..jobs.job import Avoided, Job
 from ..jobs.lengths import length_of
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
 from ..reconcile.barring import sentence as leaving
@@ -160,13 +160,15 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
     if saves := _saving(now, job):
         yield "; ".join(filter(None, (saves, job.waiting_reason)))
     if job.avoided_servers and not job.record.target:
-        yield _avoidance(now, job)
+        yield _avoidance(now, job.avoided.values())
     held = [entry for entry in job.record.workers if entry.state is WorkerState.ORDERED]
     if held:
         gpus = [str(gpu) for entry in held for gpu in entry.all_gpus if not cluster.gpu_free(gpu)]
         yield f"waits for {', '.join(gpus or [str(entry.gpu) for entry in held])} to be free"
     if job.record.does_not_grow:
         yield f"does not grow: {job.record.does_not_grow}"
+    if refused := job.refusals:
+        yield _avoidance(now, refused)
     if job.hold_until is not None:
         yield f"does not grow for {max(0.0, job.hold_until - now):.0f} s: its new workers end at their start"
     newest = job.newest
@@ -197,11 +199,9 @@ def _some(names: Collection[str]) -> str:
     return ", ".join(first) + (f" and {more} more" if more else "")
 
 
-def _avoidance(now: float, job: Job) -> str:
-    """Where `job` cannot begin, and when the next server is tried again."""
-    found = [
-        (avoided.until_s, avoided.reason) for _, avoided in sorted(job.avoided.items()) if avoided.until_s is not None
-    ]
+def _avoidance(now: float, servers: Iterable[Avoided]) -> str:
+    """Why a job does not use these servers, and when the next one is tried again."""
+    found = [(avoided.until_s, avoided.reason) for avoided in servers if avoided.until_s is not None]
     next_s = min(until_s for until_s, _ in found)
     return f"{'; '.join(reason for _, reason in found)}; next try in {max(0.0, next_s - now):.0f} s"
 

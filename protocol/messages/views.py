@@ -298,6 +298,7 @@ class EventKind(enum.Enum):
     RESIZED = "resized"  # what a switch of rosters has cost
     MEASURING = "measuring"  # it goes through smaller shares
     PREEMPTED = "preempted"
+    WAITING = "waiting"  # it has lost its workers, and gets no GPUs for others now
     SAVER = "saver"  # another worker is to save its state
     RESTARTED = "restarted"  # from its last checkpoint
     LOST = "lost"  # a worker

@@ -200,6 +200,7 @@ def test_a_job_that_loses_a_worker_in_each_generation_and_comes_no_further_is_gi
             world.exit(world.roster(job.id)[1], 1)
         if not job.final:
             world.commit(job.id, step=20)
+            world.pass_time(100.0)  # its growth is held back for a while
     assert job.record.phase is JobPhase.FAILED
     assert "4 generations in a row" in job.record.reason
 
@@ -208,7 +209,8 @@ def test_a_job_that_comes_further_between_its_losses_goes_on():
     world = World({"s1": 2}, max_restarts=3)
     job = world.submit(job_spec(low=1, high=2))
     for turn in range(8):
-        world.settle(job.id, step=10 + turn)
+        world.settle(job.id, step=10 + 4 * turn)
+        world.commit(job.id, step=12 + 4 * turn)
         world.exit(world.roster(job.id)[1], 1)
-        world.commit(job.id)
+        world.commit(job.id, step=13 + 4 * turn)
     assert not job.final
