@@ -70,8 +70,11 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
     """What to write, in the imperative, with the line."""
     node, owners = difference.node, difference.owners
     holder = re.sub(r"(\[[^.]*\]|\(\w*\))+$", "", difference.name)  # of an item: what contains it
+    argument = re.search(r"\((\w+)\)", difference.name)
     root, _, key = holder.rpartition(".")
     root = root.partition(".")[0] or holder
+    if argument is not None:  # a default that the function changes
+        holder, key = difference.name, argument[1]
     if node.kind is Kind.GENERATOR:
         whose = _GLOBAL.get(node.type, "NumPy's")
         return (
@@ -110,7 +113,7 @@ def _literal(difference: Difference, holder: str) -> str:
     for node in (difference.others, difference.ones):
         if node is not None and node.kind is Kind.PLAIN and holder == difference.name and node.type in _WRITTEN:
             return f'float("{node.shown}")' if node.shown in ("inf", "-inf", "nan") else node.shown
-    return holder
+    return "[]" if "(" in holder else holder
 
 
 _WRITTEN = frozenset({"NoneType", "bool", "int", "float", "str"})

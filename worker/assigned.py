@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
 
-from .own_code import directories_of, own_modules
+from .own_code import directories, own_modules
 
 MUTATING = frozenset(
     """
@@ -84,7 +84,7 @@ class Sources:
         """frame: of the script's loop (`own_code.loop_frame`)."""
         if frame is None:
             return Sources(None)
-        others = [module.get("__file__") for module in own_modules(directories_of(frame), frame.f_globals)]
+        others = [module.get("__file__") for module in own_modules(directories(), frame.f_globals).values()]
         names = [name for name in others if isinstance(name, str)]
         return Sources(Source.read(frame.f_code.co_filename), names, frame.f_lineno, frame.f_code.co_name)
 
@@ -224,7 +224,7 @@ class Sources:
                 for change, text in _all_changes(source.tree)
                 if text == attribute
             ]
-        return found
+        return sorted(found, key=lambda each: (self._files.index(each[0]), each[1].line))
 
     def _of_argument(self, function: str, argument: str) -> list[tuple[Source, Change]]:
         found = []

@@ -15,7 +15,7 @@ from typing import Any
 
 def loop_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the script's own code, from `frame` outwards: neither this package's nor an installed library's."""
-    while frame is not None and not is_own_file(frame.f_code.co_filename, directories_of(frame)):
+    while frame is not None and not is_own_file(frame.f_code.co_filename, directories()):
         frame = frame.f_back
     return frame
 
@@ -32,20 +32,21 @@ _STDLIB = tuple(
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
-def directories_of(frame: FrameType | None) -> tuple[str, ...]:
+def directories() -> tuple[str, ...]:
     """Where the script's own code is: its directory, and the one that it works in."""
     main = sys.modules.get("__main__")
-    files = [getattr(main, "__file__", None), frame.f_code.co_filename if frame is not None else None]
-    found = [os.path.dirname(_normal(file)) for file in files[:1] if isinstance(file, str)]
+    file = None if main is None else variables_of(main).get("__file__")
+    found = [os.path.dirname(_normal(file))] if type(file) is str else []
     try:
         found.append(_normal(os.getcwd()))
     except OSError:  # it is there no more
         pass
-    return tuple(dict.fromkeys(directory.rstrip(os.sep) + os.sep for directory in found))
+    return tuple(dict.fromkeys(each.rstrip(os.sep) + os.sep for each in found))
 
 
 @functools.lru_cache(maxsize=4096)
 def is_own_file(file: str, directories: tuple[str, ...]) -> bool:
+    """Is this file of code in one of the directories, and the script's own?"""
     if file.startswith("<"):  # a notebook's cell, or what a program has made
         return file.startswith(("<ipython", "<stdin"))
     path = _normal(file)
@@ -63,8 +64,8 @@ def variables_of(module: types.ModuleType) -> dict[str, Any]:
     return found
 
 
-def own_modules(directories: tuple[str, ...], apart: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The variables of the script's own modules, in the order of their names, but of one."""
+def own_modules(directories: tuple[str, ...], apart: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The variables of the script's own modules, by and in the order of their names. apart: those of one to leave out."""
     found: dict[str, dict[str, Any]] = {}
     for name, module in list(sys.modules.items()):
         if type(name) is not str or not issubclass(type(module), types.ModuleType) or name in MAIN:
@@ -73,7 +74,69 @@ def own_modules(directories: tuple[str, ...], apart: Mapping[str, Any]) -> list[
         file = variables.get("__file__")
         if variables is not apart and type(file) is str and is_own_file(file, directories):
             found[name] = variables
-    return [{**found[name], "__name__": name} for name in sorted(found)]
+    return {name: found[name] for name in sorted(found)}
+
+
+def own_names(directories: tuple[str, ...]) -> frozenset[str]:
+    """The names of the script's own modules, as classes have them."""
+    names = set(own_modules(directories, {}))
+    main = sys.modules.get("__main__")
+    file = None if main is None else variables_of(main).get("__file__")
+    if type(file) is not str or is_own_file(file, directories):
+        names.update(MAIN)
+    return frozenset(names)
 
 
 MAIN = ("__main__", "__mp_main__")
+
+
+# -- what there is, from where Python keeps it: none of the script's code runs
+
+_SNAPSHOT_USERS = frozenset({"locals", "vars", "eval", "exec", "dir"})
+_OPTIMIZED = 1  # inspect.CO_OPTIMIZED: a function's code
+
+
+def variables_in(frame: FrameType) -> dict[str, Any]:
+    """A function's variables. Up to Python 3.12 the frame keeps what `f_locals` has given, and with it the last losses and their
+    graphs: that is emptied, unless the function may have given it to the script by `locals()`."""
+    if not frame.f_code.co_flags & _OPTIMIZED:
+        return {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
+    snapshot = frame.f_locals
+    variables = dict(snapshot)
+    if type(snapshot) is dict and not _SNAPSHOT_USERS & set(frame.f_code.co_names):
+        snapshot.clear()
+    return variables
+
+
+_MRO = type.__dict__["__mro__"]
+
+
+def mro_of(kind: type) -> tuple[type, ...]:
+    """A class, and those that it is made of."""
+    found: tuple[type, ...] = _MRO.__get__(kind)
+    return found
+
+
+def module_of(kind: type) -> str:
+    """The name of the module that a class is in."""
+    module = type.__dict__["__module__"].__get__(kind)
+    return module if type(module) is str else ""
+
+
+def attributes_of(value: Any, kind: type) -> dict[str, Any]:
+    """Those of the object itself, in `__dict__` and `__slots__`, from where Python keeps them."""
+    found: dict[str, Any] = {}
+    for each in mro_of(kind):
+        for name, member in type.__dict__["__dict__"].__get__(each).items():
+            if type(member) is types.MemberDescriptorType and module_of(each) != "builtins":
+                try:
+                    found.setdefault(name, member.__get__(value))
+                except AttributeError:  # not assigned
+                    continue
+    try:
+        inner = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        inner = {}
+    if issubclass(type(inner), dict):
+        found.update({name: each for name, each in list(dict.items(inner)) if type(name) is str})
+    return found

@@ -67,7 +67,17 @@ import numpy
 import torch
 
 from .kept import NAMED_DEPTH, Kind, Node, Reach
-from .own_code import MAIN, directories_of, is_own_file, loop_frame, own_modules, variables_of
+from .own_code import (
+    attributes_of,
+    directories,
+    is_own_file,
+    loop_frame,
+    module_of,
+    mro_of,
+    own_modules,
+    own_names,
+    variables_in,
+)
 
 SHOWN = 48  # characters of a value's text
 NAMED_ITEMS = 32  # items of a container that have names of their own; those of longer ones have none
@@ -96,7 +106,7 @@ def names_bound(frame: FrameType | None) -> frozenset[str]:
     """The variables that have a value now: of this frame, and of its module."""
     if frame is None:
         return frozenset()
-    variables = _variables(frame)
+    variables = variables_in(frame)
     return frozenset(variables) | frozenset(list(frame.f_globals))
 
 
@@ -133,13 +143,12 @@ def look(
     Costs time and hashing within the limits; never raises for what a script's objects do, and keeps none of them.
     """
     frame = loop_frame(frame)
-    walk = _Walk(frozenset(known), limits, clock, directories_of(frame))
+    walk = _Walk(frozenset(known), limits, clock, directories())
     roots: dict[str, Any] = {}
     if frame is not None:
-        variables = {**frame.f_globals, **_variables(frame)}
+        variables = {**frame.f_globals, **variables_in(frame)}
         roots.update({name: value for name, value in variables.items() if name in bound})
-        for module in own_modules(walk.directories, frame.f_globals):
-            prefix = module["__name__"]
+        for prefix, module in own_modules(walk.directories, frame.f_globals).items():
             roots.update({f"{prefix}.{name}": value for name, value in list(module.items()) if not _is_hidden(name)})
     roots = {name: value for name, value in roots.items() if not name.startswith("__")}
     walk.roots(roots)
@@ -150,22 +159,6 @@ def look(
 
 def _is_hidden(name: Any) -> bool:
     return type(name) is not str or name.startswith("__")
-
-
-_SNAPSHOT_USERS = frozenset({"locals", "vars", "eval", "exec", "dir"})
-_OPTIMIZED = 1  # inspect.CO_OPTIMIZED: a function's code
-
-
-def _variables(frame: FrameType) -> dict[str, Any]:
-    """A function's variables. Up to Python 3.12 the frame keeps what `f_locals` has given, and with it the last losses and their
-    graphs: that is emptied, unless the function may have given it to the script by `locals()`."""
-    if not frame.f_code.co_flags & _OPTIMIZED:
-        return {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
-    snapshot = frame.f_locals
-    variables = dict(snapshot)
-    if type(snapshot) is dict and not _SNAPSHOT_USERS & set(frame.f_code.co_names):
-        snapshot.clear()
-    return variables
 
 
 # -- the walk
@@ -217,6 +210,7 @@ class _Walk:
         self.found: dict[str, Node] = {}
         self.opaque: list[str] = []
         self.cut: str | None = None
+        self._own = own_names(directories)
         self._known = known
         self._limits = limits
         self._clock = clock
@@ -316,8 +310,8 @@ class _Walk:
         for base, handle in _HANDLERS:
             if issubclass(kind, base):
                 return handle(self, value, kind, name, depth)
-        top = _module_of(kind).partition(".")[0]
-        full = f"{_module_of(kind)}.{kind.__qualname__}"
+        top = module_of(kind).partition(".")[0]
+        full = f"{module_of(kind)}.{kind.__qualname__}"
         if issubclass(kind, _DENIED_BASES) or top in _FOREIGN:
             return self._not_seen(value, kind, name)
         if top == "torch":
@@ -420,7 +414,7 @@ class _Walk:
         self._note_class(kind)
         attributes = [
             (f".{attribute}", inner)
-            for attribute, inner in sorted(_attributes(value, kind).items())
+            for attribute, inner in sorted(attributes_of(value, kind).items())
             if attribute not in apart
             and not attribute.startswith("__")
             and not issubclass(type(inner), types.ModuleType)
@@ -429,18 +423,9 @@ class _Walk:
         return self._combine(Kind.OBJECT, kind, kind.__qualname__.encode(), attributes, name, depth, _a(kind))
 
     def _note_class(self, kind: type) -> None:
-        for each in _mro(kind):
-            if _module_of(each) in self._own_names:
+        for each in mro_of(kind):
+            if module_of(each) in self._own:
                 self._classes.setdefault(each.__qualname__.rpartition(".")[2], each)
-
-    @functools.cached_property
-    def _own_names(self) -> frozenset[str]:
-        names = {module["__name__"] for module in own_modules(self.directories, {})}
-        main = sys.modules.get("__main__")
-        file = None if main is None else variables_of(main).get("__file__")
-        if type(file) is not str or is_own_file(file, self.directories):
-            names.update(MAIN)
-        return frozenset(names)
 
     # -- values of one kind
 
@@ -459,7 +444,7 @@ class _Walk:
         text = ""
         if name is not None:
             first = _number(small.reshape(-1)[0].item()) if plain.numel() else ""
-            text = first if plain.numel() == 1 else f"a tensor {list(shape)}" + (f" of {first}, …" if first else "")
+            text = first if plain.numel() == 1 else f"a tensor {list(shape)}" + (f" ({first}, …)" if first else "")
         return Node(digest, Kind.TENSOR, kind.__name__, text, shape)
 
     def _array(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
@@ -476,7 +461,7 @@ class _Walk:
         if name is not None:
             first = _number(small.reshape(-1)[0].item()) if plain.size and plain.dtype.kind in "biufc" else ""
             text = (
-                first if plain.size == 1 and first else f"an array {list(shape)}" + (f" of {first}, …" if first else "")
+                first if plain.size == 1 and first else f"an array {list(shape)}" + (f" ({first}, …)" if first else "")
             )
         return Node(digest, Kind.ARRAY, kind.__name__, text, shape)
 
@@ -502,20 +487,20 @@ class _Walk:
         else:
             state = value.state  # of a bit generator
         digest = self._hash(*_flattened(state))
-        module = "numpy.random" if _module_of(kind).startswith("numpy.random") else _module_of(kind)
+        module = "numpy.random" if module_of(kind).startswith("numpy.random") else module_of(kind)
         label = f"{module.removeprefix('torch._C') or 'torch'}.{kind.__name__}"
         return Node(digest, Kind.GENERATOR, label, f"a {label}")
 
     def _module(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         """A module that the job does not train, with all its tensors: a teacher, or a loss that counts."""
-        inner = _attributes(value, kind)
+        inner = attributes_of(value, kind)
         parts = [
             (f".{label}", part)
             for members in ("_parameters", "_buffers", "_modules")
             for label, part in dict.items(inner.get(members) or {})
             if part is not None
         ]
-        if not _module_of(kind).startswith("torch."):
+        if not module_of(kind).startswith("torch."):
             self._note_class(kind)
             parts += [(f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_MODULES)]
         return self._combine(Kind.MODULE, kind, kind.__qualname__.encode(), parts, name, depth, _a(kind))
@@ -523,18 +508,18 @@ class _Walk:
     def _carried(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         """What the runtime carries: only what the script's own class keeps beside that."""
         if issubclass(kind, torch.nn.Module):
-            inner = _attributes(value, kind)
+            inner = attributes_of(value, kind)
             parts = [(f".{label}", part) for label, part in dict.items(inner.get("_modules") or {}) if part is not None]
             parts = [each for each in parts if id(each[1]) in self._known]
             has_state = kind.get_extra_state is not torch.nn.Module.get_extra_state
-            if not _module_of(kind).startswith("torch.") and not has_state:
+            if not module_of(kind).startswith("torch.") and not has_state:
                 self._note_class(kind)
                 parts += [
                     (f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_MODULES)
                 ]
             return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
-        if issubclass(kind, torch.optim.Optimizer) and not _module_of(kind).startswith("torch."):
-            inner = _attributes(value, kind)
+        if issubclass(kind, torch.optim.Optimizer) and not module_of(kind).startswith("torch."):
+            inner = attributes_of(value, kind)
             parts = [(f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_OPTIMIZERS)]
             return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
         return self._constant(kind, "carried")
@@ -548,12 +533,12 @@ class _Walk:
             return replace(self._object(value, kind, name, depth), kind=Kind.DATA)
         if issubclass(kind, torch.optim.Optimizer):
             return self._object(value, kind, name, depth, _OF_OPTIMIZERS - {"state", "param_groups"})
-        if _module_of(kind).startswith("torch.optim"):
+        if module_of(kind).startswith("torch.optim"):
             return self._object(value, kind, name, depth, only=lambda inner: type(inner) in _PLAIN)
-        if _module_of(kind) == "torch.utils.data.dataloader":
+        if module_of(kind) == "torch.utils.data.dataloader":
             # A loader by what it reads, an iterator of one by how far it has come.
             wanted = ("dataset", "generator", "sampler", "batch_sampler", "_dataset", "_num_yielded")
-            parts = [(f".{each}", inner) for each, inner in _attributes(value, kind).items() if each in wanted]
+            parts = [(f".{each}", inner) for each, inner in attributes_of(value, kind).items() if each in wanted]
             return self._combine(Kind.DATA, kind, b"loader", sorted(parts), name, depth, _a(kind))
         return self._not_seen(value, kind, name)
 
@@ -582,7 +567,7 @@ class _Walk:
         if frame is None or value.gi_running or not is_own_file(frame.f_code.co_filename, self.directories):
             return self._not_seen(value, kind, None if frame is None or value.gi_running else name)
         head = f"{frame.f_code.co_name} {frame.f_lasti}".encode()
-        pairs = [(f".{each}", inner) for each, inner in sorted(_variables(frame).items())]
+        pairs = [(f".{each}", inner) for each, inner in sorted(variables_in(frame).items())]
         return self._combine(Kind.ITERATOR, kind, head, pairs, None, depth, f"a generator of {frame.f_code.co_name}()")
 
     # -- code that keeps something
@@ -591,8 +576,9 @@ class _Walk:
         """Attributes, defaults, and the variables of enclosing functions."""
         code = value.__code__
         head = f"{value.__module__}.{value.__qualname__}"
+        decorated = value.__dict__.get("__wrapped__")
         if not is_own_file(code.co_filename, self.directories):
-            return self._constant(kind, head)
+            return self._constant(kind, head) if decorated is None else self.of(decorated, name, depth + 1)
         parts = [(f".{each}", inner) for each, inner in sorted(value.__dict__.items()) if not each.startswith("__")]
         names = code.co_varnames[: code.co_argcount]
         defaults = value.__defaults__ or ()
@@ -603,8 +589,8 @@ class _Walk:
                 parts.append((f".{each}", cell.cell_contents))
             except ValueError:  # not assigned yet
                 continue
-        if "__wrapped__" in value.__dict__:
-            parts.append(("", value.__dict__["__wrapped__"]))
+        if decorated is not None:
+            parts.append(("", decorated))
         if not parts:
             return self._constant(kind, head)
         return self._combine(Kind.OBJECT, kind, head.encode(), parts, name, depth, f"{value.__name__}()")
@@ -614,8 +600,8 @@ class _Walk:
         return self._combine(Kind.OBJECT, kind, b"method", parts, name, depth, f"{value.__func__.__name__}()")
 
     def _class(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
-        head = f"{_module_of(value)}.{value.__qualname__}"
-        if _module_of(value) not in self._own_names or issubclass(kind, enum.EnumMeta):
+        head = f"{module_of(value)}.{value.__qualname__}"
+        if module_of(value) not in self._own or issubclass(kind, enum.EnumMeta):
             return self._constant(kind, head)
         parts = []
         for each, inner in sorted(type.__dict__["__dict__"].__get__(value).items()):
@@ -766,38 +752,6 @@ def _flattened(state: Any) -> Iterator[bytes]:
         yield state.tobytes()
     else:
         yield marshal.dumps(state, _MARSHAL)
-
-
-_MRO = type.__dict__["__mro__"]
-
-
-def _mro(kind: type) -> tuple[type, ...]:
-    found: tuple[type, ...] = _MRO.__get__(kind)
-    return found
-
-
-def _module_of(kind: type) -> str:
-    module = type.__dict__["__module__"].__get__(kind)
-    return module if type(module) is str else ""
-
-
-def _attributes(value: Any, kind: type) -> dict[str, Any]:
-    """Those of the object itself, in `__dict__` and `__slots__`, from where Python keeps them."""
-    found: dict[str, Any] = {}
-    for each in _mro(kind):
-        for name, member in type.__dict__["__dict__"].__get__(each).items():
-            if type(member) is types.MemberDescriptorType and _module_of(each) != "builtins":
-                try:
-                    found.setdefault(name, member.__get__(value))
-                except AttributeError:  # not assigned
-                    continue
-    try:
-        inner = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        inner = {}
-    if issubclass(type(inner), dict):
-        found.update({name: each for name, each in list(dict.items(inner)) if type(name) is str})
-    return found
 
 
 def _weight(value: Any) -> int:

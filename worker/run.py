@@ -308,7 +308,7 @@ class Run(Together):
             raise UserError("begin() was called twice: a run has one loop, with as many epochs as all of it needs")
         self._epochs = epochs
         atexit.register(self._at_exit)
-        trainer.find(sys._getframe(1))
+        trainer.find(sys._getframe(1), self._local.has)
         epoch = trainer.arrive(epochs, max_steps)
         return Position(epoch, trainer.applied)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from .between import Function
 from .driver import Control
 from .evaluation import Evaluation
 from .events import MetricsReported
+from .local_names import LocalNames
 from .seen import Seen
 
 
@@ -23,6 +25,7 @@ class Together(Seen):
         self._control = control
         self._functions: list[Function] = []
         self._epochs = 0  # of the script's loop; 0: it has not come to it
+        self._local = LocalNames()
 
     # -- between steps
 
@@ -105,6 +108,16 @@ class Together(Seen):
         Call it on all workers alike, because of what `evaluate` or `agree` has said. Raises UserError in the loop body.
         """
         self._require_trainer("run.stop()").between.stop()
+
+    def local(self, *names: str) -> None:
+        """These variables are a worker's own, and may differ from those of others: `run.local("running_loss")`, where only what
+        is printed depends on it. Also attributes, `run.local("meter.total")`. Call it before `epochs`, where the loop is. Raises
+        UserError for a name that the script has not."""
+        if self._epochs:
+            raise UserError(
+                "local() was called after epochs(): call it before, as the workers are compared from there on"
+            )
+        self._local.add(names, sys._getframe(1))
 
     # -- what is done once
 

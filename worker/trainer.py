@@ -253,12 +253,13 @@ class Trainer:
 
     # -- the loop
 
-    def find(self, frame: FrameType | None) -> None:
-        """The loop is about to begin: find what the script has made beside what it has prepared. frame: the script's."""
+    def find(self, frame: FrameType | None, is_local: Callable[[str], bool] = lambda name: False) -> None:
+        """The loop is about to begin: find what the script has made beside what it has prepared. frame: the script's. is_local:
+        as `untold.Untold.find`."""
         following = self._following
         following.find(frame)
         self._held.parts.follow(following.schedulers, following.averages, following.beside)
-        self._untold.find(frame)
+        self._untold.find(frame, is_local)
         self._held.parts.header({})  # raises UserError now, if a value cannot travel
 
     def arrive(self, epochs: int, max_steps: int | None = None) -> int:

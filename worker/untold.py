@@ -24,6 +24,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from ..protocol.errors import UserError
+from .copies import Shapes, held, shapes_of, tensors_in
 from .following import names_of
 from .gradients.update import ElasticOptimizer
 from .interposed import put_between
@@ -87,11 +88,12 @@ class Untold:
         self._parameters = _Kept(lambda: self._own)
         self._registered = _Kept(lambda: state.registered.watched)
         self._copies: list[tuple[str, Any, _Kept]] = []  # how the script calls it, and what it is
+        self._in_lists: list[tuple[str, type, _Kept]] = []  # copies in lists, tuples and mappings, with their names
         self._attributes: dict[str, Any] | None = None  # before the first body
         self._compared = False  # with those behind it
 
-    def find(self, frame: FrameType | None) -> None:
-        """The loop is about to begin. frame: the script's, for the names."""
+    def find(self, frame: FrameType | None, is_local: Callable[[str], bool] = lambda name: False) -> None:
+        """The loop is about to begin. frame: the script's, for the names. is_local: may a copy of this name differ?"""
         _TOLD.update(module for _, module in self._state.modules)
         known = {tensor.data_ptr() for _, tensor in self._own}
         known |= {tensor.data_ptr() for tensor in self._state.registered.tensors()}
@@ -123,6 +125,21 @@ class Untold:
                 kept = _Kept(tensors)
                 kept.remember(contents=False)
                 self._copies.append((names.get(id(each), f"a {type(each).__name__}"), each, kept))
+        named = {id(each) for _, each, _ in self._copies}
+        for copy in held(frame, self._shapes()):
+            tensors = _items_of(copy.read, own, known)
+            if tensors() and id(copy.read()) not in named and not is_local(copy.name):
+                kept = _Kept(tensors)
+                kept.remember(contents=False)
+                self._in_lists.append((copy.name, type(copy.read()), kept))
+
+    def _shapes(self) -> set[Shapes]:
+        """Of the model's parameters, of those that are trained, and of all its tensors; but not those of registered values."""
+        model = self._state.model
+        every = list(model.parameters())
+        several = [every, [each for each in every if each.requires_grad], [*model.state_dict().values()]]
+        found = {shapes for each in several if each and (shapes := shapes_of(each)) is not None}
+        return found - {shapes for each in self._state.registered.each() if (shapes := shapes_of(each)) is not None}
 
     def look_again(self) -> None:
         """An epoch begins, before which the script may have given an optimizer more parameters."""
@@ -138,7 +155,7 @@ class Untold:
         self._parameters.remember(first)
         if first or self._registered.contents is not None:
             self._registered.remember(first)
-        for *_, kept in self._copies:
+        for kept in [*(each[-1] for each in self._copies), *(each[-1] for each in self._in_lists)]:
             if first != (kept.contents is not None):
                 kept.remember(first)
         if first and self._attributes is None:
@@ -181,6 +198,14 @@ class Untold:
                     f"{name} was changed in the loop, and is no part of the job's state: a worker that joins would have another "
                     "one. Before prepare() call run.register('average', average), with the object or with get and set; and "
                     "change it in prepare(…, after_update=function). torch.optim.swa_utils.AveragedModel needs neither"
+                )
+        for name, kind, kept in self._in_lists:
+            if kept.changed() is not None:
+                raise UserError(
+                    f"{name} has tensors of the shapes of the model's parameters, was changed in the loop, and is no part of the "
+                    "job's state: a worker that joins would have other ones. Before prepare() call "
+                    f"{_registration(name, kind)}, and change it in prepare(…, after_update=function). What is only used "
+                    f"within a loop body is made there, or said to be a worker's own: run.local({name!r})"
                 )
 
     # -- attributes of modules, beside tensors
@@ -262,6 +287,32 @@ def _plain_ones(named: Sequence[tuple[str, Any]]) -> list[tuple[str, torch.Tenso
 def _is_shadow(each: dict[Any, Any], wanted: set[str]) -> bool:
     """Has it a tensor for each parameter of the model?"""
     return all(isinstance(each.get(name), torch.Tensor) for name in wanted)
+
+
+def _registration(name: str, kind: type) -> str:
+    """The line that registers what a script has under this name, a list, a tuple or a mapping."""
+    holder, _, key = name.rpartition(".")
+    if kind is list:
+        put = f"lambda values: {name}.__setitem__(slice(None), values)"
+    elif kind is tuple:
+        put = f'lambda values: setattr({holder}, "{key}", values)' if holder else "set"
+    else:
+        put = f"{name}.update"
+    return f'run.register("{key}", lambda: {name}, {put})'
+
+
+def _items_of(
+    read: Callable[[], Any], own: set[int], known: set[int]
+) -> Callable[[], Sequence[tuple[str, torch.Tensor]]]:
+    """The tensors that a list or mapping has now, but those that are the state's. As `_tensors_of`."""
+    plain = _plain_ones([(str(number), each) for number, each in enumerate(tensors_in(read()))])
+    wanted = {name for name, each in plain if id(each) not in own and each.data_ptr() not in known}
+
+    def tensors() -> Sequence[tuple[str, torch.Tensor]]:
+        present = enumerate(tensors_in(read()))
+        return [(str(n), each) for n, each in present if str(n) in wanted and isinstance(each, torch.Tensor)]
+
+    return tensors
 
 
 def _tensors_of(each: Any, own: set[int], known: set[int]) -> Callable[[], Sequence[tuple[str, torch.Tensor]]]:

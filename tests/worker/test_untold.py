@@ -202,6 +202,132 @@ def test_a_copy_that_stays_as_it_is_is_nobody_s_business() -> None:
     assert best
 
 
+class Listed:
+    """An average in a list, as libraries for it have."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow_params = [parameter.detach().clone() for parameter in model.parameters()]
+        self.num_updates = 0
+        self.model = model
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.num_updates += 1
+        for old, new in zip(self.shadow_params, self.model.parameters(), strict=True):
+            old.sub_(0.1 * (old - new))
+
+    def update_in_place(self) -> None:
+        for old, new in zip(self.shadow_params, self.model.parameters(), strict=True):
+            old.data.lerp_(new.data, 0.1)
+
+    @torch.no_grad()
+    def replace(self) -> None:
+        pairs = zip(self.shadow_params, self.model.parameters(), strict=True)
+        self.shadow_params = [0.9 * old + 0.1 * new for old, new in pairs]
+
+    def replace_each(self) -> None:
+        for number, new in enumerate(self.model.parameters()):
+            self.shadow_params[number] = new.detach().clone()
+
+
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        *((how, "behind") for how in ("update", "update_in_place", "replace", "replace_each")),
+        *((how, "between") for how in ("update", "replace", "replace_each")),
+    ],
+)
+def test_an_average_in_a_list_is_refused_by_the_name_of_the_attribute(how: str, where: str) -> None:
+    script = Script()
+    average = Listed(script.model)
+    with pytest.raises(
+        UserError,
+        match=r"behind\.shadow_params|between\.shadow_params|average\.shadow_params",
+    ) as refused:
+        script.train(**{where: getattr(average, how)})
+    assert 'run.register("shadow_params", lambda: ' in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_so_is_one_in_a_variable(kind: Any) -> None:
+    script = Script()
+    slow = kind(parameter.detach().clone() for parameter in script.model.parameters())
+
+    @torch.no_grad()
+    def follow() -> None:
+        for old, new in zip(slow, script.model.parameters(), strict=True):
+            old.lerp_(new, 0.5)
+
+    with pytest.raises(UserError, match=r"^slow has tensors of the shapes of the model's parameters.*run\.register"):
+        script.train(behind=follow)
+
+
+def test_so_is_a_mapping_with_keys_of_its_own() -> None:
+    script = Script()
+    slow = {number: parameter.detach().clone() for number, parameter in enumerate(script.model.parameters())}
+
+    def follow() -> None:
+        for number, new in enumerate(script.model.parameters()):
+            slow[number] = new.detach().clone()
+
+    with pytest.raises(UserError, match=r'^slow has tensors .* run\.register\("slow", lambda: slow, slow\.update\)'):
+        script.train(behind=follow)
+
+
+@pytest.mark.parametrize("how", ["update", "replace", "replace_each"])
+def test_the_line_that_registers_a_list_works(how: str) -> None:
+    script = Script()
+    ema = Listed(script.model)
+    before = ema.shadow_params[0].clone()
+    script.run.register(
+        "shadow_params", lambda: ema.shadow_params, lambda values: ema.shadow_params.__setitem__(slice(None), values)
+    )
+    script.train(after_update=getattr(ema, how))
+    assert not torch.equal(before, ema.shadow_params[0])
+
+
+def test_a_list_that_is_registered_as_copies_is_registered() -> None:
+    script = Script()
+    ema = Listed(script.model)
+    script.run.register(
+        "average",
+        lambda: [each.clone() for each in ema.shadow_params],
+        lambda values: ema.shadow_params.__setitem__(slice(None), values),
+    )
+    script.train(after_update=ema.update)
+
+
+def test_lists_of_the_model_s_own_parameters_and_lists_that_stay_as_they_are_are_no_copies() -> None:
+    script = Script()
+    own, first = list(script.model.parameters()), [each.detach().clone() for each in script.model.parameters()]
+    script.train(behind=lambda: [each.sum() for each in (*own, *first)].clear())
+
+
+def test_a_list_that_is_said_to_be_a_worker_s_own_may_change() -> None:
+    script = Script()
+    scratch = [torch.zeros_like(parameter) for parameter in script.model.parameters()]
+
+    def draw() -> None:
+        for each in scratch:
+            each.normal_()
+
+    script.run.local("scratch")
+    script.train(before=draw)
+
+
+def test_only_a_variable_of_the_script_can_be_said_to_be_a_worker_s_own() -> None:
+    script = Script()
+    with pytest.raises(UserError, match=r"local\('scrach'\): the script has no variable 'scrach'"):
+        script.run.local("script", "scrach")
+    with pytest.raises(UserError, match="without a name"):
+        script.run.local()
+    with pytest.raises(UserError, match="give the name of a variable as text"):
+        script.run.local(script)  # type: ignore[arg-type]
+    script.train()
+    with pytest.raises(UserError, match=r"local\(\) was called after epochs\(\)"):
+        script.run.local("script")
+
+
 def test_the_model_of_another_job_in_the_same_process_is_no_copy() -> None:
     """As in a notebook, whose cell is run once more."""
     first, second = Script(), Script()

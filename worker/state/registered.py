@@ -76,6 +76,12 @@ class Registered:
         """Those in all values."""
         return [tensor for tensor, _ in self._tensors().values()]
 
+    def each(self) -> list[list[torch.Tensor]]:
+        """Those of each value."""
+        found: dict[str, list[torch.Tensor]] = {name: [] for name in self._values}
+        self._each_tensor(lambda place, tensor: found[place[0]].append(tensor))
+        return list(found.values())
+
     def set(self, values: dict[str, Any]) -> None:
         """Hand the script its values, unpacked."""
         for name, (_, set_value) in self._values.items():
