@@ -58,7 +58,8 @@ def sentence(difference: Difference, workers: tuple[str, str], sources: Sources,
         what = f"{difference.name} ({one}{at}) differs between {workers[0]} and {workers[1]}"
     else:
         what = f"{difference.name} is {one} on {workers[0]} and {other} on {workers[1]}{at}"
-    if not difference.changed:
+    at_epochs = sources.at_epochs(difference.name, difference.owners)
+    if not difference.changed and at_epochs is None:
         return (
             f"{what}, and was different before the loop: make it after elastic.join(), the same in each process (a set has "
             "another order in each: sorted(...))"

@@ -29,6 +29,7 @@ Not checked: steps of host loops (`integrations`), which count the batches that 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -38,9 +39,10 @@ import torch
 from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.model import OnDivergence
+from .carried import Carried
 from .communication.communicator import Communicator, CommunicatorBroken
 from .events import EnterGeneration
-from .inband import Part
+from .inband import Part, exchange
 from .state.digests import digests, mixed, of_values, together
 from .virtual import derive_seed
 
@@ -48,11 +50,6 @@ EVERY = 256  # steps: a body more in one of them is less than half a percent of 
 SOON = frozenset(
     {2, 4, 8, 16, 32, 64, 128}
 )  # steps of a generation, counted from 0, that are checked beside its second one
-
-CAUSES = (
-    "usual causes: a value that the script keeps itself (a counter, a hidden state, a list), or code that runs before the loop "
-    "over batches, such as at an epoch's beginning. Keep such a value with run.state(...)"
-)
 
 
 @dataclass(frozen=True)
@@ -110,15 +107,21 @@ class CrossCheck:
         seed: int,
         on_divergence: OnDivergence,
         end: Callable[[int, str], NoReturn],
+        carried: Carried,
+        remark: Callable[[str], None],
         every: int = EVERY,
     ) -> None:
-        """end: ends this process, with this exit code and for this reason."""
+        """end: ends this process, with this exit code and for this reason. carried: looks at what the script keeps. remark: is
+        given what the job's user should know."""
+        self._carried = carried
+        self._remark = remark
         self._n = virtual_workers
         self._seed = seed
         self._on_divergence = on_divergence
         self._end = end
         self._every = every
-        self._workers: list[str] = []
+        self._workers: list[str] = []  # by rank, with their GPUs
+        self._names: list[str] = []
         self._rank = 0
         self._begun = 0  # steps of this generation
         self._newcomers: frozenset[int] = frozenset()  # ranks that get the state in the generation's first step
@@ -128,6 +131,8 @@ class CrossCheck:
         self._proving = False  # in the step in progress newcomers have to agree with the others
         self._virtual_worker: int | None = None  # checked in it
         self._computed = False  # by this worker
+        self._looks: dict[int, Any] = {}  # of the workers that have looked, by rank
+        self._look: list[Any] | None = None  # what its script keeps, when such a step begins
         self._samples = 0
         self._gradient = 0
 
@@ -136,6 +141,7 @@ class CrossCheck:
         self._communicator = communicator
         self.dismissed = ""
         self._workers = [f"{each.worker} on {each.gpu}" for each in entered.roster.members]
+        self._names = list(entered.roster.workers)
         self._rank = entered.rank
         self._begun = 0
         self._newcomers = frozenset(transfer.target_rank for transfer in entered.transfers)
@@ -147,7 +153,7 @@ class CrossCheck:
         """A step begins. Returns the virtual worker whose micro-batch all workers compute in it, if there is one. bodies: may the
         loop give the script a batch more?"""
         begun, self._begun = self._begun, self._begun + 1
-        self._virtual_worker, self._proving, self._computed = None, False, False
+        self._virtual_worker, self._proving, self._computed, self._look = None, False, False, None
         if len(self._workers) < 2:
             self._proved = True  # there is nobody left to agree with
             return None
@@ -157,6 +163,8 @@ class CrossCheck:
         self._proving = begun == 1 and bool(self._newcomers)
         if not self._proving and begun not in SOON and drawn % self._every:
             return None
+        if self._proving and (self._rank in self._newcomers or self._rank == self._giver):
+            self._look = self._carried.look()
         candidates = [each for each in range(self._n) if has_samples(step, each)]
         self._virtual_worker = candidates[drawn // self._every % len(candidates)]
         return self._virtual_worker
@@ -187,19 +195,23 @@ class CrossCheck:
 
     def letter(self, part: Part) -> Any:
         if not self._computed:
-            return None
-        return {"samples": self._samples, "gradient": self._gradient, "proved": self._proved}
+            return {"look": self._look}
+        return {"samples": self._samples, "gradient": self._gradient, "proved": self._proved, "look": self._look}
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
         """Raises CommunicatorBroken where the others are to go on without a worker that differs."""
         if self._virtual_worker is None:
             return
         told = {rank: letter for rank, letter in enumerate(letters) if letter is not None}
-        opinions = {rank: Opinion(letter["samples"], letter["gradient"]) for rank, letter in told.items()}
-        proved = frozenset(rank for rank, letter in told.items() if letter["proved"])
+        self._looks = {rank: look for rank, letter in told.items() if (look := letter.get("look")) is not None}
+        said = {rank: letter for rank, letter in told.items() if "gradient" in letter}
+        opinions = {rank: Opinion(letter["samples"], letter["gradient"]) for rank, letter in said.items()}
+        proved = frozenset(rank for rank, letter in said.items() if letter["proved"])
         verdict = judge(opinions, proved)
         if verdict is not None:
             self._carry_out(verdict, part.step)
+        elif self._proving:
+            self._remark_on_looks()
         self._proved = True
 
     def _carry_out(self, verdict: Verdict, step: int) -> None:
@@ -207,6 +219,7 @@ class CrossCheck:
         if verdict.newcomers:
             self.dismiss(verdict.wrong, text)
             return
+        text = f"{text}{self._looked_now(verdict)}"
         if verdict.nobody_knows or self._on_divergence is OnDivergence.FAIL:
             self._end(exits.DISAGREED, text)
         if self._rank in verdict.wrong:
@@ -233,7 +246,45 @@ class CrossCheck:
         )
         if verdict.differs_in == "the samples":
             return f"{begin}: the data differ. Give all servers the same files, in the same order (sort lists of files)"
-        return f"{begin}; {CAUSES}"
+        return f"{begin}; {self._names_that_differ(verdict.wrong[0])}" if verdict.newcomers else begin
+
+    @property
+    def _giver(self) -> int:
+        """The lowest rank that had the state when the generation began: newcomers' looks are compared with this worker's."""
+        return next(rank for rank in range(len(self._names)) if rank not in self._newcomers)
+
+    def _names_that_differ(self, rank: int) -> str:
+        """Why a newcomer computes something else: the names under which its script keeps other values."""
+        looks, giver = self._looks, self._giver
+        return self._carried.explain(looks.get(giver), looks.get(rank), (self._names[giver], self._names[rank]))
+
+    def _looked_now(self, verdict: Verdict) -> str:
+        """As `_names_that_differ`, of workers of which none is a newcomer: all look at what their scripts keep now. Called by all
+        workers in the same step."""
+        try:
+            letters = exchange(self._communicator, {"look": self._carried.look()})
+        except CommunicatorBroken:
+            return ""
+        looks = [letter["look"] for letter in letters]
+        other = verdict.wrong[0]
+        one = next(rank for rank in range(len(looks)) if rank != other)
+        one, other = sorted((one, other))
+        return f"; {self._carried.explain(looks[one], looks[other], (self._names[one], self._names[other]))}"
+
+    def _remark_on_looks(self) -> None:
+        """Newcomers compute what the others do. Yet their scripts may keep other values, on which no gradient has depended."""
+        giver = self._giver
+        if self._rank != giver:
+            return
+        for rank in sorted(self._newcomers & self._looks.keys()):
+            found = self._carried.changed(self._looks.get(giver), self._looks[rank])
+            if found:
+                sentences = self._carried.sentences(found, (self._names[giver], self._names[rank]))
+                names = ", ".join(f'"{each.name}"' for each in found[:3])
+                text = f"{sentences}. No gradient depends on it so far. If only a log does, say so: run.local({names})"
+                warnings.warn(text, stacklevel=2)
+                self._remark(text)
+                return
 
     def blame(self, error: UserError, step: int) -> frozenset[int]:
         """Letters of the step say that workers differ. In newcomers' second step that is their fault: they end. Returns their

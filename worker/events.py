@@ -220,6 +220,13 @@ class MetricsReported:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True)
+class Remarked:
+    """There is something about the script that the job's user should know."""
+
+    text: str
+
+
 ThreadFact = (
     Arrived
     | CheckpointLoaded
@@ -253,6 +260,7 @@ Event = (
     | CheckpointSaved
     | CheckpointFailed
     | MetricsReported
+    | Remarked
     | ThreadFact
     | TimePassed
 )

@@ -74,6 +74,7 @@ from .events import (
     OrderReceived,
     PeerSaid,
     Place,
+    Remarked,
     SendStatus,
     StatusAcknowledged,
     SuspendReceived,
@@ -148,6 +149,10 @@ class WorkerMachine:
                 return self._training.acknowledged(now)
             case CheckpointSaved() | CheckpointFailed():
                 return self._training.saved_or_not(now, event)
+            case Remarked(text):
+                self._reporting.remark = text
+                self._reporting.change(now)
+                return []
             case MetricsReported(metrics):
                 self._reporting.measured(metrics)
                 self._reporting.change(now)

@@ -25,6 +25,7 @@ class Reporting:
         self._membership = membership
         self.times = StepTimes()
         self.metrics: dict[str, float] = {}
+        self.remark = ""
         self.samples_per_step = 0
         self._due_at = now
         self._sequence = 0
@@ -95,6 +96,7 @@ class Reporting:
             metrics=self.metrics,
             resizes=self.times.resizes,
             note=note[:MAX_NOTE],
+            remark=self.remark[:MAX_NOTE],
             saving_s=saving_s,
             longest_step_s=longest_step_s,
             saved=saved,

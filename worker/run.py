@@ -258,6 +258,8 @@ class Run(Together):
             writer,
             feed.participants,
             self._functions,
+            [self, *([self._scaler] if self._scaler is not None else [])],
+            dataset,
         )
         self._trainer = trainer
         if env:

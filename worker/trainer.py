@@ -23,6 +23,7 @@ import torch
 
 from ..protocol.errors import UserError
 from .between import Between, Function, ScriptExit, Superseded
+from .carried import Carried
 from .communication.communicator import CommunicatorBroken
 from .comparison import Comparison
 from .crosscheck import CrossCheck
@@ -46,6 +47,7 @@ from .events import (
     LoadCheckpoint,
     LoopEnded,
     ReceiveState,
+    Remarked,
     Resume,
     RunStep,
     SaveCheckpoint,
@@ -87,9 +89,12 @@ class Trainer:
         writer: CheckpointWriter | None,
         participants: Sequence[Participant] = (),
         functions: Sequence[Function] = (),
+        known: Sequence[Any] = (),
+        dataset: Any = None,
     ) -> None:
         """participants: what takes part in each step's in-band exchange, in the same order on every worker. functions: what
-        `run.every` was given; it may still grow until the loop begins."""
+        `run.every` was given; it may still grow until the loop begins. known: objects that the script has from the runtime.
+        dataset: which the script has given it."""
         self._recipe = recipe
         self._control = control
         self._sampler = sampler
@@ -103,8 +108,18 @@ class Trainer:
         values = ScriptValues(state, hyperparameters, self._following)
         self._held = HeldState(state, self._script, values, writer, control.tell)
         self._transfers = StateTransfers(control, self._held, self._script, recipe.device)
+        self._carried = Carried(
+            lambda: [*known, *(module for _, module in state.modules), *state.optimizers, *state.schedulers],
+            {"dataset": dataset},
+            getattr(sampler, "batch_size", None),
+        )
         self._cross_check = CrossCheck(
-            recipe.virtual_workers, recipe.seed, recipe.comparing.on_divergence, self._end_diverged
+            recipe.virtual_workers,
+            recipe.seed,
+            recipe.comparing.on_divergence,
+            self._end_diverged,
+            self._carried,
+            lambda text: control.tell(Remarked(text)),
         )
         self._comparison = Comparison(self._held, recipe.comparing, self._cross_check, self._end_diverged)
         self._untold = Untold(state, recipe.virtual_workers, lambda: self._by_host)
@@ -260,6 +275,7 @@ class Trainer:
         following.find(frame)
         self._held.parts.follow(following.schedulers, following.averages, following.beside)
         self._untold.find(frame, is_local)
+        self._carried.find(frame, is_local)
         self._held.parts.header({})  # raises UserError now, if a value cannot travel
 
     def arrive(self, epochs: int, max_steps: int | None = None) -> int:
@@ -320,6 +336,7 @@ class Trainer:
         self._script.go(ScriptAt.READING)
         self._held.batches_begin()
         self._stepping.look_again()
+        self._carried.batches_begin()
         if self._held.owes_functions:
             self._first = self.between.call_functions()
 
@@ -411,6 +428,7 @@ class Trainer:
         if self._script.at is not ScriptAt.OVER:
             self._script.go(ScriptAt.OVER)
             self._held.interlude = None
+            self._carried.close()
             self._obey(LoopEnded(epochs))
             self._loader.close()
 

@@ -305,6 +305,7 @@ class EventKind(enum.Enum):
     LATE = "late"  # a worker takes longer to start than it may
     CUT_OFF = "cut-off"  # it goes on without those that its leader does not reach
     HELD = "held"  # it does not grow for a while
+    REMARK = "remark"  # a worker has found something about the job's script
     STALLED = "stalled"
     ODD_FIGURE = "odd-figure"  # a worker reports what cannot be
     OVERTAKEN = "overtaken"  # it is further than a restored store says

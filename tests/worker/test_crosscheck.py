@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +23,14 @@ _module = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)
 
-KEEPS_SOMETHING = [
-    "counter",
-    "moving_baseline",
-    "hidden_state",
-    "replay",
-    "teacher_of_an_epoch",
-    "own_generator",
-]
+KEEPS_SOMETHING = {
+    "counter": r"; global_step is \d+ on w\.0 and 0 on w\.1 \(unlike_cases\.py:\d+\); register it: run\.state\(global_step=0\)",
+    "moving_baseline": r"; baseline is [-\d.e]+ on w\.0 and 0\.0 on w\.1 \(unlike_cases\.py:\d+\)",
+    "hidden_state": r"; hidden ",
+    "replay": r"; buffer ",
+    "teacher_of_an_epoch": r"; teacher .*run\.epoch_begin\(lambda: copy\.deepcopy\(model\)\.eval\(\)\)",
+    "own_generator": r"; generator .*draw from torch's global generator",
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +56,16 @@ def test_newcomers_without_what_the_script_keeps_end_however_many_they_are(
     assert outcome.codes == [0, *[exits.UNLIKE] * (workers - 1)], outcome.told
     assert outcome.states == {0: alone(train, tmp_path, case)}
     assert "in the gradient of virtual worker" in outcome.told
+    assert re.search(KEEPS_SOMETHING[case], outcome.told), outcome.told
 
 
-@pytest.mark.parametrize("case", ["keeps_nothing", "counts_for_a_log", "switch_in_an_epoch"])
+@pytest.mark.parametrize("case", ["keeps_nothing", "counts_for_a_log", "switch_in_an_epoch", "says_that_it_counts"])
 def test_workers_of_a_script_that_keeps_nothing_that_counts_are_alike(case: str, tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=3, victim=9, case=case)
     assert outcome.codes == [0, 0, 0], outcome.told
     assert outcome.states == dict.fromkeys(range(3), alone(train, tmp_path, case))
+    remarked = re.findall(r"UserWarning: (\w+) is .*No gradient depends on it so far", outcome.told)
+    assert remarked == (["total"] if case == "counts_for_a_log" else []), outcome.told
 
 
 def test_a_newcomer_that_has_missed_a_switch_of_an_earlier_epoch_ends(tmp_path: Path, train: Any) -> None:
