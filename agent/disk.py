@@ -35,7 +35,7 @@ from . import accounts, cgroups, privileges, shim
 from .accounts import Account, NoAccount, acting_as
 from .adoption import SHIM_KILLED, ExitRecord, Found, Record, Seen
 from .cgroups import Cgroups
-from .environment import DEFAULT_PATH, Surroundings, environment
+from .environment import DEFAULT_PATH, Surroundings, environment, without_first_line
 from .forkserver import key as warm_key
 from .forkserver.key import Interpreter, WarmKey
 from .identity import Identity
@@ -175,7 +175,7 @@ class Disk:
         found = find_interpreter(start.spec.command[0], made, start.spec.workdir) if asked is not None else None
         if asked is None or found is None:
             return None
-        key = warm_key.key_of(found, made, account.uid)
+        key = warm_key.key_of(found, without_first_line(made), account.uid)
         return Forkable(found, key, asked, outdated=_changed(watched.get(key, {})))
 
     def write_down(self, start: StartWorker, prepared: Prepared) -> Record | Failed:

@@ -6,17 +6,20 @@ set, what the cluster says, and what the job's determinism pins.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..protocol.messages import StartWorker
 from ..protocol.model import Determinism, Gpu, GpuKind, Processes
-from ..protocol.variables import EAGER_FROM_BYTES, JOINERS_ENVIRONMENT, NCCL_ENVIRONMENT, REPEATABLE
+from ..protocol.variables import EAGER_FROM_BYTES, GANG, JOINERS_ENVIRONMENT, NCCL_ENVIRONMENT, REPEATABLE
 from .accounts import Account
+from .firstline._elasticd_seeds import SEED
 from .logfiles import directory_name
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+FIRST_LINE = str(Path(__file__).with_name("firstline"))  # a directory with a `sitecustomize`, which seeds
 
 # Worker-runtime 3, D2: on CPUs the same kernels on all servers, whatever these set. The tests show that bits differ without them.
 PINNED = {
@@ -75,6 +78,7 @@ def common_environment(around: Surroundings, account: Account, scratch: str = "/
         "TMPDIR": scratch,
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONHASHSEED": "0",  # the order of sets, the same on all servers; a warm process has it for all that it forks
         "THP_MEM_ALLOC_ENABLE": "1",  # torch asks for large pages: memory used for the first time costs a fifth
         **_network(around.interface),
         **around.variables,
@@ -129,6 +133,26 @@ def _meeting(start: StartWorker) -> dict[str, str]:
     }
 
 
+def _equal_from_the_first_line(start: StartWorker, paths: str) -> dict[str, str]:
+    """The seed of what a script draws before it joins: all workers of a job have one, in every attempt, and each job another.
+    paths: the PYTHONPATH that the worker has otherwise. Processes of a gang that does not join draw as they like."""
+    if not start.spec.expected_to_join:
+        return {}
+    digest = hashlib.blake2b(f"{start.job} {start.uid}".encode(), digest_size=8).digest()
+    return {
+        SEED: str(int.from_bytes(digest, "big") >> 1),
+        "PYTHONPATH": f"{FIRST_LINE}:{paths}" if paths else FIRST_LINE,
+    }
+
+
+def without_first_line(environment: Mapping[str, str]) -> dict[str, str]:
+    """As the variables would be without the directory that seeds: in what it imports, a worker does not differ from others."""
+    paths = environment.get("PYTHONPATH", "")
+    if paths == FIRST_LINE:
+        return {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    return {**environment, **({"PYTHONPATH": rest} if (rest := paths.removeprefix(f"{FIRST_LINE}:")) != paths else {})}
+
+
 def _before_cuda(start: StartWorker, gpu: Gpu) -> Mapping[str, str]:
     """What CUDA and NCCL read once, when they start. Scripts that do not join have the library's own answer to a lost peer:
     without its watchdog they would wait for ever."""
@@ -167,6 +191,10 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
         "ELASTICD_PAUSE_TIMEOUT_S": repr(spec.pause_timeout_s),
         "CUDA_VISIBLE_DEVICES": visible,
     }
+    made |= _equal_from_the_first_line(start, made.get("PYTHONPATH", ""))
+    gang = [f"{name}={value}" for name, value in _meeting(start).items() if name not in spec.env]
+    if gang:
+        made[GANG] = " ".join(gang)
     if spec.processes is Processes.PER_SERVER:
         made["ELASTICD_PER_SERVER"] = "1"
     if len(seen) > 1:

@@ -12,6 +12,9 @@ from types import MappingProxyType
 # cuBLAS repeats its results only if it may not choose its workspace anew (torch.use_deterministic_algorithms asks for this).
 REPEATABLE: Mapping[str, str] = MappingProxyType({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
 
+GANG = "ELASTICD_GANG"
+"""The variables by which a gang's processes find each other (RANK and so on), each as NAME=VALUE: a worker that joins drops them."""
+
 NCCL_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
         # No watchdog, hence no monitor either: both end the process. It makes `wait` of a work block, which is only called when

@@ -16,6 +16,8 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..firstline import _elasticd_seeds
+
 
 @dataclass(frozen=True)
 class Script:
@@ -40,6 +42,7 @@ def become(script: Script, environment: dict[str, str], paths: list[str], renew:
     sys.orig_argv[:] = script.command
     sys.path[:] = paths
     renew()
+    _elasticd_seeds.begin(environment)
     uncaught: BaseException | None = None
     try:
         if script.module:

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from elasticd.agent.accounts import Account, myself
-from elasticd.agent.environment import PINNED, Surroundings, environment
+from elasticd.agent.environment import FIRST_LINE, PINNED, Surroundings, environment, without_first_line
 from elasticd.agent.topology import interface_of
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.messages import Rendezvous, StartWorker
@@ -26,6 +26,8 @@ from elasticd.worker.environment import read_cluster
 SLOT = Gpu(index=0, kind=GpuKind.CPU, name="CPU slot")
 CARD = Gpu(index=3, kind=GpuKind.CUDA, name="card", uuid="GPU-1")
 
+UID = "ab" * 8
+OTHER_JOBS = (("digits-2", 0, 1, UID), ("digits-1", 0, 1, "cd" * 8))
 USER = Account("u", 1000, 1000, (), "/home/u")
 
 
@@ -73,6 +75,31 @@ def test_the_job_goes_before_the_server_and_the_cluster_before_both() -> None:
     assert (got["NCCL_SOCKET_IFNAME"], got["OMP_NUM_THREADS"], got["LANG"]) == ("eth1", "8", "C")
     assert (got["ELASTICD_JOB"], got["CUDA_VISIBLE_DEVICES"]) == ("digits-1", "")
     assert made(gpu=CARD)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+def test_all_workers_of_a_job_begin_with_one_seed_and_each_job_with_another() -> None:
+    def start(job: str, worker: int, generation: int, uid: str, restarts: int | None = None) -> dict[str, str]:
+        spec = JobSpec(name="digits", command=("python", "train.py"), gpus=GpuRange(min=1, max=1), virtual_workers=2,
+                       workdir="/", restarts=restarts, env={"PYTHONPATH": "/lib"})  # fmt: skip
+        around = Surroundings(agent_address="ipc:///a", address="10.0.0.1", checkpoints=Path("/c"), gpus=(SLOT,))
+        order = StartWorker(job=JobId(job), worker=WorkerId(f"{job}.{worker}"), gpu=0, spec=spec,
+                            generation=generation, uid=uid)  # fmt: skip
+        return environment(order, SLOT, around, USER, "/scratch")
+
+    first, later = start("digits-1", 0, 1, UID), start("digits-1", 3, 9, UID)
+    assert first["ELASTICD_SEED"] == later["ELASTICD_SEED"]
+    assert len({first["ELASTICD_SEED"], *(start(*each)["ELASTICD_SEED"] for each in OTHER_JOBS)}) == 3
+    assert first["PYTHONPATH"] == f"{FIRST_LINE}:/lib"
+    assert without_first_line(first)["PYTHONPATH"] == "/lib"
+    assert "PYTHONPATH" not in without_first_line(made())
+    gang = start("digits-1", 0, 1, UID, restarts=0)
+    assert ("ELASTICD_SEED" in gang, gang["PYTHONPATH"], gang["PYTHONHASHSEED"]) == (False, "/lib", "0")
+
+
+def test_the_hash_seed_is_one_for_all_jobs_unless_a_job_or_a_server_says_another() -> None:
+    assert made()["PYTHONHASHSEED"] == "0"
+    assert made(server={"PYTHONHASHSEED": "3"})["PYTHONHASHSEED"] == "3"
+    assert made(server={"PYTHONHASHSEED": "3"}, job={"PYTHONHASHSEED": "4"})["PYTHONHASHSEED"] == "4"
 
 
 @pytest.mark.parametrize("determinism", Determinism)

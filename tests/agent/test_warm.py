@@ -83,17 +83,20 @@ class Agent:
         self.until(lambda: [process for process in self.warm._processes.values() if process.watched])
         return self.zygotes[0]
 
-    def start(self, *command: str, workdir: Path | str = "/", env: dict[str, str] | None = None) -> WorkerId:
+    def start(
+        self, *command: str, workdir: Path | str = "/", env: dict[str, str] | None = None, joins: bool = True
+    ) -> WorkerId:
         worker = WorkerId(f"{JOB}.{self.count}")
         self.count += 1
         environment = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"} | (env or {})
         spec = JobSpec(
             name="digits",
             command=command,
-            gpus=GpuRange(min=1, max=2),
+            gpus=GpuRange(min=1, max=2 if joins else 1),
             virtual_workers=2,
             workdir=str(workdir),
             env=environment,
+            restarts=None if joins else 0,
         )
         assert self.processes.start(StartWorker(job=JOB, worker=worker, gpu=0, spec=spec, generation=1)) is None
         return worker
@@ -265,11 +268,13 @@ def test_what_cannot_be_run_is_told_in_the_same_words(
     assert ends[1] == ends[0]
 
 
-def test_forked_workers_draw_different_random_numbers(tmp_path: Path, warm: Agent) -> None:
+def test_forked_workers_that_do_not_join_draw_different_random_numbers(tmp_path: Path, warm: Agent) -> None:
     text = "import random, numpy, torch, multiprocessing as m\n"
     text += "print(random.random(), numpy.random.rand(), torch.rand(1).item(), m.current_process().authkey.hex())"
     (tmp_path / "draw.py").write_text(text)
-    first, second = (warm.log(warm.run("python", "draw.py", workdir=tmp_path)[0])[0].split() for _ in range(2))
+    first, second = (
+        warm.log(warm.run("python", "draw.py", workdir=tmp_path, joins=False)[0])[0].split() for _ in range(2)
+    )
     assert all(a != b for a, b in zip(first[1:], second[1:], strict=True))
 
 
@@ -387,6 +392,49 @@ def test_a_warm_process_that_never_has_loaded_only_costs_its_worker_the_advantag
     (tmp_path / "go").touch()
     agent.until(lambda: worker in agent.ends)
     assert (agent.ends[worker].exit_code, agent.log(worker)) == (0, ["o hello"])
+    agent.close()
+
+
+DRAWS = """
+import random
+files = [f"image-{number:02d}.png" for number in range(40)]
+random.shuffle(files)
+import numpy, torch, json
+sets = list({"cat", "dog", "bird", "fish", "horse", "cow"})
+print(json.dumps([files[:5], numpy.random.rand(), torch.rand(1).item(), torch.randperm(9).tolist(), sets]))
+"""
+
+
+def test_a_script_draws_the_same_before_it_joins_whether_its_process_was_forked_or_executed(
+    cold: Agent, warm: Agent, tmp_path: Path
+) -> None:
+    (tmp_path / "draws.py").write_text(DRAWS)
+    told = []
+    for agent in (cold, cold, warm, warm):
+        worker, end = agent.run("python", "draws.py", workdir=tmp_path)
+        assert end.exit_code == 0, agent.log(worker)
+        told.append(agent.log(worker))
+    wrapped, end = cold.run("bash", "-c", f"{sys.executable} draws.py; true", workdir=tmp_path)
+    told.append(cold.log(wrapped))
+    assert len(told[0]) == 1
+    assert all(each == told[0] for each in told)
+
+
+@pytest.mark.cluster
+def test_the_hash_seed_of_a_job_holds_in_a_process_that_is_forked_too(tmp_path: Path) -> None:
+    (tmp_path / "sets.py").write_text(
+        "import sys; print(sys.flags.hash_randomization, list({'a', 'b', 'c', 'd', 'e'}))"
+    )
+    agent = Agent(tmp_path / "state", warm=True)
+    agent.wait_until_warm()
+    env = {"PYTHONHASHSEED": "7"}
+    first, _ = agent.run("python", "sets.py", workdir=tmp_path, env=env)
+    agent.until(lambda: len(agent.zygotes) == 2 and all(each.watched for each in agent.warm._processes.values()))  # type: ignore[union-attr]
+    second = agent.start("python", "sets.py", workdir=tmp_path, env=env)
+    assert agent.was_forked(second)
+    agent.until(lambda: second in agent.ends)
+    other, _ = agent.run("python", "sets.py", workdir=tmp_path)
+    assert agent.log(first) == agent.log(second) != agent.log(other)
     agent.close()
 
 

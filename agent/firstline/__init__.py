@@ -1,0 +1,1 @@
+"""What a worker's interpreter does before a script's first line."""
