@@ -37,6 +37,7 @@ from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
 from . import warm
+from .admission import JOINED, Process, check_process, leave_gang
 from .checking import check_evaluations, check_model, check_optimizers, check_schedulers, check_update
 from .comparison import Terms
 from .control import OUT_OF_ROOM, ClusterControl
@@ -74,8 +75,10 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
     seed: everything random that the runtime seeds is derived from it, the step and the virtual worker. Also the weights of a
     model that is made afterwards.
     threads: torch's threads for one operation on a CPU. The bits of a result depend on it.
+    Raises UserError in a process that is not the worker itself (`admission`).
     """
     environment = read_cluster(os.environ)
+    check_process(os.environ, Process.present(os.getpid()))
     torch.set_num_threads(threads)
     if environment is None:
         before_cuda(os.environ)
@@ -86,6 +89,8 @@ def join(*, virtual_workers: int | None = None, seed: int = 0, threads: int = 1)
             f"the job has {environment.virtual_workers} virtual workers, the script asks for {virtual_workers}: "
             "say it in one place, or the same in both"
         )
+    leave_gang(os.environ)
+    os.environ[JOINED] = str(os.getpid())
     try:
         control = ClusterControl(environment)
         control.start()

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ...protocol.errors import UserError
+from ..admission import check_guard
 from ..inband import Participant
 from ..state.training_state import DataPosition
 from ..virtual import derive_seed
@@ -55,6 +56,8 @@ def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed
     if isinstance(data, DataLoader):
         data, wanted, options = taken_over(data, wanted, options)
     _check(wanted, options)
+    if options.num_workers:
+        check_guard(options.multiprocessing_context)
     if isinstance(data, IterableDataset):
         data = divided(data, job.virtual_workers)
     if isinstance(data, Shards):

@@ -1,0 +1,128 @@
+"""Whether this process may join: it has to be the one that the cluster, or a person at a desk, has started for it.
+
+All that a worker starts inherits its variables. A data loader's process that is spawned imports the script anew; without a
+guard around what the script does, each would join as its own parent. Two processes of a launcher would do the same, and outside
+a cluster each would train by itself, unaware of the other. All of these are refused where they call `elastic.join()`.
+
+A worker that has joined leaves its number in the variable `JOINED`, for whatever it starts later. Processes between the cluster
+and the script (a shell, `uv run`, `conda run`) have not joined, and so do not matter.
+
+At its start a job's processes have the variables of a gang, as under torchrun, since nobody knows whether the script will join.
+A framework that saw them would start a process group of its own: `leave_gang` takes them away.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from multiprocessing import process
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import UserError
+from ..protocol.variables import GANG
+
+JOINED = "ELASTICD_JOINED"
+WORKER = "ELASTICD_WORKER"
+GUARD = 'if __name__ == "__main__":'
+# What each launcher sets in its processes: a variable that only it sets, and one that says how many there are.
+LAUNCHERS = {
+    "torchrun, or a launcher like it,": ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"),
+    "srun": ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE"),
+}
+ANY_LAUNCHER = ("a launcher", ("RANK", "WORLD_SIZE"))  # outside a cluster, which sets these itself
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a process knows of how it was started."""
+
+    pid: int
+    name: str = "MainProcess"  # as `multiprocessing` calls it
+    spawned: bool = False  # it is importing the script anew, for a process that the script has started
+    child: bool = False  # `multiprocessing` has started it
+
+    @classmethod
+    def present(cls, pid: int) -> Process:
+        """This one."""
+        own = process.current_process()
+        spawned = bool(getattr(own, "_inheriting", False))  # as multiprocessing itself finds a script without a guard
+        return cls(pid, own.name, spawned, process.parent_process() is not None)
+
+
+def check_process(environ: Mapping[str, str], own: Process) -> None:
+    """Raises UserError, saying what to write or to submit instead, in a process that is not the worker."""
+    joined = environ.get(JOINED, "")
+    if own.spawned:
+        raise UserError(
+            f"elastic.join() was called in {own.name}, a process that the script has started and that imports the script anew: "
+            f"put what the script does under `{GUARD}`, so that it is done in the worker alone"
+        )
+    if WORKER in environ and (own.child or joined not in ("", str(own.pid))):
+        raise UserError(
+            f"elastic.join() was called in a process that the worker has started ({own.name}, number {own.pid}), and is not the "
+            f"worker: call it once, in the script itself, under `{GUARD}`"
+        )
+    if (found := launcher(environ)) is not None:
+        name, count = found
+        raise UserError(
+            f"elastic.join() was called in one of {count} processes that {name} has started, and needs none: the cluster starts "
+            "one process for each GPU, and outside a cluster one process trains all virtual workers. Start the script with "
+            f"`python train.py`; in a cluster `elasticctl submit --gpus 1:{count} --virtual-workers {count} -- python train.py`"
+        )
+
+
+def check_guard(context: Any) -> None:
+    """Raises UserError if processes that read data would import the script anew, and it has no guard against that. context: as
+    a DataLoader takes it."""
+    method = context if isinstance(context, str) else (context or multiprocessing).get_start_method(allow_none=True)
+    method = method or multiprocessing.get_all_start_methods()[0]  # to ask for the default would settle it
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if method == "fork" or path is None:
+        return
+    try:
+        text = Path(path).read_text(errors="replace")
+    except OSError:
+        return
+    if "__name__" not in text:
+        raise UserError(
+            f"num_workers= with {method!r} starts processes that import {Path(path).name} anew, and would train there too: "
+            f"put what the script does under `{GUARD}`"
+        )
+
+
+def launcher(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """The launcher that has started this process among several, and how many there are."""
+    known = list(LAUNCHERS.items())
+    if WORKER not in environ:
+        known.append(ANY_LAUNCHER)
+    for name, (mark, count) in known:
+        if mark in environ and (number := _number(environ.get(count))) > 1:
+            return name, number
+    given = gang_variables(environ)
+    if "WORLD_SIZE" in given and (number := _number(environ.get("WORLD_SIZE"))) > 1:
+        others = [name for name in ("RANK", "WORLD_SIZE") if environ.get(name) != given.get(name)]
+        return ("a launcher", number) if others else None
+    return None
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+def gang_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those that the agent has set so that a gang's processes find each other, with their values."""
+    words = environ.get(GANG, "").split()
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def leave_gang(environ: MutableMapping[str, str]) -> None:
+    """Take the gang's variables away: the process is a worker of an elastic job. Those that the job has set stay."""
+    for name, value in gang_variables(environ).items():
+        if environ.get(name) == value:
+            del environ[name]
+    environ.pop(GANG, None)
