@@ -10,12 +10,8 @@ SPOILED = 79  # it has lost its initial values to a state that has not come, and
 UNREACHABLE = 80  # a newcomer that could not connect to the other workers
 SPEECHLESS = 81  # its control thread could not begin, or has ended: no descriptors or threads left, or our mistake
 DIVERGED = 82  # its training state differs from that of most other workers
-UNLIKE = 84  # a newcomer that does not compute what the workers with the state compute: it does not join
-OTHER_CODE = 85  # a newcomer whose code, or version of torch, is not the job's
 DISAGREED = 83  # the workers' states differ, and nobody can tell which is right: the job fails
-UNLIKE = (
-    84  # a newcomer that has computed other samples or gradients than the workers that have the state: it does not join
-)
+UNLIKE = 84  # a newcomer that reads or computes something else than the workers that have the state: it does not join
 OTHER_CODE = 85  # a newcomer whose script, modules or version of torch are not those that the job began with
 
 

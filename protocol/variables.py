@@ -13,7 +13,7 @@ from types import MappingProxyType
 REPEATABLE: Mapping[str, str] = MappingProxyType({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
 
 GANG = "ELASTICD_GANG"
-"""The variables by which a gang's processes find each other (RANK and so on), each as NAME=VALUE: a worker that joins drops them."""
+"""Variables by which a gang's processes find each other (RANK and so on), each as NAME=VALUE: a worker that joins drops them."""
 
 NCCL_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {

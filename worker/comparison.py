@@ -134,6 +134,7 @@ class Comparison:
         header = self._held.header({})
         # Some workers may have kept more of these; results are exact, or computed from what is compared.
         del header["counters"], header["settlements"], header["results"]
+        header.pop("likeness", None)  # each worker's own
         return header
 
     # -- telling

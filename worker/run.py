@@ -36,6 +36,7 @@ import torch
 from ..protocol import exits
 from ..protocol.errors import UserError
 from ..protocol.model import Determinism, GpuKind
+from ..runtime.clock import SteadyClock
 from . import warm
 from .admission import JOINED, Process, check_process, leave_gang
 from .checking import check_evaluations, check_model, check_optimizers, check_schedulers, check_update
@@ -43,6 +44,7 @@ from .comparison import Terms
 from .control import OUT_OF_ROOM, ClusterControl
 from .data.choice import Job, feed_of
 from .data.dataloader import Wanted
+from .data.likeness import Likeness
 from .data.loading import LoaderOptions
 from .data.shards import Shards as Shards
 from .data.sources import Lines as Lines
@@ -265,6 +267,7 @@ class Run(Together):
             self._functions,
             [self, *([self._scaler] if self._scaler is not None else [])],
             dataset,
+            self._likeness(feed.data),
         )
         self._trainer = trainer
         if env:
@@ -299,6 +302,14 @@ class Run(Together):
             if env
             else Terms(),
         )
+
+    def _likeness(self, data: Any) -> Likeness | None:
+        """Of the data of this worker with that of the others; alone there are none."""
+        env = self._env
+        if env is None:
+            return None
+        equal = env.determinism is not Determinism.NONE
+        return Likeness(data, f"{env.worker} on {env.address}", SteadyClock().now, equal)
 
     def begin(self, epochs: int, max_steps: int | None = None) -> Position:
         """Come to the loop, of so many epochs and at most `max_steps` global steps: wait for a place in the job and its state.

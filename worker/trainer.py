@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ..protocol import exits
 from ..protocol.errors import UserError
 from .between import Between, Function, ScriptExit, Superseded
 from .carried import Carried
@@ -28,7 +29,8 @@ from .communication.communicator import CommunicatorBroken
 from .comparison import Comparison
 from .crosscheck import CrossCheck
 from .data.feed import Batching, Sampling
-from .driver import Control
+from .data.likeness import Likeness, Unlike
+from .driver import Control, end_process
 from .events import (
     Arrived,
     CollectiveFailed,
@@ -91,10 +93,11 @@ class Trainer:
         functions: Sequence[Function] = (),
         known: Sequence[Any] = (),
         dataset: Any = None,
+        likeness: Likeness | None = None,
     ) -> None:
         """participants: what takes part in each step's in-band exchange, in the same order on every worker. functions: what
         `run.every` was given; it may still grow until the loop begins. known: objects that the script has from the runtime.
-        dataset: which the script has given it."""
+        dataset: which the script has given it. likeness: of the data; None outside a cluster."""
         self._recipe = recipe
         self._control = control
         self._sampler = sampler
@@ -107,6 +110,7 @@ class Trainer:
         )
         values = ScriptValues(state, hyperparameters, self._following)
         self._held = HeldState(state, self._script, values, writer, control.tell)
+        self._held.likeness = likeness
         self._transfers = StateTransfers(control, self._held, self._script, recipe.device)
         self._carried = Carried(
             lambda: [*known, *(module for _, module in state.modules), *state.optimizers, *state.schedulers],
@@ -477,6 +481,8 @@ class Trainer:
                 happened = self._carry_out(instruction)
             except CommunicatorBroken as error:
                 happened = CollectiveFailed(str(error))
+            except Unlike as error:  # the others go on without this worker
+                end_process(exits.UNLIKE, str(error))
 
     def _carry_out(self, instruction: Instruction) -> ThreadFact | None:
         """Returns what has happened then, if anything. Raises CommunicatorBroken."""

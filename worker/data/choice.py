@@ -49,6 +49,7 @@ class Feed:
     batching: Batching
     position: DataPosition | None = None
     participants: tuple[Participant, ...] = ()
+    data: Any = None  # the dataset itself, or its shards
 
 
 def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed:
@@ -62,13 +63,14 @@ def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed
         data = divided(data, job.virtual_workers)
     if isinstance(data, Shards):
         streams = _streams_of(data, wanted, options, job)
-        return Feed(streams, streams, streams, (streams,))
+        return Feed(streams, streams, streams, (streams,), data)
     dataset = map_style(data)
     seed = job.seed
     if wanted.generator is not None:
         seed = derive_seed(seed, "generator", wanted.generator.initial_seed())
     schedule = _schedule(dataset, wanted, seed, job)
-    return Feed(schedule, Loader(dataset, schedule, job.seed, job.device, options), None, (OrderWatch(schedule),))
+    loader = Loader(dataset, schedule, job.seed, job.device, options)
+    return Feed(schedule, loader, None, (OrderWatch(schedule),), dataset)
 
 
 def _schedule(dataset: Any, wanted: Wanted, seed: int, job: Job) -> Schedule:

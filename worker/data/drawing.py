@@ -10,8 +10,7 @@ What else a sampler remembers cannot be seeded. So the workers compare what they
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -20,6 +19,8 @@ import torch
 from ...protocol.errors import UserError
 from ..inband import Part
 from ..virtual import derive_seed, seed_everything
+from .generators import generators_kept
+from .likeness import Unlike
 from .sampling import Schedule, fingerprint
 
 
@@ -61,7 +62,7 @@ class DrawnOrder:
         return self._drawn[epoch]
 
     def _draw(self, epoch: int) -> list[Any]:
-        with _generators_kept():
+        with generators_kept():
             value = derive_seed(self._seed, "sampler", epoch)
             seed_everything(value)
             _begin_epoch(self._sampler, epoch, value, set())
@@ -92,19 +93,6 @@ def _begin_epoch(sampler: Any, epoch: int, seed: int, seen: set[int]) -> None:
             _begin_epoch(value, epoch, seed, seen)
 
 
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """The global generators are afterwards what they were before: an order is drawn in the middle of a step, too."""
-    python, arrays = random.getstate(), numpy.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(python)
-        numpy.random.set_state(arrays)
-
-
 class OrderWatch:
     """Compares the orders that the workers have (`inband.Participant`): two that differ would train samples twice, or never."""
 
@@ -125,10 +113,15 @@ class OrderWatch:
         return greatest[0] != -greatest[1]
 
     def letter(self, part: Part) -> Any:
-        return [self._own(part), self._schedule.order.size]
+        return [self._own(part), self._schedule.order.size, part.joins]
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
+        """A newcomer that differs must not join, and the others go on without it. Raises Unlike there, UserError where those who
+        have the state differ among each other."""
         told = [letter for letter in letters if letter is not None]
+        told = [(own, size) for own, size, joins in told if not joins]
+        if part.joins:
+            told.append((self._own(part), self._schedule.order.size))
         if len({own for own, _ in told}) < 2:
             return
         epoch = self._schedule.epoch(part.step)
@@ -140,7 +133,8 @@ class OrderWatch:
                 "their samplers have given different orders: derive it from the epoch alone, which "
                 "`set_epoch(epoch)` is told, and from torch's, NumPy's or Python's generators, which are seeded for it"
             )
-        raise UserError(f"the workers do not read the same data in epoch {epoch} (step {part.step}): {text}")
+        kind = Unlike if part.joins else UserError
+        raise kind(f"the workers do not read the same data in epoch {epoch} (step {part.step}): {text}")
 
     def _own(self, part: Part) -> int:
         return self._schedule.order.fingerprint(self._schedule.epoch(part.step))

@@ -38,6 +38,7 @@ class Shards:
         if not callable(open):
             raise UserError(f"open={open!r} cannot be called: it must take a shard and return its samples")
         self._open = open
+        self.source: Any = None  # the `IterableDataset` that these are the parts of
         self.divided = False  # parts of an `IterableDataset`: read all at once, other ones in each epoch
 
     @property
@@ -60,7 +61,7 @@ class Shards:
 def divided(dataset: IterableDataset[Any], parts: int) -> Shards:
     """An iterable dataset as so many shards, one for each virtual worker."""
     shards = Shards(range(parts), lambda number: _Part(dataset, number, parts))
-    shards.divided = True
+    shards.source, shards.divided = dataset, True
     return shards
 
 

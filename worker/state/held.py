@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..data.likeness import Likeness
 from ..events import CheckpointFailed, CheckpointLoaded, CheckpointMissing, Event, SaveCheckpoint
 from ..interlude import Interlude, Settlements, end_of
 from ..results import Results
@@ -43,6 +44,7 @@ class HeldState:
         self._writer = writer
         self._tell = tell
         self.settlements = Settlements()
+        self.likeness: Likeness | None = None  # of this worker's data with that of others
         self.end: int | None = None  # steps of the whole job, where its script has decided that
         self.interlude: Interlude | None = None  # the script's code between two steps that runs now
         self.results = Results()  # of the steps that were applied
@@ -83,9 +85,15 @@ class HeldState:
         document, trouble = latest(self._writer.directory, generation)
         if document is None:
             return CheckpointMissing(trouble)
+        self.check_likeness(document.header)
         self.put(document.header, document.tensors)
         applied, epoch = self.take(document.header)
         return CheckpointLoaded(applied, epoch, next_epoch(document.header), self.end)
+
+    def check_likeness(self, header: dict[str, Any]) -> None:
+        """Raises Unlike if the state was trained with other data than this worker has."""
+        if self.likeness is not None:
+            self.likeness.check(header.get("likeness"))
 
     def put(self, header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
         """Put the tensors of a state in their places."""
@@ -167,6 +175,8 @@ class HeldState:
             header = self.parts.header(counters)
         header["results"] = self.results.plain()
         header["settlements"] = self.settlements.plain()
+        if self.likeness is not None:
+            header["likeness"] = self.likeness.plain()
         if self.owes_functions:
             header["counters"]["owes_functions"] = 1
         if self.end is not None:

@@ -86,7 +86,7 @@ class StateTransfers:
     # -- taking
 
     def receive(self, keep_own: bool) -> Arrival:
-        """Wait for the header of the state, and begin to receive its tensors. Raises CommunicatorBroken.
+        """Wait for the header of the state, and begin to receive its tensors. Raises CommunicatorBroken, Unlike.
 
         keep_own: the state that this worker holds stays whole until all of the new one is here: if the sender is lost on the way,
         a survivor that was one step behind still has its own. A newcomer has nothing to lose but the script's initial values.
@@ -96,6 +96,7 @@ class StateTransfers:
 
         def places(header: dict[str, Any]) -> list[torch.Tensor] | None:
             nonlocal instruction
+            self._held.check_likeness(header)
             applied = int(header["counters"]["applied"])
             self._control.tell(StateArriving(applied, next_epoch(header), end_of(header)))
             instruction = self._control.next()
