@@ -9,6 +9,7 @@ from ..protocol.errors import OperatorError, UserError
 from ..protocol.limits import COMPARE_EVERY
 from ..protocol.model import Determinism, GpuKind, JobId, OnDivergence, WorkerId
 from ..protocol.times import PAUSE_TIMEOUT_S
+from .code import ANY
 from .events import Limits, Place
 
 
@@ -33,6 +34,7 @@ class ClusterEnvironment:
     gpu_index: int = 0  # of its own GPU, among those that it sees
     compare_every: int = COMPARE_EVERY
     on_divergence: OnDivergence = OnDivergence.REPLACE
+    any_code: bool = False  # the job takes whatever code it finds (`code`)
 
     def place(self, pid: int, address: str) -> Place:
         """What the worker's machine is told of it. address: of its control socket."""
@@ -59,6 +61,10 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
             "elastic.join() needs one process for each GPU, and this job has one for each server, as launchers such as "
             "torchrun want it: submit `python train.py` itself, with `processes: per-gpu`"
         )
+    if environ.get("ELASTIC_CODE", ANY) != ANY:
+        raise UserError(
+            f"ELASTIC_CODE is {environ['ELASTIC_CODE']!r}; it can be {ANY!r}, with which a job takes edited code, or must not be set"
+        )
     try:
         max_steps = environ.get("ELASTICD_MAX_STEPS")
         checkpoint_step = environ.get("ELASTICD_CHECKPOINT_STEP")
@@ -81,6 +87,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
             compare_every=int(environ.get("ELASTICD_COMPARE_EVERY", COMPARE_EVERY)),
             on_divergence=OnDivergence(environ.get("ELASTICD_ON_DIVERGENCE", OnDivergence.REPLACE.value)),
             checkpoint_step=int(checkpoint_step) if checkpoint_step else None,
+            any_code="ELASTIC_CODE" in environ,
             limits=Limits(
                 step_timeout_s=float(step_timeout_s) if step_timeout_s else None,
                 pause_timeout_s=float(pause_timeout_s) if pause_timeout_s else PAUSE_TIMEOUT_S,

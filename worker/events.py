@@ -154,7 +154,7 @@ class CollectiveFailed:
 
 @dataclass(frozen=True)
 class Diverged:
-    """This worker's state differs from that of the others, and it has to end; the step in progress is not applied, unless it is
+    """This worker's state or code differs from that of the others, and it has to end; the step in progress is not applied, unless it is
     the last one."""
 
     code: int  # one of `protocol.exits`

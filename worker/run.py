@@ -40,6 +40,7 @@ from ..runtime.clock import SteadyClock
 from . import warm
 from .admission import JOINED, Process, check_process, leave_gang
 from .checking import check_evaluations, check_model, check_optimizers, check_schedulers, check_update
+from .code import Code
 from .comparison import Terms
 from .control import OUT_OF_ROOM, ClusterControl
 from .data.choice import Job, feed_of
@@ -143,6 +144,7 @@ class Run(Together):
         self._registered = Registered()
         self._scaler: torch.amp.GradScaler | None = None
         self._initial = initial
+        self._code: Code | None = None
         self._fence: Fence | None = None  # there is one in a job, from `prepare` on
         self._in_epochs = False  # the script has come to a loop over `epochs`
         self._looping = False  # and has not left it
@@ -152,6 +154,8 @@ class Run(Together):
         warm.prepare()  # better now than in a joiner's first step, for which everybody waits
         if cuda:
             warm.on_device(self._device)
+        if environment is not None:
+            self._code = Code(self._device, compared=not environment.any_code)
 
     # -- the loop
 
@@ -268,6 +272,7 @@ class Run(Together):
             [self, *([self._scaler] if self._scaler is not None else [])],
             dataset,
             self._likeness(feed.data),
+            self._code,
         )
         self._trainer = trainer
         if env:

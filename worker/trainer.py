@@ -25,12 +25,13 @@ from ..protocol import exits
 from ..protocol.errors import UserError
 from .between import Between, Function, ScriptExit, Superseded
 from .carried import Carried
+from .code import Code, OtherCode
 from .communication.communicator import CommunicatorBroken
 from .comparison import Comparison
 from .crosscheck import CrossCheck
 from .data.feed import Batching, Sampling
 from .data.likeness import Likeness, Unlike
-from .driver import Control, end_process
+from .driver import Control
 from .events import (
     Arrived,
     CollectiveFailed,
@@ -94,6 +95,7 @@ class Trainer:
         known: Sequence[Any] = (),
         dataset: Any = None,
         likeness: Likeness | None = None,
+        code: Code | None = None,
     ) -> None:
         """participants: what takes part in each step's in-band exchange, in the same order on every worker. functions: what
         `run.every` was given; it may still grow until the loop begins. known: objects that the script has from the runtime.
@@ -109,7 +111,7 @@ class Trainer:
             state.model, state.optimizers, state.schedulers, self._where, lambda: self._by_host, self._has_stepped
         )
         values = ScriptValues(state, hyperparameters, self._following)
-        self._held = HeldState(state, self._script, values, writer, control.tell)
+        self._held = HeldState(state, self._script, values, writer, control.tell, code)
         self._held.likeness = likeness
         self._transfers = StateTransfers(control, self._held, self._script, recipe.device)
         self._carried = Carried(
@@ -280,6 +282,8 @@ class Trainer:
         self._held.parts.follow(following.schedulers, following.averages, following.beside)
         self._untold.find(frame, is_local)
         self._carried.find(frame, is_local)
+        if self._held.code is not None:
+            self._held.code.look()
         self._held.parts.header({})  # raises UserError now, if a value cannot travel
 
     def arrive(self, epochs: int, max_steps: int | None = None) -> int:
@@ -450,7 +454,7 @@ class Trainer:
             pass
 
     def _end_diverged(self, code: int, reason: str) -> NoReturn:
-        """This worker's state differs from that of the others."""
+        """This worker's state, or its code, differs from that of the others."""
         self._control.tell(Diverged(code, reason))
         while True:
             self._control.next()
@@ -481,11 +485,13 @@ class Trainer:
                 happened = self._carry_out(instruction)
             except CommunicatorBroken as error:
                 happened = CollectiveFailed(str(error))
-            except Unlike as error:  # the others go on without this worker
-                end_process(exits.UNLIKE, str(error))
+            except OtherCode as error:
+                self._end_diverged(exits.OTHER_CODE, str(error))
+            except Unlike as error:
+                self._end_diverged(exits.UNLIKE, str(error))
 
     def _carry_out(self, instruction: Instruction) -> ThreadFact | None:
-        """Returns what has happened then, if anything. Raises CommunicatorBroken."""
+        """Returns what has happened then, if anything. Raises CommunicatorBroken, OtherCode."""
         match instruction:
             case EnterGeneration():
                 self._enter(instruction)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..code import Code
 from ..data.likeness import Likeness
 from ..events import CheckpointFailed, CheckpointLoaded, CheckpointMissing, Event, SaveCheckpoint
 from ..interlude import Interlude, Settlements, end_of
@@ -35,14 +36,16 @@ class HeldState:
         values: ScriptValues,
         writer: CheckpointWriter | None,
         tell: Callable[[Event], None],
+        code: Code | None = None,
     ) -> None:
-        """writer: None outside a cluster."""
+        """writer, code: None outside a cluster."""
         self.parts = parts
         self.values = values
         self.next_step = 0  # the state is that after the step before
         self._script = script
         self._writer = writer
         self._tell = tell
+        self.code = code
         self.settlements = Settlements()
         self.likeness: Likeness | None = None  # of this worker's data with that of others
         self.end: int | None = None  # steps of the whole job, where its script has decided that
@@ -80,18 +83,21 @@ class HeldState:
     # -- taking over
 
     def load(self, generation: int) -> CheckpointLoaded | CheckpointMissing:
-        """Take the newest checkpoint over, which becomes one of `generation`."""
+        """Take the newest checkpoint over, which becomes one of `generation`. Raises OtherCode, with nothing changed."""
         assert self._writer is not None
         document, trouble = latest(self._writer.directory, generation)
         if document is None:
             return CheckpointMissing(trouble)
-        self.check_likeness(document.header)
+        self.check(document.header)
         self.put(document.header, document.tensors)
         applied, epoch = self.take(document.header)
         return CheckpointLoaded(applied, epoch, next_epoch(document.header), self.end)
 
-    def check_likeness(self, header: dict[str, Any]) -> None:
-        """Raises Unlike if the state was trained with other data than this worker has."""
+    def check(self, header: dict[str, Any]) -> None:
+        """A state is about to be taken over. Raises OtherCode if it is that of a job whose code is not this worker's, and Unlike
+        if it was trained with other data than this worker has."""
+        if self.code is not None:
+            self.code.take(header)
         if self.likeness is not None:
             self.likeness.check(header.get("likeness"))
 
@@ -185,6 +191,10 @@ class HeldState:
             header["counters"]["epoch"] = self._taken[0]
         return header
 
+    def to_give(self, header: dict[str, Any]) -> dict[str, Any]:
+        """This header, as it goes to others: with what is no part of the state, and no worker compares with the others."""
+        return header if self.code is None else {**header, "code": self.code.description()}
+
     def save(self, save: SaveCheckpoint) -> None:
         """Begin to write the state of now; in the middle of the script's code between two steps, that in which it has begun."""
         assert self._writer is not None
@@ -197,7 +207,7 @@ class HeldState:
             self._tell(CheckpointFailed(save.number, "the script has changed tensors between two steps, and goes on"))
             return
         tensors = self.parts.tensors()
-        self._writer.save(save, header, tensors, mutable=self.parts.changing(tensors))
+        self._writer.save(save, self.to_give(header), tensors, mutable=self.parts.changing(tensors))
 
     def interlude_begins(self, after_step: bool, interruptible: bool = True) -> None:
         """The script's code between two steps begins. after_step: it is what `run.every` has been given."""

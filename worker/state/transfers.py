@@ -61,7 +61,7 @@ class StateTransfers:
             held.header({"applied": held.next_step - 1, "epoch": self._script.epoch}),
             held.parts.tensors(),
         )
-        self._replication.give(header, tensors, mutable=held.parts.changing(tensors))
+        self._replication.give(held.to_give(header), tensors, mutable=held.parts.changing(tensors))
 
     def sent(self) -> None:
         """Until this worker has sent all that it is to send. Raises CommunicatorBroken."""
@@ -86,7 +86,7 @@ class StateTransfers:
     # -- taking
 
     def receive(self, keep_own: bool) -> Arrival:
-        """Wait for the header of the state, and begin to receive its tensors. Raises CommunicatorBroken, Unlike.
+        """Wait for the header of the state, and begin to receive its tensors. Raises CommunicatorBroken, OtherCode, Unlike.
 
         keep_own: the state that this worker holds stays whole until all of the new one is here: if the sender is lost on the way,
         a survivor that was one step behind still has its own. A newcomer has nothing to lose but the script's initial values.
@@ -96,7 +96,7 @@ class StateTransfers:
 
         def places(header: dict[str, Any]) -> list[torch.Tensor] | None:
             nonlocal instruction
-            self._held.check_likeness(header)
+            self._held.check(header)
             applied = int(header["counters"]["applied"])
             self._control.tell(StateArriving(applied, next_epoch(header), end_of(header)))
             instruction = self._control.next()

@@ -1,0 +1,197 @@
+"""Which files are a job's code, and what a worker says whose code is another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticd.protocol import exits
+from elasticd.protocol.errors import UserError
+from elasticd.worker import events as e
+from elasticd.worker.code import TEXT, Code, OtherCode
+from elasticd.worker.environment import read_cluster
+
+DESCRIBE = """
+import json, sys, torch
+from elasticd.worker.code import Code
+print(json.dumps(Code(torch.device("cpu")).description()))
+"""
+VERSIONS = {"python": "3.12.3", "torch": "2.13.0"}
+
+
+def described(directory: Path, *command: str, **environment: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=directory,
+        env={**os.environ, **environment},
+        check=True,
+        timeout=300,
+        stdout=subprocess.PIPE,
+    )
+    return dict(json.loads(done.stdout))
+
+
+def lay_out(directory: Path) -> None:
+    files = {
+        "train.py": "import helper, package.part, installed, hidden_one\n" + DESCRIBE,
+        "helper.py": "X = 1",
+        "unused.py": "Y = 1",
+        "package/__init__.py": "",
+        "package/part.py": "Z = 1",
+        "package/__main__.py": "from . import part\n" + DESCRIBE,
+        "venv/lib/site-packages/installed.py": "",
+        ".cache/hidden_one.py": "",
+    }
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+
+
+def path_of(directory: Path) -> str:
+    return os.pathsep.join([str(directory / "venv/lib/site-packages"), str(directory / ".cache")])
+
+
+def test_the_script_and_what_it_imports_from_its_directory_are_the_code_and_installed_packages_are_not(
+    tmp_path: Path,
+) -> None:
+    lay_out(tmp_path)
+    code = described(tmp_path, "train.py", PYTHONPATH=path_of(tmp_path))
+    assert sorted(code["files"]) == ["helper.py", "package/__init__.py", "package/part.py", "train.py"]
+    assert code["versions"]["torch"] == torch.__version__
+    assert code["device"] == "cpu"
+
+
+def test_a_script_in_another_directory_has_the_modules_beside_it_in_its_code(tmp_path: Path) -> None:
+    lay_out(tmp_path / "code")
+    (tmp_path / "elsewhere").mkdir()
+    code = described(tmp_path / "elsewhere", "../code/train.py", PYTHONPATH=path_of(tmp_path / "code"))
+    assert {"../code/train.py", "../code/helper.py"} <= set(code["files"])
+
+
+def test_a_module_and_a_text_are_code_too(tmp_path: Path) -> None:
+    lay_out(tmp_path)
+    module = described(tmp_path, "-m", "package")
+    assert sorted(module["files"]) == ["package/__init__.py", "package/__main__.py", "package/part.py"]
+    one, other = (described(tmp_path, "-c", DESCRIBE + f"\nX = {n}")["files"] for n in (1, 2))
+    assert list(one) == list(other) == [TEXT]
+    assert one != other
+
+
+def of_this_process(**changes: Any) -> dict[str, Any]:
+    return {**Code(torch.device("cpu")).description(), **changes}
+
+
+def test_equal_code_and_a_state_of_an_older_version_are_taken() -> None:
+    code = Code(torch.device("cpu"))
+    code.take({})
+    job = of_this_process(began_s=1.0)
+    code.take({"code": job})
+    assert code.description()["began_s"] == 1.0, "the job's code is carried on, not the own one"
+
+
+def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Code, dict[str, Any]]:
+    """A worker's code whose helper was edited after the job had begun; and the job's code."""
+    (tmp_path / "edited_helper.py").write_text("X = 1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    __import__("edited_helper")
+    try:
+        job = {**Code(torch.device("cpu")).description(), "began_s": 1.0}
+        (tmp_path / "edited_helper.py").write_text("X = 2")
+        return Code(torch.device("cpu")), job
+    finally:
+        del sys.modules["edited_helper"]
+
+
+def test_an_edited_file_is_named_with_the_time_of_the_edit_and_nothing_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, job = edited(tmp_path, monkeypatch)
+    with pytest.raises(OtherCode, match=r"^edited_helper\.py: not the code .*edited at \d\d:\d\d:\d\d, after") as found:
+        code.take({"code": job})
+    assert len(str(found.value)) < 280, "the reason of a worker's end is cut at 300 characters"
+    assert code.description()["files"] != job["files"]
+
+
+def test_another_copy_is_told_apart_from_an_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, job = edited(tmp_path, monkeypatch)
+    with pytest.raises(OtherCode, match="this server has another copy"):
+        code.take({"code": {**job, "began_s": 1e12}})
+
+
+def test_a_job_that_takes_any_code_takes_an_edited_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, job = edited(tmp_path, monkeypatch)
+    Code(torch.device("cpu"), compared=False).take({"code": {**job, "device": "cuda"}})
+
+
+def test_files_that_only_one_has_imported_say_nothing() -> None:
+    code = Code(torch.device("cpu"))
+    code.take({"code": of_this_process(files={"leaders_logger.py": "00"})})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"device": "cuda"}, "computes on cpu, and the job began on cuda"),
+        ({"versions": {"torch": "1.0"}}, r"torch is \S+ here, and the job began with 1\.0"),
+        ({"versions": {"python": "3.1.4"}}, r"python is \S+ here, and the job began with 3\.1\.4"),
+    ],
+)
+def test_another_device_torch_or_python_is_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(OtherCode, match=words):
+        Code(torch.device("cpu")).take({"code": of_this_process(**changes)})
+
+
+def test_other_versions_that_decide_nothing_are_told_on_demand() -> None:
+    code = Code(torch.device("cpu"))
+    python = ".".join(map(str, sys.version_info[:2]))
+    job = of_this_process(versions={"torch": torch.__version__, "python": f"{python}.999"})
+    code.take({"code": job})
+    assert list(code.other_versions(job)) == ["python"]
+
+
+def test_a_value_that_says_nothing_about_code_is_refused() -> None:
+    with pytest.raises(UserError, match="ELASTIC_CODE is 'all'; it can be 'any'"):
+        read_cluster({"ELASTICD_WORKER": "job.1", "ELASTIC_CODE": "all"})
+
+
+def story_of_worker_stories() -> Any:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_newcomer_with_other_code_ends_before_any_of_the_state_is_taken() -> None:
+    stories = story_of_worker_stories()
+    story = stories.Story()
+    story.arrive()
+    story.follows(3, stories.OTHER, stories.ME, holders=(stories.OTHER,))
+    story.tell(e.Diverged(exits.OTHER_CODE, "train.py: edited"))
+    assert "train.py: edited" in story.status.note
+    (end,) = story.all(e.EndProcess)
+    assert (end.code, end.reason) == (exits.OTHER_CODE, "train.py: edited")
+
+
+def test_a_first_holder_whose_code_is_not_that_of_the_checkpoint_ends_and_begins_nothing_anew() -> None:
+    stories = story_of_worker_stories()
+    story = stories.Story(checkpoint_step=5)
+    story.arrive()
+    story.alone()
+    story.tell(e.Diverged(exits.OTHER_CODE, "train.py: edited"))
+    assert story.take() == []
+    story.wait(1)
+    (end,) = story.all(e.EndProcess)
+    assert end.code == exits.OTHER_CODE

@@ -1,0 +1,183 @@
+"""The code that a job trains with is that with which it began, on every worker and after every restart.
+
+A newcomer runs the script from its beginning, as it lies there by then. If somebody has edited it meanwhile, or if its server
+has another copy or another version of torch, the newcomer would compute something else than the workers that it joins. So each
+worker describes its code when its loop begins: a digest of the script and of each module that it has imported from the working
+directory or from the script's own, the versions of Python and torch, and the kind of device. The description of the job's first
+worker is the job's: it travels with the training state, to newcomers and into checkpoints. Whoever is about to take a state over
+compares first, and ends with the exit code `exits.OTHER_CODE` where its own code is another.
+
+Compared are the files that both have imported; a module that only one of them has, such as the leader's logger, says nothing.
+Installed packages (`site-packages`), virtual environments, hidden directories, Python's own library and this package are left
+out. A file's digest is that of the first look, which `elastic.join()` takes: the file may be edited while the process starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LARGEST_FILE_BYTES = 32 << 20  # of greater ones only the size is compared
+MOST_FILES = 4096
+NAMED = 3  # files in a message
+ANY = "any"  # the value of ELASTIC_CODE with which nothing is compared
+REPORTED = ("numpy", "torchvision", "transformers", "accelerate", "lightning", "datasets")  # versions, if imported
+INSTALLED = ("site-packages", "dist-packages")
+TEXT = "the text behind python -c"
+
+
+class OtherCode(Exception):
+    """This worker's code is not the job's. The message names what differs, and what to do."""
+
+
+class Code:
+    """The code of this process, as far as it has been imported. For the training thread."""
+
+    def __init__(self, device: torch.device, compared: bool = True) -> None:
+        """compared: False where the job takes whatever code it finds."""
+        self._compared = compared
+        self._device = device.type
+        self._files: dict[str, str] = {}
+        self._paths: dict[str, str] = {}
+        self._began_s = time.time()
+        self._job: dict[str, Any] | None = None  # the job's description; None: this worker's own
+        self.look()
+
+    def look(self) -> None:
+        """Describe what has been imported since the last look."""
+        here = _working_directory()
+        main = sys.modules.get("__main__")
+        script = _file_of(main)
+        roots = [here, *([os.path.dirname(script)] if script else [])]
+        without = _left_out()
+        if script is None and main is not None and "-c" in sys.orig_argv:
+            text = sys.orig_argv[sys.orig_argv.index("-c") + 1 :][:1]
+            self._files.setdefault(TEXT, _digest("".join(text).encode()))
+        for module in list(sys.modules.values()):
+            path = _file_of(module)
+            if path is None or not any(_is_below(path, root) for root in roots):
+                continue
+            if any(_is_below(path, each) for each in without) or _is_installed(path, roots):
+                continue
+            name = os.path.relpath(path, here)
+            if name not in self._files and len(self._files) < MOST_FILES and (digest := _digest_of(path)):
+                self._files[name], self._paths[name] = digest, path
+
+    def description(self) -> dict[str, Any]:
+        """The job's code, in plain values: `files` (digest by path, relative to the working directory), `versions`, `device`,
+        `began_s` (Unix time)."""
+        if self._job is not None:
+            return self._job
+        found = {name: getattr(sys.modules.get(name), "__version__", None) for name in REPORTED}
+        return {
+            "files": dict(self._files),
+            "versions": {
+                "python": ".".join(map(str, sys.version_info[:3])),
+                "torch": str(torch.__version__),
+                **{name: str(version) for name, version in found.items() if version is not None},
+            },
+            "device": self._device,
+            "began_s": self._began_s,
+        }
+
+    def take(self, header: Mapping[str, Any]) -> None:
+        """The job's code is that of this training state, from now on. Raises OtherCode where this worker's is another."""
+        job = header.get("code")
+        if job is None:  # a checkpoint of an older version
+            return
+        if self._compared and (wrong := self._difference(job)):
+            raise OtherCode(wrong)
+        self._job = dict(job)
+
+    def other_versions(self, job: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+        """Of packages, Python's too, that are of another version here than where the job began: here, there. By name."""
+        self._job, mine = None, self._job
+        try:
+            own = self.description()["versions"]
+        finally:
+            self._job = mine
+        theirs = job.get("versions", {})
+        return {name: (own[name], theirs[name]) for name in own if name in theirs and own[name] != theirs[name]}
+
+    def _difference(self, job: Mapping[str, Any]) -> str:
+        """In words; "": none that makes this worker another one's."""
+        if job["device"] != self._device:
+            return f"this worker computes on {self._device}, and the job began on {job['device']}: ask for GPUs of one kind"
+        for name, (here, there) in self.other_versions(job).items():
+            if name == "torch" or (name == "python" and here.split(".")[:2] != there.split(".")[:2]):
+                words = f"{name} is {here} here, and the job began with {there}"
+                return f"{words}: install one version on all servers of the job"
+        theirs = job["files"]
+        differing = sorted(name for name, digest in self._files.items() if theirs.get(name, digest) != digest)
+        if not differing:
+            return ""
+        more = f" and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
+        names = ", ".join(differing[:NAMED]) + more
+        return (
+            f"{names}: not the code that the job began with; {self._how(differing[0], job)}. Put it back, or submit the new code "
+            "as a new job (a job with ELASTIC_CODE=any in its environment takes any code)"
+        )
+
+    def _how(self, name: str, job: Mapping[str, Any]) -> str:
+        path, began_s = self._paths.get(name), float(job.get("began_s", 0.0))
+        try:
+            changed_s = os.stat(path).st_mtime if path is not None else 0.0
+        except OSError:
+            changed_s = 0.0
+        if changed_s > began_s > 0.0:
+            return f"edited at {time.strftime('%H:%M:%S', time.localtime(changed_s))}, after the job had begun"
+        return "this server has another copy"
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.path.dirname(_file_of(sys.modules.get("__main__")) or "/")
+
+
+def _file_of(module: Any) -> str | None:
+    """Of an imported module. None: it has none that is a file."""
+    try:
+        path = vars(module).get("__file__")
+    except TypeError:  # something else that has been put into `sys.modules`
+        return None
+    return os.path.abspath(path) if isinstance(path, str) and path else None
+
+
+def _left_out() -> list[str]:
+    """Directories none of whose files is the job's own: Python's library, a virtual environment, this package."""
+    own = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(__file__).parents[1])]
+    return [*own, sys.prefix] if sys.prefix != sys.base_prefix else own
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path.startswith(directory.rstrip(os.sep) + os.sep)
+
+
+def _is_installed(path: str, roots: list[str]) -> bool:
+    """Is it, seen from a root, in a directory of installed packages or in a hidden one?"""
+    parts = [Path(path).relative_to(root).parts for root in roots if _is_below(path, root)]
+    shortest = min(parts, key=len)
+    return any(part in INSTALLED or part.startswith(".") for part in shortest[:-1])
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _digest_of(path: str) -> str:
+    """ "": it cannot be read any more."""
+    try:
+        size = os.path.getsize(path)
+        return f"{size} bytes" if size > LARGEST_FILE_BYTES else _digest(Path(path).read_bytes())
+    except OSError:
+        return ""
