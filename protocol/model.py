@@ -440,7 +440,7 @@ class WorkerStatus(Value, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     resizes: tuple[Resize, ...] = ()  # the last few
     note: str = ""  # why it is broken, for people
-    remark: str = ""  # what the job's user should know of its script, once
+    news: str = ""  # the last thing that it has told its job's events, for people
     saving_s: float = 0.0  # how long the last checkpoint took; before the first one, how long it is taken to last
     longest_step_s: float = 0.0  # lately between two steps, what the script did there included; 0: not known yet
     saved: int | None = None  # step of the newest durable checkpoint that it has written or loaded

@@ -128,6 +128,7 @@ class CrossCheck:
         self._proved = True  # this worker; of the first worker of a job that is true from the beginning
         self._communicator = Communicator.alone()
         self.dismissed = ""  # why newcomers have been told to end: this generation ends with the step in progress
+        self._told: set[str] = set()  # names that were remarked on
         self._proving = False  # in the step in progress newcomers have to agree with the others
         self._virtual_worker: int | None = None  # checked in it
         self._computed = False  # by this worker
@@ -278,7 +279,9 @@ class CrossCheck:
             return
         for rank in sorted(self._newcomers & self._looks.keys()):
             found = self._carried.changed(self._looks.get(giver), self._looks[rank])
+            found = [each for each in found if each.name not in self._told]
             if found:
+                self._told |= {each.name for each in found}
                 sentences = self._carried.sentences(found, (self._names[giver], self._names[rank]))
                 names = ", ".join(f'"{each.name}"' for each in found[:3])
                 text = f"{sentences}. No gradient depends on it so far. If only a log does, say so: run.local({names})"

@@ -85,13 +85,18 @@ class CheckpointLoaded:
     epoch: int
     next_epoch: int | None = None  # of the step to come, where epochs have no known number of steps
     total_steps: int | None = None  # of the job, where its script has decided that
+    damaged: int | None = None  # step of the newest checkpoint, whose file is there and damaged
+    reason: str = ""  # why newer ones cannot be read, if there are any
 
 
 @dataclass(frozen=True)
 class CheckpointMissing:
-    """There is no checkpoint that can be read. `reason`: why those that are there cannot be, if there are any."""
+    """There is no checkpoint that can be read. `reason`: why those that are there cannot be, if there are any; `damaged`: step of
+    the newest, if its file is there and damaged; `where`: the directory."""
 
     reason: str = ""
+    damaged: int | None = None
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,8 +159,8 @@ class CollectiveFailed:
 
 @dataclass(frozen=True)
 class Diverged:
-    """This worker's state or code differs from that of the others, and it has to end; the step in progress is not applied, unless it is
-    the last one."""
+    """This worker's state or code differs from that of the others, and it has to end; the step in progress is not applied, unless
+    it is the last one."""
 
     code: int  # one of `protocol.exits`
     reason: str
@@ -221,8 +226,8 @@ class MetricsReported:
 
 
 @dataclass(frozen=True)
-class Remarked:
-    """There is something about the script that the job's user should know."""
+class Noticed:
+    """Something that people should find among the job's events. `text`: a sentence."""
 
     text: str
 
@@ -260,7 +265,7 @@ Event = (
     | CheckpointSaved
     | CheckpointFailed
     | MetricsReported
-    | Remarked
+    | Noticed
     | ThreadFact
     | TimePassed
 )

@@ -71,10 +71,10 @@ from .events import (
     GroupBuilt,
     GroupFailed,
     MetricsReported,
+    Noticed,
     OrderReceived,
     PeerSaid,
     Place,
-    Remarked,
     SendStatus,
     StatusAcknowledged,
     SuspendReceived,
@@ -149,13 +149,12 @@ class WorkerMachine:
                 return self._training.acknowledged(now)
             case CheckpointSaved() | CheckpointFailed():
                 return self._training.saved_or_not(now, event)
-            case Remarked(text):
-                self._reporting.remark = text
-                self._reporting.change(now)
-                return []
             case MetricsReported(metrics):
                 self._reporting.measured(metrics)
                 self._reporting.change(now)
+                return []
+            case Noticed(text):
+                self._reporting.notice(now, text)
                 return []
             case TimePassed():
                 return self._pass_time(now)

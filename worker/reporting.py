@@ -25,8 +25,8 @@ class Reporting:
         self._membership = membership
         self.times = StepTimes()
         self.metrics: dict[str, float] = {}
-        self.remark = ""
         self.samples_per_step = 0
+        self._news = ""
         self._due_at = now
         self._sequence = 0
         self._acknowledged = 0
@@ -34,6 +34,11 @@ class Reporting:
     def change(self, now: float) -> None:
         """Something has changed: a status is due."""
         self._due_at = min(self._due_at, now)
+
+    def notice(self, now: float, text: str) -> None:
+        """People should find this among the job's events."""
+        self._news = text
+        self.change(now)
 
     def measured(self, metrics: Mapping[str, float]) -> None:
         """What the script has reported of itself. A status must stay small: of too many figures the first are kept."""
@@ -96,7 +101,7 @@ class Reporting:
             metrics=self.metrics,
             resizes=self.times.resizes,
             note=note[:MAX_NOTE],
-            remark=self.remark[:MAX_NOTE],
+            news=self._news[:MAX_NOTE],
             saving_s=saving_s,
             longest_step_s=longest_step_s,
             saved=saved,

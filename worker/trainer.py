@@ -49,8 +49,8 @@ from .events import (
     JoinStep,
     LoadCheckpoint,
     LoopEnded,
+    Noticed,
     ReceiveState,
-    Remarked,
     Resume,
     RunStep,
     SaveCheckpoint,
@@ -125,7 +125,7 @@ class Trainer:
             recipe.comparing.on_divergence,
             self._end_diverged,
             self._carried,
-            lambda text: control.tell(Remarked(text)),
+            lambda text: control.tell(Noticed(text)),
         )
         self._comparison = Comparison(self._held, recipe.comparing, self._cross_check, self._end_diverged)
         self._untold = Untold(state, recipe.virtual_workers, lambda: self._by_host)

@@ -54,7 +54,6 @@ from .statuses import (
     without_odd_figures,
 )
 
-REMARKS_KEPT = 16  # of a job
 MAX_STRAYS = 4096  # of one server
 MAX_SERVERS = 10_000
 NOWHERE = -1  # an agent of an earlier version does not tell where a worker runs
@@ -412,6 +411,7 @@ def _told(status: WorkerStatus) -> tuple[object, ...]:
         status.address,
         status.unheard,
         status.resizes,
+        status.news,
         status.applied is None,
     )
 
@@ -427,13 +427,10 @@ def _note_status(
     if not job.record.joined and not job.final:
         job.update(joined=True)  # from now on policies decide about it
         cluster.schedule_due = True
+    if status.news and (before is None or before.news != status.news):
+        cluster.tell(now, EventKind.TOLD, job.id, f"{status.worker} on {entry.gpu}: {status.news}")
     for what in job.newly_odd(odd):
         cluster.tell(now, EventKind.ODD_FIGURE, job.id, f"{status.worker} reports {what}: it is left out")
-    known = job.record.remarks
-    if status.remark and status.remark not in known and len(known) < REMARKS_KEPT:
-        job.update(remarks=(*known, status.remark))
-        cluster.tell(now, EventKind.REMARK, job.id, status.remark)
-        cluster.mark_dirty(job)
     _note_worker(now, job, entry, status)
     # Only a worker's arrival says that starts succeed on its server now; who has trained there for long does not.
     arrives = before is None or before.phase is WorkerPhase.STARTING

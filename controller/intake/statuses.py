@@ -73,7 +73,7 @@ def sensible(status: WorkerStatus) -> bool:
         and _steady_fits(status.steady)
         and len(status.metrics) <= MAX_METRICS
         and all(math.isfinite(value) and len(name) <= MAX_NAME for name, value in status.metrics.items())
-        and max(len(status.note), len(status.remark)) <= MAX_TEXT
+        and max(len(status.note), len(status.news)) <= MAX_TEXT
     )
 
 
@@ -94,9 +94,10 @@ def without_odd_figures(status: WorkerStatus) -> tuple[WorkerStatus, tuple[str, 
         odd.append("resizes: too many, or of no sensible size")
     if len(status.unheard) > MAX_UNHEARD:
         kept["unheard"] = status.unheard[:MAX_UNHEARD]
-    for field in ("note", "remark"):
-        if len(text := getattr(status, field)) > MAX_TEXT:
-            kept[field] = text[:MAX_TEXT]
+    if len(status.note) > MAX_TEXT:
+        kept["note"] = status.note[:MAX_TEXT]
+    if len(status.news) > MAX_TEXT:
+        kept["news"] = status.news[:MAX_TEXT]
     return (replace(status, **kept) if kept else status), tuple(odd)
 
 

@@ -147,7 +147,6 @@ class JobRecord(Value, frozen=True, kw_only=True):
     vain_join_share: int = 0  # the workers that had taken part when the last one did
     vain_join_s: float = 0.0  # when that was (Unix time)
     does_not_grow: str = ""  # why no worker may join those that have its state (`reconcile.growth`); "": they may
-    remarks: tuple[str, ...] = ()  # of its workers about its script, each once, the oldest first
     progress: Progress | None = None
     by_s: float | None = None  # it is planned with this deadline, before its own (Unix time); None: with its own
     expected_steps: int | None = None  # in all, by what its script reports; None: not known

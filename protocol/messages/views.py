@@ -305,8 +305,8 @@ class EventKind(enum.Enum):
     LATE = "late"  # a worker takes longer to start than it may
     CUT_OFF = "cut-off"  # it goes on without those that its leader does not reach
     HELD = "held"  # it does not grow for a while
-    REMARK = "remark"  # a worker has found something about the job's script
     STALLED = "stalled"
+    TOLD = "told"  # by a worker: what took long, or from which step it had to begin again
     ODD_FIGURE = "odd-figure"  # a worker reports what cannot be
     OVERTAKEN = "overtaken"  # it is further than a restored store says
     FINISHED = "finished"

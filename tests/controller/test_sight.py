@@ -184,3 +184,20 @@ def test_a_script_may_use_the_exit_code_for_itself_while_there_is_no_checkpoint(
     world.exit(world.running(job.id)[0], NO_CHECKPOINT, f"exit code {NO_CHECKPOINT}: no data")
     assert job.record.phase is JobPhase.FAILED
     assert job.record.exit_code == NO_CHECKPOINT
+
+
+def test_what_a_worker_tells_is_among_the_jobs_events_once():
+    world = World()
+    job = world.submit(job_spec(low=1, high=1))
+    world.settle(job.id)
+    (worker,) = world.running(job.id)
+    text = "the checkpoint of step 7 is damaged: back to that of step 5, 2 steps are lost"
+    status = world.find(worker)[1].status
+    server = ServerId(server_of(job, worker))
+    for sequence in (1, 2):
+        told = replace(status, news=text, sequence=status.sequence + sequence)
+        world.feed(AgentMessage(server, WorkerReport(status=told), ""))
+    found = [event for event in world.machine.cluster.events if event.kind is EventKind.TOLD]
+    assert len(found) == 1
+    assert (found[0].job, found[0].text.endswith(text)) == (job.id, True)
+    assert found[0].text.startswith(f"{worker} on ")

@@ -62,6 +62,41 @@ def test_a_first_holder_that_does_not_see_the_jobs_checkpoint_ends_and_says_so(f
     assert story.take() == []
 
 
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_says_how_many_steps_are_lost() -> None:
+    story = Story(checkpoint_step=7)
+    story.arrive()
+    story.alone()
+    story.tell(e.CheckpointLoaded(5, 1, damaged=7, reason="step-7.pt: cut off"))
+    assert story.take() == [e.EnterLoop(1)]
+    told = "the checkpoint of step 7 is damaged: back to that of step 5, 2 steps are lost"
+    assert told in story.status.note
+    assert story.status.news == f"{told} (step-7.pt: cut off)"
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (e.CheckpointMissing(where="/mnt/runs"), "finds none in /mnt/runs: is its directory mounted"),
+        (
+            e.CheckpointMissing("step-7.pt: cut off", damaged=7),
+            "all that are there are damaged (step-7.pt: cut off): put one",
+        ),
+        (
+            e.CheckpointLoaded(3, 0, damaged=5, reason="cut off"),
+            "can read is that of step 3 (cut off): is its directory",
+        ),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_waited_for_with_what_to_do(found: e.Event, words: str) -> None:
+    story = Story(checkpoint_step=7)
+    story.arrive()
+    story.alone()
+    story.tell(found)
+    assert words in story.status.note
+    (end,) = story.all(e.EndProcess)
+    assert end.code == exits.NO_CHECKPOINT
+
+
 def test_a_joiner_hosts_nothing_in_its_first_step_and_its_share_from_the_next_one_on() -> None:
     story = Story()
     story.arrive()

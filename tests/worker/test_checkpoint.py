@@ -74,8 +74,8 @@ def test_only_the_newest_are_kept_in_the_order_of_their_steps(tmp_path: Path) ->
 
 
 def test_no_directory_and_an_empty_one_have_no_checkpoint(tmp_path: Path) -> None:
-    assert latest(tmp_path, 1) == (None, "")
-    assert latest(tmp_path / "missing", 1) == (None, "")
+    assert latest(tmp_path, 1) == (None, "", None)
+    assert latest(tmp_path / "missing", 1) == (None, "", None)
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04", None], ids=["empty", "junk", "zip", "half"])
@@ -87,13 +87,55 @@ def test_a_file_that_cannot_be_read_is_passed_over_with_a_warning(
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if content is None else content)
     with caplog.at_level(logging.WARNING):
-        document, trouble = latest(tmp_path, 1)
+        document, trouble, damaged = latest(tmp_path, 1)
     assert document is not None
     assert document.header["counters"]["applied"] == 1
     assert "step-000000000002.pt: not a checkpoint" in caplog.text
     assert "step-000000000002.pt: not a checkpoint" in trouble
+    assert damaged == 2
     with pytest.raises(OperatorError, match="not a checkpoint that can be read"):
         load(path)
+
+
+def test_bits_that_have_flipped_on_the_disk_are_noticed_and_the_one_before_is_taken(tmp_path: Path) -> None:
+    told = Told(tmp_path, 10)
+    for number, step in enumerate((1, 2), 1):
+        told.save(step, {"counters": {"applied": step}}, [torch.arange(100_000)])
+        assert told.outcome() == CheckpointSaved(number)
+    path = tmp_path / name_of(1, 2)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+    document, trouble, damaged = latest(tmp_path, 1)
+    assert document is not None
+    assert (document.header["counters"]["applied"], damaged) == (1, 2)
+    assert "other bits than were written" in trouble
+
+
+def test_checksums_that_a_script_has_switched_off_condemn_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.serialization, "get_crc32_options", lambda: False, raising=False)
+    write(tmp_path, 3)
+    assert torch.load(tmp_path / name_of(1, 3), weights_only=True)["summed"] is False
+    assert newest(tmp_path) is not None
+
+
+def test_a_part_that_is_missing_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / name_of(1, 2)
+    torch.save({"header": {"tensors": [["a"], ["b"]]}, "tensors": [torch.zeros(1)]}, path)
+    document, trouble, damaged = latest(tmp_path, 1)
+    assert (document, damaged) == (None, 2)
+    assert "tensors are missing" in trouble
+
+
+def test_a_file_that_may_not_be_opened_is_not_damaged(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (tmp_path / name_of(1, 2)).symlink_to(tmp_path / "on a file system that is not mounted")
+    document, trouble, damaged = latest(tmp_path, 1)
+    assert document is not None
+    assert damaged is None
+    assert "cannot be opened: No such file or directory" in trouble
 
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
@@ -268,6 +310,6 @@ def test_a_checkpoint_that_is_durable_counts_even_where_older_ones_cannot_be_rem
 def test_a_directory_that_cannot_be_listed_has_no_checkpoint_and_says_why(tmp_path: Path) -> None:
     """The storage's fault is not the script's: nothing is raised in the training thread."""
     (tmp_path / "file").write_bytes(b"")
-    document, trouble = latest(tmp_path / "file", 1)
+    document, trouble, _ = latest(tmp_path / "file", 1)
     assert document is None
     assert "file cannot be listed" in trouble

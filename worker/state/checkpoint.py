@@ -13,6 +13,7 @@ Which of several checkpoints is the newest, and who may write or remove one, is 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import pickle
@@ -20,6 +21,8 @@ import re
 import secrets
 import threading
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +38,19 @@ from .lineages import Name, newest_first, overtaken_by, superfluous, taken_over
 log = logging.getLogger(__name__)
 
 _TEMPORARY = re.compile(r"\.(?:generation-\d{8,}-)?step-\d{12,}\.pt\.[0-9a-f]+")
+_UNREADABLE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+    pickle.UnpicklingError,
+)
 STALE_AFTER_S = 3600.0  # a temporary file of that age has no writer any more
 
 
@@ -57,33 +73,68 @@ def checkpoints(directory: Path) -> list[Name]:
     return newest_first(name for file in files if (name := Name.parse(file)) is not None)
 
 
+class Damaged(OperatorError):
+    """A checkpoint's file is there and can be opened, and its contents are not what was written."""
+
+
 def load(path: Path) -> Document:
-    """Read a checkpoint; its tensors are on the CPU, mapped from the file. Raises OperatorError if it cannot be read."""
+    """Read a checkpoint; its tensors are on the CPU, mapped from the file.
+
+    Raises OperatorError if it cannot be opened, such as for want of rights or of a mounted file system, and Damaged if it is not
+    whole: cut off, of other bits than were written, or on a medium that cannot be read.
+    """
+    try:
+        open(path, "rb").close()
+    except OSError as error:
+        raise OperatorError(f"{path}: cannot be opened: {error.strerror}") from error
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return Document(content["header"], content["tensors"])
-    except (OSError, RuntimeError, EOFError, ValueError, TypeError, KeyError, pickle.UnpicklingError) as error:
-        raise OperatorError(f"{path}: not a checkpoint that can be read: {str(error).partition(chr(10))[0]}") from error
+        document = Document(content["header"], content["tensors"])
+        if len(document.header.get("tensors", document.tensors)) != len(document.tensors):
+            raise ValueError("tensors are missing")
+        if content.get("summed"):
+            _check_sums(path)
+        return document
+    except _UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EIO):
+            raise OperatorError(f"{path}: cannot be read: {error.strerror}") from error
+        raise Damaged(f"{path}: not a checkpoint that can be read: {str(error).partition(chr(10))[0]}") from error
 
 
-def latest(directory: Path, generation: int) -> tuple[Document | None, str]:
+def _check_sums(path: Path) -> None:
+    """Compare the file's contents with the checksums (CRC-32) that were written with them, at about a gigabyte a second: torch
+    itself does not. Raises ValueError."""
+    with zipfile.ZipFile(path) as file:
+        if wrong := file.testzip():
+            raise ValueError(f"{wrong} has other bits than were written")
+
+
+def _writes_sums() -> bool:
+    """Are the checksums that torch writes those of the contents? A script may have switched that off."""
+    asked = getattr(torch.serialization, "get_crc32_options", None)
+    return asked is None or bool(asked())
+
+
+def latest(directory: Path, generation: int) -> tuple[Document | None, str, int | None]:
     """The newest checkpoint that can be read, which becomes one of `generation`; None if there is none. And what is wrong with
-    those that are newer and cannot be read, if there are any."""
+    those that are newer and cannot be read, and the step of the newest of all if that one is damaged."""
     troubles: list[str] = []
+    damaged: int | None = None
     try:
         names = checkpoints(directory)
     except OperatorError as error:
-        return None, str(error)
+        return None, str(error), None
     for name in names:
         try:
             document = load(directory / name.file)
         except OperatorError as error:
             log.warning("%s; going back to the one before", error)
+            damaged = name.step if isinstance(error, Damaged) and not troubles else damaged
             troubles.append(str(error))
             continue
         _take_over(directory, name, generation)
-        return document, "; ".join(troubles)
-    return None, "; ".join(troubles)
+        return document, "; ".join(troubles), damaged
+    return None, "; ".join(troubles), damaged
 
 
 def _take_over(directory: Path, name: Name, generation: int) -> None:
@@ -196,7 +247,8 @@ class CheckpointWriter:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
             with open(temporary, "wb") as file:
-                torch.save({"header": document.header, "tensors": document.tensors}, file)
+                content = {"header": document.header, "tensors": document.tensors, "summed": _writes_sums()}
+                torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
             self._check_not_overtaken(save.generation)

@@ -85,13 +85,13 @@ class HeldState:
     def load(self, generation: int) -> CheckpointLoaded | CheckpointMissing:
         """Take the newest checkpoint over, which becomes one of `generation`. Raises OtherCode, with nothing changed."""
         assert self._writer is not None
-        document, trouble = latest(self._writer.directory, generation)
+        document, trouble, damaged = latest(self._writer.directory, generation)
         if document is None:
-            return CheckpointMissing(trouble)
+            return CheckpointMissing(trouble, damaged, str(self._writer.directory))
         self.check(document.header)
         self.put(document.header, document.tensors)
         applied, epoch = self.take(document.header)
-        return CheckpointLoaded(applied, epoch, next_epoch(document.header), self.end)
+        return CheckpointLoaded(applied, epoch, next_epoch(document.header), self.end, damaged, trouble)
 
     def check(self, header: dict[str, Any]) -> None:
         """A state is about to be taken over. Raises OtherCode if it is that of a job whose code is not this worker's, and Unlike

@@ -290,8 +290,16 @@ class Training:
 
     def _on_loaded(self, now: float, fact: CheckpointLoaded) -> list[Action]:
         needed = self._place.checkpoint_step
-        if needed is not None and fact.step < needed:
-            return self._refuse(now, needed, f"the newest that this worker finds is that of step {fact.step}")
+        if needed is not None and fact.step < needed and (fact.damaged is None or fact.damaged < needed):
+            because = f" ({fact.reason})" if fact.reason else ""
+            return self._refuse(
+                now, needed, f"the newest that this worker can read is that of step {fact.step}{because}"
+            )
+        if fact.damaged is not None:
+            lost = max(0, fact.damaged - fact.step)
+            text = f"the checkpoint of step {fact.damaged} is damaged: back to that of step {fact.step}, {lost} steps are lost"
+            self._reporting.notice(now, f"{text} ({fact.reason})")
+            self.checkpoints.trouble = text
         self._has_state(now, fact.step, fact.epoch, fact.next_epoch)
         if fact.total_steps is not None:
             self.position.ends_at(fact.total_steps)
@@ -301,8 +309,15 @@ class Training:
 
     def _on_missing(self, now: float, fact: CheckpointMissing) -> list[Action]:
         needed = self._place.checkpoint_step
+        if needed is not None and fact.damaged is not None and fact.damaged >= needed:
+            return self._refuse(
+                now,
+                needed,
+                f"all that are there are damaged ({fact.reason})",
+                "put one back from a backup, or cancel the job and submit it anew",
+            )
         if needed is not None:
-            return self._refuse(now, needed, fact.reason or "this worker finds none")
+            return self._refuse(now, needed, fact.reason or f"this worker finds none in {fact.where}")
         return self._begin_anew(now, fact.reason)
 
     def _begin_anew(self, now: float, reason: str) -> list[Action]:
@@ -315,8 +330,14 @@ class Training:
         self._has_state(now, -1, 0, None)
         return self._entered(now)
 
-    def _refuse(self, now: float, needed: int, found: str) -> list[Action]:
-        text = f"the job has a checkpoint of step {needed} or later; {found}: is its directory the same on all servers?"
+    def _refuse(
+        self,
+        now: float,
+        needed: int,
+        found: str,
+        remedy: str = "is its directory mounted, and the same on all servers?",
+    ) -> list[Action]:
+        text = f"the job has a checkpoint of step {needed} or later; {found}: {remedy}"
         return self._close(now, EndProcess(exits.NO_CHECKPOINT, text), text)
 
     def _has_state(self, now: float, applied: int, epoch: int, next_epoch: int | None, settled: int = 0) -> None:
