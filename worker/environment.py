@@ -63,7 +63,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterEnvironment | None:
         )
     if environ.get("ELASTIC_CODE", ANY) != ANY:
         raise UserError(
-            f"ELASTIC_CODE is {environ['ELASTIC_CODE']!r}; it can be {ANY!r}, with which a job takes edited code; or do not set it"
+            f"ELASTIC_CODE is {environ['ELASTIC_CODE']!r}; it can be {ANY!r}, with which a job takes any code; or do not set it"
         )
     try:
         max_steps = environ.get("ELASTICD_MAX_STEPS")

@@ -42,6 +42,7 @@ from .admission import JOINED, Process, check_process, leave_gang
 from .checking import check_evaluations, check_model, check_optimizers, check_schedulers, check_update
 from .code import Code
 from .comparison import Terms
+from .compiled import Compiled
 from .control import OUT_OF_ROOM, ClusterControl
 from .data.choice import Job, feed_of
 from .data.dataloader import Wanted
@@ -273,6 +274,7 @@ class Run(Together):
             dataset,
             self._likeness(feed.data),
             self._code,
+            Compiled(env.key, tell) if env else None,
         )
         self._trainer = trainer
         if env:

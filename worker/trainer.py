@@ -28,6 +28,7 @@ from .carried import Carried
 from .code import Code, OtherCode
 from .communication.communicator import CommunicatorBroken
 from .comparison import Comparison
+from .compiled import Compiled
 from .crosscheck import CrossCheck
 from .data.feed import Batching, Sampling
 from .data.likeness import Likeness, Unlike
@@ -96,6 +97,7 @@ class Trainer:
         dataset: Any = None,
         likeness: Likeness | None = None,
         code: Code | None = None,
+        compiled: Compiled | None = None,
     ) -> None:
         """participants: what takes part in each step's in-band exchange, in the same order on every worker. functions: what
         `run.every` was given; it may still grow until the loop begins. known: objects that the script has from the runtime.
@@ -113,7 +115,8 @@ class Trainer:
         values = ScriptValues(state, hyperparameters, self._following)
         self._held = HeldState(state, self._script, values, writer, control.tell, code)
         self._held.likeness = likeness
-        self._transfers = StateTransfers(control, self._held, self._script, recipe.device)
+        self._transfers = StateTransfers(control, self._held, self._script, recipe.device, compiled)
+        self._compiled = compiled
         self._carried = Carried(
             lambda: [*known, *(module for _, module in state.modules), *state.optimizers, *state.schedulers],
             {"dataset": dataset},
@@ -284,6 +287,8 @@ class Trainer:
         self._carried.find(frame, is_local)
         if self._held.code is not None:
             self._held.code.look()
+        if self._compiled is not None:
+            self._compiled.compilations.watch()
         self._held.parts.header({})  # raises UserError now, if a value cannot travel
 
     def arrive(self, epochs: int, max_steps: int | None = None) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..communication.communicator import Communicator, CommunicatorBroken
+from ..compiled import Compiled
 from ..driver import Control
 from ..events import EnterGeneration, Instruction, StateArriving, StateTaken, TransfersCompleted, ValuesExchanged
 from ..interlude import end_of
@@ -35,11 +36,15 @@ class Arrival:
 class StateTransfers:
     """This worker's part in them. For the training thread."""
 
-    def __init__(self, control: Control, held: HeldState, script: Script, device: torch.device) -> None:
+    def __init__(
+        self, control: Control, held: HeldState, script: Script, device: torch.device, compiled: Compiled | None = None
+    ) -> None:
+        """compiled: None outside a cluster."""
         self._control = control
         self._held = held
         self._script = script
         self._device = device
+        self._compiled = compiled
         self._replication: Replication | None = None  # of the state to joiners, until all of them are whole
 
     def enter(self, entered: EnterGeneration, communicator: Communicator) -> None:
@@ -61,7 +66,8 @@ class StateTransfers:
             held.header({"applied": held.next_step - 1, "epoch": self._script.epoch}),
             held.parts.tensors(),
         )
-        self._replication.give(held.to_give(header), tensors, mutable=held.parts.changing(tensors))
+        header = {**held.to_give(header), **(self._compiled.offer() if self._compiled is not None else {})}
+        self._replication.give(header, tensors, mutable=held.parts.changing(tensors))
 
     def sent(self) -> None:
         """Until this worker has sent all that it is to send. Raises CommunicatorBroken."""
@@ -97,6 +103,8 @@ class StateTransfers:
         def places(header: dict[str, Any]) -> list[torch.Tensor] | None:
             nonlocal instruction
             self._held.check(header)
+            if self._compiled is not None:
+                self._compiled.take(header)
             applied = int(header["counters"]["applied"])
             self._control.tell(StateArriving(applied, next_epoch(header), end_of(header)))
             instruction = self._control.next()
