@@ -8,6 +8,7 @@ The source is read by its syntax alone; nothing of it runs. A name may be that o
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import linecache
 import os
@@ -119,33 +120,25 @@ class Sources:
         return None if found is None else Place(self._shown(found[0].file), found[1].line)
 
     def initial(self, name: str, owners: Sequence[str] = ()) -> str | None:
-        """The expression that the name is bound to before the loop, as the source has it. None: it is long, or not found."""
+        """The expression that the name is bound to before the loop, or else where an epoch begins, as the source has it. None: it
+        is long, reads a function's own variables, or was not found."""
         changes = [each for each in self._changes(name, owners) if each[1].value is not None]
         before = [each for each in changes if not self._is_in_loop(*each)]
-        for _, change in reversed(before):
-            assert change.value is not None
-            text = ast.unparse(change.value)
-            return text if len(text) <= LONGEST else None
+        for _, change in reversed(before or [each for each in changes if not self._is_in_body(*each)]):
+            text = "" if change.value is None else ast.unparse(change.value)
+            outer = change.scope is self._scope or _reads(change.value) <= self._global
+            return text if outer and len(text) <= LONGEST else None
         return None
 
     def at_epochs(self, name: str, owners: Sequence[str] = ()) -> str | None:
-        """The expression that the name is bound to in each epoch, outside of the loop over batches, if it does not read the name
-        itself. None: there is none."""
-        if self._loop is None:
-            return None
-        inner = _inner(self._loop)
+        """The expression that the name is bound to in each epoch, outside of the loop over batches, if it is computed there, and
+        not from what the name had before. None: there is none."""
         found: str | None = None
         for source, change in self._changes(name, owners):
-            outside = inner is None or not _around(inner, change.line)
-            if (
-                self._is_in_loop(source, change)
-                and change.scope is self._scope
-                and outside
-                and change.value is not None
-            ):
-                text = ast.unparse(change.value)
-                reads = {each for node in ast.walk(change.value) for each in _read(node)}
-                found = None if _parts(name)[0] in reads else text if len(text) <= LONGEST else "…"
+            outside = self._is_in_loop(source, change) and not self._is_in_body(source, change)
+            if outside and change.scope is self._scope and change.value is not None:
+                text, reads = ast.unparse(change.value), _reads(change.value)
+                found = None if _parts(name)[0] in reads or not reads else text if len(text) <= LONGEST else "…"
         return found
 
     # -- how
@@ -166,6 +159,24 @@ class Sources:
     def _is_in_loop(self, source: Source, change: Change) -> bool:
         loop = self._loop
         return loop is not None and source is self._files[0] and _around(loop, change.line)
+
+    def _is_in_body(self, source: Source, change: Change) -> bool:
+        inner = None if self._loop is None else _inner(self._loop)
+        return inner is not None and source is self._files[0] and _around(inner, change.line)
+
+    @functools.cached_property
+    def _global(self) -> set[str]:
+        """The names that are known everywhere in the loop's file."""
+        tree = self._files[0].tree
+        found = set(dir(builtins))
+        for node in _within(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                found.update((each.asname or each.name).partition(".")[0] for each in node.names)
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(node.name)
+            else:
+                found.update(_names(node) if isinstance(node, ast.Name) else ())
+        return found
 
     def _changes(self, name: str, owners: Sequence[str]) -> list[tuple[Source, Change]]:
         """Of the most specific name for which there are any, in the order of lines, the loop's file first."""
@@ -351,6 +362,12 @@ def _free(function: ast.AST) -> set[str]:
         elif node is not function and (_is_function(node) or isinstance(node, ast.ClassDef)):
             read |= _free(node) if _is_function(node) else {name for each in ast.walk(node) for name in _read(each)}
     return read - _locals(function)
+
+
+def _reads(node: ast.AST | None) -> set[str]:
+    """The variables that an expression reads, but for those that it binds itself."""
+    inner = [] if node is None else list(ast.walk(node))
+    return {name for each in inner for name in _read(each)} - {name for each in inner for name in _names(each)}
 
 
 def _read(node: ast.AST) -> Iterator[str]:

@@ -13,13 +13,13 @@ NAMED_DEPTH = 6  # parts of a name
 
 
 class Kind(enum.StrEnum):
-    """Of a value, as far as it matters for what a script should write instead."""
+    """Of a value, as far as it matters for what a script should write instead; the likeliest causes of a difference first."""
 
     PLAIN = "plain"
+    CONTAINER = "container"
     TENSOR = "tensor"
     ARRAY = "array"
     GENERATOR = "generator"  # of random numbers
-    CONTAINER = "container"
     ITERATOR = "iterator"
     MODULE = "module"
     OBJECT = "object"
@@ -150,7 +150,13 @@ def differences(ones: Reach, others: Reach) -> list[Difference]:
             found += _between(name, node, other, (), ())[0]
     order = list(Kind)
     found.sort(key=lambda each: (not each.changed, order.index(each.node.kind), each.name.count("."), each.name))
-    return found
+    # A plain value of one variable may have been found by two ways, such as that of a function's variable by one within it.
+    same = {(each.name.rpartition(".")[2], _digest(each.ones), _digest(each.others)): each for each in reversed(found)}
+    return [each for each in found if any(each is kept for kept in same.values())]
+
+
+def _digest(node: Node | None) -> int | None:
+    return None if node is None else node.digest
 
 
 def _between(

@@ -109,6 +109,7 @@ def variables_in(frame: FrameType) -> dict[str, Any]:
 
 
 _MRO = type.__dict__["__mro__"]
+_NAMES = type.__dict__["__dict__"]
 
 
 def mro_of(kind: type) -> tuple[type, ...]:
@@ -126,17 +127,16 @@ def module_of(kind: type) -> str:
 def attributes_of(value: Any, kind: type) -> dict[str, Any]:
     """Those of the object itself, in `__dict__` and `__slots__`, from where Python keeps them."""
     found: dict[str, Any] = {}
+    inner: Any = None
     for each in mro_of(kind):
-        for name, member in type.__dict__["__dict__"].__get__(each).items():
+        for name, member in _NAMES.__get__(each).items():
             if type(member) is types.MemberDescriptorType and module_of(each) != "builtins":
                 try:
                     found.setdefault(name, member.__get__(value))
                 except AttributeError:  # not assigned
                     continue
-    try:
-        inner = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        inner = {}
+            elif name == "__dict__" and type(member) is types.GetSetDescriptorType and inner is None:
+                inner = member.__get__(value)
     if issubclass(type(inner), dict):
         found.update({name: each for name, each in list(dict.items(inner)) if type(name) is str})
     return found

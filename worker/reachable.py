@@ -78,6 +78,7 @@ from .own_code import (
     own_names,
     variables_in,
 )
+from .state.training_state import TrainingState
 
 SHOWN = 48  # characters of a value's text
 NAMED_ITEMS = 32  # items of a container that have names of their own; those of longer ones have none
@@ -122,6 +123,12 @@ def leave_out(objects: Iterable[Any]) -> frozenset[int]:
                 found.update(id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values()))
     found.discard(id(None))
     return frozenset(found)
+
+
+def carried(state: TrainingState) -> frozenset[int]:
+    """The same of what a job carries, as it is now: also objects that the script has registered with `state_dict()`."""
+    objects = [*(module for _, module in state.modules), *state.optimizers, *state.schedulers, state.scaler]
+    return leave_out([*objects, *state.registered.objects(), *state.registered.tensors()])
 
 
 def look(
@@ -537,9 +544,10 @@ class _Walk:
             return self._object(value, kind, name, depth, only=lambda inner: type(inner) in _PLAIN)
         if module_of(kind) == "torch.utils.data.dataloader":
             # A loader by what it reads, an iterator of one by how far it has come.
-            wanted = ("dataset", "generator", "sampler", "batch_sampler", "_dataset", "_num_yielded")
-            parts = [(f".{each}", inner) for each, inner in attributes_of(value, kind).items() if each in wanted]
-            return self._combine(Kind.DATA, kind, b"loader", sorted(parts), name, depth, _a(kind))
+            inner = _attributes_in(
+                value, kind, "dataset", "_dataset", "generator", "sampler", "batch_sampler", "_num_yielded"
+            )
+            return self._combine(Kind.DATA, kind, b"loader", inner, name, depth, _a(kind))
         return self._not_seen(value, kind, name)
 
     def _iterator(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
@@ -714,6 +722,12 @@ def _key(key: Any) -> str | None:
     if type(key) is str and len(key) <= SHOWN:
         return f"[{key!r}]"
     return f"[{shown(key)}]" if type(key) in (int, bool) else None
+
+
+def _attributes_in(value: Any, kind: type, *names: str) -> list[tuple[str, Any]]:
+    """Those attributes that there are of these, in this order."""
+    inner = attributes_of(value, kind)
+    return [(f".{name}", inner[name]) for name in names if name in inner]
 
 
 def _is_of(label: str, names: Collection[str]) -> bool:

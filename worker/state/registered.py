@@ -82,6 +82,10 @@ class Registered:
         self._each_tensor(lambda place, tensor: found[place[0]].append(tensor))
         return list(found.values())
 
+    def objects(self) -> list[Any]:
+        """Those that have been registered with a state of their own."""
+        return [each for get, _ in self._values.values() if (each := getattr(get, "__self__", None)) is not None]
+
     def set(self, values: dict[str, Any]) -> None:
         """Hand the script its values, unpacked."""
         for name, (_, set_value) in self._values.items():
