@@ -174,6 +174,7 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
         **_before_cuda(start, gpu),
         **common_environment(around, account, scratch),
         **_meeting(start),
+        "TORCHELASTIC_ERROR_FILE": f"{scratch}/elasticd-error.json",
         **spec.env,
         "ELASTICD_JOB": start.job,
         "ELASTICD_WORKER": start.worker,

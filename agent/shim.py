@@ -43,8 +43,14 @@ import sys
 import time
 from collections.abc import Sequence
 
+if __package__:
+    from . import causes
+else:  # as a script this file belongs to no package
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import causes  # type: ignore[import-not-found, no-redef]
+
 MAX_LINE_BYTES = 64 << 10
-MAX_REASON_CHARACTERS = 300
+MAX_REASON_CHARACTERS = 600
 COMMANDS_FAULT = (
     errno.ENOENT,
     errno.EACCES,
@@ -57,11 +63,12 @@ COMMANDS_FAULT = (
 )  # any other error of a start is the server's
 READ_BYTES = 1 << 16
 EXIT_RECORD_BYTES = (
-    4096  # longer than any: a reason has at most MAX_REASON_CHARACTERS, of six bytes each, and its frame
+    8192  # longer than any: a reason has at most MAX_REASON_CHARACTERS, of twelve bytes each, and its frame
 )
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the variable that names it: launchers write there what they know of a failure
 NO_RECORD = 75  # the exit code of a shim that could not write down how its worker has ended
 LOG_FILES = 4  # of one worker: the first, and the last ones
 MORE_LIKELY_TO_GO = 500  # of 1000: the kernel ends a worker before a daemon when memory runs out
@@ -134,7 +141,7 @@ def log_files(directory: str, worker: str) -> list[tuple[int, str]]:
 
 
 class Output:
-    """The worker's log files, and the last line that it wrote to stderr."""
+    """The worker's log files, and what its stderr tells of its end."""
 
     def __init__(self, directory: str, worker: str, most_bytes: int) -> None:
         """`most_bytes`: of all files together."""
@@ -144,7 +151,7 @@ class Output:
         self._size = os.fstat(self._file).st_size
         self._most_bytes = max(1, most_bytes // LOG_FILES)
         self._lines = {"o": Lines(), "e": Lines()}
-        self.last_error = ""
+        self.cause = causes.Cause()
 
     def take(self, stream: str, data: bytes) -> None:
         """`data` was read from `stream`; none: it has ended."""
@@ -159,9 +166,8 @@ class Output:
             self._size += os.write(self._file, text)
         except OSError:
             pass  # a full disk must not stop the training: these lines are lost
-        if stream == "e":
-            shown = [line for line in lines if line.strip()]
-            self.last_error = shown[-1].decode(errors="replace").strip() if shown else self.last_error
+        for line in lines if stream == "e" else ():
+            self.cause.take(line)
 
     def _go_on(self) -> None:
         """In a further file."""
@@ -264,13 +270,19 @@ class Shim:
             signal_group(child.pid, signal.SIGKILL)
             self._finish(None, f"its record cannot be written: {error.strerror}", "server")
             return True
+        began_s = time.time()
         code = self._watch(child)
-        if code < 0:
-            self._finish(code, f"killed by {signal_name(-code)}")
-        else:
-            because = f": {self._output.last_error}"[:MAX_REASON_CHARACTERS] if code and self._output.last_error else ""
-            self._finish(code, f"exit code {code}{because}")
+        self._finish(code, self._reason(code, began_s)[:MAX_REASON_CHARACTERS])
         return True
+
+    def _reason(self, code: int, began_s: float) -> str:
+        """How the worker ended, and why, as far as it has said so."""
+        if code == 0:
+            return "exit code 0"
+        because = self._output.cause.text(code, causes.recorded(self._environment.get(ERROR_FILE, ""), began_s))
+        if code < 0:
+            return f"killed by {causes.signal_name(-code)}" + (f" after {because}" if because else "")
+        return f"exit code {code}" + (f": {because}" if because else "")
 
     def _start(self, argv: list[str], workdir: str) -> Child | None:
         """Start the worker. None: this process is the worker (of a shim that forks instead of executing `argv`)."""
@@ -481,17 +493,8 @@ def signal_group(group: int, number: int) -> None:
         pass
 
 
-def signal_name(number: int) -> str:
-    """ "SIGKILL"; real-time signals have no name of their own."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def main(arguments: list[str]) -> None:
     """``shim.py DIRECTORY JOB UID WORKER GPU TIMES WORKDIR ARGV...``, with its orders in the standard input."""
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import privileges  # type: ignore[import-not-found]  # as a script this file belongs to no package
 
     directory, _, _, worker, _, times, workdir, *argv = arguments
