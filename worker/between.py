@@ -14,6 +14,7 @@ So a decision that any worker has acted upon stands as long as one of those who 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ from ..protocol import exits
 from ..protocol.errors import UserError
 from .communication.communicator import Communicator, CommunicatorBroken
 from .communication.exchange import tell_each_other
+from .data.likeness import Likeness, Unlike, difference
+from .driver import end_process
 from .evaluation import Evaluation
 from .events import (
     CollectiveFailed,
@@ -46,6 +49,7 @@ from .state.plain import pack, unpack
 from .virtual import derive_seed, seed_everything
 
 T = TypeVar("T")
+DATASETS = 4  # given to evaluations, whose fingerprints are kept
 IN_BODY = (
     "{call} was called in the loop over batches, whose body runs once for each virtual worker: call it between two epochs, or in "
     "a function `@run.every(steps=100)`, which runs on every worker after each hundredth step"
@@ -99,6 +103,7 @@ class Between:
         self._function: Function | None = None  # that runs now
         self._after = 0  # so many steps
         self._read = -1, 0  # the last epoch whose batches have come to their end, and the steps done there
+        self._likenesses: deque[tuple[Any, Likeness]] = deque(maxlen=DATASETS)  # of datasets that are evaluated
         self._calls: dict[str, int] = {}  # by place: so many have been made there
         self._entered: EnterGeneration | None = None
         self._communicator = Communicator.alone()
@@ -232,24 +237,46 @@ class Between:
         mine = ranges[ranks.index(self._communicator.rank)] if len(ranks) > 1 else ranges[0]
         parts = evaluation.parts(mine, self._progressed)
         if len(ranks) > 1:
-            parts = self._exchanged(ranks, name, parts)
+            parts = self._exchanged(ranks, name, parts, self._likeness(evaluation.dataset))
         missing = [v for v in range(self._virtual_workers) if v not in parts]
         if missing:
             parts.update(evaluation.parts(missing, self._progressed))
         return parts
 
-    def _exchanged(self, ranks: Sequence[int], name: str, parts: dict[int, bytes]) -> dict[int, bytes]:
-        """Everybody's, or where a worker is lost only the own ones."""
-        own = msgspec.msgpack.encode(parts)
+    def _likeness(self, dataset: Any) -> Likeness | None:
+        """Of what an evaluation reads; a script gives the same few datasets again and again."""
+        if self._held.likeness is None:
+            return None
+        kept = next((each for each in self._likenesses if each[0] is dataset), None)
+        if kept is None:
+            kept = dataset, self._held.likeness.of(dataset, "the dataset given to run.evaluate()")
+            self._likenesses.append(kept)
+        return kept[1]
+
+    def _exchanged(
+        self, ranks: Sequence[int], name: str, parts: dict[int, bytes], likeness: Likeness | None
+    ) -> dict[int, bytes]:
+        """Everybody's, or where a worker is lost only the own ones. Whoever has read other data than the first ends here, and the
+        others do without its parts."""
+        own = msgspec.msgpack.encode((parts, {} if likeness is None else likeness.plain()))
         self._tell(SharingBegun(resumes=True))
         try:
             told = tell_each_other(self._communicator, ranks, name, own)
         except CommunicatorBroken:
             told = [own]
         self._tell(SharingEnded())
+        kind = tuple[dict[int, bytes], dict[str, Any]]
+        decoded = [msgspec.msgpack.decode(each, type=kind, strict=False) for each in told]
+        first = decoded[0][1]
+        if likeness is not None and first:
+            try:
+                likeness.check(first)
+            except Unlike as error:  # the others go on without this worker
+                end_process(exits.UNLIKE, str(error))
         found: dict[int, bytes] = {}
-        for each in told:
-            found.update(msgspec.msgpack.decode(each, type=dict[int, bytes], strict=False))
+        for each, theirs in decoded:
+            if not first or not theirs or difference(theirs, first, "", "") is None:
+                found.update(each)
         return found
 
     def _progressed(self) -> None:

@@ -76,6 +76,11 @@ class Evaluation:
         self._metrics = _metrics_of(metrics)
         self._num_workers = num_workers
 
+    @property
+    def dataset(self) -> Any:
+        """What it reads."""
+        return self._reader.dataset
+
     def parts(self, virtual_workers: Sequence[int], progressed: Callable[[], None]) -> dict[int, bytes]:
         """What these virtual workers come to. progressed: called after each batch."""
         found: dict[int, bytes] = {}
@@ -189,13 +194,13 @@ class _Reader(Dataset[Any]):
     """Reads the samples of a request. Lives in the data workers' processes, or in this one."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self._collate = collate
 
     def __getitem__(self, request: tuple[int, range]) -> Any:
         seed, indices = request
         seed_everything(seed)
-        return fetch(self._dataset, list(indices), self._collate)
+        return fetch(self.dataset, list(indices), self._collate)
 
 
 def _as_it_is(batch: Any) -> Any:

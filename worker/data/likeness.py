@@ -54,20 +54,28 @@ class Unlike(UserError):
 class Likeness:
     """The fingerprint of one worker's data, and what it comes to beside another's."""
 
-    def __init__(self, dataset: Any, worker: str, now: Callable[[], float], samples: bool = True) -> None:
-        """worker: what this one is called. samples: whether they have to be equal, or only as many."""
-        self._worker = worker
+    def __init__(
+        self, dataset: Any, worker: str, now: Callable[[], float], samples: bool = True, what: str = "the dataset"
+    ) -> None:
+        """worker: its name. samples: whether they have to be equal, or only as many. what: the name of the dataset."""
+        self._worker, self._now, self._samples, self._what = worker, now, samples, what
         self._own = fingerprint(dataset, now)
         if not samples:
             self._own = {name: value for name, value in self._own.items() if name not in ("samples", "columns")}
 
+    def of(self, dataset: Any, what: str) -> Likeness:
+        """That of another dataset of this worker."""
+        return Likeness(dataset, self._worker, self._now, self._samples, what)
+
     def plain(self) -> dict[str, Any]:
-        """As it travels with the state."""
+        """As it travels to others."""
         return {"of": self._worker, **self._own}
 
     def check(self, theirs: Mapping[str, Any] | None) -> None:
         """theirs: what came with a state; None: with that of an older version. Raises Unlike if this worker's data differ."""
-        found = None if theirs is None else difference(self._own, theirs, self._worker, str(theirs["of"]))
+        found = None
+        if theirs is not None:
+            found = difference(self._own, theirs, self._worker, str(theirs["of"]), self._what)
         if found is not None:
             raise Unlike(found)
 
