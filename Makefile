@@ -10,7 +10,7 @@ PREFIX ?= /opt/elasticctl
 DESTDIR ?=
 EXTRAS ?=
 
-.PHONY: help setup install uninstall demo test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-heavy world crash-anywhere fuzz hosts-hour torment planted model-check format clean
+.PHONY: help setup install uninstall demo test test-cluster test-survival hunt check bench-resize bench-runtime bench-simulator bench-control bench-failover bench-serving bench-deadlines bench-gpu bench-policies conformance papers verify-bits verify-scripts verify-corpus verify-heavy world crash-anywhere fuzz hosts-hour torment planted model-check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -87,6 +87,9 @@ verify-bits: $(STAMP)  ## random histories of joins, leaves, migrations and kill
 
 verify-scripts: $(STAMP)  ## one job in each framework, alone and through resizes, kills and preemptions: a table (ARGS=--quick: a minute)
 	@$(BIN)/python -m verification.scripts $(ARGS)
+
+verify-corpus: $(STAMP)  ## small scripts in the manner of public training code, alone and resized: equal, or named (ARGS="--quick --jobs 2")
+	@$(BIN)/python -m verification.corpus $(ARGS)
 
 verify-heavy: $(STAMP)  ## real workers with a state of 2 GB, and with steps of two minutes: a quarter of an hour, 16 GB of memory
 	@$(BIN)/pytest -v -m campaign tests/cluster/test_heavy.py $(ARGS)

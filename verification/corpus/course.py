@@ -1,0 +1,182 @@
+"""One history of one script: the product's controller and agent in this process, workers as real processes.
+
+The history is counted in steps, so that it is the same whenever it is run: 1 -> 3 in the middle of an epoch, the first worker
+killed, 2 at an epoch's edge. What the controller makes of a worker that refuses to join is the product's, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elasticd.protocol.model import JobPhase
+
+from ..bits.nursery import Nursery
+from ..bits.station import Station, slot_of
+from ..bits.worker import path_of
+from ..scripts.worker import Pace
+from .digests import files
+from .worker import FRESH
+
+VIRTUAL_WORKERS = 4
+CHECKPOINT_EVERY_S = 1e9
+PACE_S = 0.01  # between two steps when nothing is to happen
+ACT_PACE_S = 0.12  # while something happens
+ACT_S = 20.0  # an order that has not been reached by then will not be: the history goes on
+LONGEST_S = 90.0  # of a history
+MOST_FAILURES = 6
+
+
+@dataclass(frozen=True)
+class Act:
+    """When `step` steps have been applied: `share` workers from now on, or, where it is 0, the oldest worker is killed."""
+
+    step: int
+    share: int = 0
+
+
+@dataclass(frozen=True)
+class Story:
+    """A history. It begins with so many workers."""
+
+    name: str
+    share: int
+    acts: tuple[Act, ...] = ()
+
+
+def stories(quick: bool) -> tuple[Story, ...]:
+    """Scripts of the corpus have epochs of eight steps, and about four of them."""
+    resized = Story("1-3-kill-2", 1, (Act(3, 3), Act(10), Act(16, 2)))
+    return (resized,) if quick else (resized, Story("2", 2), Story("edges", 2, (Act(8, 1), Act(16, 3))))
+
+
+ALONE = Story("1", 1)
+
+
+@dataclass
+class Ending:
+    """What a history ended with."""
+
+    story: str
+    phase: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+    steps: int = 0
+    most: int = 0  # workers that trained at the same time
+    missed: int = 0  # orders that were never reached
+    saved: dict[str, str] = field(default_factory=dict)  # digests of files, by name
+    models: dict[str, str] = field(default_factory=dict)  # digests of the model on each worker that came to the end
+    codes: dict[str, int] = field(default_factory=dict)  # exit codes of workers that nobody ended
+    errors: list[str] = field(default_factory=list)  # the last lines of workers that failed
+    warnings: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)  # of the controller
+
+
+def run_story(nursery: Nursery, directory: Path, sources: Path, script: str, story: Story, fresh: bool) -> Ending:
+    """Run the script through the story in a new directory, which a working directory with all sources is made in."""
+    shutil.rmtree(directory, ignore_errors=True)
+    (directory / "work").mkdir(parents=True)
+    for path in sources.glob("*.py"):
+        shutil.copy(path, directory / "work")
+    pace = Pace(directory / "pace")
+    pace.seconds = PACE_S
+    station = _Station(nursery, directory, script, fresh)
+    ending = Ending(story.name)
+    began = time.monotonic()
+    killed: set[str] = set()
+    try:
+        station.aim(station.free_gpus()[: story.share])
+        acts, target, ordered_s = list(story.acts), story.share, began
+        pace.seconds = ACT_PACE_S if story.share > 1 else PACE_S
+        while not (station.job.final and not station.pids):
+            station.turn()
+            now = time.monotonic()
+            ending.most = max(ending.most, len(station.holders()))
+            if now > began + LONGEST_S:
+                ending.reason = f"the job still ran after {LONGEST_S:.0f} s"
+                break
+            failed = [worker for worker, code in station.exit_codes.items() if code > 0]
+            if len(failed) > MOST_FAILURES:
+                ending.reason = "workers fail again and again"
+                break
+            done = station.board.furthest() + 1
+            reached = len(station.holders()) == target and len(station.pids) == target
+            if ordered_s and (reached or now > ordered_s + ACT_S or failed):
+                ending.missed += not reached
+                ordered_s, pace.seconds = 0.0, PACE_S
+            if acts and not ordered_s and done >= acts[0].step:
+                act = acts.pop(0)
+                ordered_s, pace.seconds = now, ACT_PACE_S
+                if act.share:
+                    target = act.share
+                    present = [entry.gpu.index for entry in station.job.record.workers]
+                    stay = present[: act.share]
+                    station.aim([*stay, *station.free_gpus()[: act.share - len(stay)]])
+                elif len(station.holders()) > 1:  # with one alone there would be nobody left with the state
+                    oldest = min(station.holders(), key=slot_of)
+                    killed.add(oldest)
+                    station.kill(oldest)
+    finally:
+        station.close()
+    record = station.job.record
+    ending.seconds = time.monotonic() - began
+    ending.steps = station.board.furthest() + 1
+    ending.phase = record.phase.value
+    ending.reason = ending.reason or str(record.reason or "")
+    ending.events = station.story()
+    ending.missed += len(acts)
+    for worker, code in station.exit_codes.items():
+        log = path_of(directory, slot_of(worker), "log")
+        text = log.read_text(errors="replace") if log.exists() else ""
+        ending.warnings += [line for line in _warnings(text) if line not in ending.warnings]
+        if code and worker not in killed and not (worker in station.told_to_stop and code < 0):
+            ending.codes[worker] = code
+            last = _error(text)
+            if last and last not in ending.errors:
+                ending.errors.append(last)
+        result = path_of(directory, slot_of(worker), "result")
+        if result.exists():
+            ending.models |= {worker: found for found in json.loads(result.read_text()).values()}
+    if record.phase is JobPhase.FINISHED:
+        ending.saved = files(directory / "work")
+    return ending
+
+
+class _Station(Station):
+    def __init__(self, nursery: Nursery, directory: Path, script: str, fresh: bool) -> None:
+        self._fresh = _Fresh(nursery) if fresh else nursery
+        super().__init__(self._fresh, directory, script, VIRTUAL_WORKERS, 0, CHECKPOINT_EVERY_S)  # type: ignore[arg-type]
+
+
+class _Fresh:
+    """A nursery whose workers get interpreters of their own."""
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+        self.descriptor = nursery.descriptor
+        self.news = nursery.news
+
+    def start(self, errand: object) -> None:
+        errand.variables[FRESH] = "1"  # type: ignore[attr-defined]
+        self._nursery.start(errand)  # type: ignore[arg-type]
+
+
+_ERROR = re.compile(r"^(?:[\w.]*\.)?\w*(?:Error|Exception|Exit|Warning|Interrupt)\b.*")
+_WARNING = re.compile(r"\b(?:WARNING|Warning)\b")
+
+
+def _error(text: str) -> str:
+    """The last exception's line, with the lines of its message; else the last line of all."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    for place in range(len(lines) - 1, -1, -1):
+        if _ERROR.match(lines[place]):
+            return " ".join(lines[place : place + 3])[:600]
+    return lines[-1][:600] if lines else ""
+
+
+def _warnings(text: str) -> list[str]:
+    return [line.strip()[:600] for line in text.splitlines() if _WARNING.search(line)]

@@ -1,0 +1,32 @@
+"""What a process of the pool does: all histories of one script after the other, with a nursery of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..bits.nursery import Nursery
+from . import worker
+from .course import ALONE, run_story, stories
+from .index import BY_NAME
+from .verdict import Verdict, judge
+
+_nursery: Nursery | None = None
+
+
+def begin() -> None:
+    global _nursery
+    _nursery = Nursery(worker.__name__).__enter__()
+
+
+def run_script(work: str, name: str, fixed: bool, quick: bool) -> Verdict:
+    """All histories of a script, in a process that has a nursery."""
+    assert _nursery is not None
+    script = BY_NAME[name]
+    directory = Path(work, f"{name}{'-fixed' if fixed else ''}")
+    sources = directory / "sources"
+    sources.mkdir(parents=True)
+    script.write(sources, fixed)
+    alone = run_story(_nursery, directory / "alone", sources, name, ALONE, script.fresh)
+    told = stories(quick) if alone.phase == "finished" else ()
+    endings = [run_story(_nursery, directory / story.name, sources, name, story, script.fresh) for story in told]
+    return judge(script, fixed, alone, endings)

@@ -1,0 +1,92 @@
+"""The verdicts as a table of a page, and as JSON. What a run does not say anew is kept from the page as it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from .index import SCRIPTS
+from .verdict import Kind, Verdict
+
+HEAD = """# The corpus
+
+Small training scripts, each written as a user would who does not know what is difficult here, each for one idiom of public training code.
+`make verify-corpus` runs each with one worker throughout, and then through histories: 1 → 3 workers in the middle of an epoch, the oldest
+worker killed, 2 at an epoch's edge; two from the start; resized at epochs' edges. What is compared is what `run.save` has written, and the model on each worker at the end, bit for bit.
+The scripts are in `verification/corpus/scripts`, what is expected of each in `verification/corpus/index.py`.
+
+| verdict | |
+| --- | --- |
+| equal | the same bits, and no message |
+| named | a worker was not let in, or there was a warning; "other bits" where the result differed all the same |
+| refused | the script did not run to its end: an error of the library's |
+| SILENT | other bits and no message |
+| crashed | an error that is not the library's, or no end |
+
+*Before* is at the time when the corpus was written, *now* what the last run has found, *with the line* the script with the line added that the table names.
+
+"""
+COLUMNS = ("script", "idiom", "expected", "before", "now", "with the line", "what is named")
+
+
+def line(verdict: Verdict) -> str:
+    """One script in one line."""
+    name = f"{verdict.script}{' +line' if verdict.fixed else ''}"
+    mark = "  " if verdict.expected else "! "
+    bits = f" (other bits: {', '.join(verdict.other_bits)})" if verdict.other_bits else ""
+    return f"{mark}{name:34s} {verdict.kind.value}{bits} {verdict.seconds:5.1f} s  {verdict.message[:160]}"
+
+
+def counts(verdicts: Sequence[Verdict]) -> str:
+    """How many of each kind."""
+    lines = []
+    for fixed in (False, True):
+        kinds = Counter(verdict.kind.value for verdict in verdicts if verdict.fixed is fixed)
+        if kinds:
+            said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+            lines.append(f"{'with the line' if fixed else 'as written'}: {said}")
+    return "\n".join(lines)
+
+
+def _cell(verdict: Verdict) -> str:
+    other = ", other bits" if verdict.other_bits and verdict.kind is not Kind.SILENT else ""
+    return verdict.kind.value + other
+
+
+def write_page(path: Path, verdicts: Sequence[Verdict], before: bool) -> None:
+    """Write the page anew. before: these verdicts are those of the column `before`, too."""
+    rows = _read(path)
+    for script in SCRIPTS:
+        row = rows.setdefault(script.name, {})
+        row |= {"script": f"`{script.name}`", "idiom": script.idiom, "expected": script.expected.value}
+    for verdict in verdicts:
+        row = rows[verdict.script]
+        if verdict.fixed:
+            row["with the line"] = _cell(verdict)
+            continue
+        row["now"] = _cell(verdict)
+        row["what is named"] = verdict.message[:200].replace("|", "\\|") if verdict.kind is not Kind.EQUAL else ""
+        if before:
+            row["before"] = row["now"]
+    lines = ["| " + " | ".join(COLUMNS) + " |", "| " + " | ".join("---" for _ in COLUMNS) + " |"]
+    for script in SCRIPTS:
+        lines.append("| " + " | ".join(rows[script.name].get(column, "") for column in COLUMNS) + " |")
+    path.write_text(HEAD + "\n".join(lines) + "\n")
+
+
+def _read(path: Path) -> dict[str, dict[str, str]]:
+    rows: dict[str, dict[str, str]] = {}
+    for text in path.read_text().splitlines() if path.exists() else ():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", text)[1:-1]]
+        if len(cells) == len(COLUMNS) and cells[0].startswith("`"):
+            rows[cells[0].strip("`")] = dict(zip(COLUMNS, cells, strict=True))
+    return rows
+
+
+def write_json(path: Path, verdicts: Sequence[Verdict]) -> None:
+    """All of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([verdict.plain() for verdict in verdicts], indent=1) + "\n")

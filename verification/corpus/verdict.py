@@ -1,0 +1,77 @@
+"""What became of one script: its histories beside the one in which a single worker has trained all the time."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .course import Ending
+from .index import Expected, Script
+
+LIBRARY = ("elastic", "UserError", "PeerError")  # in a line: the message is the library's, not Python's
+
+
+class Kind(enum.Enum):
+    """equal: the same bits, and no message. named: a worker was not let in, or a warning was given. refused: the script did not
+    run. silent: other bits, no message. crashed: an error that is not the library's, or no end."""
+
+    EQUAL = "equal"
+    NAMED = "named"
+    REFUSED = "refused"
+    SILENT = "SILENT"
+    CRASHED = "crashed"
+
+
+@dataclass
+class Verdict:
+    """Of one script, as written or with the named line added."""
+
+    script: str
+    fixed: bool
+    kind: Kind
+    expected: bool  # the kind is one of those expected
+    named: bool = False  # a message has the variable's name
+    other_bits: list[str] = field(default_factory=list)  # histories with other bits
+    message: str = ""
+    seconds: float = 0.0
+    endings: list[Ending] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {**asdict(self), "kind": self.kind.value}
+
+
+def judge(script: Script, fixed: bool, alone: Ending, endings: list[Ending]) -> Verdict:
+    """The worst of all histories."""
+    every = [alone, *endings]
+    messages = [text for each in every for text in (*each.errors, *each.warnings)]
+    told = [text for text in messages if any(word in text for word in LIBRARY)]
+    message = next((text for text in told if script.variable and script.variable in text), "")
+    message = message or (told or messages or [each.reason for each in every if each.reason] or [""])[0]
+    other = [each.story for each in endings if each.phase == "finished" and _differ(each, alone)]
+    failed = [each for each in every if each.phase != "finished"]
+    if failed:
+        kind = Kind.REFUSED if told else Kind.CRASHED
+    elif told or any(each.codes for each in every):
+        kind = Kind.NAMED
+    else:
+        kind = Kind.SILENT if other else Kind.EQUAL
+    verdict = Verdict(script.name, fixed, kind, False, message=message, other_bits=other, endings=every)
+    verdict.named = bool(script.variable) and any(script.variable in text for text in messages)
+    verdict.seconds = sum(each.seconds for each in every)
+    verdict.expected = _as_expected(verdict, Expected.EQUAL if fixed else script.expected)
+    return verdict
+
+
+def _differ(one: Ending, alone: Ending) -> bool:
+    models = set(alone.models.values())
+    return one.saved != alone.saved or (bool(models) and not set(one.models.values()) <= models)
+
+
+def _as_expected(verdict: Verdict, expected: Expected) -> bool:
+    if expected is Expected.EQUAL:
+        return verdict.kind is Kind.EQUAL
+    if expected is Expected.EITHER:
+        return verdict.kind in (Kind.EQUAL, Kind.NAMED, Kind.REFUSED)
+    return verdict.kind in (Kind.NAMED, Kind.REFUSED)

@@ -1,0 +1,80 @@
+"""A worker's process: one script of the corpus, run as `python NAME.py` would, in the environment that an agent makes.
+
+Most workers are forks of a nursery, which has imported torch. A script whose result depends on how an interpreter begins, such
+as one with the order of a set in it, gets an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import runpy
+import sys
+import time
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from elasticd.worker import events as e
+from elasticd.worker.control import ClusterControl
+
+from ..bits.points import wrap
+from ..bits.worker import Errand, begin
+from ..scripts.worker import Pace
+from .digests import digest
+
+FRESH = "CORPUS_FRESH_INTERPRETER"  # set: the script gets an interpreter of its own
+
+
+def warm_up() -> None:
+    """Import what the scripts import, without ever having a second thread."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not be forked"
+
+
+def run(errand: Errand) -> None:
+    """The whole life of a forked worker, up to the end of the script."""
+    if FRESH in errand.variables:
+        environment = {**os.environ, **errand.variables}
+        os.execve(sys.executable, [sys.executable, "-m", __name__, json.dumps(asdict(errand))], environment)
+    warnings.resetwarnings()
+    random.seed()
+    numpy.random.seed()  # as a new interpreter does
+    play(errand)
+
+
+def play(errand: Errand) -> None:
+    """Run the script, and leave digests of what it ends with."""
+    begin(errand)
+    directory = Path(errand.directory)
+    pace = Pace(directory / "pace")
+
+    def instructed(instruction: object) -> None:
+        if isinstance(instruction, e.RunStep):
+            time.sleep(pace.seconds)
+
+    wrap(ClusterControl, "next", None, instructed)
+    work = directory / "work"
+    os.chdir(work)
+    sys.path.insert(0, str(work))
+    sys.argv = [f"{errand.model}.py"]
+    names: dict[str, Any] = runpy.run_path(f"{errand.model}.py", run_name="__main__")
+    model = names.get("model")
+    found = {"model": digest(model.state_dict())} if isinstance(model, torch.nn.Module) else {}
+    Path(errand.path("result")).write_text(json.dumps(found))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    play(Errand(**json.loads(sys.argv[1])))
