@@ -6,10 +6,19 @@ import enum
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from elasticd.protocol import exits
+
 from .course import Ending
 from .index import Expected, Script
 
 LIBRARY = ("elastic", "UserError", "PeerError")  # in a line: the message is the library's, not Python's
+NO_NAMING = ("has lost its initial values",)  # of a worker that an unlucky end has met: nothing of the script is said
+TOLD = (
+    exits.DIVERGED,
+    exits.DISAGREED,
+    84,
+    85,
+)  # exit codes that say that a worker is unlike the others, or has other code
 
 
 class Kind(enum.Enum):
@@ -46,6 +55,7 @@ def judge(script: Script, fixed: bool, alone: Ending, endings: list[Ending]) -> 
     """The worst of all histories."""
     every = [alone, *endings]
     messages = [text for each in every for text in (*each.errors, *each.warnings)]
+    messages = [text for text in messages if not any(words in text for words in NO_NAMING)]
     told = [text for text in messages if any(word in text for word in LIBRARY)]
     message = next((text for text in told if script.variable and script.variable in text), "")
     message = message or (told or messages or [each.reason for each in every if each.reason] or [""])[0]
@@ -53,7 +63,7 @@ def judge(script: Script, fixed: bool, alone: Ending, endings: list[Ending]) -> 
     failed = [each for each in every if each.phase != "finished"]
     if failed:
         kind = Kind.REFUSED if told else Kind.CRASHED
-    elif told or any(each.codes for each in every):
+    elif told or any(code in TOLD for each in every for code in each.codes.values()):
         kind = Kind.NAMED
     else:
         kind = Kind.SILENT if other else Kind.EQUAL
